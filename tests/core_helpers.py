@@ -118,7 +118,7 @@ class SlotView:
 
     @property
     def finite(self) -> Tensor | None:
-        return self.site.finite
+        return None if self.site.planted is None else self.site.planted.finite
 
 
 class Rig:
@@ -224,7 +224,8 @@ def plant(
     """A seed with the role that it has at ``stage``; blended at full ``target`` from BLENDING on."""
     site = training.site_by_name[name]
     training.plant(site, registry.get(training.host.topology, blueprint), STYLES[style])
-    site.assign(ROLES[stage], target if ROLES[stage] in (Role.BLENDED, Role.FOSSIL) else 0.0, target)
+    alpha = target if ROLES[stage] in (Role.BLENDED, Role.FOSSIL) else 0.0
+    training.assign(site, ROLES[stage], alpha, target, learning=ROLES[stage] is not Role.ABSENT)
     return site
 
 
@@ -250,7 +251,7 @@ def plant_in(
 
 def unmeasured_fossils(training: HostTraining) -> dict[str, dict[str, float]]:
     """The fossils that a snapshot is to hold, without measurements."""
-    return {site.name: {} for site in training.fossils()}
+    return {name: {} for name in training.fossils()}
 
 
 def train(training: HostTraining, epochs: int = 1) -> None:

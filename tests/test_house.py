@@ -292,6 +292,35 @@ def test_every_value_of_the_configuration_has_a_manual() -> None:
     assert silent == []
 
 
+MAX_NOT_NONE = 2
+
+
+def asserted_not_none(tree: ast.AST) -> list[int]:
+    """Lines that assert that something is not None, which a type could say."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert)
+        and any(
+            isinstance(part, ast.Compare) and ast.unparse(part).endswith(" is not None") for part in ast.walk(node.test)
+        )
+    ]
+
+
+def test_types_say_what_cannot_be_none() -> None:
+    found = [
+        f"{file.relative_to(PACKAGE)}, line {line}" for file, tree in modules() for line in asserted_not_none(tree)
+    ]
+    assert len(found) <= MAX_NOT_NONE, found
+
+
+@pytest.mark.parametrize(
+    "source", ["assert x is not None", "assert x.y is not None, 'text'", "assert a and b is not None"]
+)
+def test_an_assertion_of_a_value_is_seen(source: str) -> None:
+    assert asserted_not_none(ast.parse(source)) == [1]
+
+
 MAX_CLASS_LINES, MAX_METHODS = 200, 15
 
 

@@ -94,7 +94,8 @@ def sb3_update(env: PlantedVectorEnv, device: torch.device) -> Callable[[], None
         policy_kwargs=network,
     )
     _, callback = model._setup_learn(envs * steps)
-    assert model.env is not None
+    if model.env is None:
+        raise RuntimeError("sb3-contrib did not keep the env")
     model.collect_rollouts(model.env, callback, model.rollout_buffer, steps)
     rollout, last = model.rollout_buffer, torch.zeros(envs, 1, device=device)
 

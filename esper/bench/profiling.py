@@ -64,8 +64,9 @@ def peak_megabytes(run: Callable[[], object], device: torch.device) -> float:
         return (torch.cuda.max_memory_allocated() - before) / 1e6
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
-    assert profiler.profiler is not None
-    assert profiler.profiler.kineto_results is not None
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    results = None if profiler.profiler is None else profiler.profiler.kineto_results
+    if results is None:
+        raise RuntimeError("torch's profiler returned no results")
+    events = [event for event in results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     return float(max(accumulate((event.nbytes() for event in events), initial=0)) / 1e6)

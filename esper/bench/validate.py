@@ -27,7 +27,7 @@ def blend(training: HostTraining) -> None:
     for name in BLENDED:
         site = training.site_by_name[name]
         training.plant(site, BLUEPRINTS.get("cnn", BLUEPRINT), STYLES["LINEAR_ADD"])
-        site.assign(Role.BLENDED, alpha=0.5)
+        training.assign(site, Role.BLENDED, 0.5, 0.0, learning=True)
 
 
 def _each(evaluated: Callable[[Sequence[object]], object], configurations: Sequence[object]) -> None:

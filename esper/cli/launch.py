@@ -121,7 +121,8 @@ class RankOptions:
         from esper.training.execution.messages import RankLost
 
         with self.joined() as ranks:
-            assert ranks is not None
+            if ranks is None:
+                raise ConfigError(f"the environment has RANK={os.environ['RANK']} but one process: unset it")
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
             try:

@@ -75,20 +75,19 @@ def command(
         named_again = controller is not None and is_user_code(controller)
         given = (None if named_again else controller, rounds, out, config_file, *assignments, *track)
         check_resume(given, flags, "run", "the same user-defined --task and --controller")
+        folder = resume
     else:
         said = {("run", "controller"): controller, ("run", "rounds"): rounds, ("track", "to"): track or None}
         config = TrainingConfig.parse(build_tables(config_file, assignments, flags, said))
         task, controller = config.task.name, config.run.controller
-        out = out or new_folder(task, short_name(controller))
-        if ranks.restarted and found_run(ranks, out, config):
-            resume, controller = out, controller if is_user_code(controller) else None
-    folder = resume or out
-    assert folder is not None
+        folder = out or new_folder(task, short_name(controller))
+        if ranks.restarted and found_run(ranks, folder, config):
+            resume, controller = folder, controller if is_user_code(controller) else None
     if ranks.processes is not None:
         try:
             if resume is not None:
                 config = TrainingConfig.parse(read_toml(folder / "config.toml"))
-            ranks.launch(config, () if resume else ("--out", str(out)), None if resume else out)
+            ranks.launch(config, () if resume else ("--out", str(folder)), None if resume else folder)
         except click.ClickException as error:
             words = how_to_go_on(folder, task or "", controller or "")
             raise click.ClickException(f"{error.message}\n{words}") from None

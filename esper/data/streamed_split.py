@@ -26,7 +26,7 @@ class StreamedSplit(Split):
     time, since datasets are seldom made for several.
     """
 
-    dataset: Dataset[tuple[Any, Any]] | None = None
+    dataset: Dataset[tuple[Any, Any]] = field(kw_only=True)
     lock: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
 
     in_memory = False
@@ -55,7 +55,6 @@ class StreamedSplit(Split):
 
     def inputs(self, first: int, last: int, dtype: torch.dtype = torch.float32) -> Any:
         """Reads samples ``first`` to ``last`` − 1; ``dtype`` has no effect."""
-        assert self.dataset is not None
         with self.lock:
             x, _ = read(self.dataset, list(range(first, min(last, len(self)))))
         return x.to(self.y.device)
@@ -65,7 +64,6 @@ class StreamedSplit(Split):
 
     def evenly_spaced(self, count: int) -> Split:
         """Reads ``count`` samples spread evenly over the split, or all, into memory."""
-        assert self.dataset is not None
         rows = torch.linspace(0, len(self) - 1, min(count, len(self)), dtype=torch.float64).round().long()
         return Split(*read(self.dataset, rows.tolist())).to(self.y.device)
 

@@ -63,13 +63,13 @@ class EnvHost:
         every = training.config.env.counterfactual_every
         plan = self.counterfactual.plan(training.sites, costly=training.epoch % every == 0)
         evaluate(training, training.task.validation, plan, training.calibration, training.totals)
-        fossils = (training.seed_groups[site.name].parameters for site in training.fossils())
+        fossils = (training.seed_groups[name].parameters for name in training.fossils())
         committed = [training.host_group.parameters, *fossils]
         weights = [[p.detach() for p in parameters if p.is_floating_point()] for parameters in committed]
         buffers = [buffer for name, buffer in training.host.named_buffers() if name in training.finite_buffers]
         values = grad_stats([*weights, buffers])
         true = torch.ones((), device=training.device)
-        finite = torch.stack([site.finite if site.finite is not None else true for site in self.slot_sites])
+        finite = torch.stack([true if site.planted is None else site.planted.finite for site in self.slot_sites])
         not_finite = (values.nan + values.inf).sum().view(1)
         self.packed = torch.cat((not_finite, finite.double(), training.gradient_stats.packed()))
 
@@ -89,7 +89,7 @@ class EnvHost:
         self.finite = packed[1:head].numpy() > 0
         self.not_finite = bad_losses + float(packed[0]) + sum(not math.isfinite(value) for value in measured)
         summaries = training.gradient_stats.summaries(packed[head:])
-        committed = {HOST, *(site.name for site in training.fossils())}
+        committed = {HOST, *training.fossils()}
         self.not_finite += sum(summary.not_finite for name, summary in summaries.items() if name in committed)
         names = [site.name for site in self.slot_sites]
         record_seeds(state.slots, row, names, results, summaries, training.config.env.gates)

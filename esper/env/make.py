@@ -87,8 +87,9 @@ class EnvMaker:
         return self.with_hosts(build_host)
 
     def with_hosts(self, build_host: Callable[[], Host]) -> EnvMaker:
-        """Returns a maker for other hosts of this process; not for simulated ones."""
-        assert self.task is not None
+        """Returns a maker for other hosts of this process. Raises ConfigError for simulated ones."""
+        if self.task is None:
+            raise ConfigError(f"hosts of {self.config.task.name} are simulated and cannot be replaced")
         task, *elsewhere = (replace(task, build_host=build_host) for task in (self.task, *self.elsewhere))
         return replace(self, task=task, elsewhere=tuple(elsewhere))
 

@@ -110,7 +110,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.baseline: Baseline | None = None
         """The no-growth curves; measured at the first reset if they are not set before."""
         self.rules: Rules | None = None
-        """Set from the first reset on."""
+        """Set by :meth:`prepare`."""
         self.reward = Reward(config.reward, self.loop.durations.stage_dwell, self.num_envs)
         self.reward_terms = {name: np.zeros(self.num_envs) for name in self.reward.names}
         self.gatherer = Gatherer(spec, self.num_envs, config.experience)
@@ -125,18 +125,19 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """A copy of the wall time in seconds by phase (``esper.telemetry.span.PHASES``) since the env was made."""
         return dict(self.spans.seconds)
 
-    def prepare(self) -> None:
+    def prepare(self) -> Rules:
         """Measures the baseline unless it was given; optional, since the first reset does it if needed."""
         if self.rules is None:
             self.baseline = self._no_growth()
             sizes = self.host_parameters, self.largest, self.kinds
             self.rules = Rules(self.config, self.baseline, self.horizon, *sizes)
+        return self.rules
 
     @abstractmethod
     def _no_growth(self) -> Baseline:
         """Returns the no-growth curves, for episodes of ``horizon`` epochs."""
 
-    def _report(self, envs: list[int], rewards: Floats) -> None:
+    def _report(self, rules: Rules, envs: list[int], rewards: Floats) -> None:
         """Reports the epoch of these envs."""
 
     def test_accuracy(self) -> Floats:
@@ -158,14 +159,14 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
 
         Run-constant inputs are not saved: config, task, baseline and blueprints must be the same.
         """
-        self.prepare()
+        rules = self.prepare()
         self.run_seed = state["run_seed"]
         for name, arrays in changing_arrays(self).items():
             for key, values in arrays.items():
                 values[...] = state["arrays"][name][key].numpy()
         self.backend.load_state_dict(state["hosts"], self.state)
         self.gatherer.load_state_dict(state["experience"])
-        return self._observe(), info_of(self, self.done)
+        return self._observe(rules), info_of(self, rules, self.done)
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -185,9 +186,9 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             self.run_seed = seed
             self.state.episode[:] = -1
             self.gatherer.forget()
-        self.prepare()
+        rules = self.prepare()
         start_episodes(self, starting)
-        return self._observe(), info_of(self, self.done)
+        return self._observe(rules), info_of(self, rules, self.done)
 
     def step(self, actions: Actions) -> tuple[Float32s, Floats, Bools, Bools, Info]:
         """Executes ``actions`` int64 [E, 8] and trains every host for one epoch; rewards float64 [E], flags bool [E].
@@ -195,22 +196,23 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         An episode terminates at its horizon and at its last rollback; one that ``env.stop_on`` ends is truncated.
         Raises ResetNeeded before the first reset, and ValueError for actions of another shape or out of range.
         """
-        if self.rules is None:
+        rules = self.rules
+        if rules is None:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
         actions, idle = accepted_actions(self, np.asarray(actions, dtype=np.int64)), self.done.copy()
         self.loop.step(actions)
         self.count_epochs(int((~idle).sum()))
-        return self._result(idle)
+        return self._result(rules, idle)
 
-    def _result(self, idle: Bools) -> tuple[Float32s, Floats, Bools, Bools, Info]:
+    def _result(self, rules: Rules, idle: Bools) -> tuple[Float32s, Floats, Bools, Bools, Info]:
         """Returns the result of an epoch in which the envs ``idle`` bool [E] did not take part."""
         with self.spans("decide"):
-            rewards = self._pay(~idle)
-            self._report(np.flatnonzero(~idle).tolist(), rewards)
-            gather(self, ~idle)
-            observation = self._observe()
+            rewards = self._pay(rules, ~idle)
+            self._report(rules, np.flatnonzero(~idle).tolist(), rewards)
+            gather(self, rules, ~idle)
+            observation = self._observe(rules)
         terminated, truncated = self.done & ~self.state.truncated, self.state.truncated.copy()
-        info = info_of(self, idle)
+        info = info_of(self, rules, idle)
         ended = terminated | truncated
         if self.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP and ended.any():
             final = final_entries(observation, info, ended)
@@ -223,10 +225,9 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         masks = self.mask.heads(self.action_spec)
         return np.concatenate([masks[head] for head in HEADS], axis=1)
 
-    def _observe(self) -> Float32s:
+    def _observe(self, rules: Rules) -> Float32s:
         """Sets the masks and keeps the state that the next reward starts from; returns the observations [E, size]."""
-        assert self.rules is not None
-        state, rules, durations = self.state, self.rules, self.loop.durations
+        state, durations = self.state, self.loop.durations
         state.potential[:] = self.reward.potential
         self.mask: ActionMask = legal_actions(state.slots, self.config.env, durations, rules.budget, rules.largest)
         if self.loop.reporter is not None:
@@ -234,10 +235,9 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self._seen = reward_state(state, rules)
         return observe(state, self._seen, rules, self.layout, self.gatherer)
 
-    def _pay(self, active: Bools) -> Floats:
+    def _pay(self, rules: Rules, active: Bools) -> Floats:
         """Returns the rewards [E] of the step from the last observed state to the present one."""
-        assert self.rules is not None
-        state, rules = self.state, self.rules
+        state = self.state
         transition = Transition(
             before=self._seen,
             after=reward_state(state, rules),
@@ -273,19 +273,17 @@ def worth_normals(run_seed: int, size: int, env: int, episode: int) -> Floats:
     return np.random.default_rng(derive_seed(run_seed, env, episode, RngStream.EXPERIENCE)).standard_normal(size)
 
 
-def gather(env: SlotVectorEnv, active: Bools) -> None:
+def gather(env: SlotVectorEnv, rules: Rules, active: Bools) -> None:
     """Adds what the epoch showed of seeds, and the episodes of ``active`` envs that have ended."""
-    assert env.rules is not None
     state = env.state
     env.gatherer.watch(state.slots)
-    baseline = env.rules.baseline
+    baseline = rules.baseline
     gains = np.stack((state.committed - baseline.accuracy[-1], baseline.gain_by_loss(state.committed_loss)), axis=1)
     env.gatherer.end(active & state.done, np.where(state.epoch[:, None] >= env.horizon, gains, np.nan), state.slots)
 
 
-def info_of(env: SlotVectorEnv, idle: Bools) -> Info:
+def info_of(env: SlotVectorEnv, rules: Rules, idle: Bools) -> Info:
     """Returns the info dict of the present state; copies, because the env itself uses these arrays."""
-    assert env.rules is not None
     return {
         "action_mask": {name: mask.copy() for name, mask in env.mask.heads(env.action_spec).items()},
         "reward_terms": {name: term.copy() for name, term in env.reward_terms.items()},
@@ -293,7 +291,7 @@ def info_of(env: SlotVectorEnv, idle: Bools) -> Info:
         "idle": idle.copy(),
         "validation_accuracy": env.state.accuracy.copy(),
         "committed_accuracy": env.state.committed.copy(),
-        "baseline_accuracy": env.rules.baseline_at(env.state.epoch),
+        "baseline_accuracy": rules.baseline_at(env.state.epoch),
     }
 
 

@@ -19,6 +19,7 @@ from esper.env.no_growth import measure_baseline
 from esper.env.ranked_backend import RankedBackend
 from esper.env.reporting import Reporter
 from esper.env.slot_env import SlotVectorEnv
+from esper.env.state import Rules
 from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.lifecycle.slots import Floats
 from esper.ops import _native
@@ -133,7 +134,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         self._tell(BaselineMeasured(baseline.episodes, baseline.accuracy, baseline.loss, baseline.final_loss_std))
         return baseline
 
-    def _report(self, envs: list[int], rewards: Floats) -> None:
+    def _report(self, rules: Rules, envs: list[int], rewards: Floats) -> None:
         """Reports new reasons why steps are not captured, then the epoch of each env.
 
         With ``ESPER_REQUIRE_NATIVE=1``, such a reason is an error if the config names the tier.
@@ -144,13 +145,13 @@ class GrowthVectorEnv(SlotVectorEnv):
                 self._tell(StepsNotCaptured(reason))
                 if self.config.run.tier == "graph":
                     _native.refuse_fallback("steps are queued by Python, and not captured", reason)
-        if self.reporter is None or self.rules is None:
+        if self.reporter is None:
             return
         for env in envs:
             terms = {name: float(term[env]) for name, term in self.reward_terms.items()}
             with self.spans("telemetry"):
                 shapley = self.backend.shapley
-                self.reporter.epoch_ended(self.state, env, terms, float(rewards[env]), self.rules, shapley)
+                self.reporter.epoch_ended(self.state, env, terms, float(rewards[env]), rules, shapley)
 
     def _tell(self, event: Event) -> None:
         with self.spans("telemetry"):

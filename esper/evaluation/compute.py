@@ -78,12 +78,11 @@ def episodes(hosts: TrainingBackend) -> list[list[EpochKind]]:
 
 
 def _occupant(site: Site) -> Occupant | None:
-    if site.role is Role.ABSENT:
+    seed = site.planted
+    if seed is None or seed.role is Role.ABSENT:
         return None
-    assert site.blueprint is not None
-    assert site.style is not None
-    role = INCUBATING if site.incubating else LEARNING if site.learning else FROZEN
-    return Occupant(site.blueprint.name, site.style, role)
+    role = INCUBATING if seed.incubating else LEARNING if seed.learning else FROZEN
+    return Occupant(seed.blueprint.name, seed.style, role)
 
 
 def _branching(alphas: Sequence[float]) -> list[float]:
@@ -154,5 +153,5 @@ class ComputeMeter:
             if occupant is not None:
                 env.plant(site, self.blueprints.get(env.host.topology, occupant.blueprint), occupant.style)
                 role = Role.INCUBATING if occupant.role == INCUBATING else Role.BLENDED
-                site.assign(role, alpha=0.5, target=1.0, learning=occupant.role != FROZEN)
+                env.assign(site, role, 0.5, 1.0, learning=occupant.role != FROZEN)
         return env

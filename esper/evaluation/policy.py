@@ -206,13 +206,12 @@ def explored(maker: EnvMaker, policy: SavedPolicy, rounds: int, work: Workload) 
     with closing(maker.make()) as env:
         work.pause()
         env.count_epochs = work.counter("baseline")
-        env.prepare()
+        baseline = env.prepare().baseline
         env.count_epochs = work.counter("exploration", GROWN)
         sampled = policy.controller(env, maker.config.run.seed, greedy=False)
         for _ in range(rounds):
             play_round(env, sampled)
-        assert env.baseline is not None
-        return env.gatherer.experiences[0].state_dict(), env.baseline
+        return env.gatherer.experiences[0].state_dict(), baseline
 
 
 def hosts_config(policy: SavedPolicy | None, task: str | None, changes: Mapping[str, Any]) -> TrainingConfig:

@@ -29,7 +29,7 @@ from esper.hosts.outputs import logits_of
 from esper.lifecycle.ramps import STYLES
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.seeds.site import Site, SlotSite
+from esper.seeds.site import PlantedSeed, SlotSite
 from esper.training.host_training import HostTraining
 from esper.training.rng import seeded
 
@@ -57,13 +57,13 @@ def committed_network(training: HostTraining) -> GrownHost:
     Living seeds are left out.
     """
     task, fossils = training.task, training.fossils()
-    kept = {slot.name: kept_seed(slot) for slot in fossils}
-    blueprints = {slot.name: slot.blueprint for slot in fossils if slot.blueprint is not None}
+    kept = {name: kept_seed(seed) for name, seed in fossils.items()}
+    blueprints = {name: seed.blueprint for name, seed in fossils.items()}
     with seeded(0):  # all weights are overwritten
         host = task.build_host()
         host.probe(task.sample.cpu())
         network = assemble(host, kept, blueprints, task.name)
-    live = [training.host, *(slot.seed for slot in fossils if slot.seed is not None)]
+    live = [training.host, *(seed.module for seed in fossils.values())]
     with torch.no_grad():
         for old, new in zip(live, (network.host, *network.seeds.values()), strict=True):
             _with_dtypes_of(new, old.state_dict()).load_state_dict(old.state_dict())
@@ -72,11 +72,10 @@ def committed_network(training: HostTraining) -> GrownHost:
     return network.eval()
 
 
-def kept_seed(site: Site) -> KeptSeed:
-    """Returns what the seed of a site was made of."""
-    assert site.blueprint is not None
-    style = next(name for name, style in STYLES.items() if style == site.style)
-    return KeptSeed(site.blueprint.name, style, site.alpha)
+def kept_seed(seed: PlantedSeed) -> KeptSeed:
+    """Returns what a seed was made of."""
+    style = next(name for name, style in STYLES.items() if style == seed.style)
+    return KeptSeed(seed.blueprint.name, style, seed.alpha)
 
 
 def assemble(host: Host, kept: Mapping[str, KeptSeed], blueprints: Mapping[str, Blueprint], task: str) -> GrownHost:

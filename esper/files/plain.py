@@ -98,18 +98,17 @@ class _AddSeed(nn.Module):
         if self.operator is BlendOperator.MULTIPLY:
             f = x * torch.tanh(f)
         elif self.gate is not None:
-            f = self._share(x) * f
+            f = self._share(self.gate, x) * f
         return torch.add(h, f.type_as(h), alpha=self.alpha)
 
-    def _share(self, x: Tensor) -> Tensor:
-        assert self.gate is not None
+    def _share(self, gate: nn.Module, x: Tensor) -> Tensor:
         if self.topology == "cnn":
-            return self.gate(x.mean(dim=(2, 3)))[:, :, None, None]  # type: ignore[no-any-return]
+            return gate(x.mean(dim=(2, 3)))[:, :, None, None]  # type: ignore[no-any-return]
         if self.topology == "encoder":
             x = x.mean(dim=1, keepdim=True)
         elif self.topology != "mlp":
             x = x.cumsum(dim=1) / torch.ones_like(x[..., :1]).cumsum(dim=1)
-        return self.gate(x)  # type: ignore[no-any-return]
+        return gate(x)  # type: ignore[no-any-return]
 
 
 class _Walk(nn.Module):

@@ -24,7 +24,7 @@ from esper.grower.scores import Evaluate, Score, read_score
 from esper.lifecycle.ramps import STYLES as BLEND_STYLES
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.seeds.blueprints import BlueprintRegistry
-from esper.seeds.site import GerminationFailed, Site
+from esper.seeds.site import GerminationFailed
 from esper.spaces.action import STYLES, ActionSpec
 from esper.training.governor import Governor, Panic
 from esper.training.metrics import SeedGradientCollector
@@ -66,7 +66,7 @@ class LoopBackend(Backend):
         self.governor = Governor(config.governor, durations, classes=None) if governed else None
         remove, results = self.host.remove, self.counterfactual
         self.governance = Governance(0, self.host, self.sites, remove, results, self.governor)
-        groups.gradient_stats = SeedGradientCollector(1 + len(self.sites), groups.host[0].device)
+        self.gradient_stats = groups.gradient_stats = SeedGradientCollector(1 + len(self.sites), groups.host[0].device)
 
     def reset(self, starting: Bools, run_seed: int, episodes: NDArray[np.int64]) -> None:
         """Changes nothing: the model is what its loop made of it."""
@@ -78,12 +78,12 @@ class LoopBackend(Backend):
             recipe = self.blueprints.get(self.hooks.topology, self.spec.blueprints[int(blueprint[row, 0])])
             try:
                 with seeded(derive_seed(self.config.run.seed, 0, 0, RngStream.SEED, self.germinations)):
-                    site.plant(recipe, BLEND_STYLES[operator], self.hooks.probes[site.name])
+                    seed = site.plant(recipe, BLEND_STYLES[operator], self.hooks.probes[site.name])
             except GerminationFailed as failure:
                 failures[row] = str(failure)
                 continue
             self.germinations += 1
-            join(self.groups, site)
+            self.groups.add(site.name, seed.module)
             sizes[row] = site.parameters
         return sizes, failures
 
@@ -95,10 +95,10 @@ class LoopBackend(Backend):
         """Gives each site its role for the epoch that the loop trains next."""
         slots = state.slots
         for s, site in enumerate(self.sites):
-            if site.seed is not None:
+            if site.planted is not None:
                 alpha, target = float(slots.alpha[0, s]), float(slots.incubation_target[0, s])
-                site.assign(role_of(int(slots.stage[0, s]), alpha), alpha, target, bool(slots.learning[0, s]))
-        self.groups.set_learning([site.name for site in self.sites if site.seed is not None and site.learning])
+                site.planted.assign(role_of(int(slots.stage[0, s]), alpha), alpha, target, bool(slots.learning[0, s]))
+        self.groups.set_learning([site.name for site in self.sites if site.learning])
         self.hooks.prepare_epoch()
 
     def score(self, evaluate: Evaluate, decision: int, epoch: int) -> None:
@@ -124,9 +124,7 @@ class LoopBackend(Backend):
         """Writes the results of the last :meth:`score` and of the epoch's gradients."""
         self.host.epoch = int(state.epoch[0])
         record_validation(state, 0, self.counterfactual)
-        stats = self.groups.gradient_stats
-        assert stats is not None
-        summaries = stats.summaries(stats.packed().cpu())
+        summaries = self.gradient_stats.summaries(self.gradient_stats.packed().cpu())
         record_seeds(state.slots, 0, self.spec.slots, self.counterfactual, summaries, self.config.env.gates)
 
     def _score(self, evaluate: Evaluate, alphas: dict[str, float], epoch: int) -> Score:
@@ -147,7 +145,7 @@ class LoopBackend(Backend):
     def govern(self, active: Bools, state: EnvState) -> dict[int, tuple[Panic, int]]:
         if not active[0]:
             return {}
-        broken = [site.finite is not None and not bool(site.finite) for site in self.sites]
+        broken = [site.planted is not None and not bool(site.planted.finite) for site in self.sites]
         losses = (state.loss[0], state.committed_loss[0], state.all_off_loss[0])
         bad = float(sum(not math.isfinite(loss) for loss in losses))
         if self.governor is not None:
@@ -167,12 +165,10 @@ class LoopBackend(Backend):
         """Returns the seeds in the order of their parameter groups; their optimizer state is the optimizer's."""
         seeds, styles = {}, {style: name for name, style in BLEND_STYLES.items()}
         for name in self.groups.groups:
-            site = self.hooks.sites[name]
-            assert site.seed is not None
-            assert site.blueprint is not None
-            weights = {key: value.detach().cpu().clone() for key, value in site.seed.state_dict().items()}
-            assert site.style is not None
-            seeds[name] = {"blueprint": site.blueprint.name, "style": styles[site.style], "weights": weights}
+            seed = self.hooks.sites[name].planted
+            if seed is not None:
+                weights = {key: value.detach().cpu().clone() for key, value in seed.module.state_dict().items()}
+                seeds[name] = {"blueprint": seed.blueprint.name, "style": styles[seed.style], "weights": weights}
         return {
             "seeds": seeds,
             "buffers": {
@@ -188,13 +184,12 @@ class LoopBackend(Backend):
         device = self.groups.host[0].device
         self.germinations = saved["germinations"]
         self.hooks.probes.update({name: probe.to(device) for name, probe in saved["probes"].items()})
-        for name, seed in saved["seeds"].items():
-            site, recipe = self.hooks.sites[name], self.blueprints.get(self.hooks.topology, seed["blueprint"])
+        for name, mine in saved["seeds"].items():
+            site, recipe = self.hooks.sites[name], self.blueprints.get(self.hooks.topology, mine["blueprint"])
             with seeded(0):  # all weights are overwritten
-                site.plant(recipe, BLEND_STYLES[seed["style"]], self.hooks.probes[name])
-            assert site.seed is not None
-            site.seed.load_state_dict(seed["weights"])
-            join(self.groups, site)
+                seed = site.plant(recipe, BLEND_STYLES[mine["style"]], self.hooks.probes[name])
+            seed.module.load_state_dict(mine["weights"])
+            self.groups.add(name, seed.module)
         if self.governor is not None:
             self.governor.load_state_dict(saved["governor"], device)
         self.train(~state.done, state)
@@ -205,9 +200,3 @@ class LoopBackend(Backend):
     def close(self) -> None:
         self.hooks.remove()
         self.groups.close()
-
-
-def join(groups: SeedGroups, site: Site) -> None:
-    """Adds the parameters of the seed in ``site`` to the optimizer."""
-    assert site.seed is not None
-    groups.add(site.name, site.seed)

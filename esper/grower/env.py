@@ -15,6 +15,7 @@ from esper.env.choices import kinds_of, largest_sizes
 from esper.env.info import Info
 from esper.env.reporting import Reporter
 from esper.env.slot_env import Float32s, SlotVectorEnv, accepted_actions, info_of
+from esper.env.state import Rules
 from esper.grower.backend import LoopBackend
 from esper.telemetry.span import Spans
 
@@ -37,6 +38,9 @@ class LoopEnv(SlotVectorEnv):
         reporter: receives what happens.
     """
 
+    rules: Rules
+    """Known from the start: nothing has to be measured before."""
+
     def __init__(
         self,
         config: ResolvedConfig,
@@ -55,7 +59,7 @@ class LoopEnv(SlotVectorEnv):
         self.known = baseline
         self.without_seeds = np.full((2, self.horizon + 1), np.nan)
         """Score (pp) and loss of the model without its seeds by decision, [2, T + 1]; NaN for the future."""
-        self.prepare()
+        self.rules = self.prepare()
 
     def _no_growth(self) -> Baseline:
         return self._curve()
@@ -64,7 +68,7 @@ class LoopEnv(SlotVectorEnv):
         """Validates the model for the first time; returns the observation [1, size]."""
         self.loop.start(np.ones(1, dtype=np.bool_), self.run_seed)
         self._remember()
-        return self._observe()
+        return self._observe(self.rules)
 
     def play(self, controller: Controller, observation: Float32s) -> None:
         """Executes the action that ``controller`` chooses; the next epoch is trained with what it plants."""
@@ -78,14 +82,13 @@ class LoopEnv(SlotVectorEnv):
         idle = self.done.copy()
         self.loop.finish_epoch()
         self._remember()
-        return self._result(idle)[0]
+        return self._result(self.rules, idle)[0]
 
-    def _report(self, envs: list[int], rewards: np.ndarray) -> None:
-        assert self.rules is not None
+    def _report(self, rules: Rules, envs: list[int], rewards: np.ndarray) -> None:
         terms = {name: float(term[0]) for name, term in self.reward_terms.items()}
         for env in envs:
             shapley = self.backend.shapley
-            self.reporter.epoch_ended(self.state, env, terms, float(rewards[env]), self.rules, shapley)
+            self.reporter.epoch_ended(self.state, env, terms, float(rewards[env]), rules, shapley)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "without_seeds": torch.from_numpy(self.without_seeds.copy())}
@@ -93,12 +96,10 @@ class LoopEnv(SlotVectorEnv):
     def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, Info]:
         self.without_seeds[...] = state["without_seeds"].numpy()
         super().load_state_dict(state)
-        assert self.rules is not None
         self.rules = replace(self.rules, baseline=self._curve())
-        return self._observe(), info_of(self, self.done)
+        return self._observe(self.rules), info_of(self, self.rules, self.done)
 
     def _remember(self) -> None:
-        assert self.rules is not None
         epoch = int(self.state.epoch[0])
         self.without_seeds[:, epoch] = self.state.all_off[0], self.state.all_off_loss[0]
         self.rules = replace(self.rules, baseline=self._curve())

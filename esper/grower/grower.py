@@ -187,8 +187,8 @@ class Grower:
     @property
     def kept(self) -> dict[str, str]:
         """Blueprints of the seeds that were kept, by slot."""
-        sites = self.hooks.sites.values()
-        return {site.name: site.blueprint.name for site in sites if site.fossil and site.blueprint is not None}
+        seeds = ((name, site.planted) for name, site in self.hooks.sites.items())
+        return {name: seed.blueprint.name for name, seed in seeds if seed is not None and seed.fossil}
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a loop that continues needs: load it before the optimizer's state, which includes the seeds'."""

@@ -45,12 +45,9 @@ class LoopHost:
     def network_tensors(self, slots: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Yields parameters, buffers and optimizer state of the model and of the seeds in ``slots``, by name."""
         optimizer, groups = self.groups.optimizer, self.groups.groups
-        owners = [(HOST, self.hooks.model, self.groups.host)]
-        for name in slots:
-            seed = self.hooks.sites[name].seed
-            assert seed is not None
-            owners.append((name, seed, groups[name]["params"]))
-        for owner, module, parameters in owners:
+        seeds = [(name, self.hooks.sites[name].seed, groups[name]["params"]) for name in slots]
+        own = [(name, seed, parameters) for name, seed, parameters in seeds if seed is not None]
+        for owner, module, parameters in [(HOST, self.hooks.model, self.groups.host), *own]:
             for name, tensor in chain(module.named_parameters(), module.named_buffers()):
                 yield f"{owner}.{name}", tensor
             for index, parameter in enumerate(parameters):

@@ -99,7 +99,6 @@ class LoopLog:
     def finish(self, env: LoopEnv, fossils: int, parameters: int) -> None:
         """Reports the end, with the number of kept seeds and the parameters of the grown model; closes the log."""
         state, epochs = env.state, int(env.state.epoch[0])
-        assert env.rules is not None
         self.emit(
             RoundCompleted(
                 round=1,

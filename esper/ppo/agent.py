@@ -114,9 +114,7 @@ class PPOAgent(Policy):
         not finite, the round is dropped: weights and statistics stay as they were, and the result counts the steps.
         """
         last_value = self.value_of(last_observation)
-        rollout, masks = self.buffer.stack()
-        state = self.buffer.initial_state
-        assert state is not None
+        rollout, masks, state = self.buffer.stack()
         self.buffer.clear()
         rate = self.config.learning_rate * (1 - self.progress if self.config.anneal else 1.0)
         for group in self.optimizer.param_groups:

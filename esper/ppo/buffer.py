@@ -38,11 +38,16 @@ class RolloutBuffer:
         """Adds values to the last step that are known only after it was executed, such as rewards and ends."""
         self._steps[-1].update(values)
 
-    def stack(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Returns the steps and the masks by name, each [T, E, ...]."""
+    def stack(self) -> tuple[dict[str, Tensor], dict[str, Tensor], State]:
+        """Returns the steps and the masks by name, each [T, E, ...], and the recurrent state before the first step.
+
+        Raises ValueError if there are no steps.
+        """
+        if self.initial_state is None:
+            raise ValueError("the buffer has no steps")
         steps = {name: torch.stack([step[name] for step in self._steps]) for name in self._steps[0]}
         masks = {name: torch.stack([mask[name] for mask in self._masks]) for name in MASK_NAMES}
-        return steps, masks
+        return steps, masks, self.initial_state
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the steps stored so far, for updates that learn from several rounds."""

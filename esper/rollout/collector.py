@@ -17,15 +17,16 @@ from esper.rollout.rollout import EpisodeStats, Floats, Rollout
 
 @dataclass(frozen=True)
 class Round:
-    """Result of one round; test accuracies [E] of the committed networks in pp, None without control envs."""
+    """Result of one round."""
 
     stats: EpisodeStats
     began: float
     """``time.perf_counter()`` at the start of the round, or of its rest after resuming."""
     phases_before: dict[str, float]
     """The env's seconds by phase at that moment."""
-    test: Floats | None = None
-    control_test: Floats | None = None
+    tests: tuple[Floats, ...] = ()
+    """Test accuracies [E] of the committed networks, pp: those of the controller's envs and those of the control envs;
+    empty without control envs."""
 
 
 class Collector:
@@ -67,7 +68,7 @@ class Collector:
                 with self._atomic():
                     rollout.step()
         tests = [env.test_accuracy() for env in self.envs] if len(self.rollouts) > 1 else []
-        return Round(self.rollouts[0].stats(), began, phases, *tests)
+        return Round(self.rollouts[0].stats(), began, phases, tuple(tests))
 
     @contextmanager
     def _atomic(self) -> Iterator[None]:

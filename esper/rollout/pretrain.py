@@ -33,13 +33,13 @@ PRACTICE = 2**31 + 2**30
 
 
 def practice_env(env: SlotVectorEnv, config: TrainingConfig, horizon: int | None = None) -> PlantedVectorEnv:
-    """Returns simulated hosts with the slots, blueprints, horizon and no-growth curve of ``env``, which is prepared.
+    """Returns simulated hosts with the slots, blueprints, horizon and no-growth curve of ``env``.
 
     A blueprint has the same size in all slots: the mean of its largest sizes in the real ones. The curve is stretched
     to ``horizon`` if that is given.
     """
-    assert env.rules is not None
-    spec, ppo, baseline = env.action_spec, config.ppo, env.rules.baseline
+    rules = env.prepare()
+    spec, ppo, baseline = env.action_spec, config.ppo, rules.baseline
     horizon = horizon or env.horizon
     curve = np.interp(np.linspace(0, env.horizon, horizon + 1), np.arange(env.horizon + 1), baseline.accuracy)
     law = Law(
@@ -47,8 +47,8 @@ def practice_env(env: SlotVectorEnv, config: TrainingConfig, horizon: int | None
         blueprints=spec.blueprints,
         worth=((ppo.practice_worth,) * len(spec.blueprints),) * len(spec.slots),
         worth_std=ppo.practice_worth_std,
-        parameters=tuple(int(size) for size in env.rules.largest.mean(axis=0)),
-        kinds=tuple(tuple(row) for row in env.rules.kinds.tolist()),
+        parameters=tuple(int(size) for size in rules.largest.mean(axis=0)),
+        kinds=tuple(tuple(row) for row in rules.kinds.tolist()),
         gate_parameters=0,
         host_parameters=env.host_parameters,
         curve=tuple(curve.tolist()),

@@ -78,10 +78,8 @@ class FixedAgent:
 
     def update(self, number: int, played: Round) -> None:
         """Records the results of a round."""
-        assert played.test is not None
-        assert played.control_test is not None
-        columns = (played.test, played.control_test, played.stats.parameters, played.stats.fossils)
-        self.results.append(np.stack(columns))
+        test, alone = played.tests
+        self.results.append(np.stack((test, alone, played.stats.parameters, played.stats.fossils)))
 
     def evaluate(self, emit: Emit, save: Callable[[], None]) -> list[ArmResult]:
         """Returns the arm of the controller and that of the hosts left alone, in the rounds so far."""

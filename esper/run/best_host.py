@@ -27,7 +27,7 @@ class BestHost:
             return
         self.accuracy = float(committed[winner])
         training = self.env.host(winner)
-        test = self.env.test_accuracy() if played.test is None else played.test
+        test = played.tests[0] if played.tests else self.env.test_accuracy()
         facts = {"env": winner, "episode": training.episode, "seed": self.env.config.run.seed}
         accuracies = {"validation_accuracy": self.accuracy, "test_accuracy": float(test[winner])}
         save_host(training, self.folder / "best_host", {**facts, **accuracies})

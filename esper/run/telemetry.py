@@ -56,12 +56,14 @@ class RunTelemetry:
         self.hub = TelemetryHub([*self.files.sinks(), *trackers, *self.callbacks])
 
     def emit(self, event: Event) -> None:
+        """Passes an event on. Raises RuntimeError before :meth:`open`."""
         with self.spans("telemetry"):
             if isinstance(event, BaselineMeasured):
                 if self.resumed:
                     return  # it was reported when the run first started
                 self.files.keep_baseline(event)
-            assert self.hub is not None
+            if self.hub is None:
+                raise RuntimeError(f"{type(event).__name__} was emitted before the log of the run was opened")
             self.hub.emit(event)
 
     def start(self, env: SlotVectorEnv) -> None:
@@ -112,6 +114,7 @@ class RunTelemetry:
             env_steps: env steps of all rounds so far.
         """
         env, stats, config = envs[0], played.stats, self.config
+        test, alone = (float(accuracy.mean()) for accuracy in played.tests) if played.tests else (None, None)
         epochs = int(stats.epochs.sum())
         samples = epochs * config.trained_samples
         copies = [host for env in envs for host in env.backend.of_each(copies_held)]  # of hosts left alone, too
@@ -124,8 +127,8 @@ class RunTelemetry:
                 mean_return=float(stats.returns.mean()),
                 committed_accuracy=float(stats.committed.mean()),
                 baseline_accuracy=float(stats.baseline.mean()),
-                test_accuracy=None if played.test is None else float(played.test.mean()),
-                alone_test_accuracy=None if played.control_test is None else float(played.control_test.mean()),
+                test_accuracy=test,
+                alone_test_accuracy=alone,
                 fossils=float(stats.fossils.mean()),
                 rollbacks=int(stats.rollbacks.sum()),
                 illegal_actions=int(stats.illegal_actions.sum()),

@@ -139,14 +139,13 @@ class Trainer:
 
     def state_dict(self) -> checkpoint.State:
         """Returns all state needed to resume, and the policy on its own."""
-        assert self.env.baseline is not None
         parts = self.maker.parts
         return {
             "round": self.done,
             "env_steps": self.env_steps,
             "best": self.best.accuracy,
             "seconds": self.seconds,
-            "baseline": asdict(self.env.baseline),
+            "baseline": asdict(self.env.prepare().baseline),
             "micro_batches": None if parts is None else parts.count,
             "collector": self.collector.state_dict(),
             "agent": self.agent.state_dict(),

@@ -40,30 +40,25 @@ class GerminationFailed(RuntimeError):
     """Raised if a blueprint does not fit a site; the site is unchanged."""
 
 
-class Site:
-    """One site with the module of its seed, its role and its alphas."""
+@dataclass(eq=False)
+class PlantedSeed:
+    """A seed at a site: its module, its role and its alphas."""
 
-    def __init__(self, place: SlotSite) -> None:
-        self.place = place
-        self.name = place.name
-        self._flags: WeakKeyDictionary[Seed, Tensor] = WeakKeyDictionary()
-        self.remove()
-
-    def remove(self) -> None:
-        """Empties the site."""
-        self.seed: Seed | None = None
-        self.blueprint: Blueprint | None = None
-        self.style: BlendStyle | None = None
-        self.finite: Tensor | None = None
-        """False once the seed had a non-finite value, a bool scalar on the device; None without a seed."""
-        self.assign(Role.ABSENT)
+    module: Seed
+    blueprint: Blueprint
+    style: BlendStyle
+    finite: Tensor
+    """False once the seed had a non-finite value, a bool scalar on the device."""
+    role: Role = Role.ABSENT
+    alpha: float = 0.0
+    """Its share in the forward pass."""
+    target: float = 0.0
+    """The alpha of its trials."""
+    learning: bool = False
+    """Whether the optimizer steps it."""
 
     def assign(self, role: Role, alpha: float = 0.0, target: float = 0.0, learning: bool | None = None) -> None:
-        """Sets what the seed does from now on.
-
-        ``alpha`` is its share in the forward pass and ``target`` the alpha of its trials; ``learning`` is whether the
-        optimizer steps it, by default in every role but ABSENT.
-        """
+        """Sets what the seed does from now on; by default it learns in every role but ABSENT."""
         self.role, self.alpha, self.target = role, alpha, target
         self.learning = role is not Role.ABSENT if learning is None else learning
 
@@ -80,9 +75,57 @@ class Site:
     def fossil(self) -> bool:
         return self.role is Role.FOSSIL
 
+
+class Site:
+    """One site and the seed in it; an empty one has the role ABSENT and alphas of 0."""
+
+    def __init__(self, place: SlotSite) -> None:
+        self.place = place
+        self.name = place.name
+        self._flags: WeakKeyDictionary[Seed, Tensor] = WeakKeyDictionary()
+        self.planted: PlantedSeed | None = None
+
+    def remove(self) -> None:
+        """Empties the site."""
+        self.planted = None
+
+    @property
+    def seed(self) -> Seed | None:
+        """The seed's module."""
+        return None if self.planted is None else self.planted.module
+
+    @property
+    def role(self) -> Role:
+        return Role.ABSENT if self.planted is None else self.planted.role
+
+    @property
+    def alpha(self) -> float:
+        return 0.0 if self.planted is None else self.planted.alpha
+
+    @property
+    def target(self) -> float:
+        return 0.0 if self.planted is None else self.planted.target
+
+    @property
+    def learning(self) -> bool:
+        return self.planted is not None and self.planted.learning
+
+    @property
+    def incubating(self) -> bool:
+        return self.planted is not None and self.planted.incubating
+
+    @property
+    def on(self) -> bool:
+        """True if a seed is in the host's forward pass: a blended one or a fossil."""
+        return self.planted is not None and self.planted.on
+
+    @property
+    def fossil(self) -> bool:
+        return self.planted is not None and self.planted.fossil
+
     @property
     def parameters(self) -> int:
-        return 0 if self.seed is None else sum(p.numel() for p in self.seed.parameters())
+        return 0 if self.planted is None else sum(p.numel() for p in self.planted.module.parameters())
 
     def plant(
         self,
@@ -90,7 +133,7 @@ class Site:
         style: BlendStyle,
         probe: Tensor,
         prepare: Callable[[Seed], Seed] = lambda seed: seed,
-    ) -> None:
+    ) -> PlantedSeed:
         """Builds a seed, tries it on ``probe`` (features at this site, [B, ...]), and plants ``prepare(seed)``.
 
         Raises GerminationFailed if the blueprint cannot be built or prepared, has no parameter that trains or another
@@ -117,7 +160,7 @@ class Site:
             raise GerminationFailed(f"{here} turns {shapes}; a seed keeps the shape")
         if not bool(torch.isfinite(delta).all()):
             raise GerminationFailed(f"{here}: its output is not finite")
-        self.remove()
-        self.seed, self.blueprint, self.style = seed.train(), blueprint, style
         flag = torch.ones((), dtype=torch.bool, device=probe.device)
-        self.finite = self._flags.setdefault(seed, flag).fill_(True)  # a seed that is planted again keeps its memory
+        finite = self._flags.setdefault(seed, flag).fill_(True)  # a seed that is planted again keeps its memory
+        self.planted = PlantedSeed(seed.train(), blueprint, style, finite)
+        return self.planted

@@ -23,8 +23,8 @@ State = dict[str, Any]
 def network_tensors(training: HostTraining, sites: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
     """Yields every parameter and buffer of the host and of the seeds at ``sites``, with the optimizers' state."""
     seeds = [(training.site_by_name[name].seed, training.seed_groups[name]) for name in sites]
-    for module, group in ((training.host, training.host_group), *seeds):
-        assert module is not None
+    owners = [(training.host, training.host_group), *((seed, group) for seed, group in seeds if seed is not None)]
+    for module, group in owners:
         for name, tensor in chain(module.named_parameters(), module.named_buffers()):
             yield f"{group.name}.{name}", tensor
         for index, parameter in enumerate(group.parameters):
@@ -61,8 +61,8 @@ def all_tensors(training: HostTraining) -> Iterator[tuple[str, Tensor]]:
     """Yields all that training writes and later epochs read: networks, flags of finite seeds, buffers of shadows."""
     yield from network_tensors(training, (site.name for site in training.sites if site.seed is not None))
     for site in training.sites:
-        if site.finite is not None:
-            yield f"{site.name} is finite", site.finite
+        if site.planted is not None:
+            yield f"{site.name} is finite", site.planted.finite
     for name, shadow in training.shadows.items():
         for index, buffer in enumerate(shadow.tensors()):
             yield f"{name}.shadow.{index}", buffer
@@ -115,9 +115,9 @@ def host_state(training: HostTraining, copy: Callable[[Tensor], Tensor] = cpu_co
         "epoch": training.epoch,
         "germinations": training.germinations,
         "seeds": {
-            site.name: (site.blueprint.name, styles[site.style])
+            site.name: (site.planted.blueprint.name, styles[site.planted.style])
             for site in training.sites
-            if site.blueprint is not None and site.style is not None
+            if site.planted is not None
         },
         "shadows": list(training.shadows),
         "tensors": {name: copy(tensor) for name, tensor in all_tensors(training)},

@@ -15,7 +15,7 @@ from esper.lifecycle.ramps import BlendStyle
 from esper.ops import SGD, AdamW
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import Blueprint
-from esper.seeds.site import Role, Site
+from esper.seeds.site import PlantedSeed, Role, Site
 from esper.training.batches import BatchLoader
 from esper.training.metrics import EpochMetrics, SeedGradientCollector
 from esper.training.precision import Arithmetic
@@ -137,12 +137,11 @@ class HostTraining:
             return self.pool.reuse(seed, (site.name, blueprint, style.operator))
 
         with seeded(self._seed(RngStream.SEED, self.germinations)):
-            site.plant(blueprint, style, probe, prepare)
+            planted = site.plant(blueprint, style, probe, prepare)
         self.germinations += 1
-        assert site.seed is not None
         generator = torch.Generator(self.device).manual_seed(self._seed(RngStream.DROPOUT, self.germinations))
         self.shadow_dropout[site.name] = generator
-        self.seed_groups[site.name] = self._group_of(site, site.seed)
+        self.seed_groups[site.name] = self._group_of(site, planted.module)
 
     def remove(self, site: Site) -> None:
         """Drops the seed with its shadow buffers and its optimizer, so that the next one starts with its own."""
@@ -152,8 +151,10 @@ class HostTraining:
         self.shadows.pop(site.name, None)
 
     def assign(self, site: Site, role: Role, alpha: float, target: float, learning: bool) -> None:
-        """Sets what a seed does from now on; a seed that is no longer incubated loses its shadow buffers."""
-        site.assign(role, alpha, target, learning)
+        """Sets what the seed of a site does from now on, if it has one; one that is no longer incubated loses its
+        shadow buffers."""
+        if site.planted is not None:
+            site.planted.assign(role, alpha, target, learning)
         if role is not Role.INCUBATING:
             self.shadows.pop(site.name, None)
 
@@ -213,8 +214,16 @@ class HostTraining:
                 parameter.requires_grad_(group.site is not None and group.site.learning)
         return [self.host_group, *(self.seed_groups[site.name] for site in self.sites if site.learning)]
 
-    def fossils(self) -> list[Site]:
-        return [site for site in self.sites if site.fossil]
+    def fossils(self) -> dict[str, PlantedSeed]:
+        """Returns the fossils by the names of their sites, in the order of these."""
+        seeds = ((site.name, site.planted) for site in self.sites)
+        return {name: seed for name, seed in seeds if seed is not None and seed.fossil}
+
+    def require_feed(self) -> BatchLoader:
+        """Returns the batches of data in memory. Raises ValueError for streamed data, which hosts read together."""
+        if self.feed is None:
+            raise ValueError(f"env {self.index}: its data is streamed; expected data in memory")
+        return self.feed
 
     def _optimizer(self, module: nn.Module, weight_decay: float) -> SGD | AdamW:
         task = self.config.task

@@ -17,7 +17,7 @@ from torch import Tensor
 from esper.hosts.host import At
 from esper.ops import SGD, AdamW, GradStats, adamw_step, grad_stats, sgd_step
 from esper.seeds.blend import blend
-from esper.seeds.site import Role, Site
+from esper.seeds.site import PlantedSeed, Role
 from esper.training.batches import upload
 from esper.training.execution.lanes import Cancelled
 from esper.training.host_training import HostTraining
@@ -33,13 +33,12 @@ def train_epoch(training: HostTraining, cancelled: Callable[[], bool] = lambda: 
 
     Raises Cancelled between two steps once ``cancelled()`` is True.
     """
-    assert training.feed is not None
-    groups = prepare_epoch(training)
-    for number in range(training.feed.batches):
+    feed, groups = training.require_feed(), prepare_epoch(training)
+    for number in range(feed.batches):
         if cancelled():
             raise Cancelled(f"env {training.index}, epoch {training.epoch}: cancelled before batch {number}")
         training.batch = number
-        train_step(training, groups, *training.feed.batch(number))
+        train_step(training, groups, *feed.batch(number))
     training.epoch += 1
 
 
@@ -100,7 +99,7 @@ def add_gradients(training: HostTraining, x: Tensor, y: Tensor, share: Tensor | 
 
     ``share`` is the part's fraction of the batch's targets, by which its mean loss is weighted; None for a whole batch.
     """
-    features: dict[int, Tensor] = {}
+    features: dict[int, tuple[PlantedSeed, Tensor]] = {}
     with training.global_draws(), training.arithmetic.casting():
         outputs = training.host.walk(x, blending(training, features), training.vacant)
     mean, sums = training.task.objective.measure(outputs, y, training.config.task.label_smoothing)
@@ -108,24 +107,28 @@ def add_gradients(training: HostTraining, x: Tensor, y: Tensor, share: Tensor | 
     loss = mean if share is None else mean * share
     if loss.requires_grad:  # a frozen host has no gradient until one of its seeds learns
         training.arithmetic.scaled(loss).backward()  # type: ignore[no-untyped-call]
-    for site, h in features.items():
-        shadow_gradients(training, site, x, h, y, share)
+    for site, (seed, h) in features.items():
+        shadow_gradients(training, site, seed, x, h, y, share)
 
 
-def blending(training: HostTraining, features: dict[int, Tensor] | None = None, track_finite: bool = True) -> At:
+def blending(
+    training: HostTraining, features: dict[int, tuple[PlantedSeed, Tensor]] | None = None, track_finite: bool = True
+) -> At:
     """Returns the function for sites in training: out = h + alpha · d(h) for a blended seed.
 
-    In the host's own pass, which has ``features``, an incubating seed runs straight through (``ste``), or its detached
-    input is stored in ``features`` by site number. In a shadow pass, without ``features``, incubating seeds are absent.
-    ``track_finite`` is as for :func:`delta_of`.
+    In the host's own pass, which has ``features``, an incubating seed runs straight through (``ste``), or is stored in
+    ``features`` with its detached input, by site number. In a shadow pass, without ``features``, incubating seeds are
+    absent. ``track_finite`` is as for :func:`delta_of`.
     """
 
     def at(site: int, h: Tensor) -> Tensor:
-        seed = training.sites[site]
+        seed = training.sites[site].planted
+        if seed is None:
+            return h
         if seed.incubating and features is not None:
             if training.config.env.incubation == "ste":
-                return straight_through(seed, h, training.draws_of(seed))
-            features[site] = training.host.kept(h.detach())
+                return straight_through(seed, h, training.draws_of(training.sites[site]))
+            features[site] = seed, training.host.kept(h.detach())
         elif seed.on:
             return blend(h, delta_of(seed, h, track_finite, training.arithmetic), training.alphas[ALPHA, site])
         return h
@@ -133,7 +136,7 @@ def blending(training: HostTraining, features: dict[int, Tensor] | None = None, 
     return at
 
 
-def straight_through(site: Site, h: Tensor, randomness: AbstractContextManager[None]) -> Tensor:
+def straight_through(seed: PlantedSeed, h: Tensor, randomness: AbstractContextManager[None]) -> Tensor:
     """out = h + (d − stop_grad(d)) with d = d(stop_grad(h)): bit-identical to h, with ∂loss/∂out as the gradient of d.
 
     That objective is linear in d and rewards unlimited growth. So d is scaled to RMS(d) ≤ RMS(h), and the gradient
@@ -143,7 +146,7 @@ def straight_through(site: Site, h: Tensor, randomness: AbstractContextManager[N
     """
     features = h.detach()
     with randomness:
-        d = delta_of(site, features)
+        d = delta_of(seed, features)
     d = d.to(torch.promote_types(d.dtype, torch.float32))  # its norm is a sum over all elements
     size = d.detach().norm()
     ratio = size / features.to(d.dtype).norm().clamp(min=1e-30)
@@ -153,7 +156,7 @@ def straight_through(site: Site, h: Tensor, randomness: AbstractContextManager[N
     return h + (d - d.detach()).to(h.dtype)
 
 
-def delta_of(site: Site, h: Tensor, track_finite: bool = True, arithmetic: Arithmetic | None = None) -> Tensor:
+def delta_of(seed: PlantedSeed, h: Tensor, track_finite: bool = True, arithmetic: Arithmetic | None = None) -> Tensor:
     """Returns d(h), in the shape [B, ...] of h; zero for a living seed once it has been non-finite.
 
     The cut is made on the device, forward and backward, without a sync, and with ``where``, because 0 · NaN is NaN. A
@@ -162,11 +165,9 @@ def delta_of(site: Site, h: Tensor, track_finite: bool = True, arithmetic: Arith
     ``track_finite``: whether non-finite values mark the seed. It is False after an incubating seed, which may have
     caused them; a seed that the host's own pass has marked is still absent. ``arithmetic`` may have scaled the loss.
     """
-    assert site.seed is not None
-    assert site.finite is not None
-    if site.fossil:
-        return site.seed(h)  # type: ignore[no-any-return]
-    entry, finite = h, site.finite
+    if seed.fossil:
+        return seed.module(h)  # type: ignore[no-any-return]
+    entry, finite = h, seed.finite
     if h.requires_grad and torch.is_grad_enabled():
         entry = h.view_as(h)
 
@@ -179,7 +180,7 @@ def delta_of(site: Site, h: Tensor, track_finite: bool = True, arithmetic: Arith
             return torch.where(finite, gradient, 0.0)
 
         entry.register_hook(cut)  # type: ignore[no-untyped-call]
-    delta = site.seed(entry).to(h.dtype)  # h may have less range than the seed's output
+    delta = seed.module(entry).to(h.dtype)  # h may have less range than the seed's output
     if track_finite:
         finite.logical_and_(_all_finite(delta.detach()))
     return torch.where(finite, delta, 0.0)
@@ -191,16 +192,22 @@ def _all_finite(values: Tensor) -> Tensor:
 
 
 def shadow_gradients(
-    training: HostTraining, number: int, x: Tensor, h: Tensor, y: Tensor, share: Tensor | None = None
+    training: HostTraining,
+    number: int,
+    seed: PlantedSeed,
+    x: Tensor,
+    h: Tensor,
+    y: Tensor,
+    share: Tensor | None = None,
 ) -> None:
-    """Adds the gradients of the shadow loss for the seed at site ``number``; other incubating seeds are absent.
+    """Adds the gradients of the shadow loss for ``seed``, at site ``number``; other incubating seeds are absent.
 
     ``h`` are the detached features at the site for inputs ``x``; ``share`` is as for :func:`add_gradients`.
     """
-    incubating = training.sites[number]
-    parameters = [p for p in training.seed_groups[incubating.name].parameters if p.requires_grad]
-    with training.shadow_pass(incubating), training.arithmetic.casting():
-        grown = blend(h, delta_of(incubating, h), training.alphas[TARGET, number])
+    site = training.sites[number]
+    parameters = [p for p in training.seed_groups[site.name].parameters if p.requires_grad]
+    with training.shadow_pass(site), training.arithmetic.casting():
+        grown = blend(h, delta_of(seed, h), training.alphas[TARGET, number])
         outputs = training.host.forward_from(x, number, grown, blending(training, track_finite=False), training.vacant)
     loss, _ = training.task.objective.measure(outputs, y, training.config.task.label_smoothing)
     loss = training.arithmetic.scaled(loss if share is None else loss * share)
@@ -219,5 +226,5 @@ def step_groups(groups: list[ParameterGroup], stats: GradStats, excused: Tensor 
         sgd_step([group.optimizer for group in groups if isinstance(group.optimizer, SGD)], stats.clip_coef)
     sound = stats.clip_coef > 0 if excused is None else (stats.clip_coef > 0) | excused  # [G]
     for index, group in enumerate(groups):
-        if group.site is not None and group.site.finite is not None:
-            group.site.finite.logical_and_(sound[index])
+        if group.site is not None and group.site.planted is not None:
+            group.site.planted.finite.logical_and_(sound[index])

@@ -164,11 +164,13 @@ def _walk_tree(
 
             def at(reached: int, arriving: Tensor) -> Tensor:
                 nonlocal members
-                seed = training.sites[reached]
+                seed = training.sites[reached].planted
                 by_alpha: dict[float, list[int]] = {}
                 for member in members:
                     by_alpha.setdefault(configurations[member][reached], []).append(member)
-                delta = delta_of(seed, arriving, track_finite) if any(by_alpha) else None  # any alpha but 0
+                delta = None
+                if seed is not None and any(by_alpha):  # any alpha but 0
+                    delta = delta_of(seed, arriving, track_finite)
                 first, *others = by_alpha.items()
                 for alpha, branch in others:
                     out = arriving if delta is None or not alpha else blend(arriving, delta, alphas[branch[0], reached])
@@ -176,7 +178,7 @@ def _walk_tree(
                 alpha, members = first
                 if delta is None or not alpha:
                     return arriving
-                on_trial(seed)
+                on_trial(training.sites[reached])
                 return blend(arriving, delta, alphas[members[0], reached])
 
             if site >= 0 and configurations[members[0]][site]:

@@ -8,11 +8,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.nn import functional as F
 
 from esper.attribution.counterfactual import ALL_OFF, ALL_ON, COMMITTED, CounterfactualHelper, max_configurations
+from esper.lifecycle.ramps import STYLES, BlendOperator
 from esper.lifecycle.stage import SeedStage
-from esper.seeds.site import Role, Site, SlotSite
+from esper.seeds.blend import Seed
+from esper.seeds.blueprints import BLUEPRINTS
+from esper.seeds.site import PlantedSeed, Role, Site, SlotSite
 from esper.training.validate import Configuration, committed_configuration, evaluate
 from tests.core_helpers import DAMAGE, ROLES, digits, make_training, plant, rig, same_bits, tensors_of, train
 
@@ -24,7 +28,10 @@ def sites(*given: tuple[SeedStage, float]) -> list[Site]:
     made = []
     for name, (stage, alpha) in zip("abcdef", given, strict=False):
         site, role = Site(SlotSite(name, 3)), ROLES.get(stage, Role.ABSENT)
-        site.assign(role, 0.0 if role is Role.INCUBATING else alpha, alpha)
+        module = Seed(nn.Identity(), BlendOperator.ADD, 3, "cnn")
+        seed = PlantedSeed(module, BLUEPRINTS.get("cnn", "norm"), STYLES["LINEAR_ADD"], torch.tensor(True))
+        seed.assign(role, 0.0 if role is Role.INCUBATING else alpha, alpha)
+        site.planted = seed if stage is not SeedStage.DORMANT else None
         made.append(site)
     return made
 

@@ -265,7 +265,7 @@ def test_the_agent_bootstraps_what_was_cut_short() -> None:
 
     agent.record = watch  # type: ignore[method-assign]
     played = play_round(env, agent, seed=1, learner=agent)
-    rollout, _ = agent.buffer.stack()
+    rollout, *_ = agent.buffer.stack()
     truncated, valid = rollout["truncated"].numpy(), rollout["valid"].numpy()
     lengths = valid.sum(axis=0)
     assert (lengths == played.epochs).all()

@@ -284,7 +284,7 @@ class Lives(RuleBasedStateMachine):
         assert all(math.isfinite(value) for value in terms.values())
         assert reward == pytest.approx(sum(terms.values()), abs=1e-12)
         assert terms["governor"] == (-10 if rolled_back else 0)
-        fossils = tuple(slot.name for slot in self.training.fossils())
+        fossils = tuple(self.training.fossils())
         for name, tensor in tensors_of(self.training, fossils).items():
             assert bool(torch.isfinite(tensor).all()), name
 

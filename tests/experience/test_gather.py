@@ -122,7 +122,7 @@ def test_a_resumed_env_shows_and_learns_the_same() -> None:
     for _ in range(5):
         env.step(np.zeros((16, 8), dtype=np.int64))
     observation, _ = again.load_state_dict(env.state_dict())
-    np.testing.assert_array_equal(observation, env._observe())
+    np.testing.assert_array_equal(observation, env._observe(env.prepare()))
     for each in (env, again):
         while not each.done.all():
             each.step(np.zeros((16, 8), dtype=np.int64))

@@ -25,7 +25,7 @@ def test_what_is_stored_is_what_was_acted_on() -> None:
     _, last = play(agent, toy, steps=6)
     agent.update(last)
     play(agent, toy, steps=6)
-    rollout, _ = agent.buffer.stack()
+    rollout, *_ = agent.buffer.stack()
     assert torch.equal(rollout["observation"], agent.observations.normalize(rollout["raw"]))
     assert not torch.equal(rollout["observation"], rollout["raw"])
 

@@ -135,7 +135,7 @@ def test_a_head_without_a_choice_has_not_collapsed() -> None:
 def test_choices_are_counted_as_the_masks_allow_them() -> None:
     agent, toy = make_agent(8), Toy(8)
     play(agent, toy, 12)
-    rollout, masks = agent.buffer.stack()
+    rollout, masks, _ = agent.buffer.stack()
     options = legal_options(rollout["action"], masks)
     for t in range(12):
         for env in range(8):

@@ -87,8 +87,7 @@ def learned_well() -> tuple[list[float], list[UpdateStats]]:
 
 def replayed_log_probs(agent: PPOAgent) -> tuple[torch.Tensor, torch.Tensor]:
     """The stored and the replayed joint log-probabilities [T, E] of the steps in the agent's buffer."""
-    rollout, masks = agent.buffer.stack()
-    assert agent.buffer.initial_state is not None
+    rollout, masks, state = agent.buffer.stack()
     with torch.no_grad():
-        now = agent._evaluate(rollout, masks, agent.buffer.initial_state, torch.arange(agent.n_envs))
+        now = agent._evaluate(rollout, masks, state, torch.arange(agent.n_envs))
     return rollout["log_prob"], now.log_prob

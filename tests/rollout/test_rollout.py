@@ -32,7 +32,7 @@ def agent_of(world: Rig) -> PPOAgent:
 def test_events_tell_the_log_probabilities_that_an_agent_stores(world: Rig) -> None:
     agent = agent_of(world)
     play_round(world.env, agent, seed=1, learner=agent)
-    rollout, _ = agent.buffer.stack()
+    rollout, *_ = agent.buffer.stack()
     taken = world.of_kind(ActionTaken)
     assert len(taken) > 5
     assert len({event.log_prob for event in taken}) > 5

@@ -57,11 +57,11 @@ def test_a_users_blueprint_can_be_grown_and_kept(style: str) -> None:
         world.grow("r0c1", S.FOSSILIZED, "mine", style=style)
         slot = world.slot("r0c1")
         site = world.training().site_by_name["r0c1"]
-        assert site.blueprint is not None
-        assert (site.blueprint.name, site.seed is not None and type(site.seed.body)) == ("mine", Shifted)
+        assert site.planted is not None
+        assert (site.planted.blueprint.name, type(site.planted.module.body)) == ("mine", Shifted)
         assert slot.parameters == 6 + (6 * 8 + 8 + 8 + 1) * (style == "GATED_GATE")
         assert world.value("r0c1/blueprint") == len(CNN) + 1
-        assert world.training().fossils() == [site]
+        assert world.training().fossils() == {"r0c1": site.planted}
     assert "mine" not in BLUEPRINTS.names("cnn")
 
 

@@ -181,14 +181,15 @@ class FakeGpu:
         """Python's numbers are wrong, and what Python counts stays; for a real launch has nothing to do with either."""
         counted = [(env.gradient_stats, env.gradient_stats.batches) for env in self.envs]
         places = [(env, env.epoch, env.batch, set(env.shadows), buffers_of(env)) for env in self.envs]
-        alphas = [(slot, slot.alpha, slot.target) for env in self.envs for slot in env.sites]
+        seeds = [slot.planted for env in self.envs for slot in env.sites if slot.planted is not None]
+        alphas = [(seed, seed.alpha, seed.target) for seed in seeds]
         for env in self.envs:
             env.epoch, env.batch = 10_000, 20_000
             assert env.feed is not None
             env.feed.epoch = 30_000
-        for slot, alpha, _ in alphas:
-            slot.alpha = 0.0123 if alpha else 0.0
-            slot.target = 0.0456
+        for seed, alpha, _ in alphas:
+            seed.alpha = 0.0123 if alpha else 0.0
+            seed.target = 0.0456
         try:
             yield
         finally:
@@ -198,8 +199,8 @@ class FakeGpu:
                 env.epoch, env.batch = epoch, batch
                 assert set(env.shadows) == shadows
                 assert all(one is other for one, other in zip(buffers, buffers_of(env), strict=True))
-            for slot, alpha, target in alphas:
-                slot.alpha, slot.target = alpha, target
+            for seed, alpha, target in alphas:
+                seed.alpha, seed.target = alpha, target
 
 
 def fake_lanes(gpu: FakeGpu, capture: bool = True) -> StreamLanes:

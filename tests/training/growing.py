@@ -267,10 +267,9 @@ def record(env: HostTraining) -> Record:
     count = len(configurations_of(env))
     found = {f"host.{name}": tensor for name, tensor in env.host.state_dict().items()}
     for slot in env.sites:
-        if slot.seed is not None:
-            assert slot.finite is not None
-            found |= {f"{slot.name}.{name}": tensor for name, tensor in slot.seed.state_dict().items()}
-            found[f"{slot.name}.finite"] = slot.finite
+        if slot.planted is not None:
+            found |= {f"{slot.name}.{name}": tensor for name, tensor in slot.planted.module.state_dict().items()}
+            found[f"{slot.name}.finite"] = slot.planted.finite
     for name in ("host", *(slot.name for slot in env.sites if slot.seed is not None)):
         group = env.host_group if name == "host" else env.seed_groups[name]
         for i, parameter in enumerate(group.parameters):

@@ -101,11 +101,11 @@ def test_a_seed_that_breaks_in_validation_only_is_seen_there() -> None:
     training = make_training()
     train(training)
     slot = plant(training, "r0c0", stage=S.HOLDING)
-    assert slot.finite is not None
+    assert slot.planted is not None
     fill(slot, NAN)
     on, off = (tuple(alpha * (s.name == "r0c0") for s in training.sites) for alpha in (1.0, 0.0))
     result = evaluate(training, digits().validation, [on, off])
-    assert not bool(slot.finite)
+    assert not bool(slot.planted.finite)
     assert result.loss[0] == result.loss[1]
     assert torch.equal(result.correct[0], result.correct[1])
 

@@ -92,7 +92,7 @@ def test_an_overflow_skips_the_step_and_halves_the_scale_and_does_nothing_else()
     same_bits(
         {n: t for n, t in weights.items() if "tracked" not in n}, {n: now[n] for n in weights if "tracked" not in n}
     )
-    assert all(bool(slot.finite) for slot in env.sites if slot.seed is not None)
+    assert all(bool(slot.planted.finite) for slot in env.sites if slot.planted is not None)
     summaries = env.gradient_stats.summaries(env.gradient_stats.packed())
     assert [summary.not_finite for summary in summaries.values()] == [0, 0, 0]
     set_scale(env, 1024.0)

@@ -74,7 +74,6 @@ def check_untouched(build: Callable[[int], nn.Module], expected: type[Exception]
     training = make_training()
     train(training)
     slot = training.site_by_name["r0c1"]
-    slot.assign(Role.ABSENT, 0.25, 0.75)
     before, tensors, rng = state_of(training, slot), tensors_of(training), torch.get_rng_state()
     order = training.order.get_state()
     with pytest.raises(expected):
@@ -184,7 +183,7 @@ def test_a_users_seed_with_an_unused_parameter_incubates() -> None:
     training.plant(
         training.site_by_name["r0c0"], blueprint(Unused, lambda channels: channels + 3), STYLES["LINEAR_ADD"]
     )
-    training.site_by_name["r0c0"].assign(Role.INCUBATING, target=1.0)
+    training.assign(training.site_by_name["r0c0"], Role.INCUBATING, 0.0, 1.0, learning=True)
     before = tensors_of(training, ("r0c0",))["r0c0.parameter.0"]
     train(training)
     assert not torch.equal(before, tensors_of(training, ("r0c0",))["r0c0.parameter.0"])

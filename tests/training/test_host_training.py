@@ -54,6 +54,6 @@ def test_the_norm_seed_is_incubated_in_a_host_whose_features_are_in_channels_las
     before = [[p.detach().clone() for p in slot.seed.parameters()] for slot in born if slot.seed]
     train(env)
     for slot, old in zip(born, before, strict=True):
-        assert slot.seed is not None
-        assert bool(slot.finite)
-        assert all(not torch.equal(a, b) for a, b in zip(old, slot.seed.parameters(), strict=True))
+        assert slot.planted is not None
+        assert bool(slot.planted.finite)
+        assert all(not torch.equal(a, b) for a, b in zip(old, slot.planted.module.parameters(), strict=True))

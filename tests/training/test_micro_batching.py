@@ -93,7 +93,7 @@ def test_parts_with_unequal_counts_of_tokens_weigh_what_they_hold(parts: int) ->
         env = training_of(task, task={**CONSTANT, "micro_batches": count})
         slot = env.site_by_name["r0c0"]
         env.plant(slot, BLUEPRINTS.get("transformer", "mlp_small"), STYLES["LINEAR_ADD"])
-        slot.assign(Role.INCUBATING, target=1.0)
+        env.assign(slot, Role.INCUBATING, 0.0, 1.0, learning=True)
         groups = prepare_epoch(env)
         train_step(env, groups, task.train.x[:BATCH], y[:BATCH])  # type: ignore[union-attr]
         found.append(all_of(env, ("r0c0",)))
@@ -224,7 +224,8 @@ def test_a_seeds_gradients_are_added_whatever_memory_they_share(precision: str) 
         train(env)
         seed: Any = slot.seed
         found.append({name: p.grad for name, p in seed.body.named_parameters() if p.grad is not None})
-        assert bool(slot.finite)
+        assert slot.planted is not None
+        assert bool(slot.planted.finite)
     assert found[1].keys() == {"one", "other", "summed", "seldom"}
     for name, gradient in found[1].items():
         tolerance = {"rtol": 1e-5, "atol": 1e-7} if precision == "float32" else {"rtol": 2e-2, "atol": 1e-4}

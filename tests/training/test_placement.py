@@ -134,7 +134,7 @@ def course(pinned: tuple[HostCopy, ...], seed: int) -> list[dict[str, torch.Tens
                 state = governor.state_dict()
                 governor = Governor(config.governor, training.durations, 10, pinned)
                 governor.load_state_dict(state, training.device)
-            seen.append(tensors_of(training, tuple(slot.name for slot in training.fossils())))
+            seen.append(tensors_of(training, tuple(training.fossils())))
     return seen
 
 

@@ -23,9 +23,8 @@ def seed_of(channels: int = 3, build: Callable[[int], nn.Module] = lambda c: nn.
 
 def planted(training: HostTraining, slot: str = "r0c0", blueprint: str = "conv_light") -> tuple[Seed, Tensor]:
     made = plant(training, slot, blueprint)
-    assert made.seed is not None
-    assert made.finite is not None
-    return made.seed, made.finite
+    assert made.planted is not None
+    return made.planted.module, made.planted.finite
 
 
 def places(training: HostTraining, seed: Seed, slot: str = "r0c0") -> list[int]:
@@ -54,14 +53,16 @@ def test_a_seed_in_used_memory_is_a_new_one_to_the_last_bit(blueprint: str) -> N
     fresh, used = make_training(), make_training()
     slot = plant(used, "r0c0", blueprint)
     train(used, 2)
-    assert slot.finite is not None
-    slot.finite.fill_(False)
+    assert slot.planted is not None
+    slot.planted.finite.fill_(False)
     for training in (fresh, used):
         training.reset(3, 5)
         plant(training, "r0c0", blueprint)
         train(training, 2)
     same_bits(tensors_of(used, ("r0c0",)), tensors_of(fresh, ("r0c0",)))
-    assert bool(used.site_by_name["r0c0"].finite)
+    seed = used.site_by_name["r0c0"].planted
+    assert seed is not None
+    assert bool(seed.finite)
 
 
 def test_another_slot_or_blueprint_has_memory_of_its_own() -> None:

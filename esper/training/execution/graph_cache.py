@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.seeds.site import Role, Site
+from esper.seeds.site import PlantedSeed, Role
 from esper.training.execution.gpu import Captured, Gpu
 from esper.training.host_training import HostTraining
 from esper.training.micro_batching import ran_out
@@ -27,34 +27,34 @@ WAITS = "it waits for the GPU, as .item() does"
 REPLACES = "a layer replaces a buffer by a new tensor, but a captured step keeps using the old one"
 
 
-def _active_sites(training: HostTraining) -> list[Site]:
-    """Returns the sites that take part in passes, in order."""
-    return [site for site in training.sites if site.seed is not None and site.role is not Role.ABSENT]
+def _active_seeds(training: HostTraining) -> dict[str, PlantedSeed]:
+    """Returns the seeds that take part in passes by the names of their sites, in the order of these."""
+    seeds = ((site.name, site.planted) for site in training.sites)
+    return {name: seed for name, seed in seeds if seed is not None and seed.role is not Role.ABSENT}
 
 
 def signature_of(training: HostTraining) -> Signature:
     """Returns a value that is equal for passes that do the same work on the same memory.
 
-    It refers to the seeds, so that none is freed and mistaken for another. Numbers that differ between such passes are
-    read on the device.
+    It refers to the modules of seeds, so that none is freed and mistaken for another. Numbers that differ between such
+    passes are read on the device.
     """
-    return tuple((site.name, site.seed, site.role, site.learning) for site in _active_sites(training))
+    return tuple((name, seed.module, seed.role, seed.learning) for name, seed in _active_seeds(training).items())
 
 
 def step_signature(training: HostTraining) -> Signature:
     """Returns the signature of a training step, which includes the augmentation's seed and the micro-batches."""
-    assert training.feed is not None
-    return ("step", training.feed.seed, training.micro_batches, signature_of(training))
+    return ("step", training.require_feed().seed, training.micro_batches, signature_of(training))
 
 
 def memory_of(training: HostTraining) -> tuple[object, ...]:
     """Returns what passes read and write that may be freed before the host."""
-    seeds = [kept for site in _active_sites(training) for kept in (site.seed, site.finite)]
+    seeds = [part for seed in _active_seeds(training).values() for part in (seed.module, seed.finite)]
     return (*seeds, *training.seed_groups.values(), *training.shadows.values())
 
 
 def _networks(training: HostTraining) -> list[nn.Module]:
-    return [training.host, *(site.seed for site in _active_sites(training) if site.seed is not None)]
+    return [training.host, *(seed.module for seed in _active_seeds(training).values())]
 
 
 def buffers_of(training: HostTraining) -> list[Tensor]:
@@ -66,7 +66,7 @@ def capture_obstacle(training: HostTraining) -> str | None:
     """Returns the reason why the host's training step cannot be captured, or None if it can be tried."""
     if training.arithmetic.overflows:
         return "float16: its loss scale is kept by torch's GradScaler, in Python"
-    if training.host_draws_globally or training.global_seeds & {site.name for site in _active_sites(training)}:
+    if training.host_draws_globally or training.global_seeds & _active_seeds(training).keys():
         return "a network draws from torch's own generator"
     if any(isinstance(m, OwnedDropout) and m.p > 0 for network in _networks(training) for m in network.modules()):
         return "dropout: launched without torch, a captured step would draw the same numbers every time"

@@ -95,5 +95,6 @@ class Messages:
 
 
 def _work(work: dist.Work | None) -> dist.Work:
-    assert work is not None  # it is None only in a process outside the group
+    if work is None:
+        raise ValueError("this process is outside the group of the run's ranks")
     return work

@@ -134,11 +134,11 @@ class StreamLanes(Lanes):
 
     def _epoch(self, epochs: list[_Epoch]) -> None:
         epochs = [epoch for epoch in epochs if self._guarded(epoch.training, epoch.begin)]
-        fresh = [epoch for epoch in epochs if epoch.fresh]
-        self._step_in_turns(fresh, WARM_UP - 1)
-        for epoch in fresh:
-            if epoch.left > 1 and not epoch.failed and not self._stop.is_set:
-                epoch.failed = not self._guarded(epoch.training, epoch.capture)
+        fresh = [(epoch, epoch.captures_in) for epoch in epochs]
+        self._step_in_turns([epoch for epoch, graphs in fresh if graphs is not None], WARM_UP - 1)
+        for epoch, graphs in fresh:
+            if graphs is not None and epoch.left > 1 and not epoch.failed and not self._stop.is_set:
+                epoch.failed = not self._guarded(epoch.training, partial(epoch.capture, graphs))
         launched = [epoch for epoch in epochs if epoch.captured is not None and not epoch.failed]
         streams = [self._stream(epoch.training.index) for epoch in launched]
         self._failures += _launch(self.gpu, launched, streams, self._stop)
@@ -196,19 +196,17 @@ class _Epoch:
     """The progress of a host through an epoch. Without ``graphs``, nothing is captured."""
 
     def __init__(self, training: HostTraining, graphs: HostGraphs | None) -> None:
-        assert training.feed is not None
-        self.training, self.graphs = training, graphs
-        self.batches = self.left = training.feed.batches
+        self.training, self.graphs, self.feed = training, graphs, training.require_feed()
+        self.batches = self.left = self.feed.batches
         """Steps, and those that are not done."""
         self.captured: Captured | None = None
-        self.fresh = False
-        """Whether the step is to be captured in this epoch."""
+        self.captures_in: HostGraphs | None = None
+        """Where the step is to be captured in this epoch; None if it is not to be."""
         self.failed = False
 
     def begin(self) -> None:
-        """Begins the epoch and looks up its step, which is ``captured`` if it is known, or ``fresh`` if it can be."""
-        training, feed, groups = self.training, self.training.feed, prepare_epoch(self.training)
-        assert feed is not None
+        """Begins the epoch and looks up its step, which is ``captured`` if it is known, or can be in this epoch."""
+        training, feed, groups = self.training, self.feed, prepare_epoch(self.training)
         training.batch = 0
 
         def work() -> None:
@@ -218,7 +216,8 @@ class _Epoch:
         """Queues one step."""
         if self.graphs is not None:
             self.signature = step_signature(training)
-            self.captured, self.fresh = self.graphs.look_up(self.signature)
+            self.captured, fresh = self.graphs.look_up(self.signature)
+            self.captures_in = self.graphs if fresh else None
 
     def step(self) -> None:
         """Does one ordinary step."""
@@ -226,9 +225,8 @@ class _Epoch:
         self.work()
         self.left -= 1
 
-    def capture(self) -> None:
+    def capture(self, graphs: HostGraphs) -> None:
         """Does the last ordinary step, and captures those that follow."""
-        assert self.graphs is not None
         batches = self.training.gradient_stats.batches + 1
-        self.captured = self.graphs.capture(self.signature, self.step, self.work)
+        self.captured = graphs.capture(self.signature, self.step, self.work)
         self.training.gradient_stats.batches = batches  # the capture executed nothing

@@ -99,8 +99,8 @@ def test_rates_alphas_and_targets_act_without_a_new_capture() -> None:
         for alpha in (0.3, 0.7):
             for world in (plain, made):
                 for env in world.envs:
-                    env.site_by_name["r0c0"].alpha = alpha
-                    env.site_by_name["r1c0"].target = 1 - alpha
+                    env.site_by_name["r0c0"].planted.alpha = alpha  # type: ignore[union-attr]
+                    env.site_by_name["r1c0"].planted.target = 1 - alpha  # type: ignore[union-attr]
             assert_same(made.epoch(), plain.epoch())  # the learning rate falls with every epoch, too
         assert len(gpu.captured) == captured
 
@@ -320,7 +320,8 @@ def test_captured_work_holds_its_memory() -> None:
         (one,) = gpu.captured
         env = made.envs[0]
         held = {id(kept) for kept in one.keeps}
-        assert {id(slot.seed), id(slot.finite), id(env.seed_groups["r0c0"]), id(env.shadows["r0c0"])} <= held
+        assert slot.planted is not None
+        assert {id(slot.seed), id(slot.planted.finite), id(env.seed_groups["r0c0"]), id(env.shadows["r0c0"])} <= held
 
 
 @pytest.mark.finding("C4")
