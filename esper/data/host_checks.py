@@ -111,12 +111,12 @@ def _check_gradients(task: Task, host: Host, x: Tensor) -> None:
     """Runs a training step without an update and checks gradients at the sites and of the parameters."""
     off: list[str] = []
 
-    def at(site: int, h: Tensor) -> Tensor:
+    def hook(site: int, h: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             off.append(host.sites[site].name)
         return h
 
-    logits = host.walk(x, at)
+    logits = host.forward_with_hook(x, hook)
     if off:
         raise ConfigError(
             f"{task.name}: gradients are switched off at slot {', '.join(off)} (torch.no_grad in the network); freeze "

@@ -23,10 +23,10 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
     write_together({path: content}, {} if previous is None else {path: previous})
 
 
-def write_together(contents: Mapping[Path, bytes], kept: Mapping[Path, Path] = MappingProxyType({})) -> None:
+def write_together(contents: Mapping[Path, bytes], renamed: Mapping[Path, Path] = MappingProxyType({})) -> None:
     """Writes several files like :func:`write_atomic`; an error while writing leaves all old files unchanged.
 
-    Only the renames happen one after the other; they need no disk space. Old files in ``kept`` are kept under the names
+    Only the renames happen one after the other; they need no disk space. Old files in ``renamed`` stay under the names
     given there. Raises OSError, which names the file, if one cannot be written.
     """
     parts = {path: path.with_name(path.name + ".part") for path in contents}
@@ -38,8 +38,8 @@ def write_together(contents: Mapping[Path, bytes], kept: Mapping[Path, Path] = M
                 file.flush()
                 os.fsync(file.fileno())
         for path, part in parts.items():
-            if path in kept and path.exists():
-                path.replace(kept[path])
+            if path in renamed and path.exists():
+                path.replace(renamed[path])
             part.replace(path)
     except BaseException as error:
         for part in parts.values():

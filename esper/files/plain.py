@@ -53,7 +53,7 @@ def plain(network: nn.Module, example: Any, merge: bool = False) -> nn.Module:
     if isinstance(grown, GrownHost):
         if merge and grown.seeds:
             _warn_unmerged(dict.fromkeys(grown.seeds, f"its host is a {type(grown.host).__name__}, not a linear layer"))
-        result: nn.Module = _traced(_Walk(grown))
+        result: nn.Module = _traced(_HostWithSeeds(grown))
     else:
         if merge:
             _warn_unmerged(merge_seeds(grown))
@@ -111,7 +111,7 @@ class _AddSeed(nn.Module):
         return gate(x)  # type: ignore[no-any-return]
 
 
-class _Walk(nn.Module):
+class _HostWithSeeds(nn.Module):
     """A host of Esper's own with its seeds."""
 
     def __init__(self, network: GrownHost) -> None:
@@ -123,7 +123,11 @@ class _Walk(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         names = [site.name for site in self.host.sites]
-        return self.host.walk(x, lambda site, h: self.seeds[names[site]](h) if names[site] in self.seeds else h)
+
+        def hook(site: int, h: Tensor) -> Tensor:
+            return self.seeds[names[site]](h) if names[site] in self.seeds else h
+
+        return self.host.forward_with_hook(x, hook)
 
 
 class _Tracer(fx.Tracer):

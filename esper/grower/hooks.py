@@ -145,9 +145,9 @@ class SiteHooks:
         """
         self._fresh.clear()
         incubating = [name for name, site in self.sites.items() if site.incubating]
-        kept = self.own_buffers
+        earlier = self.own_buffers
         self.own_buffers = {
-            name: kept.get(name) or ShadowBuffers(self.model) for name in incubating if not self.straight_through
+            name: earlier.get(name) or ShadowBuffers(self.model) for name in incubating if not self.straight_through
         }
 
     def remove(self) -> None:

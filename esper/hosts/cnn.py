@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from esper.hosts.host import At, SegmentedHost
+from esper.hosts.host import SegmentedHost, SiteHook
 from esper.ops import NormReluPool
 from esper.seeds.site import SlotSite
 
@@ -80,7 +80,7 @@ class CNNHost(SegmentedHost):
         if fused:
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def _from(self, start: int, h: Tensor, at: At, vacant: Collection[int]) -> Tensor:
+    def _from(self, start: int, h: Tensor, hook: SiteHook, vacant: Collection[int]) -> Tensor:
         """Runs the segments from ``start`` on; a pool after a vacant site is fused with the operators before the site.
 
         Fusion gives bit-identical results. Compiled segments are not fused, since each is compiled as a whole.
@@ -97,5 +97,5 @@ class CNNHost(SegmentedHost):
                 h = self.run(segment, h)
             pooled = fuses
             if number < len(self.sites) and not fuses:
-                h = at(number, h)
+                h = hook(number, h)
         return h

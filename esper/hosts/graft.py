@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.hosts.host import At, Host, row_major
+from esper.hosts.host import Host, SiteHook, row_major
 from esper.hosts.inputs import Inputs, as_inputs, call
 from esper.hosts.outputs import features_of, logits_of, with_features
 from esper.seeds.site import SlotSite
@@ -40,11 +40,11 @@ class GraftedHost(Host):
         # `probe` fills in the order and the channels.
         self.sites = tuple(SlotSite(name, 0) for name in row_major(paths))
 
-    def walk(self, x: Inputs, at: At, vacant: Collection[int] = ()) -> Tensor:
-        with self._hooked(at):
+    def forward_with_hook(self, x: Inputs, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+        with self._hooked(hook):
             return self._run(x)
 
-    def forward_from(self, x: Inputs, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
+    def forward_from(self, x: Inputs, site: int, h: Tensor, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
         learning = torch.is_grad_enabled()
 
         def enter(reached: int, features: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class GraftedHost(Host):
             if reached == site:
                 torch.set_grad_enabled(learning)
                 return h
-            return at(reached, features)
+            return hook(reached, features)
 
         with torch.set_grad_enabled(False), self._hooked(enter):
             return self._run(x)
@@ -74,7 +74,7 @@ class GraftedHost(Host):
 
         training = self.training
         with torch.no_grad():
-            self.eval().walk(x, see)
+            self.eval().forward_with_hook(x, see)
         self.train(training)
         if missing := [name for name in self.paths if name not in found]:
             where = ", ".join(f"{name} ({self.paths[name]})" for name in missing)
@@ -90,22 +90,22 @@ class GraftedHost(Host):
         return self
 
     @contextmanager
-    def _hooked(self, at: At) -> Iterator[None]:
+    def _hooked(self, hook: SiteHook) -> Iterator[None]:
         """Registers hooks while the network runs, so that copies and saved files never contain one.
 
         They act only in the calling thread, so that several threads can use a grown network.
         """
         here = threading.get_ident()
 
-        def hook(site: int, _module: nn.Module, _inputs: tuple[object, ...], output: object) -> Any:
+        def on_output(site: int, _module: nn.Module, _inputs: tuple[object, ...], output: object) -> Any:
             if threading.get_ident() != here:
                 return None
-            return with_features(output, at(site, features_of(output)))  # type: ignore[arg-type]  # checked by `probe`
+            return with_features(output, hook(site, features_of(output)))  # type: ignore[arg-type]  # checked by `probe`
 
         with ExitStack() as hooks:
             for site, place in enumerate(self.sites):
                 module = self.model.get_submodule(self.paths[place.name])
-                hooks.callback(module.register_forward_hook(partial(hook, site)).remove)
+                hooks.callback(module.register_forward_hook(partial(on_output, site)).remove)
             yield
 
 

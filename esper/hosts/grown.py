@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.hosts.host import At, Host
+from esper.hosts.host import Host, SiteHook
 from esper.hosts.inputs import Inputs, gathered
 
 
@@ -47,7 +47,7 @@ class GrownHost(nn.Module):
         self.task = task
 
     def forward(self, *x: Any, **named: Any) -> Tensor:
-        return self.host.walk(gathered(x, named), self.add_seed)
+        return self.host.forward_with_hook(gathered(x, named), self.add_seed)
 
     def add_seed(self, site: int, h: Tensor) -> Tensor:
         """Returns the features after ``site``: ``h`` with the output of its seed added, if it has one."""
@@ -71,14 +71,14 @@ class StaticHost(Host):
         self.network.host.probe(x)
         self.sites = self.network.host.sites
 
-    def walk(self, x: Inputs, at: At, vacant: Collection[int] = ()) -> Tensor:
-        return self.network.host.walk(x, self._after_seeds(at), self._free(vacant))
+    def forward_with_hook(self, x: Inputs, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+        return self.network.host.forward_with_hook(x, self._after_seeds(hook), self._free(vacant))
 
-    def forward_from(self, x: Inputs, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
-        return self.network.host.forward_from(x, site, h, self._after_seeds(at), self._free(vacant))
+    def forward_from(self, x: Inputs, site: int, h: Tensor, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+        return self.network.host.forward_from(x, site, h, self._after_seeds(hook), self._free(vacant))
 
-    def _after_seeds(self, at: At) -> At:
-        return lambda site, h: at(site, self.network.add_seed(site, h))
+    def _after_seeds(self, hook: SiteHook) -> SiteHook:
+        return lambda site, h: hook(site, self.network.add_seed(site, h))
 
     def _free(self, vacant: Collection[int]) -> set[int]:
         """Returns the ``vacant`` sites without a built-in seed."""

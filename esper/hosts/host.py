@@ -16,7 +16,7 @@ from esper.seeds.site import SlotSite
 
 Run = Callable[[nn.Module, Tensor], Tensor]
 """Runs a segment on its input features and returns its output."""
-At = Callable[[int, Tensor], Tensor]
+SiteHook = Callable[[int, Tensor], Tensor]
 """Called at each site with its index in execution order and its features; returns the features to continue with."""
 
 
@@ -31,19 +31,20 @@ class Host(nn.Module, ABC):
     """Whether layers may change a site's features in place afterwards, so that they must be copied to be kept."""
 
     @abstractmethod
-    def walk(self, x: Inputs, at: At, vacant: Collection[int] = ()) -> Tensor:
-        """Maps inputs x [B, ...] to logits, [B, classes] or [B, T, classes], and calls ``at`` at every site.
+    def forward_with_hook(self, x: Inputs, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+        """Maps inputs x [B, ...] to logits, [B, classes] or [B, T, classes], and calls ``hook`` at every site.
 
         Inputs of several tensors are ``Arguments``; those of Esper's own hosts are one tensor.
 
-        At ``vacant`` sites ``at`` returns its input, so the call may be omitted, to fuse the layers around the site.
+        At ``vacant`` sites ``hook`` returns its input, so the call may be omitted, to fuse the layers around the site.
         """
 
     @abstractmethod
-    def forward_from(self, x: Inputs, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
+    def forward_from(self, x: Inputs, site: int, h: Tensor, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
         """Runs the network after ``site`` on features ``h``, which were computed from the inputs ``x``.
 
-        It calls ``at`` at the later sites, as :meth:`walk` does. No gradient flows to the layers before ``site``.
+        It calls ``hook`` at the later sites, as :meth:`forward_with_hook` does. No gradient flows to the layers before
+        ``site``.
         """
 
     def probe(self, x: Inputs) -> None:
@@ -54,7 +55,7 @@ class Host(nn.Module, ABC):
 
     def forward(self, *x: Any, **named: Any) -> Tensor:
         """Maps inputs [B, ...], or several by position or by name, to logits, without seeds."""
-        return self.walk(gathered(x, named), lambda _site, h: h)
+        return self.forward_with_hook(gathered(x, named), lambda _site, h: h)
 
     @contextmanager
     def without_gradients(self) -> Iterator[None]:
@@ -62,8 +63,8 @@ class Host(nn.Module, ABC):
         with torch.no_grad() if self.in_place else torch.inference_mode():
             yield
 
-    def kept(self, h: Tensor) -> Tensor:
-        """Returns features that later layers do not overwrite: a copy of ``h`` if they work ``in_place``."""
+    def protected(self, h: Tensor) -> Tensor:
+        """Returns features that later layers cannot overwrite: a copy of ``h`` if they work ``in_place``."""
         return h.clone() if self.in_place else h
 
     @property
@@ -99,11 +100,11 @@ class SegmentedHost(Host):
         self.sites = tuple(sites)
         self.topology = topology
 
-    def walk(self, x: Inputs, at: At, vacant: Collection[int] = ()) -> Tensor:
-        return self._from(0, cast(Tensor, x), at, vacant)
+    def forward_with_hook(self, x: Inputs, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+        return self._from(0, cast(Tensor, x), hook, vacant)
 
-    def forward_from(self, x: Inputs, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
-        return self._from(site + 1, h, at, vacant)
+    def forward_from(self, x: Inputs, site: int, h: Tensor, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+        return self._from(site + 1, h, hook, vacant)
 
     def run(self, segment: nn.Module, h: Tensor) -> Tensor:
         """Runs ``segment`` on features ``h``, compiled if there is a compiled function."""
@@ -113,9 +114,9 @@ class SegmentedHost(Host):
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
         return {name: value for name, value in state.items() if name != "compiled"}
 
-    def _from(self, start: int, h: Tensor, at: At, vacant: Collection[int]) -> Tensor:
+    def _from(self, start: int, h: Tensor, hook: SiteHook, vacant: Collection[int]) -> Tensor:
         for site in range(start, len(self.sites)):
-            h = at(site, self.run(self.segments[site], h))
+            h = hook(site, self.run(self.segments[site], h))
         return self.run(self.segments[-1], h)
 
 

@@ -79,7 +79,7 @@ class AnomalyDetector:
             return
         for head, entropy in update.choice_entropies.items():
             choices = update.head_choices.get(head, 0)
-            if choices >= self.limits.least_choices and entropy < self.limits.entropy:
+            if choices >= self.limits.min_choices and entropy < self.limits.entropy:
                 words = f"head {head} has almost stopped exploring: entropy {entropy:.2g} of 1 over {choices:,} choices"
                 yield "entropy_collapsed", head, entropy, self.limits.entropy, words
 
@@ -109,4 +109,4 @@ class AnomalyDetector:
 
     def _too_few(self, update: PolicyUpdated) -> bool:
         """Whether the rollout is too short for conclusions from its means."""
-        return update.head_choices.get("op", 0) < self.limits.least_choices
+        return update.head_choices.get("op", 0) < self.limits.min_choices

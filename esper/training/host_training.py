@@ -171,11 +171,11 @@ class HostTraining:
     def shadow_of(self, site: Site) -> ShadowBuffers:
         """Returns the buffers of ``site``'s incubating seed; the first call copies the host's current ones."""
         if site.name not in self.shadows:
-            kept = self.pool.shadows.get(site.name)
-            if kept is None:
-                kept = self.pool.shadows[site.name] = ShadowBuffers(self.host)
-            kept.refill()
-            self.shadows[site.name] = kept
+            buffers = self.pool.shadows.get(site.name)
+            if buffers is None:
+                buffers = self.pool.shadows[site.name] = ShadowBuffers(self.host)
+            buffers.refill()
+            self.shadows[site.name] = buffers
         return self.shadows[site.name]
 
     @contextmanager
@@ -251,13 +251,13 @@ def _features_at(training: HostTraining, site: Site, x: Tensor) -> Tensor:
 
     def keep(reached: int, h: Tensor) -> Tensor:
         if reached == place:
-            found.append(host.kept(h))
+            found.append(host.protected(h))
         return h
 
     mode = host.training
     host.eval()
     with host.without_gradients():
-        host.walk(x, keep)
+        host.forward_with_hook(x, keep)
     host.train(mode)
     return found[0]
 

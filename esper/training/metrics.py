@@ -99,7 +99,7 @@ class SeedGradientCollector:
     @property
     def total(self) -> Tensor:
         """Sums of this epoch, float64 [G, F + 1], always in the same memory: the fields named by ``esper.ops.FIELDS``,
-        and the number of excused batches."""
+        and the number of batches that overflowed."""
         return self._block[: len(self.names)]
 
     def restart(self, names: tuple[str, ...]) -> None:
@@ -107,13 +107,13 @@ class SeedGradientCollector:
         self.names, self.batches = names, 0
         self._block.zero_()
 
-    def add(self, stats: GradStats, excused: Tensor | None = None) -> None:
-        """Adds one batch; ``stats`` has a group for each name. Groups that are ``excused`` (bool [G]) are skipped."""
+    def add(self, stats: GradStats, overflowed: Tensor | None = None) -> None:
+        """Adds one batch; ``stats`` has a group for each name. Groups that ``overflowed`` (bool [G]) are skipped."""
         self.batches += 1
-        fields = stats.fields if excused is None else torch.where(excused[:, None], 0, stats.fields)
+        fields = stats.fields if overflowed is None else torch.where(overflowed[:, None], 0, stats.fields)
         self.total[:, :-1].add_(fields)
-        if excused is not None:
-            self.total[:, -1].add_(excused)
+        if overflowed is not None:
+            self.total[:, -1].add_(overflowed)
 
     def packed(self) -> Tensor:
         """Returns the sums as one flat float64 tensor for the epoch's transfer."""
@@ -124,10 +124,10 @@ class SeedGradientCollector:
         if not self.names or not self.batches:
             return {}
         sums = packed.view(len(self.names), -1)
-        stats, excused = GradStats(sums[:, :-1], packed.new_empty(0)), sums[:, -1].tolist()
+        stats, overflowed = GradStats(sums[:, :-1], packed.new_empty(0)), sums[:, -1].tolist()
         result = {}
         for index, name in enumerate(self.names):
-            tensors, batches = max(float(stats.tensors[index]), 1.0), max(self.batches - excused[index], 1)
+            tensors, batches = max(float(stats.tensors[index]), 1.0), max(self.batches - overflowed[index], 1)
             result[name] = GradientSummary(
                 norm=float(stats.norm[index]) / batches,
                 elements=float(stats.elements[index]) / batches,

@@ -81,7 +81,7 @@ class Arithmetic:
         """True if the loss is scaled, so that gradients may overflow."""
         return self._scaler is not None
 
-    def excuses(self, finite: Tensor) -> Tensor | None:
+    def overflow_mask(self, finite: Tensor) -> Tensor | None:
         """Marks gradients, bool [...], that may be non-finite only because of the loss scale, not of the network.
 
         These are all gradients that are not ``finite`` (bool [...]) while the scale is above 1. Returns None without a

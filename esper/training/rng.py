@@ -75,9 +75,9 @@ class OwnedDropout(nn.Module):
         if not self.training or self.p == 0:
             return x
         shape = (*x.shape[: x.dim() - self.shared_dims], *(1,) * self.shared_dims)
-        kept = torch.empty(shape, dtype=x.dtype, device=x.device)
-        kept.bernoulli_(1 - self.p, generator=self.draws.generator)
-        return x * kept / (1 - self.p) if self.p < 1 else x * kept
+        mask = torch.empty(shape, dtype=x.dtype, device=x.device)
+        mask.bernoulli_(1 - self.p, generator=self.draws.generator)
+        return x * mask / (1 - self.p) if self.p < 1 else x * mask
 
 
 _DROPOUTS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}

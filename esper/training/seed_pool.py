@@ -35,10 +35,10 @@ class ParameterGroup:
 
 
 class SeedPool:
-    """One host's seeds of the last ``most`` kinds with their optimizers, and shadow buffers for each site."""
+    """One host's seeds of the last ``max_kinds`` kinds with their optimizers, and shadow buffers for each site."""
 
-    def __init__(self, most: int = 32) -> None:
-        self.most = most
+    def __init__(self, max_kinds: int = 32) -> None:
+        self.max_kinds = max_kinds
         self._seeds: OrderedDict[Hashable, Seed] = OrderedDict()
         self.groups: WeakKeyDictionary[Seed, ParameterGroup] = WeakKeyDictionary()
         self.shadows: dict[str, ShadowBuffers] = {}
@@ -49,21 +49,21 @@ class SeedPool:
         The pooled seed keeps its optimizer. Returns ``seed`` itself if it is the first of its kind, or if the layouts
         differ.
         """
-        kept = self._seeds.pop(kind, None)
-        if kept is None or _layout(kept) != _layout(seed):
-            kept = seed
-        self._seeds[kind] = kept
-        if len(self._seeds) > self.most:
+        pooled = self._seeds.pop(kind, None)
+        if pooled is None or _layout(pooled) != _layout(seed):
+            pooled = seed
+        self._seeds[kind] = pooled
+        if len(self._seeds) > self.max_kinds:
             self._seeds.popitem(last=False)
-        if kept is seed:
+        if pooled is seed:
             return seed
         with torch.no_grad():
-            for old, new in zip(_tensors(kept), _tensors(seed), strict=True):
+            for old, new in zip(_tensors(pooled), _tensors(seed), strict=True):
                 old.copy_(new)
-        for parameter, fresh in zip(kept.parameters(), seed.parameters(), strict=True):
+        for parameter, fresh in zip(pooled.parameters(), seed.parameters(), strict=True):
             parameter.requires_grad_(fresh.requires_grad)
             parameter.grad = None
-        return kept
+        return pooled
 
 
 def _tensors(seed: Seed) -> list[Tensor]:

@@ -27,9 +27,9 @@ class ShadowBuffers:
         """Copies the network's current buffers again, in place unless a shape or dtype has changed."""
         for module, copies in self._copies:
             for name, buffer in _buffers(module).items():
-                kept = copies.get(name)
-                if kept is not None and (kept.shape, kept.dtype) == (buffer.shape, buffer.dtype):
-                    kept.copy_(buffer)
+                copy = copies.get(name)
+                if copy is not None and (copy.shape, copy.dtype) == (buffer.shape, buffer.dtype):
+                    copy.copy_(buffer)
                 else:
                     copies[name] = buffer.clone()
 

@@ -57,10 +57,10 @@ class TensorCopies:
             del self.tensors[name]
         with torch.no_grad():
             for name, tensor in found.items():
-                kept = self.tensors.get(name)
-                if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
-                    kept = self.tensors[name] = memory_like(tensor, tensor.device, self.pinned)
-                kept.copy_(tensor, non_blocking=self.pinned)
+                copy = self.tensors.get(name)
+                if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+                    copy = self.tensors[name] = memory_like(tensor, tensor.device, self.pinned)
+                copy.copy_(tensor, non_blocking=self.pinned)
         device = next((tensor.device for tensor in found.values() if tensor.is_cuda), None) if self.pinned else None
         if device is not None:
             self._written = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from esper.hosts.host import At
+from esper.hosts.host import SiteHook
 from esper.ops import SGD, AdamW, GradStats, adamw_step, grad_stats, sgd_step
 from esper.seeds.blend import blend
 from esper.seeds.site import PlantedSeed, Role
@@ -88,9 +88,9 @@ def train_step(training: HostTraining, groups: list[ParameterGroup], x: Tensor, 
         exploding_norm=training.config.task.exploding_norm,
         device=training.device,
     )
-    excused = training.arithmetic.excuses(stats.clip_coef > 0)
-    training.gradient_stats.add(stats, excused)
-    step_groups(groups, stats, excused)
+    overflowed = training.arithmetic.overflow_mask(stats.clip_coef > 0)
+    training.gradient_stats.add(stats, overflowed)
+    step_groups(groups, stats, overflowed)
     training.arithmetic.update()
 
 
@@ -101,7 +101,7 @@ def add_gradients(training: HostTraining, x: Tensor, y: Tensor, share: Tensor | 
     """
     features: dict[int, tuple[PlantedSeed, Tensor]] = {}
     with training.global_draws(), training.arithmetic.casting():
-        outputs = training.host.walk(x, blending(training, features), training.vacant)
+        outputs = training.host.forward_with_hook(x, blending(training, features), training.vacant)
     mean, sums = training.task.objective.measure(outputs, y, training.config.task.label_smoothing)
     training.totals.add_training(sums)
     loss = mean if share is None else mean * share
@@ -113,7 +113,7 @@ def add_gradients(training: HostTraining, x: Tensor, y: Tensor, share: Tensor | 
 
 def blending(
     training: HostTraining, features: dict[int, tuple[PlantedSeed, Tensor]] | None = None, track_finite: bool = True
-) -> At:
+) -> SiteHook:
     """Returns the function for sites in training: out = h + alpha · d(h) for a blended seed.
 
     In the host's own pass, which has ``features``, an incubating seed runs straight through (``ste``), or is stored in
@@ -121,19 +121,19 @@ def blending(
     absent. ``track_finite`` is as for :func:`delta_of`.
     """
 
-    def at(site: int, h: Tensor) -> Tensor:
+    def hook(site: int, h: Tensor) -> Tensor:
         seed = training.sites[site].planted
         if seed is None:
             return h
         if seed.incubating and features is not None:
             if training.config.env.incubation == "ste":
                 return straight_through(seed, h, training.draws_of(training.sites[site]))
-            features[site] = seed, training.host.kept(h.detach())
+            features[site] = seed, training.host.protected(h.detach())
         elif seed.on:
             return blend(h, delta_of(seed, h, track_finite, training.arithmetic), training.alphas[ALPHA, site])
         return h
 
-    return at
+    return hook
 
 
 def straight_through(seed: PlantedSeed, h: Tensor, randomness: AbstractContextManager[None]) -> Tensor:
@@ -175,8 +175,8 @@ def delta_of(seed: PlantedSeed, h: Tensor, track_finite: bool = True, arithmetic
             # The flag already includes this delta; add the gradient that flows back through the seed.
             if track_finite:
                 found = _all_finite(gradient)
-                excused = None if arithmetic is None else arithmetic.excuses(found)
-                finite.logical_and_(found if excused is None else found | excused)
+                overflowed = None if arithmetic is None else arithmetic.overflow_mask(found)
+                finite.logical_and_(found if overflowed is None else found | overflowed)
             return torch.where(finite, gradient, 0.0)
 
         entry.register_hook(cut)  # type: ignore[no-untyped-call]
@@ -214,17 +214,19 @@ def shadow_gradients(
     loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]
 
 
-def step_groups(groups: list[ParameterGroup], stats: GradStats, excused: Tensor | None) -> None:
-    """Clips and steps every group, except those with a non-finite gradient, whose seeds are marked unless ``excused``.
+def step_groups(groups: list[ParameterGroup], stats: GradStats, overflowed: Tensor | None) -> None:
+    """Clips and steps every group, except those with a non-finite gradient; their seeds are marked unless they
+    ``overflowed``.
 
     The optimizers multiply gradients by the clip coefficient, which is 0 if they are not finite, and read it from
-    device memory, so that clipping needs neither a pass of its own nor a sync. ``excused`` is bool [G].
+    device memory, so that clipping needs neither a pass of its own nor a sync. ``overflowed`` [G] is as
+    :meth:`Arithmetic.overflow_mask` returns it.
     """
     if adam := [group.optimizer for group in groups if isinstance(group.optimizer, AdamW)]:
         adamw_step(adam, stats.clip_coef)
     else:
         sgd_step([group.optimizer for group in groups if isinstance(group.optimizer, SGD)], stats.clip_coef)
-    sound = stats.clip_coef > 0 if excused is None else (stats.clip_coef > 0) | excused  # [G]
+    sound = stats.clip_coef > 0 if overflowed is None else (stats.clip_coef > 0) | overflowed  # [G]
     for index, group in enumerate(groups):
         if group.site is not None and group.site.planted is not None:
             group.site.planted.finite.logical_and_(sound[index])

@@ -72,10 +72,10 @@ def evaluate(
     own.zero_validation(count)
     upload(torch.tensor(configurations).view(count, len(training.sites)), training.tried[:count])
     if calibrate is None:
-        apart = training.config.env.incubation == "shadow"
+        own_buffers = training.config.env.incubation == "shadow"
 
         def work() -> None:
-            _evaluate_into(training, split, configurations, own, 0, apart)
+            _evaluate_into(training, split, configurations, own, 0, own_buffers)
 
         if totals is None or not split.in_memory:  # a captured pass would not read
             work()
@@ -84,7 +84,7 @@ def evaluate(
     else:
         for number, configuration in enumerate(configurations):
             with _calibrated(training, configuration, number, calibrate):
-                _evaluate_into(training, split, [configuration], own, number, trials_apart=False)
+                _evaluate_into(training, split, [configuration], own, number, own_buffers=False)
     return Evaluation(own.stats(count), own.correct(count), training.task.points)
 
 
@@ -100,7 +100,7 @@ def _evaluate_into(
     configurations: list[Configuration],
     totals: EpochMetrics,
     first: int,
-    trials_apart: bool,
+    own_buffers: bool,
 ) -> None:
     """Evaluates into the rows of ``totals`` from ``first`` on, with the alphas in the same rows of ``tried``."""
     alphas = training.tried[first : first + len(configurations)]  # [K, S]
@@ -108,7 +108,7 @@ def _evaluate_into(
         for start in range(0, len(split), training.evaluation_batch):
             stop = start + training.evaluation_batch
             x, y = split.inputs(start, stop, training.arithmetic.image_dtype), split.y[start:stop]
-            for number, logits in enumerate(_walk_tree(training, x, configurations, alphas, trials_apart), first):
+            for number, logits in enumerate(_walk_tree(training, x, configurations, alphas, own_buffers), first):
                 totals.add_validation(training.task.objective, number, logits, y, start)
 
 
@@ -127,7 +127,7 @@ def _calibrated(training: HostTraining, configuration: Configuration, number: in
                     layer.momentum = 1.0  # the statistics of x replace the running ones
                     layer.train()
                 with training.arithmetic.casting():
-                    _walk_tree(training, x, [configuration], training.tried[number : number + 1], trials_apart=False)
+                    _walk_tree(training, x, [configuration], training.tried[number : number + 1], own_buffers=False)
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):
                 layer.momentum = momentum
@@ -135,12 +135,12 @@ def _calibrated(training: HostTraining, configuration: Configuration, number: in
 
 
 def _walk_tree(
-    training: HostTraining, x: Tensor, configurations: list[Configuration], alphas: Tensor, trials_apart: bool
+    training: HostTraining, x: Tensor, configurations: list[Configuration], alphas: Tensor, own_buffers: bool
 ) -> list[Tensor]:
     """Returns the logits of every configuration, in order.
 
-    ``alphas`` [K, S] on the device are those of the ``configurations``, which define the tree. With ``trials_apart``,
-    incubating seeds use their own buffers.
+    ``alphas`` [K, S] on the device are those of the ``configurations``, which define the tree. With ``own_buffers``,
+    incubating seeds use their own ones.
     """
     results: dict[int, Tensor] = {}
     vacant = [site for site in range(len(training.sites)) if not any(one[site] for one in configurations)]
@@ -159,10 +159,10 @@ def _walk_tree(
                 nonlocal track_finite
                 if seed_site.incubating:
                     track_finite = False
-                    if trials_apart:
+                    if own_buffers:
                         trial.enter_context(training.shadow_of(seed_site).in_place())
 
-            def at(reached: int, arriving: Tensor) -> Tensor:
+            def hook(reached: int, arriving: Tensor) -> Tensor:
                 nonlocal members
                 seed = training.sites[reached].planted
                 by_alpha: dict[float, list[int]] = {}
@@ -174,7 +174,7 @@ def _walk_tree(
                 first, *others = by_alpha.items()
                 for alpha, branch in others:
                     out = arriving if delta is None or not alpha else blend(arriving, delta, alphas[branch[0], reached])
-                    branches.append((branch, reached, training.host.kept(out), track_finite))
+                    branches.append((branch, reached, training.host.protected(out), track_finite))
                 alpha, members = first
                 if delta is None or not alpha:
                     return arriving
@@ -183,9 +183,10 @@ def _walk_tree(
 
             if site >= 0 and configurations[members[0]][site]:
                 on_trial(training.sites[site])
-            logits = (
-                training.host.walk(x, at, vacant) if site < 0 else training.host.forward_from(x, site, h, at, vacant)
-            )
+            if site < 0:
+                logits = training.host.forward_with_hook(x, hook, vacant)
+            else:
+                logits = training.host.forward_from(x, site, h, hook, vacant)
         results.update(dict.fromkeys(members, logits))
         for branch in branches:
             follow(*branch)

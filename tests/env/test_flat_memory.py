@@ -84,7 +84,7 @@ class Changing:
         self.stages: dict[str, int] = {}
         self.env = GrowthVectorEnv(task, config, emit=self.count, baseline=flat_baseline(HORIZON))
         for training in self.env.training:
-            training.pool = SeedPool(most=0)  # nothing is kept of seeds that were removed
+            training.pool = SeedPool(max_kinds=0)  # nothing is kept of seeds that were removed
             for slot in training.sites:  # what is kept of each slot is made before anything is counted
                 training.pool.shadows[slot.name] = ShadowBuffers(training.host)
         self.player = RandomController(self.env.action_spec, self.env.layout, 2)

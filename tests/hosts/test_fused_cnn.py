@@ -77,7 +77,7 @@ def passed(
     host.train(training)
     host.zero_grad()
     with in_precision(dtype):
-        logits = host.walk(x, pass_on, vacant)
+        logits = host.forward_with_hook(x, pass_on, vacant)
     F.cross_entropy(logits.float(), torch.arange(len(x)) % 10).backward()
     assert x.grad is not None
     found = {"logits": logits.detach().float(), "inputs": x.grad}
@@ -141,7 +141,7 @@ def test_vacant_sites_are_not_called_and_their_pools_are_fused() -> None:
         called.append(site)
         return h
 
-    host.walk(images(), at, vacant={0, 4})
+    host.forward_with_hook(images(), at, vacant={0, 4})
     assert (called, pools) == ([1, 2, 3, 5], [True, False, True])
     assert host.segments[0](images()).shape[-1] == 16  # a segment by itself does not pool, whatever was fused before
 
@@ -157,7 +157,7 @@ def test_forward_from_a_site_ends_with_the_same_bits(shape: str, dtype: str) -> 
         return h
 
     with torch.inference_mode(), in_precision(dtype):
-        wanted = host.walk(x, keep)
+        wanted = host.forward_with_hook(x, keep)
         for site, h in features.items():
             for vacant in ((), frozenset(range(len(host.sites))) - {site}):
                 assert torch.equal(host.forward_from(x, site, h, pass_on, vacant), wanted), (site, vacant)
@@ -300,7 +300,7 @@ def test_a_fused_host_can_be_grafted_like_any_module() -> None:
         shapes.append(tuple(h.shape[1:]))
         return h + 1
 
-    ours = grafted.eval().walk(images(), add)
-    theirs = host.eval().walk(images(), lambda site, h: h + 1 if site in (0, 3) else h)
+    ours = grafted.eval().forward_with_hook(images(), add)
+    theirs = host.eval().forward_with_hook(images(), lambda site, h: h + 1 if site in (0, 3) else h)
     assert torch.equal(ours, theirs)
     assert shapes == [(8, 16, 16), (16, 4, 4)]

@@ -55,7 +55,7 @@ def test_the_host_alone_is_the_model() -> None:
     host = graft(small(), SITES, example=X)
     assert torch.equal(host.eval()(X), small().eval()(X))
     assert [(site.name, site.channels) for site in host.sites] == [("r0c0", 3), ("r0c1", 5)]
-    calls, logits = seen(host, lambda at: host.walk(X, at))
+    calls, logits = seen(host, lambda at: host.forward_with_hook(X, at))
     assert calls == [(0, (4, 3, 8, 8)), (1, (4, 5, 8, 8))]
     assert torch.equal(logits, host(X))
 
@@ -84,10 +84,10 @@ def test_forward_from_a_site_continues_from_given_features() -> None:
     kept: dict[int, Tensor] = {}
 
     def keep(site: int, h: Tensor) -> Tensor:
-        kept[site] = host.kept(h)
+        kept[site] = host.protected(h)
         return h
 
-    logits = host.walk(X, keep)
+    logits = host.forward_with_hook(X, keep)
     for site in (0, 1):
         calls, again = seen(host, lambda at, site=site: host.forward_from(X, site, kept[site], at))  # type: ignore[misc]
         assert torch.equal(again, logits)
@@ -112,11 +112,11 @@ def test_features_that_are_kept_survive_layers_that_write_over_them() -> None:
 
     def keep(site: int, h: Tensor) -> Tensor:
         if site == 0:
-            kept.append(host.kept(h.detach()))
+            kept.append(host.protected(h.detach()))
             plain.append(h.detach())
         return h
 
-    host.walk(X, keep)
+    host.forward_with_hook(X, keep)
     assert float(kept[0].min()) < 0  # as they arrived
     assert float(plain[0].min()) == 0  # ReLU(inplace=True) has been there
 
@@ -205,7 +205,7 @@ def test_a_site_on_a_recurrent_layer_is_its_first_tensor_and_inputs_may_be_sever
         assert h.shape == (4, 5, 6)
         return h + 1
 
-    changed = host.walk(Arguments(x), change)
+    changed = host.forward_with_hook(Arguments(x), change)
     h, last = model.gru(model.embed(x["tokens"]) * x["mask"][:, :, None])
     assert torch.equal(changed, model.head((h + 1).sum(1) + last[0]))
     assert torch.equal(host.forward_from(Arguments(x), 0, h + 1, lambda _site, h: h), changed)

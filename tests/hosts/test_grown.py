@@ -34,7 +34,7 @@ def test_a_static_host_computes_the_grown_network(base: int) -> None:
     with torch.no_grad():
         wanted = network(x)
         assert torch.equal(host(x), wanted)
-        assert torch.equal(host.walk(x, lambda _site, h: h, vacant=range(4)), wanted)
+        assert torch.equal(host.forward_with_hook(x, lambda _site, h: h, vacant=range(4)), wanted)
         assert not torch.equal(network.host(x), wanted)
 
 
@@ -48,6 +48,6 @@ def test_a_static_host_continues_after_its_built_in_seeds() -> None:
         return h
 
     with torch.no_grad():
-        wanted = host.walk(x, keep)
+        wanted = host.forward_with_hook(x, keep)
         for site, h in features.items():
             assert torch.equal(host.forward_from(x, site, h, lambda _site, h: h), wanted)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.config import AnomalyConfig, TrainingConfig
+from esper.config import AnomalyConfig, ConfigError, TrainingConfig
 from esper.ppo.agent import PPOAgent
 from esper.ppo.buffer import legal_options
 from esper.ppo.update import UpdateStats
@@ -96,7 +96,7 @@ def test_the_alarm_for_each_head_fires_where_training_can_bring_it(head: str) ->
     agent = make_agent(32, prior=0.0)
     fresh = learned(agent)
     assert "entropy_collapsed" not in look(fresh)
-    assert fresh.head_choices[head] >= AnomalyConfig().least_choices  # it was checked, and passed
+    assert fresh.head_choices[head] >= AnomalyConfig().min_choices  # it was checked, and passed
     agent = make_agent(32, prior=0.0, learning_rate=1e-9)
     saturate(agent, head)
     found = look(learned(agent))["entropy_collapsed"]
@@ -337,7 +337,7 @@ def test_figures_that_an_older_log_lacks_raise_no_warning() -> None:
 @pytest.mark.finding("L8")
 def test_every_limit_is_in_the_configuration() -> None:
     limits = {
-        "ratio_high": 1.2, "ratio_low": 0.9, "entropy": 0.95, "entropy_until": 1.0, "least_choices": 1,
+        "ratio_high": 1.2, "ratio_low": 0.9, "entropy": 0.95, "entropy_until": 1.0, "min_choices": 1,
         "value_spread": 1.0, "target_spread": 0.5, "critic_after": 0, "explained_variance": 0.0,
         "gradient_small": 1.0, "gradient_large": 1.0,
     }  # fmt: skip
@@ -347,3 +347,12 @@ def test_every_limit_is_in_the_configuration() -> None:
     assert DETECTOR.look(updated(round=1)) == []
     kinds = {event.kind for event in detector.look(updated(round=1))}
     assert kinds == set(KINDS) - {"not_finite"}
+
+
+def test_the_configs_of_earlier_versions_are_read() -> None:
+    """They call ``min_choices`` ``least_choices``; what is typed today has one name."""
+    config = TrainingConfig.parse({"anomaly": {"least_choices": 5}})
+    assert config.anomaly.min_choices == 5
+    assert "least_choices" not in config.to_toml()
+    with pytest.raises(ConfigError, match="did you mean 'min_choices'"):
+        config.with_values(anomaly={"least_choices": 7})

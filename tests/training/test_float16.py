@@ -194,7 +194,7 @@ def test_other_formats_have_no_scale(precision: Any) -> None:
     arithmetic = Arithmetic(precision, torch.device("cpu"))
     loss = torch.tensor(2.0)
     assert arithmetic.scaled(loss) is loss
-    assert arithmetic.excuses(torch.tensor([False])) is None
+    assert arithmetic.overflow_mask(torch.tensor([False])) is None
     arithmetic.unscale([torch.optim.SGD([nn.Parameter(loss)], lr=0.1)])
     arithmetic.update()
     arithmetic.reset()

@@ -132,7 +132,7 @@ def test_features_stay_in_bfloat16_at_every_site(task: str) -> None:
         return out
 
     with env.arithmetic.casting():
-        env.host.walk(env.sample, look)
+        env.host.forward_with_hook(env.sample, look)
     assert set(seen) == {torch.bfloat16}
 
 

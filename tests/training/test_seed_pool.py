@@ -100,7 +100,7 @@ def test_what_a_blueprint_freezes_stays_frozen_and_no_gradient_is_inherited() ->
 
 
 def test_only_so_many_kinds_are_kept_those_used_last() -> None:
-    pool = SeedPool(most=2)
+    pool = SeedPool(max_kinds=2)
     seeds = {kind: pool.reuse(seed_of(), kind) for kind in "ab"}
     assert pool.reuse(seed_of(), "a") is seeds["a"]
     pool.reuse(seed_of(), "c")
@@ -109,7 +109,7 @@ def test_only_so_many_kinds_are_kept_those_used_last() -> None:
 
 
 def test_an_optimizer_lives_as_long_as_its_seed() -> None:
-    pool = SeedPool(most=1)
+    pool = SeedPool(max_kinds=1)
     seed = pool.reuse(seed_of(), "a")
     training = make_training()
     pool.groups[seed] = ParameterGroup("a", [], training.host_group.optimizer, None)

@@ -95,7 +95,7 @@ def by_hand(env: HostTraining, configuration: tuple[float, ...]) -> Tensor:
     for module in (env.host, *seeds):
         module.eval()
     with torch.no_grad():
-        logits = env.host.walk(env.task.validation.inputs(0, len(env.task.validation)), at)
+        logits = env.host.forward_with_hook(env.task.validation.inputs(0, len(env.task.validation)), at)
     for module in (env.host, *seeds):
         module.train()
     return logits

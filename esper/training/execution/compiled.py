@@ -213,19 +213,19 @@ def _rehearse(
         for detached in (False, True):
             features: list[Tensor] = []
 
-            def at(_site: int, h: Tensor, features: list[Tensor] = features, detached: bool = detached) -> Tensor:
+            def hook(_site: int, h: Tensor, features: list[Tensor] = features, detached: bool = detached) -> Tensor:
                 features.append(h)
                 return h.detach().requires_grad_() if detached else h
 
             with casting():
-                features.append(host.walk(x, at))
+                features.append(host.forward_with_hook(x, hook))
             outputs = [h.float().sum() for h in features if h.requires_grad]
             if outputs and parameters:
                 torch.autograd.grad(torch.stack(outputs).sum(), parameters, allow_unused=True)
     host.eval()
     for x in evaluated:
         with host.without_gradients(), casting():
-            host.walk(x, lambda _site, h: h)
+            host.forward_with_hook(x, lambda _site, h: h)
 
 
 def _reason_of(error: Exception) -> str:

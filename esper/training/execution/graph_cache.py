@@ -17,7 +17,7 @@ from esper.training.rng import OwnedDropout
 
 Signature = Hashable
 
-MAX_KEPT = 32
+MAX_CAPTURED = 32
 """Max pieces of captured work per host, which trains and is validated with each set of seeds and stages."""
 
 MAX_REMEMBERED = 256
@@ -83,21 +83,21 @@ class HostGraphs:
 
     def __init__(self, gpu: Gpu, stream: torch.cuda.Stream, training: HostTraining) -> None:
         self.gpu, self.stream, self.training = gpu, stream, training
-        self.limit = MAX_KEPT
+        self.limit = MAX_CAPTURED
         """Pieces of captured work above which there is no room."""
         self.reasons: Counter[str] = Counter()
         """Reasons for refused work, with the number of pieces of work."""
-        self._kept: dict[Signature, Captured] = {}
+        self._captured: dict[Signature, Captured] = {}
         self._refused: OrderedDict[Signature, bool] = OrderedDict()
         """Signatures that were seen, the latest last, and whether they are refused."""
         self._pool: Any = None
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._captured)
 
     def look_up(self, signature: Signature) -> tuple[Captured | None, bool]:
         """Returns the captured training step, if there is one, and whether it can be captured now."""
-        captured = self._kept.get(signature)
+        captured = self._captured.get(signature)
         if captured is not None or self._refused.get(signature):
             return captured, False
         reason = capture_obstacle(self.training)
@@ -110,7 +110,7 @@ class HostGraphs:
     def repeat(self, key: Hashable, work: Callable[[], None]) -> None:
         """Does ``work``: captures it the second time, since much is never repeated, and replays it from then on."""
         signature = (key, signature_of(self.training))
-        captured, refused = self._kept.get(signature), self._refused.get(signature)
+        captured, refused = self._captured.get(signature), self._refused.get(signature)
         if captured is not None:
             captured.replay()
             return
@@ -144,17 +144,17 @@ class HostGraphs:
                 raise
             self._refuse(signature, f"{type(error).__name__}: {error}")  # a network may do anything in its forward pass
             return None
-        self._kept[signature] = captured
+        self._captured[signature] = captured
         return captured
 
     def make_room(self) -> None:
         """Drops everything if there is no room for one more."""
-        if len(self._kept) >= self.limit:
+        if len(self._captured) >= self.limit:
             self.clear()
 
     def clear(self) -> None:
         """Drops everything, if there is anything."""
-        if self._kept:
+        if self._captured:
             self._drop()
 
     def _drop_after(self, error: BaseException) -> None:
@@ -176,7 +176,7 @@ class HostGraphs:
                 group.drop_gradients()
             self._pool = None
         finally:
-            self._kept.clear()
+            self._captured.clear()
             self.gpu.give_back()
 
     def _refuse(self, signature: Signature, reason: str) -> None:

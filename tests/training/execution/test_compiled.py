@@ -199,7 +199,7 @@ def test_a_grafted_and_a_foreign_host_and_one_that_draws_say_why() -> None:
     assert "grafted" in (compile_host(graft(model, {"r0c0": "0"}), []) or "")
 
     class Foreign(Host):
-        def walk(self, x: Tensor, at: Any, vacant: Any = ()) -> Tensor:
+        def forward_with_hook(self, x: Tensor, at: Any, vacant: Any = ()) -> Tensor:
             return x
 
         def forward_from(self, x: Tensor, site: int, h: Tensor, at: Any, vacant: Any = ()) -> Tensor:
