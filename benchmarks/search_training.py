@@ -23,7 +23,7 @@ from esper.env.make import EnvMaker
 from esper.env.no_growth import no_growth_loop
 from esper.env.training_backend import make_trainings
 from esper.evaluation.statistics import Floats, compare_pairs
-from esper.training.execution.tiers import make_lanes
+from esper.training.execution.tiers import make_executor
 from esper.training.host_trainer import HostTrainer
 
 Settings = dict[str, Any]
@@ -67,8 +67,8 @@ def train(maker: EnvMaker, settings: Settings, hosts: int, seed: int) -> tuple[F
     assert maker.task is not None
     config = resolve(maker.config.with_values(task=settings), maker.task)
     training = make_trainings([maker.task] * hosts, [config] * hosts, range(hosts))
-    with make_lanes(config.run, maker.task.device) as lanes:
-        trainer = HostTrainer(maker.task, training, lanes)
+    with make_executor(config.run, maker.task.device) as executor:
+        trainer = HostTrainer(maker.task, training, executor)
         try:
             loop, alone = no_growth_loop(trainer, training[0].host.slot_names)
             *_, state = loop.without_growth(seed)

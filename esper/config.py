@@ -65,7 +65,8 @@ class RunConfig(Section):
     a minute or more before the first step and made steps slower (docs/performance.md). A host that cannot be compiled
     stays eager, and the run reports the reason."""
     lanes: Count | None = None
-    """Number of envs that train at the same time; None: one per physical core. Results do not depend on it."""
+    """Number of worker threads, which train one env each at a time; None: one per physical core. No effect on a GPU.
+    Results do not depend on it."""
     max_device_copies_mib: Positive | None = None
     """Max memory of one GPU, in MiB, for the snapshots that an env keeps of all its hosts there: two each, for
     rollbacks. If they are estimated to take more, the older ones move to pinned CPU memory, then the newest ones. None:

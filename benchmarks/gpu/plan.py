@@ -11,7 +11,7 @@ from benchmarks.gpu.runner import ROOT, Step
 BUDGET = 540  # seconds that the limits of all steps add up to
 # Tests of whole hosts in training, which need every package. All other files in tests/cuda need torch and pytest alone.
 LANE_FILES = (
-    "test_gpu_lanes.py",
+    "test_gpu_streams.py",
     "test_devices.py",
     "test_no_fallback.py",
     "test_pinned_copies.py",

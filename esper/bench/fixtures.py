@@ -57,7 +57,7 @@ def flat_baseline(horizon: int) -> Baseline:
 def growth_env(
     task: Task, envs: int, batch: int, emit: Callable[[Event], None] = ignore, horizon: int = HORIZON
 ) -> Iterator[GrowthVectorEnv]:
-    """Yields an env of ``envs`` hosts of ``task``, reset, with one lane per physical core; closes it at the end."""
+    """Yields an env of ``envs`` hosts of ``task``, reset, with one worker per physical core; closes it at the end."""
     config = TrainingConfig.parse(
         {
             "run": {"device": task.device.type},

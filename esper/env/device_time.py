@@ -29,7 +29,7 @@ class TrainingTime:
     def queueing(self) -> Iterator[None]:
         """Brackets the queueing of an epoch, within the phase "train".
 
-        Each GPU's stream that is current here takes a timestamp before lanes fork from it and after they have joined.
+        Each GPU's stream that is current here takes a timestamp before those of hosts fork from it and after they join.
         """
         if not self._timers:
             yield

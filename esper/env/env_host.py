@@ -28,7 +28,7 @@ from esper.training.validate import Evaluation, evaluate
 class EnvHost:
     """The host of row ``row`` in the arrays of a vector env; ``slots`` are the names of its slots in these arrays.
 
-    :meth:`validate` runs on a lane, :meth:`read` and :meth:`govern` on the main thread.
+    :meth:`validate` runs where the host trains, :meth:`read` and :meth:`govern` on the main thread.
     """
 
     def __init__(self, training: HostTraining, governor: Governor, slots: tuple[str, ...], row: int) -> None:
@@ -44,7 +44,7 @@ class EnvHost:
         restorable = RestorableHost(training)
         self.governance = Governance(row, restorable, self.slot_sites, training.remove, self.counterfactual, governor)
 
-    # Lanes report errors by index, epoch and batch.
+    # Executors report errors by index, epoch and batch.
     @property
     def epoch(self) -> int:
         return self.training.epoch

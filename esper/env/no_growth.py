@@ -16,7 +16,7 @@ from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import ActionSpec
 from esper.telemetry.span import Spans
-from esper.training.execution.lanes import Lanes
+from esper.training.execution.executor import Executor
 from esper.training.execution.multi_gpu import device_index
 from esper.training.execution.ranks import RunRanks
 from esper.training.execution.tiers import prepare_hosts
@@ -40,7 +40,7 @@ def no_growth_loop(
 def measure_baseline(
     tasks: Sequence[Task],
     config: HostTrainingConfig,
-    lanes: Lanes,
+    executor: Executor,
     run_seed: int,
     policy: MicroBatchPolicy,
     count_epochs: Callable[[int], None],
@@ -48,7 +48,7 @@ def measure_baseline(
 ) -> Baseline:
     """Trains ``env.baseline_episodes`` hosts alone and validates them after every epoch.
 
-    ``tasks`` is the task on each of the devices of ``lanes``; ``policy`` see HostTrainer; ``count_epochs`` see
+    ``tasks`` is the task on each of the devices of ``executor``; ``policy`` see HostTrainer; ``count_epochs`` see
     SlotVectorEnv. ``ranks`` are those that hosts are spread over, if any.
     """
     count = config.env.baseline_episodes
@@ -57,9 +57,9 @@ def measure_baseline(
     mine = indices if ranks is None else indices[: len(ranks.share(count))]
     of_host = [tasks[device_index(index, len(tasks))] for index in mine]
     training = make_trainings(of_host, [config] * len(mine), mine, len(tasks))
-    prepare_hosts(config.run, training, lanes)
+    prepare_hosts(config.run, training, executor)
     with ExitStack() as opened:
-        trainer = opened.enter_context(closing(HostTrainer(tasks[0], training, lanes, policy)))
+        trainer = opened.enter_context(closing(HostTrainer(tasks[0], training, executor, policy)))
         slots, spans = training[0].host.slot_names, Spans()
         local = TrainingBackend(trainer, ActionSpec(slots, ()), BLUEPRINTS, spans, governed=False)
         hosts = local if ranks is None else opened.enter_context(spread(RankedBackend(ranks, local, config, indices)))

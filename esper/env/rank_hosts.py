@@ -25,7 +25,7 @@ from esper.telemetry.span import Spans
 from esper.training.execution import workspaces
 from esper.training.execution.faults import is_expected
 from esper.training.execution.ranks import RunRanks
-from esper.training.execution.tiers import make_lanes, prepare_hosts
+from esper.training.execution.tiers import make_executor, prepare_hosts
 from esper.training.governor import Panic
 from esper.training.host_state import host_state
 from esper.training.host_trainer import HostTrainer
@@ -121,17 +121,17 @@ class RankHosts:
 
 
 def _make_hosts(group: HostGroup, task: Task, run: RunConfig, policy: MicroBatchPolicy) -> TrainingBackend:
-    """Makes the hosts of ``group`` on the lanes of ``run``, as rank 0 makes its own."""
+    """Makes the hosts of ``group`` on the executor of ``run``, as rank 0 makes its own."""
     config, blueprints, count = group.config, BLUEPRINTS.copy(), len(group.indices)
     training = make_trainings([task] * count, [config] * count, group.indices)
-    lanes = make_lanes(run, task.device)
+    executor = make_executor(run, task.device)
     try:
-        prepare_hosts(run, training, lanes)
+        prepare_hosts(run, training, executor)
         pinned = copies_to_pin(run, training, max_seed_parameters(training[0], group.spec, blueprints))
-        trainer = HostTrainer(task, training, lanes, policy)
+        trainer = HostTrainer(task, training, executor, policy)
         return TrainingBackend(trainer, group.spec, blueprints, Spans(), pinned, group.governed)
     except BaseException:
-        lanes.close()
+        executor.close()
         raise
 
 

@@ -165,7 +165,7 @@ class TrainingBackend(Backend):
 
     def close(self) -> None:
         try:
-            self.trainer.lanes.close()
+            self.trainer.executor.close()
         finally:  # a GPU that failed
             self.trainer.close()
 

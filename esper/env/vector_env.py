@@ -29,7 +29,7 @@ from esper.telemetry.event import BaselineMeasured, Event, StepsNotCaptured
 from esper.telemetry.span import Spans
 from esper.training.execution.multi_gpu import device_index
 from esper.training.execution.ranks import RunRanks
-from esper.training.execution.tiers import make_lanes, prepare_hosts
+from esper.training.execution.tiers import make_executor, prepare_hosts
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.micro_batching import MicroBatchPolicy
@@ -101,10 +101,10 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.parts = parts or MicroBatchPolicy(config)
         if emit is not ignore:
             self.parts.on_split = self._tell
-        self.lanes = make_lanes(run, *(each.device for each in self.tasks))
-        tier = prepare_hosts(run, self.training, self.lanes)
+        self.executor = make_executor(run, *(each.device for each in self.tasks))
+        tier = prepare_hosts(run, self.training, self.executor)
         pinned = copies_to_pin(run, self.training, max_seed_parameters(self.training[0], spec, self.blueprints))
-        trainer = HostTrainer(task, self.training, self.lanes, self.parts)
+        trainer = HostTrainer(task, self.training, self.executor, self.parts)
         self.reporter = Reporter(self._tell, spec, config.env, n_envs) if emit is not ignore else None
         self.local = TrainingBackend(trainer, spec, self.blueprints, spans, pinned)
         """The hosts of this process."""
@@ -129,7 +129,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         baseline = self.baseline
         if baseline is None:
             settings = self.run_seed, self.parts, self.count_epochs, self.ranks
-            baseline = measure_baseline(self.tasks, self.config, self.lanes, *settings)
+            baseline = measure_baseline(self.tasks, self.config, self.executor, *settings)
         baseline.check(self.horizon)
         self._tell(BaselineMeasured(baseline.episodes, baseline.accuracy, baseline.loss, baseline.final_loss_std))
         return baseline
@@ -139,7 +139,7 @@ class GrowthVectorEnv(SlotVectorEnv):
 
         With ``ESPER_REQUIRE_NATIVE=1``, such a reason is an error if the config names the tier.
         """
-        for reason in self.lanes.reasons():
+        for reason in self.executor.reasons():
             if reason not in self._not_captured:
                 self._not_captured.add(reason)
                 self._tell(StepsNotCaptured(reason))

@@ -130,28 +130,28 @@ class ComputeMeter:
 
     def _a_sample(self, kind: EpochKind) -> tuple[float, float]:
         """Returns the operations of this kind per sample: (training, validation)."""
-        env = self._stand_in(kind)
+        stand_in = self._stand_in(kind)
         task, x = self.task, self.task.sample
         y = task.validation.y[: len(x)]
-        prepare_epoch(env)
+        prepare_epoch(stand_in)
         with _PassCounter() as training, sdpa_kernel(SDPBackend.MATH):
-            add_gradients(env, x, y, None)
+            add_gradients(stand_in, x, y, None)
         few = Split(task.validation.x[:SAMPLE], y, task.validation.table)
-        calibrate = None if env.calibration is None else env.calibration[: len(x)]
+        calibrate = None if stand_in.calibration is None else stand_in.calibration[: len(x)]
         with _PassCounter() as validation, sdpa_kernel(SDPBackend.MATH):
-            evaluate(env, few, list(kind.configurations), calibrate)
+            evaluate(stand_in, few, list(kind.configurations), calibrate)
         a_sample = validation.get_total_flops() / len(x)
-        if env.calibration is not None:  # half of the passes calibrate, on these samples instead of the split
-            a_sample *= (1 + len(env.calibration) / len(task.validation)) / 2
+        if stand_in.calibration is not None:  # half of the passes calibrate, on these samples instead of the split
+            a_sample *= (1 + len(stand_in.calibration) / len(task.validation)) / 2
         return training.get_total_flops() / len(x), a_sample
 
     def _stand_in(self, kind: EpochKind) -> HostTraining:
         """Returns a throwaway host whose slots are filled like this kind, for counting on a few samples."""
-        env = HostTraining(0, self.task, self.config, make_metrics(1, self.task.device)[0])
-        env.reset(0, 0)
-        for site, occupant in zip(env.sites, kind.occupants, strict=True):
+        stand_in = HostTraining(0, self.task, self.config, make_metrics(1, self.task.device)[0])
+        stand_in.reset(0, 0)
+        for site, occupant in zip(stand_in.sites, kind.occupants, strict=True):
             if occupant is not None:
-                env.plant(site, self.blueprints.get(env.host.topology, occupant.blueprint), occupant.style)
+                stand_in.plant(site, self.blueprints.get(stand_in.host.topology, occupant.blueprint), occupant.style)
                 role = Role.INCUBATING if occupant.role == INCUBATING else Role.BLENDED
-                env.assign(site, role, 0.5, 1.0, learning=occupant.role != FROZEN)
-        return env
+                stand_in.assign(site, role, 0.5, 1.0, learning=occupant.role != FROZEN)
+        return stand_in

@@ -26,7 +26,7 @@ from esper.hosts.grown import StaticHost
 from esper.hosts.host import Host
 from esper.hosts.sizes import Sized, nearest_in_size
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.training.execution.tiers import make_lanes
+from esper.training.execution.tiers import make_executor
 from esper.training.host_trainer import HostTrainer
 from esper.training.micro_batching import MicroBatchPolicy
 from esper.training.placement import copies_to_pin
@@ -49,7 +49,7 @@ class ControlRunner(ArmRunner):
             raise ConfigError(f"{self.kind} trains a network, but hosts of {maker.config.task.name} are simulated")
         self.task, self.config, self.ranks = maker.task, resolve(maker.config, maker.task), maker.ranks
         self.own = self.config.run if self.ranks is None else self.ranks.own(self.config.run)
-        """The lanes and the device of this process."""
+        """The workers and the device of this process."""
         self.control_of, self.run_seed = control_of, run_seed
         self.blueprints = BLUEPRINTS.copy()
         with seeded(0):
@@ -80,8 +80,8 @@ class ControlRunner(ArmRunner):
         tasks, configs, facts = zip(*(self.make(host) for host in grown), strict=True)
         training = make_trainings(tasks, configs, range(first, first + len(tasks)))
         meters = [ComputeMeter(*made, self.blueprints) for made in zip(tasks, configs, strict=True)]
-        with make_lanes(self.own, self.task.device) as lanes:
-            trainer = HostTrainer(self.task, training, lanes)
+        with make_executor(self.own, self.task.device) as executor:
+            trainer = HostTrainer(self.task, training, executor)
             try:
                 pinned = copies_to_pin(self.own, training)
                 loop, alone = no_growth_loop(trainer, training[0].host.slot_names, pinned)

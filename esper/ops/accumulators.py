@@ -17,7 +17,7 @@ _accumulate = torch.ops.esper.accumulate_.default
 class Accumulators:
     """Statistics of E envs in K configurations, and the correctness of every sample.
 
-    A lane writes only the rows of its own env, so lanes need no lock. A training pass uses one configuration and no
+    A pass writes only the rows of its own host, so no lock is needed. A training pass uses one configuration and no
     samples.
 
     Attributes:

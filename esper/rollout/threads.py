@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limits torch to one intra-op thread, as in every lane.
+    """Limits torch to one intra-op thread, as in every worker.
 
     The agent is too small to benefit from more, threads waiting for each other are slow on a busy machine, and results
     must not depend on the thread count.

@@ -223,7 +223,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         return summary
 
     def close(self) -> None:
-        """Stops the lanes and closes the event log; a second call does nothing."""
+        """Stops the workers and closes the event log; a second call does nothing."""
         self.trainer.close()
         self.telemetry.close()
 

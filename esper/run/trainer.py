@@ -171,6 +171,6 @@ class Trainer:
         self.work.resume(self.done, validated)
 
     def close(self) -> None:
-        """Stops the lanes of all envs."""
+        """Stops the workers of all envs."""
         for env in self.collector.envs:
             env.close()

@@ -1,1 +1,1 @@
-"""Training hosts: the step, lanes, evaluation, gradient statistics, and the governor."""
+"""Training hosts: the step, executors, evaluation, gradient statistics, and the governor."""

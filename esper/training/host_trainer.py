@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from esper.data.task import Task
-from esper.training.execution.lanes import Lanes, Placed
+from esper.training.execution.executor import Executor, Placed
 from esper.training.host_state import State, host_state, pinned_copy, restore_host_state
 from esper.training.host_training import HostTraining
 from esper.training.micro_batching import MicroBatchPolicy
@@ -15,7 +15,7 @@ from esper.training.streamed import shared_batches, train_in_step
 
 
 class HostTrainer:
-    """Trains ``hosts``, all of one task, on ``lanes``; the caller closes both.
+    """Trains ``hosts``, all of one task, on ``executor``; the caller closes both.
 
     Hosts read data in memory independently. Streamed data is read once for all hosts by workers that live until
     :meth:`close`. A host gets the same batches in both cases.
@@ -25,16 +25,17 @@ class HostTrainer:
     """
 
     def __init__(
-        self, task: Task, hosts: Sequence[HostTraining], lanes: Lanes, policy: MicroBatchPolicy | None = None
+        self, task: Task, hosts: Sequence[HostTraining], executor: Executor, policy: MicroBatchPolicy | None = None
     ) -> None:
         self.hosts = tuple(hosts)
-        self.lanes = lanes
+        self.executor = executor
         self.policy = policy or MicroBatchPolicy(hosts[0].config)
         self.batches = shared_batches(task, self.hosts)
         """Reads streamed data; None for data in memory."""
-        self._train = lanes.train if self.batches is None else partial(train_in_step, self.batches, self.hosts, lanes)
+        shared = self.batches
+        self._train = executor.train if shared is None else partial(train_in_step, shared, self.hosts, executor)
         self._first_epoch = True
-        lanes.adopt(self.hosts)
+        executor.adopt(self.hosts)
 
     def epoch(self, active: Sequence[HostTraining]) -> None:
         """Trains the hosts in ``active`` for one epoch.
@@ -43,7 +44,7 @@ class HostTrainer:
         its batches further from this epoch on. The state at its start is copied only if memory may run out, since the
         copies take time and are rarely needed.
 
-        Raises LaneError with env, epoch and batch; OutOfMemory if memory runs out and the epoch cannot be repeated; and
+        Raises HostError with env, epoch and batch; OutOfMemory if memory runs out and the epoch cannot be repeated; and
         SharedBatchError for data that cannot be read or used.
         """
         copies = self.policy.needs_start({training.device for training in active}, self._first_epoch)
@@ -60,27 +61,27 @@ class HostTrainer:
         self._apply_policy()
         with self.policy.splitting(repeatable=copies):
             if copies:
-                self.lanes.run(save, active)
+                self.executor.run(save, active)
             self._train(active)
         if self._apply_policy():
             for training, order in zip(self.hosts, orders, strict=True):
                 training.order.set_state(order)
             with self.policy.splitting(repeatable=False):
-                self.lanes.run(restore, active)
+                self.executor.run(restore, active)
                 self._train(active)
         self._first_epoch = False
 
     def repeatable(self, work: Callable[[Placed], None], hosts: Sequence[Placed]) -> None:
-        """Runs ``work`` that changes no host, such as a validation, for every env; once more if memory runs out.
+        """Runs ``work`` that changes no host, such as a validation, for every host; once more if memory runs out.
 
         Raises the errors of :meth:`epoch`.
         """
         self._apply_policy()
         with self.policy.splitting(repeatable=True):
-            self.lanes.run(work, hosts)
+            self.executor.run(work, hosts)
         if self._apply_policy():
             with self.policy.splitting(repeatable=False):
-                self.lanes.run(work, hosts)
+                self.executor.run(work, hosts)
 
     def _apply_policy(self) -> bool:
         """Gives hosts the policy's sizes and drops work that was captured with others; returns True if any changed."""
@@ -88,15 +89,15 @@ class HostTrainer:
         if not changed:
             return False
         gc.collect()  # frees tensors that the frames of an error referred to
-        self.lanes.release(changed)
+        self.executor.release(changed)
         for training in changed:
             training.micro_batches = self.policy.count
             training.evaluation_batch = self.policy.evaluation_batch(training.task.evaluation_batch)
-        self.lanes.adopt(changed)
+        self.executor.adopt(changed)
         return True
 
     def close(self) -> None:
-        """Drops what lanes captured of the hosts and ends the workers; a second call does nothing."""
-        self.lanes.release(self.hosts)
+        """Drops what was captured of the hosts and ends the workers; a second call does nothing."""
+        self.executor.release(self.hosts)
         if self.batches is not None:
             self.batches.close()

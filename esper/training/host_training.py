@@ -31,7 +31,7 @@ MAX_CONFIGURATIONS = 256
 
 
 class HostTraining:
-    """A host and all that belongs to it. Only its lane uses it during an epoch; between epochs, only its owner.
+    """A host and all that belongs to it. One thread or stream uses it during an epoch, and its owner between epochs.
 
     Memory is allocated once; :meth:`reset` refills it in place.
     """
@@ -77,7 +77,7 @@ class HostTraining:
         self.shadows: dict[str, ShadowBuffers] = {}
         self.pool = SeedPool()
         self.repeat: Callable[[Hashable, Callable[[], None]], None] = do
-        """Runs a repeated piece of work by key; a GPU lane may replay a CUDA graph instead."""
+        """Runs a repeated piece of work by key; on a GPU it may replay a CUDA graph instead."""
         self.shadow_dropout: dict[str, torch.Generator] = {}
         self.gradient_stats = SeedGradientCollector(1 + len(self.sites), self.device)
         self.order = torch.Generator()

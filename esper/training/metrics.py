@@ -16,7 +16,7 @@ from esper.ops import FIELDS, Accumulators, GradStats, accumulate_
 class EpochMetrics:
     """One host's part of the accumulators of all hosts: row 0 is the training pass, the others are configurations.
 
-    Rows are zeroed on the lane that adds to them, so that no stream waits for another one's zeros.
+    Rows are zeroed by the thread or stream that adds to them, so that no stream waits for another one's zeros.
     """
 
     accumulators: Accumulators

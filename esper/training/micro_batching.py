@@ -9,7 +9,7 @@ import torch
 
 from esper.config_resolved import HostTrainingConfig
 from esper.telemetry.event import Event, MicroBatchHalved
-from esper.training.execution.lanes import LaneError
+from esper.training.execution.executor import HostError
 
 OUT_OF_MEMORY = (
     "can't allocate memory",
@@ -28,10 +28,10 @@ SHORT = 0.25
 never been needed in an epoch before."""
 
 
-class OutOfMemory(LaneError):
-    """Memory ran out in a lane, and the work cannot be repeated in smaller micro-batches; says what needs less."""
+class OutOfMemory(HostError):
+    """Memory ran out for a host, and its work cannot be repeated in smaller micro-batches; says what needs less."""
 
-    def __init__(self, cause: LaneError, advice: str) -> None:
+    def __init__(self, cause: HostError, advice: str) -> None:
         RuntimeError.__init__(self, f"{cause}\n{advice}")
         self.env, self.epoch, self.batch, self.causes = cause.env, cause.epoch, cause.batch, cause.causes
         self.__cause__ = cause
@@ -98,7 +98,7 @@ class MicroBatchPolicy:
         """
         try:
             yield
-        except LaneError as error:
+        except HostError as error:
             if not all(ran_out(cause) for cause in error.causes):
                 raise
             if not (repeatable and self.can_split):

@@ -43,7 +43,7 @@ class Arithmetic:
     """The number format of one host's passes, with ``auto`` resolved, and, for float16, its loss scale.
 
     Gradients in float16 underflow below 6e-8, so the loss is scaled up as far as possible without overflow
-    (Micikevicius et al. 2018, "Mixed Precision Training"). The scale belongs to the host and changes only on its lane.
+    (Micikevicius et al. 2018, "Mixed Precision Training"). The scale is the host's and changes in its steps only.
     """
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
@@ -92,8 +92,8 @@ class Arithmetic:
     def casting(self) -> AbstractContextManager[object]:
         """Returns the autocast context of passes.
 
-        Autocast's weight cache is disabled: it is process-wide and each lane clears it at the end of its pass, so the
-        rounding of the gradient of a layer that runs twice would depend on other lanes.
+        Autocast's weight cache is disabled: it is process-wide and each thread clears it at the end of a pass, so the
+        rounding of the gradient of a layer that runs twice would depend on other threads.
         """
         if self.precision == "float32":
             return nullcontext()

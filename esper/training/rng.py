@@ -39,7 +39,7 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """Seeds torch's global generators (the CPU's and ``device``'s) for a block and restores them afterwards.
 
     Modules draw their initial values from these. The generators are process-wide, so a lock serialises blocks in
-    several threads. Lanes use it only for networks that draw from them.
+    several threads. Hosts use it only for networks that draw from them.
     """
     devices = [device] if device is not None and device.type == "cuda" else []
     with GLOBAL_GENERATORS, torch.random.fork_rng(devices=devices):
@@ -84,7 +84,7 @@ _DROPOUTS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Drop
 
 
 def own_dropout(module: nn.Module, draws: RngHandle) -> None:
-    """Replaces the dropout layers below ``module``, so that concurrent lanes do not share random numbers.
+    """Replaces the dropout layers below ``module``, so that concurrent passes do not share random numbers.
 
     A frozen layer (in eval mode inside a module in train mode) stays and drops nothing.
     """

@@ -19,7 +19,7 @@ from esper.ops import SGD, AdamW, GradStats, adamw_step, grad_stats, sgd_step
 from esper.seeds.blend import blend
 from esper.seeds.site import PlantedSeed, Role
 from esper.training.batches import upload
-from esper.training.execution.lanes import Cancelled
+from esper.training.execution.executor import Cancelled
 from esper.training.host_training import HostTraining
 from esper.training.precision import Arithmetic
 from esper.training.seed_pool import ParameterGroup

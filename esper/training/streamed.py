@@ -8,7 +8,7 @@ from functools import partial
 from esper.data.shared_batches import Batch, Expected, Permutations, SharedBatchError, SharedBatchIterator, worker_died
 from esper.data.split import Split
 from esper.data.task import Task
-from esper.training.execution.lanes import Lanes
+from esper.training.execution.executor import Executor
 from esper.training.host_training import HostTraining
 from esper.training.seed_pool import ParameterGroup
 from esper.training.step import prepare_epoch, train_step
@@ -34,11 +34,11 @@ def shared_batches(task: Task, hosts: Sequence[HostTraining]) -> SharedBatchIter
 
 
 def train_in_step(
-    shared: SharedBatchIterator, hosts: Sequence[HostTraining], lanes: Lanes, active: Sequence[HostTraining]
+    shared: SharedBatchIterator, hosts: Sequence[HostTraining], executor: Executor, active: Sequence[HostTraining]
 ) -> None:
     """Trains the hosts in ``active`` for one epoch on the batches of ``shared``, which reads for all ``hosts``.
 
-    Raises the errors of ``lanes``, and SharedBatchError, with env, epoch and batch, for data that cannot be read.
+    Raises the errors of ``executor``, and SharedBatchError, with env, epoch and batch, for data that cannot be read.
     """
     groups: dict[int, list[ParameterGroup]] = {}
 
@@ -51,12 +51,12 @@ def train_in_step(
         x, y = (values.to(training.device, non_blocking=True) for values in batches[training.index])
         train_step(training, groups[training.index], x, y)
 
-    lanes.run(begin, active)
+    executor.run(begin, active)
     indices = [training.index for training in hosts]
     number = 0
     try:
         for number, batches in enumerate(shared.epoch()):
-            lanes.run(partial(learn, number, dict(zip(indices, batches, strict=True))), active)
+            executor.run(partial(learn, number, dict(zip(indices, batches, strict=True))), active)
     except SharedBatchError as error:
         raise _placed(error, indices, active) from error
     except RuntimeError as error:

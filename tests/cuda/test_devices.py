@@ -13,7 +13,7 @@ from tests.core_helpers import EASY_GATES
 
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore:.*deterministic.*:UserWarning")]
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as in test_gpu_lanes
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as in test_gpu_streams
 
 
 @pytest.mark.finding("T1")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from esper.training.execution.gpu import Gpu
-from esper.training.execution.streams import StreamLanes
+from esper.training.execution.streams import StreamExecutor
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.step import train_epoch
@@ -37,8 +37,8 @@ def test_a_channels_last_host_is_captured_without_a_fallback(monkeypatch: pytest
     """Steps and validation are recorded from the same kernels, and nothing is left to be queued by Python."""
     monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
     env = channels_last_env("cuda", samples_per_epoch=256)
-    with StreamLanes(Gpu(torch.device("cuda"))) as lanes:
-        trainer = HostTrainer(env.task, [env], lanes)
+    with StreamExecutor(Gpu(torch.device("cuda"))) as executor:
+        trainer = HostTrainer(env.task, [env], executor)
 
         def work() -> None:
             for _ in range(2):
@@ -46,7 +46,7 @@ def test_a_channels_last_host_is_captured_without_a_fallback(monkeypatch: pytest
                 trainer.repeatable(validate, [env])
 
         calls = calls_of(work)
-        assert lanes.reasons() == {}
-        assert len(lanes.graphs[env.index]) == 2  # the step and the validation
+        assert executor.reasons() == {}
+        assert len(executor.graphs[env.index]) == 2  # the step and the validation
         trainer.close()
     assert_nothing_falls_back(env, calls, "cuda")

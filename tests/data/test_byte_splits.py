@@ -17,7 +17,7 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.ops import normalisation_table
 from esper.run.experiment import Experiment
 from esper.training.batches import BatchLoader
-from esper.training.execution.workers import WorkerLanes
+from esper.training.execution.workers import WorkerExecutor
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
@@ -210,14 +210,14 @@ def test_images_are_really_mirrored_and_cropped_each_in_its_own_way() -> None:
 def trained(task_values: dict[str, object], lanes: int, batch: int = 32) -> list[HostTraining]:
     task = byte_digits(**task_values)
     envs = [training_of(task, index=index, task={"batch_size": batch}) for index in range(3)]
-    with WorkerLanes(lanes) as pool:
+    with WorkerExecutor(lanes) as pool:
         trainer = HostTrainer(task, envs, pool)
         for _ in range(2):
             trainer.epoch(envs)
     return envs
 
 
-def test_augmented_hosts_are_the_same_for_any_number_of_lanes_and_not_those_of_plain_images() -> None:
+def test_augmented_hosts_are_the_same_for_any_number_of_workers_and_not_those_of_plain_images() -> None:
     augmented = {"augmentation": Augmentation(crop=1, flip=True)}
     one, three, plain = trained(augmented, 1), trained(augmented, 3), trained({}, 1)
     for a, b, c in zip(one, three, plain, strict=True):
@@ -240,7 +240,7 @@ def test_streamed_images_train_the_hosts_that_bytes_in_memory_do() -> None:
         env = HostTraining(0, task, config, make_metrics(1, CPU)[0])
         env.reset(0, 0)
         plant(env, "r0c0")
-        with WorkerLanes(1) as pool:
+        with WorkerExecutor(1) as pool:
             trainer = HostTrainer(task, [env], pool)
             trainer.epoch([env])
             trainer.close()
@@ -280,7 +280,7 @@ def test_a_run_on_bytes_resumes_as_if_it_had_never_stopped(tmp_path: Path) -> No
     same_results(again, whole)
 
 
-def test_an_env_of_bytes_is_the_same_for_any_number_of_lanes() -> None:
+def test_an_env_of_bytes_is_the_same_for_any_number_of_workers() -> None:
     """With counterfactuals that are calibrated on staged images."""
     found = []
     for lanes in (1, 3):

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.env.env_host import EnvHost
 from esper.lifecycle.stage import SeedStage
-from esper.training.execution.workers import WorkerLanes
+from esper.training.execution.workers import WorkerExecutor
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from tests.core_helpers import Rig, plant, rig
@@ -82,7 +82,7 @@ class Syncs(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def run_here(_lanes: WorkerLanes, work: Callable[[Any], None], envs: Iterable[Any]) -> None:
+def run_here(_lanes: WorkerExecutor, work: Callable[[Any], None], envs: Iterable[Any]) -> None:
     """`Lanes.run` in the calling thread: modes of torch belong to a thread."""
     for env in envs:
         work(env)
@@ -91,7 +91,7 @@ def run_here(_lanes: WorkerLanes, work: Callable[[Any], None], envs: Iterable[An
 @contextmanager
 def busy(n_envs: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     """Hosts in step, each with an incubating, a blended and a fossilized seed."""
-    monkeypatch.setattr(WorkerLanes, "run", run_here)
+    monkeypatch.setattr(WorkerExecutor, "run", run_here)
     with rig(n_envs=n_envs) as world:
         for env in range(n_envs):
             plant(world.training(env), "r0c0", "norm", stage=SeedStage.FOSSILIZED)

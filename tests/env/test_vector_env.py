@@ -198,7 +198,7 @@ def test_envs_of_a_run_differ() -> None:
         assert not np.array_equal(world.observation[0], world.observation[1])
 
 
-def test_the_number_of_lanes_changes_no_bit_and_no_event() -> None:
+def test_the_number_of_workers_changes_no_bit_and_no_event() -> None:
     records = []
     for lanes in (1, 2, 3):
         with rig(n_envs=3, horizon=8, run={"lanes": lanes}) as world:

@@ -87,9 +87,9 @@ def test_the_baseline_is_measured_once_and_is_that_of_a_run_of_the_same_seed(mon
     """A policy sees the baseline it learned beside, also where the hosts are held-out ones."""
     measured: list[int] = []
 
-    def counting(task: Any, config: Any, lanes: Any, run_seed: int, *rest: Any) -> Any:
+    def counting(task: Any, config: Any, executor: Any, run_seed: int, *rest: Any) -> Any:
         measured.append(run_seed)
-        return measure_baseline(task, config, lanes, run_seed, *rest)
+        return measure_baseline(task, config, executor, run_seed, *rest)
 
     monkeypatch.setattr("esper.env.vector_env.measure_baseline", counting)
     compare(["none", "random", "heuristic"], 4, tiny().with_values(run={"seed": 5}))

@@ -100,7 +100,7 @@ def test_recalibration_counts_its_passes() -> None:
     assert both == pytest.approx(2 * 2 * FORWARD * (VALIDATED + 256))
 
 
-class CountingLanes:
+class CountingExecutor:
     """Does all work in this thread, under PyTorch's counter."""
 
     cancelled = False
@@ -152,13 +152,13 @@ def test_what_is_counted_is_what_was_computed(task: str, env: dict[str, Any]) ->
     hosts = GrowthVectorEnv(replace(loaded, validation=small, test=small), config)
     meter = ComputeMeter(hosts.task, hosts.config, hosts.blueprints)
     hosts.prepare()
-    hosts.lanes.close()
-    lanes = CountingLanes()
-    hosts.lanes = lanes  # type: ignore[assignment]
-    hosts.backend.trainer = HostTrainer(hosts.task, hosts.training, lanes)  # type: ignore[arg-type]
+    hosts.executor.close()
+    executor = CountingExecutor()
+    hosts.executor = executor  # type: ignore[assignment]
+    hosts.backend.trainer = HostTrainer(hosts.task, hosts.training, executor)  # type: ignore[arg-type]
     hosts.backend.of_each(watch)
     play_round(hosts, RandomController(hosts.action_spec, hosts.layout, 2), 3)
-    assert lanes.flops > 0
+    assert executor.flops > 0
     each = hosts.backend.of_each(episodes)
-    assert sum(map(meter.flops, each)) == pytest.approx(lanes.flops, rel=1e-9)
+    assert sum(map(meter.flops, each)) == pytest.approx(executor.flops, rel=1e-9)
     assert len(set(each[0][1:])) > 2  # more than one kind of epoch

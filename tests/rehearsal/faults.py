@@ -15,7 +15,7 @@ class Fault:
     old: str
     new: str
     tests: str
-    """An expression for ``pytest -k``, among tests/cuda/test_gpu_lanes.py."""
+    """An expression for ``pytest -k``, among tests/cuda/test_gpu_streams.py."""
 
     def plant(self, root: Path) -> None:
         """Edit the file below ``root``. Raises ValueError if the old text is not there exactly once."""

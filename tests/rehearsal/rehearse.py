@@ -30,7 +30,7 @@ VERSIONS = ("2.11.0", "2.15.0")
 
 RECORD = ROOT / "benchmarks" / "results" / "gpu_rehearsal.md"
 TEST_LIMIT, RUN_LIMIT, FAULT_LIMIT = 1800.0, 600.0, 600.0
-LANES, DEVICES = "tests/cuda/test_gpu_lanes.py", "tests/cuda/test_devices.py"
+LANES, DEVICES = "tests/cuda/test_gpu_streams.py", "tests/cuda/test_devices.py"
 PARTS = 4
 """Processes that share the tests of lanes."""
 

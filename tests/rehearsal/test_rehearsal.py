@@ -15,9 +15,9 @@ from tests.rehearsal.faults import FAULTS, Fault
 from tests.rehearsal.workplace import ROOT
 
 REPORT = """<testsuites><testsuite>
-<testcase classname="tests.cuda.test_gpu_lanes" name="test_a[x]"/>
-<testcase classname="tests.cuda.test_gpu_lanes" name="test_b"><failure message="wrong\nbits">...</failure></testcase>
-<testcase classname="tests.cuda.test_gpu_lanes" name="test_c"><skipped message="one GPU"/></testcase>
+<testcase classname="tests.cuda.test_gpu_streams" name="test_a[x]"/>
+<testcase classname="tests.cuda.test_gpu_streams" name="test_b"><failure message="wrong\nbits">...</failure></testcase>
+<testcase classname="tests.cuda.test_gpu_streams" name="test_c"><skipped message="one GPU"/></testcase>
 </testsuite></testsuites>"""
 
 
@@ -57,13 +57,13 @@ def test_outcomes_are_read_by_test(tmp_path: Path) -> None:
     report.write_text(REPORT)
     tests = steps.outcomes(report)
     assert tests == {
-        "test_gpu_lanes.py::test_a[x]": "passed",
-        "test_gpu_lanes.py::test_b": "failed: wrong bits",
-        "test_gpu_lanes.py::test_c": "skipped: one GPU",
+        "test_gpu_streams.py::test_a[x]": "passed",
+        "test_gpu_streams.py::test_b": "failed: wrong bits",
+        "test_gpu_streams.py::test_c": "skipped: one GPU",
     }
     found = result("lanes", 1, tests, tmp_path)
-    assert found.failed == ["test_gpu_lanes.py::test_b"]
-    assert found.skipped == {"test_gpu_lanes.py::test_c": "one GPU"}
+    assert found.failed == ["test_gpu_streams.py::test_b"]
+    assert found.skipped == {"test_gpu_streams.py::test_c": "one GPU"}
     assert steps.outcomes(tmp_path / "none.xml") == {}
 
 

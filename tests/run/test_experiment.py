@@ -155,7 +155,7 @@ def test_the_summary_is_what_the_last_event_says(finished: Finished) -> None:
 
 @pytest.mark.finding("C1")
 @pytest.mark.parametrize("lanes", [1, 3])
-def test_same_seed_same_events_whatever_the_lanes(finished: Finished, lanes: int, tmp_path: Path) -> None:
+def test_same_seed_same_events_whatever_the_workers(finished: Finished, lanes: int, tmp_path: Path) -> None:
     _, again = play(tiny(rounds=2, seed=7, lanes=lanes), tmp_path / "again")
     assert again.stable() == finished[2].stable()
 
@@ -223,7 +223,7 @@ def test_two_runs_in_one_process_do_not_see_each_other(finished: Finished, tmp_p
 @pytest.mark.finding("M17")
 def test_two_runs_that_are_both_open_keep_their_things(tmp_path: Path) -> None:
     first, second = (Experiment(tiny(seed=seed), tmp_path / str(seed)) for seed in (1, 2))
-    assert first.trainer.env.lanes is not second.trainer.env.lanes  # type: ignore[attr-defined]
+    assert first.trainer.env.executor is not second.trainer.env.executor  # type: ignore[attr-defined]
     one, two = second.run(), first.run()  # the first run's end closes nothing of the other
     assert (one.folder.name, two.folder.name) == ("2", "1")
     begins = [next(read_events(tmp_path / name / "events.jsonl")) for name in ("1", "2")]
@@ -260,7 +260,7 @@ def test_a_closed_run_holds_neither_hosts_nor_data(tmp_path: Path) -> None:
         experiment.run()
         env = experiment.trainer.env
         assert isinstance(env, GrowthVectorEnv)
-        held = [experiment, env, env.lanes, env.training[0].host, env.task.train.x, env.training[0].totals.training]
+        held = [experiment, env, env.executor, env.training[0].host, env.task.train.x, env.training[0].totals.training]
         return [weakref.ref(thing) for thing in held]
 
     things = run("r")

@@ -211,7 +211,7 @@ def test_test_images_decide_nothing_while_the_agent_learns(
 
 @pytest.mark.finding("C1")
 @pytest.mark.parametrize("lanes", slow_except([3], [1, 3]))
-def test_same_seed_same_agent_whatever_the_lanes(lanes: int, learned: Learned, tmp_path: Path) -> None:
+def test_same_seed_same_agent_whatever_the_workers(lanes: int, learned: Learned, tmp_path: Path) -> None:
     summary, again = play(learning(evaluation_pairs=3, lanes=lanes), tmp_path / "r")
     assert again.stable() == learned[1].stable()
     assert learned_state(summary.folder) == learned_state(learned[0].folder)

@@ -17,7 +17,7 @@ from esper.files import checkpoint
 from esper.run.experiment import Experiment
 from esper.run.summary import RunSummary
 from esper.telemetry.event import ArmPlayed, BaselineMeasured, EpochCompleted, Event, PolicyUpdated
-from esper.training.execution.lanes import LaneError
+from esper.training.execution.executor import HostError
 from esper.training.step import train_epoch
 from tests.run.run_helpers import (
     Does,
@@ -124,7 +124,7 @@ def test_stopped_in_the_comparison_it_plays_that_again(whole: Runs, tmp_path: Pa
 
 @pytest.mark.finding("M12")
 @pytest.mark.parametrize("name", slow_except(["random"], ["random", "ppo"]))
-def test_an_error_in_a_lane_leaves_a_checkpoint(
+def test_an_error_in_a_worker_leaves_a_checkpoint(
     name: str, whole: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(training: Any, cancelled: Callable[[], bool]) -> None:
@@ -134,7 +134,7 @@ def test_an_error_in_a_lane_leaves_a_checkpoint(
 
     with monkeypatch.context() as patch:
         patch.setattr("esper.training.execution.workers.train_epoch", breaks)
-        with pytest.raises(LaneError, match=r"env 1, epoch 2, batch \d+: ArithmeticError: no more"):
+        with pytest.raises(HostError, match=r"env 1, epoch 2, batch \d+: ArithmeticError: no more"):
             Experiment(CONFIGS[name](), tmp_path / "r").run()
     assert "RunCompleted" not in kinds(tmp_path / "r")
     assert checkpoint.read(tmp_path / "r")["round"] == 1

@@ -31,7 +31,7 @@ def runtime(fake: Fake) -> CudaRuntime:
     return CudaRuntime(str(fake.path))
 
 
-def test_batch_major_and_each_lane_as_long_as_it_is(fake: Fake, runtime: CudaRuntime) -> None:
+def test_batch_major_and_each_stream_as_long_as_it_is(fake: Fake, runtime: CudaRuntime) -> None:
     result = runtime.launch(1, [10, 20, 30], [1, 2, 3], [2, 0, 3])
     assert fake.launches == [(10, 1), (30, 3), (10, 1), (30, 3), (30, 3)]
     assert fake.launch_devices == {1}
@@ -84,7 +84,7 @@ def test_the_driver_says_which_cuda_it_serves(fake: Fake, runtime: CudaRuntime, 
     assert fake.contexts == set()
 
 
-def test_an_error_ends_its_lane_only_and_leaves_none_for_torch(fake: Fake, runtime: CudaRuntime) -> None:
+def test_an_error_ends_its_stream_only_and_leaves_none_for_torch(fake: Fake, runtime: CudaRuntime) -> None:
     fake.bad_graph, fake.bad_step, fake.code = 20, 2, 719
     result = runtime.launch(0, [10, 20, 30], [1, 2, 3], [4, 4, 4])
     assert result.failures == [(1, 2, 719, "made to fail (CUDA error 719)")]
@@ -143,7 +143,7 @@ def test_python_runs_beside_the_loop_and_may_stop_it_between_steps(fake: Fake, r
         ([1], [1], [-3], "lane 0 has -3 steps"),
     ],
 )
-def test_bad_lanes_are_refused(
+def test_bad_streams_are_refused(
     fake: Fake, runtime: CudaRuntime, graphs: list[int], streams: list[int], steps: list[int], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):

@@ -14,7 +14,7 @@ from typing import cast
 from esper._runtime import StopFlag
 from esper.training.execution.gpu import Gpu
 from esper.training.execution.graph_cache import buffers_of
-from esper.training.execution.streams import StreamLanes
+from esper.training.execution.streams import StreamExecutor
 from esper.training.host_training import HostTraining
 from tests.training.stream_order import Accesses, StreamOrder
 
@@ -203,5 +203,5 @@ class FakeGpu:
                 seed.alpha, seed.target = alpha, target
 
 
-def fake_lanes(gpu: FakeGpu, capture: bool = True) -> StreamLanes:
-    return StreamLanes(cast(Gpu, gpu), capture)
+def fake_lanes(gpu: FakeGpu, capture: bool = True) -> StreamExecutor:
+    return StreamExecutor(cast(Gpu, gpu), capture)

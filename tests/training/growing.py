@@ -1,4 +1,4 @@
-"""Hosts of several kinds that grow at random: the same course of events on any lanes, written down to the last bit."""
+"""Hosts of several kinds that grow at random: the same events on any executor, written down to the last bit."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from esper.lifecycle.stage import SeedStage
 from esper.ops import normalisation_table
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.seeds.site import Role, Site
-from esper.training.execution.lanes import Lanes
-from esper.training.execution.streams import StreamLanes
+from esper.training.execution.executor import Executor
+from esper.training.execution.streams import StreamExecutor
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
@@ -151,27 +151,27 @@ class Growing:
     def __init__(
         self,
         kind: Kind,
-        lanes: Lanes,
+        executor: Executor,
         n: int = 2,
         device: torch.device | str = "cpu",
         registry: BlueprintRegistry = BLUEPRINTS,
         **task: Any,
     ) -> None:
-        self.lanes, self.registry = lanes, registry
+        self.executor, self.registry = executor, registry
         self.task = kind.task().to(torch.device(device))
         self.config = resolve(_config(kind, n, task), self.task)
         sites = len(self.task.build_host().sites)
         totals = make_metrics(n, self.task.device, 2 + sites, len(self.task.validation), self.task.objective.dtype)
         self.envs = [HostTraining(i, self.task, self.config, totals[i]) for i in range(n)]
-        if isinstance(lanes, StreamLanes):
+        if isinstance(executor, StreamExecutor):
             for env in self.envs:
                 assert env.feed is not None
                 env.feed.by_cursor = True
-        self.trainer = HostTrainer(self.task, self.envs, lanes)
+        self.trainer = HostTrainer(self.task, self.envs, executor)
 
     def close(self) -> None:
         self.trainer.close()
-        self.lanes.close()
+        self.executor.close()
 
     def __enter__(self) -> Growing:
         return self
@@ -190,7 +190,7 @@ class Growing:
         return [record(env) for env in self.envs]
 
     def validate(self) -> None:
-        self.lanes.run(validate, self.envs)
+        self.executor.run(validate, self.envs)
 
     def plant(self, env: int, slot: str, stage: SeedStage, blueprint: str = "conv_light") -> Site:
         """A seed with the role that it has at ``stage``."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from esper.lifecycle.stage import SeedStage as S
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.telemetry.event import GovernorRollback, SeedCut
-from esper.training.execution.lanes import LaneError
-from esper.training.execution.workers import WorkerLanes
+from esper.training.execution.executor import HostError
+from esper.training.execution.workers import WorkerExecutor
 from esper.training.host_state import RestorableHost
 from esper.training.host_training import HostTraining
 from esper.training.precision import Arithmetic
@@ -152,7 +152,7 @@ def test_every_env_has_a_scale_of_its_own() -> None:
         for index, scale in scales.items():
             set_scale(envs[index], scale)
         assert len({id(scaler_of(env)) for env in envs}) == 3
-        with WorkerLanes(lanes) as pool:
+        with WorkerExecutor(lanes) as pool:
             for _ in range(2):
                 pool.run(train_epoch, envs)
         return [(tensors_of(env), scaler_of(env).get_scale()) for env in envs]
@@ -222,7 +222,7 @@ def test_an_env_is_used_again_after_a_step_that_broke(monkeypatch: pytest.Monkey
     with rig(1, 4, **FP16) as world, rig(1, 4, **FP16) as other:
         with monkeypatch.context() as patch:
             patch.setattr("esper.training.step.grad_stats", breaks)
-            with pytest.raises(LaneError, match="lost"):
+            with pytest.raises(HostError, match="lost"):
                 world.step()
         for one in (world, other):
             one.env.reset(seed=3)

@@ -17,9 +17,9 @@ from esper.lifecycle.stage import SeedStage as S
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.telemetry.event import Event, MicroBatchHalved
 from esper.training import host_trainer, micro_batching
-from esper.training.execution.lanes import LaneError, Lanes
-from esper.training.execution.streams import StreamLanes
-from esper.training.execution.workers import WorkerLanes
+from esper.training.execution.executor import Executor, HostError
+from esper.training.execution.streams import StreamExecutor
+from esper.training.execution.workers import WorkerExecutor
 from esper.training.host_state import State, host_state
 from esper.training.host_training import HostTraining
 from esper.training.micro_batching import MicroBatchPolicy, OutOfMemory, may_run_out, ran_out
@@ -57,19 +57,19 @@ def shrink(
     env.host.segments[1].register_forward_pre_hook(check)  # type: ignore[operator, union-attr]
 
 
-def course(lanes: Lanes, hurt: Callable[[Growing], Any], kind: str = "float images") -> Growing:
+def course(executor: Executor, hurt: Callable[[Growing], Any], kind: str = "float images") -> Growing:
     """Envs with a seed that incubates, on a CPU with dropout, and one that is blended; ``hurt`` acts before the third
     epoch, in which incubation begins."""
-    made = Growing(KINDS[kind], lanes, registry=REGISTRY)
-    if isinstance(lanes, StreamLanes):
-        lanes.gpu.envs = made.envs  # type: ignore[attr-defined]
+    made = Growing(KINDS[kind], executor, registry=REGISTRY)
+    if isinstance(executor, StreamExecutor):
+        executor.gpu.envs = made.envs  # type: ignore[attr-defined]
     made.reset()
     made.epoch()
     for env in range(2):
         made.plant(env, "r1c1", S.HOLDING)
     made.epoch()
     for env in range(2):
-        made.plant(env, "r0c0", S.TRAINING, "dropping" if isinstance(lanes, WorkerLanes) else "conv_light")
+        made.plant(env, "r0c0", S.TRAINING, "dropping" if isinstance(executor, WorkerExecutor) else "conv_light")
     hurt(made)
     return made
 
@@ -94,10 +94,10 @@ def from_here_on(made: Growing) -> None:
 def test_the_epoch_is_done_again_in_parts_to_the_last_bit(kind: str) -> None:
     """All that the failed batch and those before it did is gone: weights, statistics of BatchNorm, draws, totals."""
     parts = KINDS[kind].micro_batches
-    hurt = course(WorkerLanes(2), lambda made: shrink(made.envs[1], BATCH // (2 * parts), from_batch=2), kind=kind)
+    hurt = course(WorkerExecutor(2), lambda made: shrink(made.envs[1], BATCH // (2 * parts), from_batch=2), kind=kind)
     events: list[Event] = []
     hurt.trainer.policy.on_split = events.append
-    expected = finished(course(WorkerLanes(1), from_here_on, kind=kind))
+    expected = finished(course(WorkerExecutor(1), from_here_on, kind=kind))
     assert_same(finished(hurt), expected)
     (event,) = events
     assert isinstance(event, MicroBatchHalved)
@@ -110,7 +110,7 @@ def test_the_epoch_is_done_again_in_parts_to_the_last_bit(kind: str) -> None:
 @pytest.mark.parametrize("fitting", slow_except([5], [0, 5, 20]))
 def test_no_memory_for_copies_of_how_the_epoch_began(fitting: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One env has a part of the copies, and another all of them: nothing is mixed up, and none are made again."""
-    hurt = course(WorkerLanes(2), lambda _made: None)
+    hurt = course(WorkerExecutor(2), lambda _made: None)
     copied: list[int] = []
 
     def too_large(training: HostTraining, copy: Callable[[Tensor], Tensor]) -> State:
@@ -130,7 +130,7 @@ def test_no_memory_for_copies_of_how_the_epoch_began(fitting: int, monkeypatch: 
     records = finished(hurt)
     assert sorted(copied) == [0, 1]
     monkeypatch.setattr(host_trainer, "host_state", host_state)
-    assert_same(records, finished(course(WorkerLanes(1), from_here_on)))
+    assert_same(records, finished(course(WorkerExecutor(1), from_here_on)))
 
 
 @pytest.mark.finding("M12")
@@ -153,7 +153,7 @@ def test_captured_work_of_whole_batches_is_dropped() -> None:
 @pytest.mark.finding("M12")
 @pytest.mark.usefixtures("copies_kept")
 def test_a_second_shortage_is_an_error_that_says_what_takes_less() -> None:
-    with course(WorkerLanes(1), lambda made: shrink(made.envs[1], BATCH // 4, from_batch=1)) as made:
+    with course(WorkerExecutor(1), lambda made: shrink(made.envs[1], BATCH // 4, from_batch=1)) as made:
         events: list[Event] = []
         made.trainer.policy.on_split = events.append
         with pytest.raises(OutOfMemory, match=r"env 1, epoch 2, batch 1: RuntimeError: .*can't allocate") as caught:
@@ -167,7 +167,7 @@ def test_a_second_shortage_is_an_error_that_says_what_takes_less() -> None:
 
 @pytest.mark.usefixtures("copies_kept")
 def test_a_batch_that_cannot_be_cut_smaller_is_not_tried_again() -> None:
-    with Growing(KINDS["float images"], WorkerLanes(1), 1, micro_batches=BATCH) as made:
+    with Growing(KINDS["float images"], WorkerExecutor(1), 1, micro_batches=BATCH) as made:
         made.reset()
         shrink(made.envs[0], 0)
         with pytest.raises(OutOfMemory, match="env 0, epoch 0, batch 0"):
@@ -181,7 +181,7 @@ def test_another_error_is_what_it_was_even_beside_a_shortage() -> None:
         shrink(made.envs[0], BATCH // 2)
         shrink(made.envs[1], 0, error=lambda: ValueError("broken"))
 
-    with course(WorkerLanes(1), hurt) as made, pytest.raises(LaneError) as caught:
+    with course(WorkerExecutor(1), hurt) as made, pytest.raises(HostError) as caught:
         made.trainer.epoch(made.envs)
     assert not isinstance(caught.value, OutOfMemory)
     assert not made.trainer.policy.was_split
@@ -263,7 +263,7 @@ def test_without_a_copy_the_first_shortage_is_the_error_that_says_what_takes_les
         raise AssertionError("a copy")
 
     monkeypatch.setattr(host_trainer, "host_state", copies)
-    with course(WorkerLanes(1), lambda made: shrink(made.envs[1], BATCH // 2, from_batch=1)) as made:
+    with course(WorkerExecutor(1), lambda made: shrink(made.envs[1], BATCH // 2, from_batch=1)) as made:
         with pytest.raises(OutOfMemory, match=r"--set task\.micro_batches=2") as caught:
             made.trainer.epoch(made.envs)
         assert (caught.value.env, caught.value.epoch, caught.value.batch) == (1, 2, 1)
@@ -286,7 +286,7 @@ def test_the_first_epoch_and_those_that_are_short_of_memory_are_copied(monkeypat
     monkeypatch.setattr(host_trainer, "host_state", noted)
     short = False
     monkeypatch.setattr(micro_batching, "may_run_out", lambda _device, first_epoch: first_epoch or short)
-    with Growing(KINDS["float images"], WorkerLanes(1)) as made:
+    with Growing(KINDS["float images"], WorkerExecutor(1)) as made:
         made.reset()
         made.epoch()
         made.epoch()

@@ -22,7 +22,7 @@ from esper.lifecycle.stage import SeedStage as S
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.site import SlotSite
 from esper.training import precision
-from esper.training.execution.workers import WorkerLanes
+from esper.training.execution.workers import WorkerExecutor
 from esper.training.host_training import HostTraining
 from esper.training.precision import concrete
 from esper.training.step import blending, prepare_epoch, train_epoch, train_step
@@ -297,7 +297,7 @@ class Twice(nn.Module):
         return torch.relu(self.layer(h))
 
 
-def test_a_layer_that_runs_twice_has_the_same_gradient_whatever_other_lanes_do() -> None:
+def test_a_layer_that_runs_twice_has_the_same_gradient_whatever_other_threads_do() -> None:
     """torch's cache of casts is one for all threads, and is emptied wherever a pass ends."""
 
     def trained(between: Callable[[], None]) -> dict[str, Tensor]:
@@ -313,14 +313,14 @@ def test_a_layer_that_runs_twice_has_the_same_gradient_whatever_other_lanes_do()
 
 
 @pytest.mark.finding("L3")
-def test_bfloat16_is_the_same_bits_for_any_number_of_lanes() -> None:
+def test_bfloat16_is_the_same_bits_for_any_number_of_workers() -> None:
     found = []
     for lanes in (1, 3):
         envs = [training_of(byte_digits(), index=index, **BF16) for index in range(4)]
         for env in envs:
             plant(env, "r0c1", stage=S.BLENDING, target=0.7)
             plant(env, "r1c0")
-        with WorkerLanes(lanes) as pool:
+        with WorkerExecutor(lanes) as pool:
             for _ in range(2):
                 pool.run(train_epoch, envs)
         found.append([tensors_of(env, ("r0c1", "r1c0")) for env in envs])

@@ -19,7 +19,7 @@ from esper.data.shared_batches import SharedBatchError
 from esper.data.split import Split
 from esper.data.task import Task, resolve
 from esper.env.vector_env import GrowthVectorEnv
-from esper.training.execution.workers import WorkerLanes
+from esper.training.execution.workers import WorkerExecutor
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics
@@ -56,8 +56,8 @@ def trainer_of(task: Task, envs: int) -> Iterator[tuple[HostTrainer, list[HostTr
     made = [HostTraining(i, task, config, rows[i]) for i in range(envs)]
     for env in made:
         env.reset(0, 0)
-    with WorkerLanes(1) as lanes:
-        trainer = HostTrainer(task, made, lanes)
+    with WorkerExecutor(1) as executor:
+        trainer = HostTrainer(task, made, executor)
         try:
             yield trainer, made
         finally:
@@ -88,7 +88,7 @@ def test_workers_live_through_all_epochs() -> None:
 
 
 @pytest.mark.trap(31)
-def test_a_streamed_epoch_is_begun_on_the_lane_that_adds_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_streamed_epoch_is_begun_by_the_worker_that_adds_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that hands batches out zeroes no totals, and fills no rate and no alpha."""
     threads: list[int] = []
 
@@ -115,7 +115,7 @@ def test_a_streamed_epoch_is_begun_on_the_lane_that_adds_to_it(monkeypatch: pyte
 
 @pytest.mark.trap(33)
 def test_a_batch_that_streams_in_is_copied_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WorkerLanes, "run", run_here)  # modes of torch belong to a thread
+    monkeypatch.setattr(WorkerExecutor, "run", run_here)  # modes of torch belong to a thread
     copies: list[bool] = []
 
     class Copies(TorchFunctionMode):

@@ -24,7 +24,7 @@ from esper.hosts.host import Host, SegmentedHost
 from esper.lifecycle.stage import SeedStage as S
 from esper.ops import ACCUMULATOR_FIELDS
 from esper.seeds.site import SlotSite
-from esper.training.execution.workers import WorkerLanes
+from esper.training.execution.workers import WorkerExecutor
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics
 from esper.training.step import train_epoch
@@ -196,12 +196,12 @@ def bits_of(envs: list[HostTraining]) -> dict[str, Tensor]:
 
 @pytest.mark.finding("C1")
 @pytest.mark.parametrize("kind", ["images", "bytes"])
-def test_any_number_of_lanes_gives_the_bits_of_one(kind: str) -> None:
+def test_any_number_of_workers_gives_the_bits_of_one(kind: str) -> None:
     """Trap 31: each row is zeroed and added to by its env's lane alone, in hosts with seeds of every stage."""
     found = []
     for lanes in (1, 2, 3, 7):
         envs = fleet(task=TASKS[kind]())
-        with WorkerLanes(lanes) as pool:
+        with WorkerExecutor(lanes) as pool:
             for _ in range(2):
                 pool.run(epoch, envs)
         found.append(bits_of(envs))
@@ -219,7 +219,7 @@ def test_any_number_of_lanes_gives_the_bits_of_one(kind: str) -> None:
 def test_a_row_changes_when_its_env_runs_and_at_no_other_time(rounds: list[list[int]], lanes: int) -> None:
     torch.set_num_threads(1)
     envs, alone = fleet(5), fleet(5)
-    with WorkerLanes(lanes) as pool:
+    with WorkerExecutor(lanes) as pool:
         for active in rounds:
             before = envs[0].totals.accumulators.read()
             pool.run(epoch, [envs[index] for index in active])
@@ -264,7 +264,7 @@ def memory_of(env: HostTraining) -> Iterator[set[int]]:
 
 
 @pytest.mark.finding("H5")
-def test_alphas_of_counterfactuals_are_made_on_the_lane_that_reads_them() -> None:
+def test_alphas_of_counterfactuals_are_made_by_the_worker_that_reads_them() -> None:
     """The plan is plain numbers, and the thread that starts the lanes runs no operator while they validate."""
     with rig(n_envs=2, horizon=9) as world:
         world.grow("r0c0", S.BLENDING)
@@ -278,7 +278,7 @@ def test_alphas_of_counterfactuals_are_made_on_the_lane_that_reads_them() -> Non
             on_the_lane.append(writes.operators)
 
         with Writes() as main:
-            world.env.lanes.run(validate, hosts)
+            world.env.executor.run(validate, hosts)
         assert main.operators == []
         plan = hosts[0].counterfactual.configurations
         assert len(plan) > 2

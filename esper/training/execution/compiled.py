@@ -21,7 +21,7 @@ from esper.data.split import Split
 from esper.hosts.graft import GraftedHost
 from esper.hosts.host import Host, Run, SegmentedHost, run_segment
 from esper.ops import _native
-from esper.training.execution.lanes import Lanes
+from esper.training.execution.executor import Executor
 from esper.training.host_training import HostTraining
 from esper.training.rng import OwnedDropout, seeded
 from esper.training.shadow import ShadowBuffers
@@ -38,7 +38,7 @@ MAX_REASON = 300
 
 
 class CompiledRun:
-    """``run_segment``, compiled without graph breaks; several lanes may call it at the same time.
+    """``run_segment``, compiled without graph breaks; several threads may call it at the same time.
 
     Compiled code covers ranges of batch sizes. A batch size of 1 has its own code, and on a CPU sizes below 16 too,
     for which convolutions differ.
@@ -142,15 +142,15 @@ def compile_host(
     return None
 
 
-def compile_hosts(hosts: Sequence[HostTraining], lanes: Lanes) -> str | None:
+def compile_hosts(hosts: Sequence[HostTraining], executor: Executor) -> str | None:
     """Compiles ``hosts``, all of one task and before their first episode, or returns why none of them is compiled.
 
-    Compiled code depends on the device and the number of threads, so one host of each device is compiled on a lane.
+    Compiled code depends on the device and the number of threads, so one host of each device is compiled on a worker.
 
     Raises RuntimeError if they cannot be compiled and ``ESPER_REQUIRE_NATIVE`` is 1.
     """
     first_of_device = {training.device: training for training in reversed(hosts)}
-    reasons = (_compile_on_lane(first, lanes) for first in first_of_device.values())
+    reasons = (_compile_on_worker(first, executor) for first in first_of_device.values())
     reason = next((reason for reason in reasons if reason is not None), None)
     for training in hosts:
         if isinstance(training.host, SegmentedHost):
@@ -160,10 +160,10 @@ def compile_hosts(hosts: Sequence[HostTraining], lanes: Lanes) -> str | None:
     return reason
 
 
-def _compile_on_lane(training: HostTraining, lanes: Lanes) -> str | None:
+def _compile_on_worker(training: HostTraining, executor: Executor) -> str | None:
     reasons = [compile_obstacle(training.host, training.host_draws_globally)]
     if reasons == [None]:
-        lanes.run(lambda first: reasons.append(_compile_for_run(first)), [training])
+        executor.run(lambda first: reasons.append(_compile_for_run(first)), [training])
     # New seeds are probed between epochs, possibly with more threads.
     return reasons[-1] or compile_host(training.host, (), [training.sample])
 

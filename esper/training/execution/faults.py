@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from esper.data.shared_batches import SharedBatchError, worker_died
-from esper.training.execution.lanes import DeviceFailed, LaneError
+from esper.training.execution.executor import DeviceFailed, HostError
 from esper.training.execution.messages import RankLost
 from esper.training.execution.ranks import RankFailed
 from esper.training.micro_batching import ran_out
@@ -14,6 +14,6 @@ def is_expected(error: BaseException) -> bool:
 
     Expected are errors of a host in training, a GPU, data, a disk, memory or another rank.
     """
-    if isinstance(error, LaneError | DeviceFailed | SharedBatchError | RankFailed | RankLost | OSError):
+    if isinstance(error, HostError | DeviceFailed | SharedBatchError | RankFailed | RankLost | OSError):
         return True
     return worker_died(error) or ran_out(error)

@@ -27,7 +27,7 @@ removes the function by which the allocator recognises the capture's stream. Tha
 graph were freed, a later allocation would read freed memory."""
 
 _IDLE: dict[int, list[torch.cuda.Stream]] = {}
-"""Streams of closed lanes for the next lanes, by device number. PyTorch keeps memory and cuBLAS's workspaces per
+"""Streams of closed executors for the next ones, by device number. PyTorch keeps memory and cuBLAS's workspaces per
 stream, so those of an abandoned stream would be lost."""
 
 
@@ -45,11 +45,11 @@ class Captured:
 
 
 class Gpu:
-    """The operations of a CUDA device that lanes use.
+    """The operations of a CUDA device that executors use.
 
-    Streams live as long as the process; those of closed lanes are reused. Every method makes the device current while
-    it runs. With another device current, PyTorch and the CUDA runtime would have to switch back to that one, and since
-    CUDA 12 switching to a device makes a context on it.
+    Streams live as long as the process; those of closed executors are reused. Every method makes the device current
+    while it runs. With another device current, PyTorch and the CUDA runtime would have to switch back to that one, and
+    since CUDA 12 switching to a device makes a context on it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -68,7 +68,7 @@ class Gpu:
             return torch.cuda.ExternalStream(handle, device=self.device)  # type: ignore[no-untyped-call]
 
     def reuse(self, streams: Iterable[torch.cuda.Stream]) -> None:
-        """Leaves ``streams`` to the next lanes; their work is done, and their captured work is dropped."""
+        """Leaves ``streams`` to the next executor; their work is done, and their captured work is dropped."""
         _IDLE.setdefault(self.number, []).extend({stream.cuda_stream: stream for stream in streams}.values())
 
     def pool(self) -> Any:

@@ -1,4 +1,4 @@
-"""Lanes on several devices, which work at the same time; hosts are assigned to them round-robin."""
+"""Hosts on several devices, which work at the same time; hosts are assigned to them round-robin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from esper.training.execution.lanes import Cancelled, LaneError, Lanes, Placed, merged
+from esper.training.execution.executor import Cancelled, Executor, HostError, Placed, merged
 from esper.training.host_training import HostTraining
 
 AUTO = "auto"
@@ -34,17 +34,17 @@ def device_index(index: int, devices: int) -> int:
     return index % devices
 
 
-class MultiGpuLanes(Lanes):
-    """The lanes of two or more devices, each driven by its own thread.
+class MultiGpuExecutor(Executor):
+    """The executors of two or more devices, each driven by its own thread.
 
     Devices share nothing but CPU memory, so the results of a host do not depend on the other devices.
     """
 
-    def __init__(self, devices: Sequence[Lanes]) -> None:
+    def __init__(self, devices: Sequence[Executor]) -> None:
         self.devices = tuple(devices)
         # A device always has the same thread: cuBLAS has a handle per thread and device, with memory for each stream.
         self._threads = [ThreadPoolExecutor(1, thread_name_prefix=f"device {i}") for i in range(len(devices))]
-        self.captures = all(lanes.captures for lanes in self.devices)
+        self.captures = all(executor.captures for executor in self.devices)
         self._closed = False
 
     def run(self, work: Callable[[Placed], None], hosts: Iterable[Placed]) -> None:
@@ -62,31 +62,31 @@ class MultiGpuLanes(Lanes):
             self.devices[i].release(share)
 
     def reasons(self) -> dict[str, int]:
-        return dict(sum((Counter(lanes.reasons()) for lanes in self.devices), Counter[str]()))
+        return dict(sum((Counter(executor.reasons()) for executor in self.devices), Counter[str]()))
 
     def cancel(self) -> None:
-        for lanes in self.devices:
-            lanes.cancel()
+        for executor in self.devices:
+            executor.cancel()
 
     @property
     def cancelled(self) -> bool:
-        return any(lanes.cancelled for lanes in self.devices)
+        return any(executor.cancelled for executor in self.devices)
 
     def close(self) -> None:
-        """Closes the lanes of each device on its thread; raises the first error once all threads have ended."""
+        """Closes the executor of each device on its thread; raises the first error once all threads have ended."""
         if self._closed:
             return
         self._closed = True
         try:
-            self._side_by_side({i: lanes.close for i, lanes in enumerate(self.devices)})
+            self._side_by_side({i: executor.close for i, executor in enumerate(self.devices)})
         finally:
             for thread in self._threads:
                 thread.shutdown()
 
     def _shares(self, hosts: Iterable[Placed]) -> dict[int, list[Placed]]:
         shares: dict[int, list[Placed]] = {}  # hosts by number of the device
-        for env in hosts:
-            shares.setdefault(device_index(env.index, len(self.devices)), []).append(env)
+        for host in hosts:
+            shares.setdefault(device_index(host.index, len(self.devices)), []).append(host)
         return shares
 
     def _side_by_side(self, calls: dict[int, Callable[[], Any]]) -> None:
@@ -102,10 +102,10 @@ class MultiGpuLanes(Lanes):
 
 
 def _raise_first(futures: Sequence[Future[None]]) -> None:
-    """Raises one error for all devices: one outside of lanes, else that of the lowest env, else a cancellation."""
+    """Raises one error for all devices: one outside of hosts, else that of the lowest env, else a cancellation."""
     errors = [error for future in futures if (error := future.exception()) is not None]
-    failed = sorted((error for error in errors if isinstance(error, LaneError)), key=lambda error: error.env)
-    foreign = [error for error in errors if not isinstance(error, LaneError | Cancelled)]
+    failed = sorted((error for error in errors if isinstance(error, HostError)), key=lambda error: error.env)
+    foreign = [error for error in errors if not isinstance(error, HostError | Cancelled)]
     if foreign:
         for other in (*foreign[1:], *failed):
             foreign[0].add_note(f"It was not the only one: {type(other).__name__}: {other}")

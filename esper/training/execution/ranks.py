@@ -112,10 +112,10 @@ class RunRanks:
         return range(first, first + size + (rank < more))
 
     def own(self, run: RunConfig) -> RunConfig:
-        """Returns the lanes and the device of this rank: cores and devices are divided among those of a machine."""
-        lanes = run.lanes or max(1, _runtime.physical_cores() // self.local_size)
+        """Returns the workers and the device of this rank: cores and devices are divided among those of a machine."""
+        workers = run.lanes or max(1, _runtime.physical_cores() // self.local_size)
         devices = run.device.split(",")
-        return run.model_copy(update={"lanes": lanes, "device": devices[self.local_rank % len(devices)].strip()})
+        return run.model_copy(update={"lanes": workers, "device": devices[self.local_rank % len(devices)].strip()})
 
     def check(self, hosts: int) -> None:
         """Raises ConfigError if there are more ranks than hosts in a round."""

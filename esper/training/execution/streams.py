@@ -1,4 +1,4 @@
-"""Lanes on a GPU: one stream per env, and work that is captured once as a CUDA graph and replayed without Python.
+"""The executor on a GPU: a stream per host, and work that is captured once as a CUDA graph and replayed without Python.
 
 The first epoch of a training step begins with a few ordinary steps, which warm up everything that a capture needs. Then
 the step is captured, which executes nothing, and the rest of the epoch is launched as a graph. So nothing has to be
@@ -15,9 +15,9 @@ from functools import partial
 import torch
 
 from esper._runtime import StopFlag
+from esper.training.execution.executor import Cancelled, DeviceFailed, Executor, HasPlace, HostError, Placed, merged
 from esper.training.execution.gpu import Captured, Gpu
 from esper.training.execution.graph_cache import HostGraphs, step_signature
-from esper.training.execution.lanes import Cancelled, DeviceFailed, HasPlace, LaneError, Lanes, Placed, merged
 from esper.training.host_training import HostTraining, do
 from esper.training.step import prepare_epoch, train_step
 
@@ -25,8 +25,8 @@ WARM_UP = 3
 """Ordinary steps before a capture, so that libraries choose their algorithms and the allocator has seen every size."""
 
 
-class StreamLanes(Lanes):
-    """One lane per env. Work is queued on the GPU, which executes that of all hosts at the same time.
+class StreamExecutor(Executor):
+    """One stream per host. Work is queued on the GPU, which executes that of all hosts at the same time.
 
     Args:
         gpu: the device.
@@ -41,18 +41,18 @@ class StreamLanes(Lanes):
         self._reasons: Counter[str] = Counter()  # of hosts that were released
         self._stop = StopFlag()
         self._cut_short = False
-        self._failures: list[LaneError] = []  # of the current work
+        self._failures: list[HostError] = []  # of the current work
         self._streams: dict[int, torch.cuda.Stream] = {}
 
     def run(self, work: Callable[[Placed], None], hosts: Iterable[Placed]) -> None:
         hosts = list(hosts)
 
         def queue() -> None:
-            for env in hosts:
+            for host in hosts:
                 if self._stop.is_set:
                     self._cut_short = True
                 else:
-                    self._guarded(env, partial(work, env))
+                    self._guarded(host, partial(work, host))
 
         self._forked(hosts, queue)
 
@@ -100,7 +100,7 @@ class StreamLanes(Lanes):
         self._stop.clear()
         self._failures, self._cut_short = [], False
         try:
-            streams = [self._stream(env.index) for env in hosts]
+            streams = [self._stream(host.index) for host in hosts]
             self.gpu.fork(streams)
         except RuntimeError as fault:
             raise _device_failed("began", hosts, fault) from fault
@@ -122,13 +122,13 @@ class StreamLanes(Lanes):
         if self._cut_short:
             raise Cancelled("cancelled before all of the work was queued")
 
-    def _guarded(self, env: HasPlace, work: Callable[[], object]) -> bool:
-        """Does ``work`` on the env's stream; returns False if it failed."""
+    def _guarded(self, host: HasPlace, work: Callable[[], object]) -> bool:
+        """Does ``work`` on the host's stream; returns False if it failed."""
         try:
-            with self.gpu.on(self._stream(env.index)):
+            with self.gpu.on(self._stream(host.index)):
                 work()
         except Exception as error:
-            self._failures.append(LaneError(env, error))
+            self._failures.append(HostError(host, error))
             return False
         return True
 
@@ -169,7 +169,7 @@ class StreamLanes(Lanes):
         return self.graphs.get(training.index)
 
 
-def _launch(gpu: Gpu, epochs: list[_Epoch], streams: list[torch.cuda.Stream], stop: StopFlag) -> list[LaneError]:
+def _launch(gpu: Gpu, epochs: list[_Epoch], streams: list[torch.cuda.Stream], stop: StopFlag) -> list[HostError]:
     """Launches the captured steps that are left of each epoch, and returns the errors of those that failed."""
     captured = [epoch.captured for epoch in epochs if epoch.captured is not None]
     if not captured:
@@ -183,12 +183,12 @@ def _launch(gpu: Gpu, epochs: list[_Epoch], streams: list[torch.cuda.Stream], st
     for place, _step, _code, text in result.failures:
         epochs[place].failed = True
         epochs[place].training.batch = epochs[place].batches - epochs[place].left  # the step that was not launched
-        errors.append(LaneError(epochs[place].training, RuntimeError(text)))
+        errors.append(HostError(epochs[place].training, RuntimeError(text)))
     return errors
 
 
 def _device_failed(verb: str, hosts: Sequence[HasPlace], error: RuntimeError) -> DeviceFailed:
-    names = ", ".join(str(env.index) for env in hosts)
+    names = ", ".join(str(host.index) for host in hosts)
     return DeviceFailed(f"the GPU failed as work {verb} for env {names}: {type(error).__name__}: {error}")
 
 

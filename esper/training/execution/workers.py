@@ -1,4 +1,4 @@
-"""Lanes on the CPU: persistent worker threads with one intra-op thread each."""
+"""The executor on a CPU: persistent worker threads with one intra-op thread each."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from math import inf
 import torch
 
 from esper import _runtime
-from esper.training.execution.lanes import Cancelled, LaneError, Lanes, Placed, merged
+from esper.training.execution.executor import Cancelled, Executor, HostError, Placed, merged
 from esper.training.host_training import HostTraining
 from esper.training.step import train_epoch
 
 
-class WorkerLanes(Lanes):
-    """A pool of ``count`` lanes; None: one per physical core.
+class WorkerExecutor(Executor):
+    """A pool of ``count`` workers; None: one per physical core.
 
-    One lane at a time works on an env, which owns everything it writes, so there are no locks. Every lane computes with
-    exactly one intra-op thread, so results are bit-identical for any number of lanes. The env that took longest the
+    One worker at a time has a host, which owns everything it writes, so there are no locks. Every worker computes with
+    exactly one intra-op thread, so results are bit-identical for any number of workers. The host that took longest the
     last time starts first, which shortens the wait at the end.
     """
 
@@ -27,25 +27,25 @@ class WorkerLanes(Lanes):
     def __init__(self, count: int | None = None) -> None:
         cores = _runtime.physical_cores()
         self.count = count or cores
-        # Fewer lanes than cores are not pinned: otherwise two processes with one lane each would share a core.
-        self._pool = _runtime.WorkerPool(self.count, _one_intra_op_thread, pin=self.count == cores, name="lane")
-        self._seconds: dict[int, float] = {}  # of the last work, by env.index
+        # Fewer workers than cores are not pinned: otherwise two processes with one worker each would share a core.
+        self._pool = _runtime.WorkerPool(self.count, _one_intra_op_thread, pin=self.count == cores, name="worker")
+        self._seconds: dict[int, float] = {}  # of the last work, by host.index
 
     def run(self, work: Callable[[Placed], None], hosts: Iterable[Placed]) -> None:
         hosts = tuple(hosts)
-        tasks = [partial(work, env) for env in hosts]
-        outcomes = self._pool.run(tasks, [self._seconds.get(env.index, inf) for env in hosts])
-        errors: list[LaneError] = []
+        tasks = [partial(work, host) for host in hosts]
+        outcomes = self._pool.run(tasks, [self._seconds.get(host.index, inf) for host in hosts])
+        errors: list[HostError] = []
         cancelled: list[int] = []
-        for env, (error, seconds) in zip(hosts, outcomes, strict=True):
+        for host, (error, seconds) in zip(hosts, outcomes, strict=True):
             if isinstance(error, Cancelled | _runtime.Cancelled):
-                cancelled.append(env.index)
+                cancelled.append(host.index)
             elif isinstance(error, Exception):
-                errors.append(LaneError(env, error))
-            elif error is not None:  # SystemExit and the like do not concern the env
+                errors.append(HostError(host, error))
+            elif error is not None:  # SystemExit and the like do not concern the host
                 raise error
             else:
-                self._seconds[env.index] = seconds
+                self._seconds[host.index] = seconds
         if errors:
             raise merged(errors)
         if cancelled:

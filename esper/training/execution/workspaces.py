@@ -1,7 +1,7 @@
-"""The size of cuBLAS's workspaces, of which PyTorch allocates one per thread and stream, so one per lane on a GPU.
+"""The size of cuBLAS's workspaces, of which PyTorch allocates one per thread and stream, so one per stream of a GPU.
 
-By PyTorch's sources a workspace has 32 MiB on GPUs of compute capability 9 and 8.125 MiB on older ones, so 40 lanes of
-an H100 would hold 1.25 GiB. A run sets the smaller size for any number of lanes, because cuBLAS may choose another
+By PyTorch's sources a workspace has 32 MiB on GPUs of compute capability 9 and 8.125 MiB on older ones, so 40 streams
+of an H100 would hold 1.25 GiB. A run sets the smaller size for any number of streams, because cuBLAS may choose another
 algorithm in a smaller workspace, and then rounds differently.
 """
 
@@ -35,14 +35,14 @@ def size_of(setting: str) -> int:
 
 
 def of_run(device: str, environment: MutableMapping[str, str] = os.environ) -> str | None:
-    """Describes the workspace of each lane of a run on ``run.device``; None on a CPU."""
+    """Describes the workspace of each stream of a run on ``run.device``; None on a CPU."""
     if all(torch.device(name.strip()).type != "cuda" for name in device.split(",")):
         return None
     setting = environment.get(VARIABLE)
     origin = "PyTorch's default" if setting is None else f"{VARIABLE}={setting}"
-    return f"up to {size_of(setting or '') / 2**20:.4g} MiB per lane ({origin})"
+    return f"up to {size_of(setting or '') / 2**20:.4g} MiB per stream ({origin})"
 
 
 def describe(cuda: str | None = torch.version.cuda) -> str | None:
-    """Describes the workspace of each lane of a run on this machine; None if PyTorch has no CUDA."""
+    """Describes the workspace of each stream of a run on this machine; None if PyTorch has no CUDA."""
     return None if cuda is None else of_run("cuda", {VARIABLE: os.environ.get(VARIABLE, SETTING)})

@@ -28,7 +28,7 @@ from esper.spaces.action import Op
 from esper.telemetry.event import StepsNotCaptured
 from esper.training.execution import compiled
 from esper.training.execution.compiled import CompiledRun, compile_host, compiled_run
-from esper.training.execution.workers import WorkerLanes
+from esper.training.execution.workers import WorkerExecutor
 from tests.core_helpers import Rig, digits, flat_baseline, rig, tiny_config
 from tests.selection import slow_except
 
@@ -334,7 +334,7 @@ def test_a_host_grown_compiled_is_saved_and_loaded(tmp_path: Path) -> None:
 
 
 def test_reasons_why_steps_are_not_captured_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WorkerLanes, "reasons", lambda self: {"dropout: it draws": 2, "another": 1})
+    monkeypatch.setattr(WorkerExecutor, "reasons", lambda self: {"dropout: it draws": 2, "another": 1})
     with rig(1, 8) as run:
         run.step()
         run.step()
@@ -342,7 +342,7 @@ def test_reasons_why_steps_are_not_captured_are_told_once(monkeypatch: pytest.Mo
 
 
 def test_the_tier_that_was_named_is_no_fallback_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WorkerLanes, "reasons", lambda self: {"dropout: it draws": 2})
+    monkeypatch.setattr(WorkerExecutor, "reasons", lambda self: {"dropout: it draws": 2})
     monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
     with rig(1, 8) as run:
         run.step()  # auto promised nothing

@@ -317,7 +317,7 @@ def test_a_device_without_a_number_is_the_current_one(cuda: TorchCuda, fake: Fak
     assert Gpu(torch.device("cuda")).device == torch.device("cuda", 1)
 
 
-def test_streams_of_closed_lanes_serve_the_next_lanes_on_the_device(cuda: TorchCuda) -> None:
+def test_streams_of_closed_executors_serve_the_next_ones_on_the_device(cuda: TorchCuda) -> None:
     """Each stream once, though it was the stream of two lanes."""
     first = gpu(1)
     one, two = first.stream(), first.stream()

@@ -18,10 +18,10 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.files.system_info import check_devices
 from esper.telemetry.event import Event
 from esper.telemetry.record import stable_record
-from esper.training.execution.lanes import Cancelled, DeviceFailed, LaneError
-from esper.training.execution.multi_gpu import MultiGpuLanes, device_index
+from esper.training.execution.executor import Cancelled, DeviceFailed, HostError
+from esper.training.execution.multi_gpu import MultiGpuExecutor, device_index
 from esper.training.execution.ranks import RunRanks
-from esper.training.execution.workers import WorkerLanes
+from esper.training.execution.workers import WorkerExecutor
 from tests.core_helpers import DAMAGE, digits, flat_baseline, tiny_config
 from tests.run.run_helpers import assert_same_bits, flat
 from tests.selection import slow_except
@@ -65,16 +65,16 @@ class Noting:
 
 
 @contextmanager
-def three() -> Iterator[MultiGpuLanes]:
-    with MultiGpuLanes([WorkerLanes(1), WorkerLanes(1), WorkerLanes(1)]) as lanes:
-        yield lanes
+def three() -> Iterator[MultiGpuExecutor]:
+    with MultiGpuExecutor([WorkerExecutor(1), WorkerExecutor(1), WorkerExecutor(1)]) as executor:
+        yield executor
 
 
 @pytest.mark.finding("G1")
 def test_envs_take_devices_in_turn() -> None:
     devices = [Noting(), Noting(), Noting()]
-    with MultiGpuLanes(devices) as lanes:  # type: ignore[arg-type]
-        for call in (lanes.train, lanes.adopt, lanes.release):
+    with MultiGpuExecutor(devices) as executor:  # type: ignore[arg-type]
+        for call in (executor.train, executor.adopt, executor.release):
             call([Env(i) for i in range(8)])  # type: ignore[operator,list-item]
     for device, mine in zip(devices, [[0, 3, 6], [1, 4, 7], [2, 5]], strict=True):
         assert device.calls == [("train", mine), ("adopt", mine), ("release", mine)]
@@ -84,8 +84,8 @@ def test_envs_take_devices_in_turn() -> None:
 def test_devices_work_side_by_side() -> None:
     """Each waits for the others, which one after the other would never end."""
     meet = threading.Barrier(3, timeout=20)
-    with three() as lanes:
-        lanes.run(lambda _env: meet.wait() and None, [Env(0), Env(1), Env(2)])
+    with three() as executor:
+        executor.run(lambda _env: meet.wait() and None, [Env(0), Env(1), Env(2)])
 
 
 @pytest.mark.finding("M12")
@@ -94,30 +94,30 @@ def test_errors_of_all_devices_are_one_error_of_the_first_env() -> None:
         if env.index in (1, 2, 4):
             raise ArithmeticError(f"in {env.index}")
 
-    with three() as lanes, pytest.raises(LaneError, match="env 1, epoch 3, batch 1: ArithmeticError: in 1") as found:
-        lanes.run(breaks, [Env(i) for i in range(6)])
+    with three() as executor, pytest.raises(HostError, match="env 1, epoch 3, batch 1: ArithmeticError: in 1") as found:
+        executor.run(breaks, [Env(i) for i in range(6)])
     assert found.value.env == 1
     assert [str(cause) for cause in found.value.causes] == ["in 1", "in 4", "in 2"]
     assert len(found.value.__notes__) == 2
 
 
-def test_an_error_outside_of_lanes_comes_first_and_names_the_others() -> None:
-    broken = LaneError(Env(0), ArithmeticError("a host's")), LaneError(Env(1), ArithmeticError("another's"))
+def test_an_error_outside_of_hosts_comes_first_and_names_the_others() -> None:
+    broken = HostError(Env(0), ArithmeticError("a host's")), HostError(Env(1), ArithmeticError("another's"))
     devices: list[Any] = [Noting(broken[0]), Noting(broken[1]), Noting(DeviceFailed("the third"))]
-    lanes = MultiGpuLanes(devices)
+    executor = MultiGpuExecutor(devices)
     with pytest.raises(DeviceFailed, match="the third") as caught:
-        lanes.run(lambda _env: None, [Env(i) for i in range(3)])
+        executor.run(lambda _env: None, [Env(i) for i in range(3)])
     assert [f"env {i}, epoch 3" in note for i, note in enumerate(caught.value.__notes__)] == [True, True]
     with pytest.raises(DeviceFailed, match="the third"):
-        lanes.close()
+        executor.close()
 
 
 def test_the_work_of_a_device_is_always_on_the_same_thread() -> None:
     """Also when there is none for the devices before it."""
     devices: list[Any] = [Noting(), Noting(), Noting()]
-    with MultiGpuLanes(devices) as lanes:
+    with MultiGpuExecutor(devices) as executor:
         for indices in ([0, 1, 2], [2], [1, 2], [2, 0], [1]):
-            lanes.run(lambda _env: None, [Env(i) for i in indices])
+            executor.run(lambda _env: None, [Env(i) for i in indices])
     threads = [set(device.threads) for device in devices]
     assert [len(own) for own in threads] == [1, 1, 1]
     assert len(set.union(*threads)) == 3
@@ -126,15 +126,15 @@ def test_the_work_of_a_device_is_always_on_the_same_thread() -> None:
 @pytest.mark.parametrize("error", [None, RuntimeError("a sticky fault")])
 def test_a_device_is_closed_on_its_thread_which_ends_after_that(error: Exception | None) -> None:
     devices: list[Any] = [Noting(), Noting(), Noting()]
-    lanes = MultiGpuLanes(devices)
-    lanes.run(lambda _env: None, [Env(i) for i in range(3)])
+    executor = MultiGpuExecutor(devices)
+    executor.run(lambda _env: None, [Env(i) for i in range(3)])
     devices[1].error = error
     if error is None:
-        lanes.close()
+        executor.close()
     else:
         with pytest.raises(RuntimeError, match="a sticky fault"):
-            lanes.close()
-    lanes.close()  # does nothing
+            executor.close()
+    executor.close()  # does nothing
     assert [len(device.threads) for device in devices] == [2, 2, 2]
     assert all(worked is closed for worked, closed in (device.threads for device in devices))
     assert not any(thread.is_alive() for device in devices for thread in device.threads)
@@ -147,17 +147,17 @@ def test_cancelling_reaches_all_devices() -> None:
         if env.index < 3:
             begun.wait()
             for _ in range(2000):
-                if lanes.cancelled:
+                if executor.cancelled:
                     raise Cancelled("seen")
                 threading.Event().wait(0.01)
 
-    with three() as lanes:
-        canceller = threading.Thread(target=lambda: (begun.wait(), lanes.cancel()))
+    with three() as executor:
+        canceller = threading.Thread(target=lambda: (begun.wait(), executor.cancel()))
         canceller.start()
         with pytest.raises(Cancelled):
-            lanes.run(work, [Env(i) for i in range(9)])
+            executor.run(work, [Env(i) for i in range(9)])
         canceller.join()
-        lanes.run(lambda _env: None, [Env(0)])  # the next run is free
+        executor.run(lambda _env: None, [Env(0)])  # the next run is free
 
 
 def grown(devices: int, envs: int = 5) -> tuple[list[Any], list[dict[str, Any]]]:
@@ -192,7 +192,7 @@ def test_hosts_on_several_devices_have_the_bits_of_one() -> None:
 
 
 def lanes_of(gpus: list[FakeGpu]) -> Any:
-    return fake_lanes(gpus[0]) if len(gpus) == 1 else MultiGpuLanes([fake_lanes(gpu) for gpu in gpus])
+    return fake_lanes(gpus[0]) if len(gpus) == 1 else MultiGpuExecutor([fake_lanes(gpu) for gpu in gpus])
 
 
 @pytest.mark.finding("T1")
@@ -233,24 +233,24 @@ def test_no_more_devices_than_hosts_are_used() -> None:
     config = TrainingConfig.parse({"run": {"device": "cpu,cpu,cpu"}, "env": {"n_envs": 2, "episode_length": 2}})
     env = make_env(config)
     assert isinstance(env, GrowthVectorEnv)
-    assert (len(env.tasks), isinstance(env.lanes, MultiGpuLanes)) == (2, True)
+    assert (len(env.tasks), isinstance(env.executor, MultiGpuExecutor)) == (2, True)
     env.close()
     alone = make_env(config.with_values(env={"n_envs": 1}))
     assert isinstance(alone, GrowthVectorEnv)
-    assert isinstance(alone.lanes, WorkerLanes)
+    assert isinstance(alone.executor, WorkerExecutor)
     alone.close()
 
 
 def test_an_env_whose_gpu_has_failed_ends_its_workers_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     env = make_env(TrainingConfig.parse({"env": {"n_envs": 2, "episode_length": 2}}))
     assert isinstance(env, GrowthVectorEnv)
-    close, closed = env.lanes.close, []
+    close, closed = env.executor.close, []
 
     def fail() -> None:
         close()
         raise RuntimeError("a sticky fault")
 
-    monkeypatch.setattr(env.lanes, "close", fail)
+    monkeypatch.setattr(env.executor, "close", fail)
     monkeypatch.setattr(env.backend.trainer, "close", lambda: closed.append("trainer"))
     with pytest.raises(RuntimeError, match="a sticky fault"):
         env.close()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from esper.lifecycle.stage import SeedStage
-from esper.training.execution.lanes import LaneError
+from esper.training.execution.executor import HostError
 from esper.training.host_training import HostTraining
 from tests.selection import slow_except
 from tests.training.execution.test_streams import growing
@@ -39,10 +39,10 @@ def test_an_env_has_one_stream_for_warming_up_capturing_and_launching() -> None:
         for parts in (1, 2):
             made.trainer.policy.restore(parts)  # what was captured for another number of parts is dropped
             for envs in (made.envs[::-1], made.envs):
-                made.lanes.run(work, envs)
+                made.executor.run(work, envs)
                 with gpu.watched() as seen:
                     made.trainer.epoch(envs)
-                    made.lanes.run(validate, envs)
+                    made.executor.run(validate, envs)
                 for env in envs:
                     for address in set(addresses(env).values()) & set(seen.streams):
                         streams[env.index] |= seen.streams[address]
@@ -61,7 +61,7 @@ def test_each_env_has_a_memory_of_its_own_also_after_a_drop() -> None:
     gpu = FakeGpu()
     with growing(gpu, n=3) as made:
         for env in made.envs:
-            made.lanes.graphs[env.index].limit = 2  # type: ignore[union-attr]
+            made.executor.graphs[env.index].limit = 2  # type: ignore[union-attr]
         made.episodes(2, 4)
         pools = {(id(one.pool), one.stream.number) for one in gpu.captured}
     assert len(pools) > 3
@@ -79,7 +79,7 @@ def test_forty_one_envs_have_forty_one_streams() -> None:
 
     with growing(gpu, n=41) as made:
         for envs in (made.envs, made.envs[::-1], made.envs[30:]):
-            made.lanes.run(work, envs)
+            made.executor.run(work, envs)
     assert gpu.streams == 41
     assert all(len(streams) == 1 for streams in places.values())
     assert len(set.union(*places.values())) == 41
@@ -102,8 +102,8 @@ def test_streams_follow_what_was_queued_and_are_waited_for_even_after_an_error(
         for _ in range(2):
             for env in made.envs:
                 touch(env.alphas)
-            with pytest.raises(LaneError if error is ZeroDivisionError else error) if error else nullcontext():
-                made.lanes.run(work, made.envs)
+            with pytest.raises(HostError if error is ZeroDivisionError else error) if error else nullcontext():
+                made.executor.run(work, made.envs)
         for env in made.envs:
             touch(env.alphas)
         assert seen.pieces >= 8

@@ -12,7 +12,7 @@ from esper.lifecycle.stage import SeedStage
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.training.execution.graph_cache import REPLACES, WAITS
 from esper.training.execution.streams import WARM_UP
-from esper.training.execution.workers import WorkerLanes
+from esper.training.execution.workers import WorkerExecutor
 from tests.selection import slow_except
 from tests.training.fake_gpu import FakeGpu, fake_lanes
 from tests.training.growing import BATCHES, KINDS, Dropping, Growing, Kind, assert_same, float_images
@@ -35,17 +35,17 @@ def launches(gpu: FakeGpu) -> list[str]:
 
 @pytest.mark.parametrize(("kind", "seed"), slow_except([("ste", 0)], [*((kind, 0) for kind in KINDS), ("bytes", 2)]))
 def test_captured_hosts_grow_as_others_do_to_the_last_bit(kind: str, seed: int) -> None:
-    with Growing(KINDS[kind], WorkerLanes(1)) as plain:
+    with Growing(KINDS[kind], WorkerExecutor(1)) as plain:
         expected = plain.episodes(2, 8, seed)
     gpu = FakeGpu()
     with growing(gpu, kind=kind) as made:
         assert_same(made.episodes(2, 8, seed), expected)
         assert sum(one.times for one in gpu.captured) > 50
-        assert made.lanes.reasons() == {}  # type: ignore[union-attr]
+        assert made.executor.reasons() == {}  # type: ignore[union-attr]
 
 
 def test_what_is_not_captured_is_queued_to_the_same_bits() -> None:
-    with Growing(KINDS["float images"], WorkerLanes(1)) as plain:
+    with Growing(KINDS["float images"], WorkerExecutor(1)) as plain:
         expected = plain.episodes(1, 6)
     gpu = FakeGpu()
     with growing(gpu, capture=False) as made:
@@ -87,7 +87,7 @@ def test_rates_alphas_and_targets_act_without_a_new_capture() -> None:
     """The fake device has wrong numbers in Python while it launches, so that only those on the device count."""
     gpu = FakeGpu()
     kind = KINDS["bytes"]
-    with Growing(kind, WorkerLanes(1)) as plain, growing(gpu, kind="bytes") as made:
+    with Growing(kind, WorkerExecutor(1)) as plain, growing(gpu, kind="bytes") as made:
         plain.reset()
         for world in (plain, made):
             for env in range(2):
@@ -120,7 +120,7 @@ def test_captured_work_serves_later_rounds() -> None:
 
 def test_a_shadow_is_fresh_though_its_steps_were_captured_with_another_seed() -> None:
     gpu = FakeGpu()
-    with Growing(KINDS["float images"], WorkerLanes(1)) as plain, growing(gpu) as made:
+    with Growing(KINDS["float images"], WorkerExecutor(1)) as plain, growing(gpu) as made:
         for episode in range(2):
             for world in (plain, made):
                 world.reset(episode)
@@ -132,7 +132,7 @@ def test_a_shadow_is_fresh_though_its_steps_were_captured_with_another_seed() ->
 
 def test_statistics_have_their_owner_whichever_seed_was_planted_first() -> None:
     gpu = FakeGpu()
-    with Growing(KINDS["float images"], WorkerLanes(1)) as plain, growing(gpu) as made:
+    with Growing(KINDS["float images"], WorkerExecutor(1)) as plain, growing(gpu) as made:
         for episode, order in enumerate((("r0c0", "r1c0"), ("r1c0", "r0c0"))):
             for world in (plain, made):
                 world.reset(episode)
@@ -145,13 +145,13 @@ def test_statistics_have_their_owner_whichever_seed_was_planted_first() -> None:
 @pytest.mark.slow
 def test_what_is_captured_is_dropped_all_at_once_when_there_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu()
-    with Growing(KINDS["float images"], WorkerLanes(1)) as plain:
+    with Growing(KINDS["float images"], WorkerExecutor(1)) as plain:
         expected = plain.episodes(3, 8)
     with growing(gpu) as made:
         for env in made.envs:
-            made.lanes.graphs[env.index].limit = 3  # type: ignore[union-attr]
+            made.executor.graphs[env.index].limit = 3  # type: ignore[union-attr]
         assert_same(made.episodes(3, 8), expected)
-        sizes = [len(made.lanes.graphs[env.index]) for env in made.envs]  # type: ignore[union-attr]
+        sizes = [len(made.executor.graphs[env.index]) for env in made.envs]  # type: ignore[union-attr]
         assert max(sizes) <= 4  # a validation may have met its capture in between
     dropped = [i for i, call in enumerate(gpu.calls) if call == "give back"]
     assert len(dropped) > 4
@@ -161,14 +161,14 @@ def test_what_is_captured_is_dropped_all_at_once_when_there_is_too_much(monkeypa
 
 @pytest.mark.parametrize("trouble", ["waits", "raises"])
 def test_work_that_cannot_be_captured_is_queued_and_says_why_once(trouble: str) -> None:
-    with Growing(KINDS["float images"], WorkerLanes(1)) as plain:
+    with Growing(KINDS["float images"], WorkerExecutor(1)) as plain:
         expected = plain.episodes(1, 5)
     gpu = FakeGpu()
     with growing(gpu) as made:
         gpu.waiting = trouble == "waits"
         gpu.refusal = RuntimeError("operation not permitted") if trouble == "raises" else None
         assert_same(made.episodes(1, 5), expected)
-        counts = made.lanes.reasons()  # type: ignore[union-attr]
+        counts = made.executor.reasons()  # type: ignore[union-attr]
         assert list(counts) == [WAITS if trouble == "waits" else "RuntimeError: operation not permitted"]
         tried = len(gpu.calls)
         assert_same(made.episodes(1, 5), expected)
@@ -230,7 +230,7 @@ def test_seeds_that_cannot_be_captured_train_as_ever(odd: str) -> None:
     gpu = FakeGpu()
     kind = KINDS["float images"]
     with (
-        Growing(kind, WorkerLanes(1), registry=registry) as plain,
+        Growing(kind, WorkerExecutor(1), registry=registry) as plain,
         Growing(kind, fake_lanes(gpu), registry=registry) as made,
     ):
         gpu.envs = made.envs
@@ -240,7 +240,7 @@ def test_seeds_that_cannot_be_captured_train_as_ever(odd: str) -> None:
         for _ in range(3):
             assert_same(made.epoch(), plain.epoch())
         assert len(launches(gpu)) == 3  # the other env is launched
-        counts = made.lanes.reasons()  # type: ignore[union-attr]
+        counts = made.executor.reasons()  # type: ignore[union-attr]
         assert [text.startswith(reason) for text in counts] == [True]
         assert list(counts.values()) == [1]
         for world in (plain, made):  # without that seed, the step is like any other
@@ -270,7 +270,7 @@ def test_a_seed_that_does_not_take_part_yet_hinders_no_capture() -> None:
 
 def test_a_host_without_gradients_trains_as_ever() -> None:
     gpu = FakeGpu()
-    with Growing(KINDS["float images"], WorkerLanes(1)) as plain, growing(gpu) as made:
+    with Growing(KINDS["float images"], WorkerExecutor(1)) as plain, growing(gpu) as made:
         plain.reset()
         for world in (plain, made):
             for env in world.envs:
@@ -287,19 +287,19 @@ def test_float16_is_not_captured_and_says_why() -> None:
         made.reset()
         made.trainer.epoch(made.envs)
         assert not gpu.captured
-        (reason,) = made.lanes.reasons()  # type: ignore[union-attr]
+        (reason,) = made.executor.reasons()  # type: ignore[union-attr]
         assert reason.startswith("float16")
 
 
-def test_a_trainer_that_is_closed_leaves_nothing_of_its_envs_on_the_lanes() -> None:
+def test_a_trainer_that_is_closed_leaves_nothing_of_its_envs_on_the_executor() -> None:
     """The hosts of the baseline come and go, and the lanes stay."""
     gpu = FakeGpu()
     with growing(gpu) as made:
         made.episodes(1, 3)
         made.trainer.close()
-        lanes = made.lanes
-        assert lanes.graphs == {}  # type: ignore[union-attr]
-        assert lanes.reasons() == {}  # type: ignore[union-attr]
+        executor = made.executor
+        assert executor.graphs == {}  # type: ignore[union-attr]
+        assert executor.reasons() == {}  # type: ignore[union-attr]
 
 
 def test_validation_of_hosts_whose_data_streams_is_captured_too() -> None:
@@ -332,7 +332,7 @@ def test_memory_is_flat_over_1000_topologies(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("esper.training.execution.graph_cache.MAX_REMEMBERED", 16)
     gpu, dice, sizes = FakeGpu(), random.Random(0), list[Live]()
     with growing(gpu, n=1) as made:
-        made.lanes.graphs[made.envs[0].index].limit = 6  # type: ignore[union-attr]
+        made.executor.graphs[made.envs[0].index].limit = 6  # type: ignore[union-attr]
         for epoch in range(1, 1001):
             made.act(dice)
             made.epoch()

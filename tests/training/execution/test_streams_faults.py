@@ -6,9 +6,9 @@ import torch
 from esper.lifecycle.stage import SeedStage
 from esper.telemetry.event import Event
 from esper.training import step as host_step
-from esper.training.execution.lanes import Cancelled, DeviceFailed, LaneError
+from esper.training.execution.executor import Cancelled, DeviceFailed, HostError
 from esper.training.execution.streams import WARM_UP
-from esper.training.execution.workers import WorkerLanes
+from esper.training.execution.workers import WorkerExecutor
 from esper.training.host_training import HostTraining
 from tests.training.fake_gpu import FakeGpu, fake_lanes
 from tests.training.growing import BATCHES, KINDS, Growing, assert_same
@@ -42,7 +42,7 @@ def test_an_error_in_a_step_leaves_the_others_and_says_where(step: int, monkeypa
         if step == BATCHES:
             made.trainer.epoch(made.envs)
         place = f"env 1, epoch {step // BATCHES}, batch {step % BATCHES}: ZeroDivisionError: by zero"
-        with pytest.raises(LaneError, match=place):
+        with pytest.raises(HostError, match=place):
             made.trainer.epoch(made.envs)
         epochs = step // BATCHES
         assert [env.epoch for env in made.envs] == [epochs + 1, epochs, epochs + 1]
@@ -54,7 +54,7 @@ def test_a_launch_that_fails_ends_its_env_only(step: int) -> None:
     with growing(gpu, n=3) as made:
         made.trainer.epoch(made.envs)
         gpu.fail_at = (1, step)
-        with pytest.raises(LaneError, match=f"env 1, epoch 1, batch {step}: RuntimeError: unspecified launch failure"):
+        with pytest.raises(HostError, match=f"env 1, epoch 1, batch {step}: RuntimeError: unspecified launch failure"):
             made.trainer.epoch(made.envs)
         assert [env.epoch for env in made.envs] == [2, 1, 2]
         assert [env.gradient_stats.batches for env in made.envs] == [BATCHES, step, BATCHES]
@@ -70,7 +70,7 @@ def test_an_error_before_the_first_step_is_the_envs_own(monkeypatch: pytest.Monk
         feed = made.envs[0].feed
         assert feed is not None
         monkeypatch.setattr(feed, "shuffle", shuffle)
-        with pytest.raises(LaneError, match="env 0, epoch 0, batch 0: OSError: no order"):
+        with pytest.raises(HostError, match="env 0, epoch 0, batch 0: OSError: no order"):
             made.trainer.epoch(made.envs)
         assert [env.epoch for env in made.envs] == [0, 1]
 
@@ -79,7 +79,7 @@ def test_a_cancelled_epoch_is_not_counted_and_the_next_is_free() -> None:
     gpu = FakeGpu()
     with growing(gpu) as made:
         made.trainer.epoch(made.envs)
-        gpu.before_launch = lambda lane, step: made.lanes.cancel() if (lane, step) == (1, 2) else None
+        gpu.before_launch = lambda lane, step: made.executor.cancel() if (lane, step) == (1, 2) else None
         with pytest.raises(Cancelled):
             made.trainer.epoch(made.envs)
         assert [(env.epoch, env.batch, env.gradient_stats.batches) for env in made.envs] == [(1, 2, 3)] * 2
@@ -95,7 +95,7 @@ def test_a_cancelled_warm_up_captures_nothing(monkeypatch: pytest.MonkeyPatch) -
 
         def train_step(env: HostTraining, *rest: object) -> None:
             inner(env, *rest)  # type: ignore[arg-type]
-            made.lanes.cancel()
+            made.executor.cancel()
 
         monkeypatch.setattr("esper.training.execution.streams.train_step", train_step)
         with pytest.raises(Cancelled):
@@ -103,8 +103,10 @@ def test_a_cancelled_warm_up_captures_nothing(monkeypatch: pytest.MonkeyPatch) -
         assert not gpu.captured
         assert [env.epoch for env in made.envs] == [0, 0]
         with pytest.raises(Cancelled):
-            made.lanes.run(lambda _env: made.lanes.cancel(), made.envs)
-        made.lanes.run(lambda env: made.lanes.cancel() if env.index == 1 else None, made.envs)  # nothing is left out
+            made.executor.run(lambda _env: made.executor.cancel(), made.envs)
+        made.executor.run(
+            lambda env: made.executor.cancel() if env.index == 1 else None, made.envs
+        )  # nothing is left out
 
 
 def test_closing_waits_and_drops_everything_and_work_is_done_as_it_is_from_then_on() -> None:
@@ -113,15 +115,15 @@ def test_closing_waits_and_drops_everything_and_work_is_done_as_it_is_from_then_
         made.episodes(1, 3)
         kept = len(gpu.captured)
         assert kept > 0
-        made.lanes.close()
-        made.lanes.close()
+        made.executor.close()
+        made.executor.close()
         assert "synchronize" in gpu.calls
         assert [stream.number for stream in gpu.idle] == [1, 2], "for the next lanes"
         made.validate()
         made.validate()
         made.validate()
         assert len(gpu.captured) == kept
-        assert made.lanes.graphs == {}  # type: ignore[union-attr]
+        assert made.executor.graphs == {}  # type: ignore[union-attr]
 
 
 FAULT = RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -144,7 +146,7 @@ def test_no_memory_for_a_capture_halves_the_batches(error: Exception, monkeypatc
         for _ in range(2):
             assert_same(made.epoch(), expected.epoch())
         assert made.trainer.policy.was_split
-        assert made.lanes.reasons() == {}, "it is captured when there is room"
+        assert made.executor.reasons() == {}, "it is captured when there is room"
         assert len(gpu.captured) == len(other.captured) > 0
         assert not gpu.failed, "its memory was given back"
 
@@ -152,7 +154,7 @@ def test_no_memory_for_a_capture_halves_the_batches(error: Exception, monkeypatc
 def test_a_failed_capture_ends_the_other_work_that_was_captured_on_its_stream() -> None:
     """The stand-in refuses to launch it; it is captured again."""
     gpu = FakeGpu()
-    with Growing(KINDS["float images"], WorkerLanes(1)) as plain, growing(gpu) as made:
+    with Growing(KINDS["float images"], WorkerExecutor(1)) as plain, growing(gpu) as made:
         plain.reset()
         assert_same(made.epoch(), plain.epoch())
         captured = len(gpu.captured)
@@ -178,7 +180,7 @@ def test_a_capture_that_breaks_the_gpu_is_the_envs_error(monkeypatch: pytest.Mon
 
     with growing(gpu, n=1) as made:
         monkeypatch.setattr(gpu, "capture", breaks)
-        with pytest.raises(LaneError, match="env 0, epoch 0, batch 2: ValueError: of the network") as caught:
+        with pytest.raises(HostError, match="env 0, epoch 0, batch 2: ValueError: of the network") as caught:
             made.trainer.epoch(made.envs)
         assert caught.value.causes[0].__notes__ == [f"After that, the GPU failed: RuntimeError: {FAULT}"]
         gpu.broken = None
@@ -191,7 +193,7 @@ def test_ctrl_c_in_a_capture_gives_its_memory_back() -> None:
         with pytest.raises(KeyboardInterrupt):
             made.trainer.epoch(made.envs)
         assert not gpu.failed
-        assert made.lanes.reasons() == {}  # type: ignore[union-attr]
+        assert made.executor.reasons() == {}  # type: ignore[union-attr]
 
 
 def test_a_fault_of_the_gpu_is_the_error_of_the_env_that_met_it() -> None:
@@ -204,8 +206,8 @@ def test_a_fault_of_the_gpu_is_the_error_of_the_env_that_met_it() -> None:
             raise FAULT
 
     with growing(gpu, n=3) as made:
-        with pytest.raises(LaneError, match="env 1, epoch 0, batch 0: RuntimeError: CUDA error: an illegal") as caught:
-            made.lanes.run(work, made.envs)
+        with pytest.raises(HostError, match="env 1, epoch 0, batch 0: RuntimeError: CUDA error: an illegal") as caught:
+            made.executor.run(work, made.envs)
         assert ["as work ended for env 0, 1, 2" in note for note in caught.value.__notes__] == [True]
         gpu.broken = None
 
@@ -218,10 +220,10 @@ def test_a_fault_of_the_gpu_that_no_env_met_has_a_type() -> None:
 
     with growing(gpu) as made:
         with pytest.raises(DeviceFailed, match="as work ended for env 0, 1: RuntimeError: CUDA error") as caught:
-            made.lanes.run(work, made.envs)
+            made.executor.run(work, made.envs)
         assert caught.value.__cause__ is FAULT
         with pytest.raises(DeviceFailed, match="as work began for env 0, 1: RuntimeError: CUDA error"):
-            made.lanes.run(work, made.envs)
+            made.executor.run(work, made.envs)
         gpu.broken = None
 
 
@@ -234,7 +236,7 @@ def test_ctrl_c_is_raised_though_the_gpu_fails_after_it() -> None:
 
     with growing(gpu) as made:
         with pytest.raises(KeyboardInterrupt) as caught:
-            made.lanes.run(work, made.envs)
+            made.executor.run(work, made.envs)
         assert len(caught.value.__notes__) == 1
         gpu.broken = None
 
@@ -243,13 +245,13 @@ def test_an_error_on_the_way_to_a_capture_is_the_envs_own(monkeypatch: pytest.Mo
     """Such as one of the GPU while captured work is dropped to make room."""
     gpu = FakeGpu()
     with growing(gpu) as made:
-        graphs = made.lanes.graphs[made.envs[0].index]  # type: ignore[union-attr]
+        graphs = made.executor.graphs[made.envs[0].index]  # type: ignore[union-attr]
 
         def no_room() -> None:
             raise FAULT
 
         monkeypatch.setattr(graphs, "make_room", no_room)
-        with pytest.raises(LaneError, match="env 0, epoch 0, batch 0: RuntimeError: CUDA error"):
+        with pytest.raises(HostError, match="env 0, epoch 0, batch 0: RuntimeError: CUDA error"):
             made.trainer.epoch(made.envs)
         assert [env.epoch for env in made.envs] == [0, 1]
 
@@ -259,10 +261,10 @@ def test_closing_drops_everything_though_the_gpu_has_failed() -> None:
     with growing(gpu) as made:
         made.epoch()
         gpu.broken = FAULT
-        lanes = made.lanes
+        executor = made.executor
         with pytest.raises(RuntimeError, match="illegal memory access"):
-            lanes.close()
-        assert lanes.graphs == {}  # type: ignore[union-attr]
+            executor.close()
+        assert executor.graphs == {}  # type: ignore[union-attr]
         assert gpu.idle == [], "work may still be under way on its streams"
         gpu.broken = None
         made.validate()
@@ -276,7 +278,7 @@ def test_releasing_goes_on_after_an_error() -> None:
         made.epoch()
         gpu.broken = FAULT
         with pytest.raises(RuntimeError, match="illegal memory access"):
-            made.lanes.release(made.envs)  # type: ignore[union-attr]
-        assert made.lanes.graphs == {}  # type: ignore[union-attr]
+            made.executor.release(made.envs)  # type: ignore[union-attr]
+        assert made.executor.graphs == {}  # type: ignore[union-attr]
         assert gpu.calls.count("give back") == 2
         gpu.broken = None

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from esper._runtime import physical_cores
-from esper.training.execution.lanes import Cancelled, LaneError
-from esper.training.execution.workers import WorkerLanes
+from esper.training.execution.executor import Cancelled, HostError
+from esper.training.execution.workers import WorkerExecutor
 from esper.training.rng import RngStream, derive_seed, seeded
 
 
@@ -35,8 +35,8 @@ def test_every_env_is_worked_on_once_with_one_thread() -> None:
         assert threading.current_thread() is not threading.main_thread()
         env.done = True
 
-    with WorkerLanes(3) as lanes:
-        lanes.run(work, envs)
+    with WorkerExecutor(3) as executor:
+        executor.run(work, envs)
     assert all(env.done for env in envs)
     assert threads == [1] * 7
 
@@ -51,10 +51,10 @@ def test_an_error_names_env_epoch_and_batch_and_the_others_finish() -> None:
         env.done = True
 
     with (
-        WorkerLanes(2) as lanes,
-        pytest.raises(LaneError, match="env 1, epoch 3, batch 5: ZeroDivisionError: by zero") as e,
+        WorkerExecutor(2) as executor,
+        pytest.raises(HostError, match="env 1, epoch 3, batch 5: ZeroDivisionError: by zero") as e,
     ):
-        lanes.run(work, envs)
+        executor.run(work, envs)
     assert isinstance(e.value.__cause__, ZeroDivisionError)
     assert [env.done for env in envs] == [True, False, True, False]
 
@@ -67,12 +67,12 @@ def test_the_other_errors_are_noted_and_an_exit_is_an_exit() -> None:
         if env.index:
             raise ValueError(f"of {env.index}")
 
-    with WorkerLanes(2) as lanes:
-        with pytest.raises(LaneError, match="env 1,") as failed:
-            lanes.run(work, [Place(0), Place(1), Place(3)])
+    with WorkerExecutor(2) as executor:
+        with pytest.raises(HostError, match="env 1,") as failed:
+            executor.run(work, [Place(0), Place(1), Place(3)])
         assert failed.value.__notes__ == ["It was not the only one: env 3, epoch 3, batch 5: ValueError: of 3"]
         with pytest.raises(SystemExit) as left:
-            lanes.run(work, [Place(1), Place(2)])
+            executor.run(work, [Place(1), Place(2)])
     assert left.value.code == 4
 
 
@@ -95,9 +95,9 @@ def test_the_env_that_took_longest_is_begun_first(monkeypatch: pytest.MonkeyPatc
         def close(self) -> None: ...
 
     monkeypatch.setattr("esper._runtime.WorkerPool", Pool)
-    with WorkerLanes(1) as lanes:
+    with WorkerExecutor(1) as executor:
         for envs in ([Place(1), Place(2)], [Place(2), Place(4), Place(1)], [Place(1), Place(2), Place(4)]):
-            lanes.run(lambda env: None, envs)
+            executor.run(lambda env: None, envs)
     assert costs[0] == [inf, inf]
     assert costs[1] == [8.0, inf, 9.0], "of an unknown one the worst is expected"
     assert costs[2] == [9.0, 8.0, 6.0]
@@ -109,30 +109,30 @@ def test_cancelled_work_stops_between_batches_and_the_next_run_is_whole() -> Non
     def epoch(env: Place) -> None:
         for env.batch in range(1000):
             if env.batch == 2:
-                lanes.cancel()
-            if lanes.cancelled:
+                executor.cancel()
+            if executor.cancelled:
                 raise Cancelled("between batches")
         env.done = True
 
     def finish(env: Place) -> None:
-        env.done = not lanes.cancelled
+        env.done = not executor.cancelled
 
-    with WorkerLanes(1) as lanes:
+    with WorkerExecutor(1) as executor:
         with pytest.raises(Cancelled, match="for env 0, 1, 2, 3"):
-            lanes.run(epoch, envs)
+            executor.run(epoch, envs)
         assert [env.batch for env in envs] == [2, 0, 0, 0]
-        assert lanes.cancelled
-        lanes.run(finish, envs)
+        assert executor.cancelled
+        executor.run(finish, envs)
     assert all(env.done for env in envs)
 
 
 def test_an_error_matters_more_than_the_cancellation_after_it() -> None:
     def work(env: Place) -> None:
-        lanes.cancel()
+        executor.cancel()
         raise ZeroDivisionError("first")
 
-    with WorkerLanes(1) as lanes, pytest.raises(LaneError, match=r"env 0.*first"):
-        lanes.run(work, [Place(0), Place(1)])
+    with WorkerExecutor(1) as executor, pytest.raises(HostError, match=r"env 0.*first"):
+        executor.run(work, [Place(0), Place(1)])
 
 
 def train(env: Place, results: list[torch.Tensor]) -> None:
@@ -147,41 +147,41 @@ def train(env: Place, results: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.finding("C1")
-def test_any_number_of_lanes_gives_the_same_bits() -> None:
+def test_any_number_of_workers_gives_the_same_bits() -> None:
     envs = [Place(index) for index in range(6)]
     outcomes: list[list[torch.Tensor]] = []
     for count in (1, 2, 5, None):
         outcomes.append([torch.empty(0)] * len(envs))
-        with WorkerLanes(count) as lanes:
+        with WorkerExecutor(count) as executor:
             for _ in range(3):
-                lanes.run(lambda env: train(env, outcomes[-1]), envs)
+                executor.run(lambda env: train(env, outcomes[-1]), envs)
     for results in outcomes[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results, outcomes[0], strict=True))
 
 
-def test_lanes_are_one_for_each_core_unless_said_and_closed_ones_say_so() -> None:
-    with WorkerLanes() as lanes:
-        assert lanes.count == physical_cores()
-    lanes.close()
+def test_workers_are_one_for_each_core_unless_said_and_closed_ones_say_so() -> None:
+    with WorkerExecutor() as executor:
+        assert executor.count == physical_cores()
+    executor.close()
     with pytest.raises(RuntimeError, match="closed"):
-        lanes.run(lambda env: None, [Place(0)])
+        executor.run(lambda env: None, [Place(0)])
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system cannot pin threads")
-def test_lanes_stay_on_their_cores_only_if_they_fill_the_machine() -> None:
+def test_workers_stay_on_their_cores_only_if_they_fill_the_machine() -> None:
     """Two processes with one lane each would be kept on the same core."""
     cores, everywhere = physical_cores(), os.sched_getaffinity(0)
     for count in {1, cores - 1, cores, cores + 1} - {0}:
         places: list[set[int]] = []
-        with WorkerLanes(count) as lanes:
-            lanes.run(lambda env: places.append(os.sched_getaffinity(0)), [Place(index) for index in range(count)])  # noqa: B023
+        with WorkerExecutor(count) as executor:
+            executor.run(lambda env: places.append(os.sched_getaffinity(0)), [Place(index) for index in range(count)])  # noqa: B023
         assert all((place < everywhere) == (count == cores > 1) for place in places)
 
 
 def test_the_number_of_threads_of_the_caller_stays() -> None:
     torch.set_num_threads(2)  # the fixture puts it back
-    with WorkerLanes(2) as lanes:
-        lanes.run(lambda env: None, [Place(0), Place(1)])
+    with WorkerExecutor(2) as executor:
+        executor.run(lambda env: None, [Place(0), Place(1)])
     assert torch.get_num_threads() == 2
 
 

@@ -47,7 +47,7 @@ def test_a_run_sets_it_before_it_uses_a_gpu_and_never_on_a_cpu(monkeypatch: pyte
     assert calls == ["cpu", "bound", "cuda:1", "bound", "cuda:0", "cuda:1"]
 
 
-def test_a_run_reports_the_workspace_of_its_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_reports_the_workspace_of_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     assert of_run("cpu", {}) is None
     assert of_run("cuda:0,cuda:1", {VARIABLE: ":16:8"}) == f"up to 0.125 MiB per lane ({VARIABLE}=:16:8)"
     assert of_run("cuda", {}) == "up to 32 MiB per lane (PyTorch's default)"

@@ -13,14 +13,14 @@ import torch
 from esper.data import objective
 from esper.training import step as host_step
 from esper.training.execution.gpu import Gpu
-from esper.training.execution.workers import WorkerLanes
+from esper.training.execution.workers import WorkerExecutor
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics
 from tests.core_helpers import make_training, tiny_config
 
 
 @pytest.mark.finding("C2")
-def test_loss_statistics_totals_and_step_of_a_batch_are_made_by_the_lane_of_its_env(
+def test_loss_statistics_totals_and_step_of_a_batch_are_made_by_the_worker_of_its_env(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     env_of_thread: dict[int, int] = {}
@@ -44,13 +44,13 @@ def test_loss_statistics_totals_and_step_of_a_batch_are_made_by_the_lane_of_its_
         del env_of_thread[threading.get_ident()]
 
     config = tiny_config(task={"samples_per_epoch": 96, "batch_size": 32})
-    with WorkerLanes(3) as lanes:
-        lanes.run(train, [make_training(config, index=index) for index in range(5)])
+    with WorkerExecutor(3) as executor:
+        executor.run(train, [make_training(config, index=index) for index in range(5)])
     assert calls == {index: ["cross_entropy", "add_training", "grad_stats", "sgd_step"] * 3 for index in range(5)}
 
 
 @pytest.mark.trap(38)
-def test_the_backward_passes_of_a_gpus_lane_are_queued_by_the_thread_that_queues_the_rest(
+def test_the_backward_passes_of_a_gpus_host_are_queued_by_the_thread_that_queues_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else one thread of torch's does those of all streams, and lanes wait for each other in it."""

@@ -1,4 +1,4 @@
-"""Lanes, on which the hosts of a run train at the same time, and their errors."""
+"""Executors, which train the hosts of a run at the same time, and their errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from esper.training.host_training import HostTraining
 
 
 class HasPlace(Protocol):
-    """An object that lanes work on; error messages contain its position."""
+    """A host, or what is done for one; error messages contain its position."""
 
     @property
     def index(self) -> int: ...
@@ -23,8 +23,8 @@ class HasPlace(Protocol):
 Placed = TypeVar("Placed", bound=HasPlace)
 
 
-class Lanes(Protocol):
-    """Lanes do work for many hosts at the same time; an env that fails does not stop the others."""
+class Executor(Protocol):
+    """Does work for many hosts at the same time; one that fails does not stop the others."""
 
     captures: bool
     """True if repeated work is captured as CUDA graphs."""
@@ -34,11 +34,11 @@ class Lanes(Protocol):
         """True if the current work was cancelled."""
 
     def run(self, work: Callable[[Placed], None], hosts: Iterable[Placed]) -> None:
-        """Runs ``work`` for every env.
+        """Runs ``work`` for every host.
 
         Raises:
-            LaneError: the error of the first env that failed, after all others have finished.
-            DeviceFailed: a GPU failed outside the work of any env.
+            HostError: the error of the first host that failed, after all others have finished.
+            DeviceFailed: a GPU failed outside the work of any host.
             Cancelled: work was skipped or interrupted because of :meth:`cancel`. Ctrl-C also cancels and is raised once
                 started work has finished.
         """
@@ -62,7 +62,7 @@ class Lanes(Protocol):
         """Starts no more of the current work; callable from any thread. Later work is not affected."""
 
     def close(self) -> None:
-        """Waits for running work and frees the lanes; a second call does nothing."""
+        """Waits for running work and frees the threads or streams; a second call does nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -73,29 +73,29 @@ class Lanes(Protocol):
         self.close()
 
 
-class LaneError(RuntimeError):
-    """An error inside a lane, with its env, epoch and batch; the cause is chained."""
+class HostError(RuntimeError):
+    """An error in the work of a host, with its env index, epoch and batch; the cause is chained."""
 
-    def __init__(self, env: HasPlace, cause: Exception) -> None:
-        super().__init__(f"env {env.index}, epoch {env.epoch}, batch {env.batch}: {type(cause).__name__}: {cause}")
-        self.env, self.epoch, self.batch = env.index, env.epoch, env.batch
+    def __init__(self, host: HasPlace, cause: Exception) -> None:
+        super().__init__(f"env {host.index}, epoch {host.epoch}, batch {host.batch}: {type(cause).__name__}: {cause}")
+        self.env, self.epoch, self.batch = host.index, host.epoch, host.batch
         self.causes: tuple[Exception, ...] = (cause,)
         """The errors of all hosts that failed, starting with this one."""
         self.__cause__ = cause
 
 
 class DeviceFailed(RuntimeError):
-    """A device failed outside the work of any env; the cause is chained.
+    """A device failed outside the work of any host; the cause is chained.
 
-    CUDA reports the error of a kernel with a later call, often one for another env or for none.
+    CUDA reports the error of a kernel with a later call, often one for another host or for none.
     """
 
 
 class Cancelled(RuntimeError):
-    """Raised by work that stops because of ``Lanes.cancelled``, and then by ``Lanes.run``."""
+    """Raised by work that stops because of ``Executor.cancelled``, and then by ``Executor.run``."""
 
 
-def merged(errors: Sequence[LaneError]) -> LaneError:
+def merged(errors: Sequence[HostError]) -> HostError:
     """Returns the first error, with the causes of the others and a note for each of them."""
     first, *others = errors
     for other in others:

@@ -16,11 +16,11 @@ from esper.lifecycle.stage import SeedStage
 from esper.run.experiment import Experiment
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.training import step as host_step
+from esper.training.execution.executor import HostError
 from esper.training.execution.gpu import Gpu
 from esper.training.execution.graph_cache import WAITS
-from esper.training.execution.lanes import LaneError
-from esper.training.execution.streams import StreamLanes
-from esper.training.execution.workers import WorkerLanes
+from esper.training.execution.streams import StreamExecutor
+from esper.training.execution.workers import WorkerExecutor
 from esper.training.host_training import HostTraining
 from tests.run.run_helpers import Does, same_run, stop, within_round
 from tests.training.growing import KINDS, Dropping, Growing, Kind, assert_same, validate
@@ -49,14 +49,14 @@ def deterministic() -> Iterator[None]:
 
 
 def growing(kind: str, n: int = 2, capture: bool = True, registry: BlueprintRegistry = BLUEPRINTS) -> Growing:
-    made = Growing(KINDS[kind], StreamLanes(Gpu(torch.device("cuda")), capture), n, "cuda", registry)
+    made = Growing(KINDS[kind], StreamExecutor(Gpu(torch.device("cuda")), capture), n, "cuda", registry)
     made.reset()
     return made
 
 
-def lanes_of(made: Growing) -> StreamLanes:
-    assert isinstance(made.lanes, StreamLanes)
-    return made.lanes
+def lanes_of(made: Growing) -> StreamExecutor:
+    assert isinstance(made.executor, StreamExecutor)
+    return made.executor
 
 
 def captured(made: Growing) -> int:
@@ -88,7 +88,7 @@ def test_a_few_captured_epochs() -> None:
 @pytest.mark.parametrize("kind", ["float images", "ste", "bytes", "text"])
 def test_a_gpu_and_a_cpu_train_the_same_hosts_but_for_rounding(kind: str) -> None:
     found = []
-    for world in (Growing(KINDS[kind], WorkerLanes(1)), growing(kind, capture=False)):
+    for world in (Growing(KINDS[kind], WorkerExecutor(1)), growing(kind, capture=False)):
         with world as made:
             made.reset()
             slots = [slot.name for slot in made.envs[0].sites]
@@ -151,15 +151,15 @@ class HeldUp(Growing):
             validate(env)
             self.delays()
 
-        self.lanes.run(late, self.envs)
+        self.executor.run(late, self.envs)
 
 
 @pytest.mark.finding("C1")
 @pytest.mark.parametrize("capture", [True, False], ids=["captured", "queued"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_many_lanes_with_delays_equal_one_stream(capture: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_streams_with_delays_equal_one(capture: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = KINDS["bytes"]
-    with Growing(kind, StreamLanes(OneStream(torch.device("cuda")), captures=False), 6, "cuda") as plain:
+    with Growing(kind, StreamExecutor(OneStream(torch.device("cuda")), captures=False), 6, "cuda") as plain:
         expected = plain.episodes(2, 4, seed)
     delays, inner = Delays(seed), host_step.train_step
 
@@ -169,7 +169,7 @@ def test_many_lanes_with_delays_equal_one_stream(capture: bool, seed: int, monke
         delays()
 
     monkeypatch.setattr("esper.training.execution.streams.train_step", train_step)
-    with HeldUp(kind, StreamLanes(Gpu(torch.device("cuda")), capture), 6, "cuda") as made:
+    with HeldUp(kind, StreamExecutor(Gpu(torch.device("cuda")), capture), 6, "cuda") as made:
         made.delays = delays
         assert_same(made.episodes(2, 4, seed), expected)
         assert (captured(made) > 6) is capture
@@ -344,7 +344,7 @@ def test_a_host_without_gradients_trains_and_is_captured() -> None:
 
 
 @pytest.mark.finding("M12")
-def test_an_error_in_a_lane_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_on_a_stream_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = host_step.train_step
 
     def train_step(env: HostTraining, *rest: object) -> None:
@@ -358,7 +358,7 @@ def test_an_error_in_a_lane_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -
     with growing("bytes", n=3) as made:
         with monkeypatch.context() as patch:
             patch.setattr("esper.training.execution.streams.train_step", train_step)
-            with pytest.raises(LaneError, match="env 1, epoch 0, batch 2: ZeroDivisionError: by zero"):
+            with pytest.raises(HostError, match="env 1, epoch 0, batch 2: ZeroDivisionError: by zero"):
                 made.trainer.epoch(made.envs)
         for index in (0, 2):
             found = {name: tensor.cpu() for name, tensor in made.envs[index].host.state_dict().items()}
@@ -369,7 +369,7 @@ def test_an_error_in_a_lane_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -
 
 def test_float16_is_queued_and_says_why() -> None:
     kind = Kind(KINDS["float images"].task, precision="float16")
-    with Growing(kind, StreamLanes(Gpu(torch.device("cuda"))), 1, "cuda") as made:
+    with Growing(kind, StreamExecutor(Gpu(torch.device("cuda"))), 1, "cuda") as made:
         made.reset()
         made.epoch()
         (reason,) = lanes_of(made).reasons()
