@@ -16,7 +16,7 @@ BATCHES = 4
 _FORGET_PEAK = Path("/proc/self/clear_refs")
 
 
-def measure_apart(envs: int, batch: int, width: int, device: torch.device) -> dict[str, float]:
+def measure_in_a_process(envs: int, batch: int, width: int, device: torch.device) -> dict[str, float]:
     """Trains ``envs`` hosts for two epochs in a new process.
 
     Returns:

@@ -15,8 +15,8 @@ from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile, recor
 
 def chrome_trace(name: str, run: Callable[[], object]) -> dict[str, Any]:
     """Returns the trace of one call of ``run``, other threads included, as a span called ``name``."""
-    everywhere = _ExperimentalConfig(profile_all_threads=True)
-    with profile(experimental_config=everywhere) as profiler, record_function(name):
+    all_threads = _ExperimentalConfig(profile_all_threads=True)
+    with profile(experimental_config=all_threads) as profiler, record_function(name):
         run()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"

@@ -9,7 +9,7 @@ import torch
 from esper.bench.case import BenchArgs, BenchCase, Size, Sizes
 from esper.bench.fixtures import BLOCKS, CHANNELS, CLASSES, SIDE, growth_env, image_task, split
 from esper.bench.plain import PlainTraining, plain_cnn
-from esper.bench.process_memory import measure_apart
+from esper.bench.process_memory import measure_in_a_process
 from esper.bench.profiling import device_idle
 from esper.rollout.threads import one_thread
 
@@ -82,7 +82,7 @@ def _speed(size: Size, device: torch.device, quick: bool) -> Iterator[BenchCase]
 def _memory(device: torch.device, counts: tuple[int, ...]) -> Iterator[BenchCase]:
     """Yields the peak memory of E hosts in a separate process, against E times that of one host."""
     batch, width = MEMORY_AT
-    peaks = {envs: measure_apart(envs, batch, width, device) for envs in counts}
+    peaks = {envs: measure_in_a_process(envs, batch, width, device) for envs in counts}
     for kind, one in peaks[1].items():
         for envs in counts:
             case, size = f"{NAME}: increase in {kind}", f"E {envs}, batch {batch}, width {width}"

@@ -122,7 +122,7 @@ class RankOptions:
 
         with self.joined() as ranks:
             if ranks is None:
-                raise ConfigError(f"the environment has RANK={os.environ['RANK']} but one process: unset it")
+                raise ConfigError(f"the environment has RANK={os.environ['RANK']} but WORLD_SIZE=1: unset both")
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
             try:

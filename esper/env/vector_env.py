@@ -100,12 +100,12 @@ class GrowthVectorEnv(SlotVectorEnv):
         spans = Spans(marks=config.run.mark_phases)
         self.parts = parts or MicroBatchPolicy(config)
         if emit is not ignore:
-            self.parts.on_split = self._tell
+            self.parts.on_split = self._emit
         self.executor = make_executor(run, *(each.device for each in self.tasks))
         tier = prepare_hosts(run, self.training, self.executor)
         pinned = copies_to_pin(run, self.training, max_seed_parameters(self.training[0], spec, self.blueprints))
         trainer = HostTrainer(task, self.training, self.executor, self.parts)
-        self.reporter = Reporter(self._tell, spec, config.env, n_envs) if emit is not ignore else None
+        self.reporter = Reporter(self._emit, spec, config.env, n_envs) if emit is not ignore else None
         self.local = TrainingBackend(trainer, spec, self.blueprints, spans, pinned)
         """The hosts of this process."""
         self.backend: TrainingBackend | RankedBackend = self.local
@@ -131,7 +131,7 @@ class GrowthVectorEnv(SlotVectorEnv):
             settings = self.run_seed, self.parts, self.count_epochs, self.ranks
             baseline = measure_baseline(self.tasks, self.config, self.executor, *settings)
         baseline.check(self.horizon)
-        self._tell(BaselineMeasured(baseline.episodes, baseline.accuracy, baseline.loss, baseline.final_loss_std))
+        self._emit(BaselineMeasured(baseline.episodes, baseline.accuracy, baseline.loss, baseline.final_loss_std))
         return baseline
 
     def _report(self, rules: Rules, envs: list[int], rewards: Floats) -> None:
@@ -142,7 +142,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         for reason in self.executor.reasons():
             if reason not in self._not_captured:
                 self._not_captured.add(reason)
-                self._tell(StepsNotCaptured(reason))
+                self._emit(StepsNotCaptured(reason))
                 if self.config.run.tier == "graph":
                     _native.refuse_fallback("steps are queued by Python, and not captured", reason)
         if self.reporter is None:
@@ -153,6 +153,6 @@ class GrowthVectorEnv(SlotVectorEnv):
                 shapley = self.backend.shapley
                 self.reporter.epoch_ended(self.state, env, terms, float(rewards[env]), rules, shapley)
 
-    def _tell(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         with self.spans("telemetry"):
             self.emit(event)

@@ -25,7 +25,7 @@ other hosts to measure it on. On `digits` eight hosts left alone have 0.02."""
 
 
 class LoopEnv(SlotVectorEnv):
-    """One model, E = 1. :meth:`begin` and :meth:`conclude` follow an epoch of training, :meth:`play` precedes one.
+    """One model, E = 1. :meth:`begin` and :meth:`end_epoch` follow an epoch of training, :meth:`play` precedes one.
 
     The baseline is what the model without its seeds has scored so far, and that last score from now on, unless the
     curve of a loop without growth is given.
@@ -77,7 +77,7 @@ class LoopEnv(SlotVectorEnv):
         self.loop.begin_epoch(accepted_actions(self, actions))
         self.backend.train(~self.done, self.state)
 
-    def conclude(self) -> Float32s:
+    def end_epoch(self) -> Float32s:
         """Validates the model after an epoch; returns the observation [1, size]."""
         idle = self.done.copy()
         self.loop.finish_epoch()

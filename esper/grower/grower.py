@@ -148,7 +148,7 @@ class Grower:
         """Lets the controller act on the model as it is after ``epochs`` more epochs."""
         env, decisions = self._opened(), self.epoch + self.started * epochs
         env.backend.score(evaluate, decisions, self.epoch + epochs)  # first, because it may raise
-        observation = env.conclude() if decisions else env.begin()
+        observation = env.end_epoch() if decisions else env.begin()
         self.epoch += epochs
         self._steps_before, self._incubated = self.groups.steps, False
         if not env.done[0]:

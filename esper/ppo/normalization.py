@@ -85,13 +85,13 @@ class ObservationStatistics(RunningMeanStd):
         _, _, choices = split(x, self.slots)
         repeats = 1, self.slots, choices.shape[-3] * choices.shape[-2]
 
-        def everywhere(values: Tensor) -> Tensor:
+        def like_x(values: Tensor) -> Tensor:
             groups = torch.split(values, [len(BASE), len(PER_SLOT), len(PER_CHOICE)])
             return torch.cat([group.repeat(times) for group, times in zip(groups, repeats, strict=True)])
 
-        scaled = (x - everywhere(self.mean.float())) / everywhere(torch.sqrt(self.var + MIN_VARIANCE).float())
-        scaled = torch.where(everywhere(self.var > MIN_VARIANCE), scaled.clamp(-self.clip, self.clip), 0.0)
-        return torch.where(everywhere(self.continuous), scaled, x)
+        scaled = (x - like_x(self.mean.float())) / like_x(torch.sqrt(self.var + MIN_VARIANCE).float())
+        scaled = torch.where(like_x(self.var > MIN_VARIANCE), scaled.clamp(-self.clip, self.clip), 0.0)
+        return torch.where(like_x(self.continuous), scaled, x)
 
 
 class RewardNormalizer(RunningMeanStd):

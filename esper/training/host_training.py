@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from esper.config_resolved import HostTrainingConfig
+from esper.config_resolved import HostTrainingConfig, ResolvedTask
 from esper.data.split import Split
 from esper.data.task import Task
 from esper.lifecycle.ramps import BlendStyle
@@ -70,9 +70,8 @@ class HostTraining:
         self.vacant: frozenset[int] = frozenset()
         """Sites at which an epoch's training passes do not change features."""
         self.site_by_name = {site.name: site for site in self.sites}
-        self.host_group = ParameterGroup(
-            HOST, list(self.host.parameters()), self._optimizer(self.host, config.task.weight_decay), None
-        )
+        optimizer = _make_optimizer(self.host, config.task, self.rate, config.task.weight_decay)
+        self.host_group = ParameterGroup(HOST, list(self.host.parameters()), optimizer, None)
         self.seed_groups: dict[str, ParameterGroup] = {}
         self.shadows: dict[str, ShadowBuffers] = {}
         self.pool = SeedPool()
@@ -163,7 +162,8 @@ class HostTraining:
         group = self.pool.groups.get(seed)
         if group is None:
             parameters = [parameter for parameter in seed.parameters() if parameter.requires_grad]
-            group = ParameterGroup(site.name, parameters, self._optimizer(seed, 0.0), site)
+            optimizer = _make_optimizer(seed, self.config.task, self.rate, weight_decay=0.0)
+            group = ParameterGroup(site.name, parameters, optimizer, site)
             self.pool.groups[seed] = group
         group.optimizer.zero_state()
         return group
@@ -219,30 +219,31 @@ class HostTraining:
         seeds = ((site.name, site.planted) for site in self.sites)
         return {name: seed for name, seed in seeds if seed is not None and seed.fossil}
 
-    def require_feed(self) -> BatchLoader:
-        """Returns the batches of data in memory. Raises ValueError for streamed data, which hosts read together."""
-        if self.feed is None:
-            raise ValueError(f"env {self.index}: its data is streamed; expected data in memory")
-        return self.feed
-
-    def _optimizer(self, module: nn.Module, weight_decay: float) -> SGD | AdamW:
-        task = self.config.task
-        optimizer: SGD | AdamW
-        if task.optimizer == "adamw":
-            betas = (task.momentum, task.beta2)
-            optimizer = AdamW(list(module.parameters()), self.rate, betas, weight_decay=weight_decay)
-        else:
-            optimizer = SGD(module.parameters(), self.rate, task.momentum, weight_decay)
-        optimizer.zero_state()
-        return optimizer
-
     def _seed(self, purpose: RngStream, *counters: int) -> int:
         return derive_seed(self.run_seed, self.index, self.episode, purpose, *counters)
+
+
+def feed_of(training: HostTraining) -> BatchLoader:
+    """Returns the batches of data in memory. Raises ValueError for streamed data, which hosts read together."""
+    if training.feed is None:
+        raise ValueError(f"env {training.index}: its data is streamed; expected data in memory")
+    return training.feed
 
 
 def do(_key: Hashable, work: Callable[[], None]) -> None:
     """Runs ``work`` directly."""
     work()
+
+
+def _make_optimizer(module: nn.Module, task: ResolvedTask, rate: Tensor, weight_decay: float) -> SGD | AdamW:
+    """Returns the task's optimizer for the parameters of ``module``; steps read the scalar ``rate`` on the device."""
+    optimizer: SGD | AdamW
+    if task.optimizer == "adamw":
+        optimizer = AdamW(list(module.parameters()), rate, (task.momentum, task.beta2), weight_decay=weight_decay)
+    else:
+        optimizer = SGD(module.parameters(), rate, task.momentum, weight_decay)
+    optimizer.zero_state()
+    return optimizer
 
 
 def _features_at(training: HostTraining, site: Site, x: Tensor) -> Tensor:

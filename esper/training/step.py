@@ -20,7 +20,7 @@ from esper.seeds.blend import blend
 from esper.seeds.site import PlantedSeed, Role
 from esper.training.batches import upload
 from esper.training.execution.executor import Cancelled
-from esper.training.host_training import HostTraining
+from esper.training.host_training import HostTraining, feed_of
 from esper.training.precision import Arithmetic
 from esper.training.seed_pool import ParameterGroup
 
@@ -33,7 +33,7 @@ def train_epoch(training: HostTraining, cancelled: Callable[[], bool] = lambda: 
 
     Raises Cancelled between two steps once ``cancelled()`` is True.
     """
-    feed, groups = training.require_feed(), prepare_epoch(training)
+    feed, groups = feed_of(training), prepare_epoch(training)
     for number in range(feed.batches):
         if cancelled():
             raise Cancelled(f"env {training.index}, epoch {training.epoch}: cancelled before batch {number}")

@@ -103,6 +103,13 @@ def test_a_rank_that_torchrun_has_not_set_up_is_refused(
     assert (done.code, f"RANK={rank} but not all that torchrun sets" in done.err) == (2, True)
 
 
+def test_a_rank_that_is_alone_but_not_the_first_is_refused(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    done = esper("run")
+    assert (done.code, "RANK=1 but WORLD_SIZE=1: unset both" in done.err) == (2, True)
+
+
 @pytest.mark.parametrize("command", [("run",), ("compare", "--arm", "none")])
 def test_a_folder_in_use_is_refused_before_a_restart_could_take_it_for_its_own(
     command: tuple[str, ...], esper: Esper, tmp_path: Path

@@ -199,3 +199,8 @@ def test_state_round_trip_goes_on_with_the_same_bits() -> None:
         _, last = play(one, Toy(4, seed=9), steps=6)
         one.update(last)
     assert all(torch.equal(a, b) for a, b in zip(agent.parameters, copy.parameters, strict=True))
+
+
+def test_an_agent_that_has_not_acted_has_nothing_to_learn_from() -> None:
+    with pytest.raises(ValueError, match="the buffer has no steps"):
+        make_agent().buffer.stack()

@@ -23,6 +23,7 @@ from esper.training.execution.workers import WorkerExecutor
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics
+from esper.training.step import train_epoch
 from tests.core_helpers import digits, plant, same_bits, tensors_of, tiny_config
 from tests.env.test_training_backend import run_here
 
@@ -164,3 +165,8 @@ def test_calibration_inputs_are_the_first_rows_wherever_they_lie() -> None:
 def test_an_empty_dataset_is_refused() -> None:
     with pytest.raises(ConfigError, match="train split: it has no samples"):
         replace(digits(), train=Rows(size=0))
+
+
+def test_an_epoch_of_data_in_memory_needs_a_host_that_has_some() -> None:
+    with trainer_of(streamed(), 1) as (_, (env,)), pytest.raises(ValueError, match="env 0: its data is streamed"):
+        train_epoch(env)

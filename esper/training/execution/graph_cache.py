@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from esper.seeds.site import PlantedSeed, Role
 from esper.training.execution.gpu import Captured, Gpu
-from esper.training.host_training import HostTraining
+from esper.training.host_training import HostTraining, feed_of
 from esper.training.micro_batching import ran_out
 from esper.training.rng import OwnedDropout
 
@@ -44,7 +44,7 @@ def signature_of(training: HostTraining) -> Signature:
 
 def step_signature(training: HostTraining) -> Signature:
     """Returns the signature of a training step, which includes the augmentation's seed and the micro-batches."""
-    return ("step", training.require_feed().seed, training.micro_batches, signature_of(training))
+    return ("step", feed_of(training).seed, training.micro_batches, signature_of(training))
 
 
 def memory_of(training: HostTraining) -> tuple[object, ...]:

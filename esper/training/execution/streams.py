@@ -18,7 +18,7 @@ from esper._runtime import StopFlag
 from esper.training.execution.executor import Cancelled, DeviceFailed, Executor, HasPlace, HostError, Placed, merged
 from esper.training.execution.gpu import Captured, Gpu
 from esper.training.execution.graph_cache import HostGraphs, step_signature
-from esper.training.host_training import HostTraining, do
+from esper.training.host_training import HostTraining, do, feed_of
 from esper.training.step import prepare_epoch, train_step
 
 WARM_UP = 3
@@ -196,7 +196,7 @@ class _Epoch:
     """The progress of a host through an epoch. Without ``graphs``, nothing is captured."""
 
     def __init__(self, training: HostTraining, graphs: HostGraphs | None) -> None:
-        self.training, self.graphs, self.feed = training, graphs, training.require_feed()
+        self.training, self.graphs, self.feed = training, graphs, feed_of(training)
         self.batches = self.left = self.feed.batches
         """Steps, and those that are not done."""
         self.captured: Captured | None = None

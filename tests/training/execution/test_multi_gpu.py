@@ -262,6 +262,8 @@ def test_other_hosts_are_other_hosts_everywhere() -> None:
     maker = EnvMaker.of(config).with_hosts(float_images().build_host)
     assert maker.task is not None
     assert {each.build_host for each in (maker.task, *maker.elsewhere)} == {float_images().build_host}
+    with pytest.raises(ConfigError, match="hosts of planted are simulated and cannot be replaced"):
+        EnvMaker.of(TrainingConfig.parse({"task": {"name": "planted"}})).with_hosts(float_images().build_host)
 
 
 @pytest.mark.parametrize(
