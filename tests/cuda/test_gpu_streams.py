@@ -1,4 +1,4 @@
-"""Lanes on a GPU: hosts that grow there, captured, queued or held up, are the same hosts to the last bit."""
+"""Streams of a GPU: hosts that grow there, captured, queued or held up, are the same hosts to the last bit."""
 
 import gc
 import os

@@ -83,7 +83,7 @@ class Syncs(TorchDispatchMode):
 
 
 def run_here(_lanes: WorkerExecutor, work: Callable[[Any], None], envs: Iterable[Any]) -> None:
-    """`Lanes.run` in the calling thread: modes of torch belong to a thread."""
+    """`Executor.run` in the calling thread: modes of torch belong to a thread."""
     for env in envs:
         work(env)
 

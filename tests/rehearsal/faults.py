@@ -29,14 +29,14 @@ class Fault:
 
 FAULTS = (
     Fault(
-        "lanes are not waited for",
+        "streams are not waited for",
         "esper/training/execution/gpu.py",
         "current.wait_stream(stream)",
         "stream.query()",
         "rates_alphas",
     ),
     Fault(
-        "an upload goes to the default stream, in the middle of a lane",
+        "an upload goes to the default stream, in the middle of a stream's work",
         "esper/training/batches.py",
         "    into.copy_(",
         "    import torch\n\n"
@@ -45,7 +45,7 @@ FAULTS = (
         "rates_alphas",
     ),
     Fault(
-        "all graphs are launched on the first lane's stream",
+        "all graphs are launched on the first host's stream",
         "esper/training/execution/gpu.py",
         "[stream.cuda_stream for stream in streams]",
         "[streams[0].cuda_stream for _ in streams]",

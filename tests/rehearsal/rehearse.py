@@ -1,7 +1,7 @@
 """Rehearse Esper's CUDA side without a GPU: ``python tests/rehearsal/rehearse.py``, or ``make gpu-rehearsal``.
 
 For each torch: an environment with its CUDA build, Esper with its CUDA module, and a fake CUDA runtime; then the tests
-of lanes and devices with several interleavings of streams, runs on one and two fake GPUs, and planted faults that the
+of streams and devices with several interleavings of streams, runs on one and two fake GPUs, and planted faults that the
 tests must notice. The result is written to benchmarks/results/gpu_rehearsal.md. Everything else lies below
 build/rehearsal and is used again.
 
@@ -30,9 +30,9 @@ VERSIONS = ("2.11.0", "2.15.0")
 
 RECORD = ROOT / "benchmarks" / "results" / "gpu_rehearsal.md"
 TEST_LIMIT, RUN_LIMIT, FAULT_LIMIT = 1800.0, 600.0, 600.0
-LANES, DEVICES = "tests/cuda/test_gpu_streams.py", "tests/cuda/test_devices.py"
+STREAMS, DEVICES = "tests/cuda/test_gpu_streams.py", "tests/cuda/test_devices.py"
 PARTS = 4
-"""Processes that share the tests of lanes."""
+"""Processes that share the tests of streams."""
 
 SHORT = ["--rounds", "1", "--controller", "schedule", "--envs", "2", "--episode-length", "6"]
 RUNS = {
@@ -81,13 +81,13 @@ def rehearse(place: Workplace, seeds: list[int], faults: tuple[Fault, ...], jobs
         def start(do: Callable[..., steps.Result], *what: object) -> Future[steps.Result]:
             return pool.submit(lambda: said(place, do(place, *what)))
 
-        lanes = {seed: [start(run_tests, LANES, seed, part) for part in range(1, PARTS + 1)] for seed in seeds}
+        parts_of = {seed: [start(run_tests, STREAMS, seed, part) for part in range(1, PARTS + 1)] for seed in seeds}
         devices = [start(run_tests, DEVICES, seed) for seed in seeds]
         runs = [start(run_esper, device) for device in RUNS]
         planted = [start(run_fault, fault) for fault in faults]
     whole = [
-        steps.joined(f"{Path(LANES).name}, seed {seed}", [part.result() for part in parts])
-        for seed, parts in lanes.items()
+        steps.joined(f"{Path(STREAMS).name}, seed {seed}", [part.result() for part in parts])
+        for seed, parts in parts_of.items()
     ]
     return record.Rehearsal(
         torch=place.ask("import torch; print(torch.__version__)"),
@@ -147,7 +147,7 @@ def run_fault(place: Workplace, fault: Fault) -> steps.Result:
     shutil.copytree(place.source, source, ignore=shutil.ignore_patterns(".git", "__pycache__", "build", "runs"))
     try:
         fault.plant(source)
-        return run_pytest(place, name, [LANES, "-x", "-k", fault.tests], place.environment(1, 1, source), FAULT_LIMIT)
+        return run_pytest(place, name, [STREAMS, "-x", "-k", fault.tests], place.environment(1, 1, source), FAULT_LIMIT)
     except ValueError as error:
         log = place.logs / f"{name}.log"
         log.write_text(f"{error}\n")

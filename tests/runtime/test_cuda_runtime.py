@@ -1,4 +1,4 @@
-"""The launch loop of CUDA lanes and its runtime, on a runtime without a device."""
+"""The launch loop of CUDA streams and its runtime, on a runtime without a device."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def test_batch_major_and_each_stream_as_long_as_it_is(fake: Fake, runtime: CudaR
 @given(st.lists(st.integers(0, 6), max_size=6))
 def test_any_numbers_of_steps(fake: Fake, runtime: CudaRuntime, steps: list[int]) -> None:
     fake.launch_count = 0
-    lanes = range(len(steps))
-    result = runtime.launch(0, [100 + i for i in lanes], [1 + i for i in lanes], steps)
+    streams = range(len(steps))
+    result = runtime.launch(0, [100 + i for i in streams], [1 + i for i in streams], steps)
     assert fake.launches == [
-        (100 + i, 1 + i) for step in range(max(steps, default=0)) for i in lanes if step < steps[i]
+        (100 + i, 1 + i) for step in range(max(steps, default=0)) for i in streams if step < steps[i]
     ]
     assert result.launched == steps
 

@@ -68,7 +68,7 @@ class FakeGpu:
         self.current: FakeStream | None = None
         self.streams = 0
         self.idle: list[FakeStream] = []
-        """Streams that closed lanes left."""
+        """Streams that closed executors left."""
         self.waiting = False
         """Whether all work waits for results."""
         self.refusal: BaseException | None = None

@@ -146,7 +146,7 @@ class Dropping(nn.Sequential):
 
 
 class Growing:
-    """``n`` envs of one task in training on ``lanes``, which are closed with it."""
+    """``n`` envs of one task in training on ``executor``, which is closed with it."""
 
     def __init__(
         self,

@@ -281,7 +281,7 @@ def test_a_host_is_tried_in_the_precision_that_it_will_run_in() -> None:
         GrowthVectorEnv(task, tiny_config(**BF16))
 
 
-# Lanes
+# Threads
 
 
 class Twice(nn.Module):

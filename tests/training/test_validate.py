@@ -265,7 +265,7 @@ def memory_of(env: HostTraining) -> Iterator[set[int]]:
 
 @pytest.mark.finding("H5")
 def test_alphas_of_counterfactuals_are_made_by_the_worker_that_reads_them() -> None:
-    """The plan is plain numbers, and the thread that starts the lanes runs no operator while they validate."""
+    """The plan is plain numbers, and the thread that starts the workers runs no operator while they validate."""
     with rig(n_envs=2, horizon=9) as world:
         world.grow("r0c0", S.BLENDING)
         world.grow("r0c1", S.TRAINING)

@@ -1,4 +1,4 @@
-"""A GPU as lanes see it, on a torch.cuda and a CUDA runtime without a device."""
+"""A GPU as executors see it, on a torch.cuda and a CUDA runtime without a device."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def test_a_device_without_a_number_is_the_current_one(cuda: TorchCuda, fake: Fak
 
 
 def test_streams_of_closed_executors_serve_the_next_ones_on_the_device(cuda: TorchCuda) -> None:
-    """Each stream once, though it was the stream of two lanes."""
+    """Each stream once, though it was the stream of two executors."""
     first = gpu(1)
     one, two = first.stream(), first.stream()
     first.reuse([one, two, one])

@@ -37,7 +37,7 @@ class Env:
 
 
 class Noting:
-    """Lanes of a device that record their calls, with the indices of envs, and the threads that make them."""
+    """The executor of a device that records their calls, with the indices of envs, and the threads that make them."""
 
     captures = False
 
@@ -184,7 +184,7 @@ def grown(devices: int, envs: int = 5) -> tuple[list[Any], list[dict[str, Any]]]
 
 @pytest.mark.finding("T1")
 def test_hosts_on_several_devices_have_the_bits_of_one() -> None:
-    """Seeds, rollbacks, validation, test accuracy and events; three devices here are three pools of lanes."""
+    """Seeds, rollbacks, validation, test accuracy and events; three devices here are three pools of workers."""
     (one, told), (several, told_too) = grown(1), grown(3)
     assert told == told_too
     assert {"GovernorRollback", "StageChanged"} <= {event["event"] for event in told}

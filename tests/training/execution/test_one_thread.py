@@ -53,7 +53,7 @@ def test_loss_statistics_totals_and_step_of_a_batch_are_made_by_the_worker_of_it
 def test_the_backward_passes_of_a_gpus_host_are_queued_by_the_thread_that_queues_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else one thread of torch's does those of all streams, and lanes wait for each other in it."""
+    """Else one thread of torch's does those of all streams, and streams wait for each other in it."""
     for place in ("device", "stream"):
         monkeypatch.setattr(torch.cuda, place, lambda _place: nullcontext())
     gpu = object.__new__(Gpu)  # no device is needed to say where work goes

@@ -1,4 +1,4 @@
-"""Lanes of a GPU, on a device that is none: what is captured, when it is launched, and what happens when that fails."""
+"""The executor of a GPU, on a device that is none: captured work, when it is launched, and what happens on failure."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -292,7 +292,7 @@ def test_float16_is_not_captured_and_says_why() -> None:
 
 
 def test_a_trainer_that_is_closed_leaves_nothing_of_its_envs_on_the_executor() -> None:
-    """The hosts of the baseline come and go, and the lanes stay."""
+    """The hosts of the baseline come and go, and the executor stays."""
     gpu = FakeGpu()
     with growing(gpu) as made:
         made.episodes(1, 3)

@@ -1,4 +1,4 @@
-"""Lanes of a GPU, on a device that is none: errors, cancelled epochs, and the end."""
+"""The executor of a GPU, on a device that is none: errors, cancelled epochs, and the end."""
 
 import pytest
 import torch
@@ -118,7 +118,7 @@ def test_closing_waits_and_drops_everything_and_work_is_done_as_it_is_from_then_
         made.executor.close()
         made.executor.close()
         assert "synchronize" in gpu.calls
-        assert [stream.number for stream in gpu.idle] == [1, 2], "for the next lanes"
+        assert [stream.number for stream in gpu.idle] == [1, 2], "for the next executor"
         made.validate()
         made.validate()
         made.validate()

@@ -1,4 +1,4 @@
-"""Lanes and the ownership of random numbers."""
+"""Workers and the ownership of random numbers."""
 
 import contextlib
 import itertools

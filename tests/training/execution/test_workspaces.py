@@ -1,4 +1,4 @@
-"""The workspace of cuBLAS on a GPU: bounded, the same for any number of lanes, and the user's own choice stays."""
+"""The workspace of cuBLAS on a GPU: bounded, the same for any number of streams, and the user's own choice stays."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_a_run_sets_it_before_it_uses_a_gpu_and_never_on_a_cpu(monkeypatch: pyte
 
 def test_a_run_reports_the_workspace_of_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     assert of_run("cpu", {}) is None
-    assert of_run("cuda:0,cuda:1", {VARIABLE: ":16:8"}) == f"up to 0.125 MiB per lane ({VARIABLE}=:16:8)"
-    assert of_run("cuda", {}) == "up to 32 MiB per lane (PyTorch's default)"
+    assert of_run("cuda:0,cuda:1", {VARIABLE: ":16:8"}) == f"up to 0.125 MiB per stream ({VARIABLE}=:16:8)"
+    assert of_run("cuda", {}) == "up to 32 MiB per stream (PyTorch's default)"
     assert describe(None) is None
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert describe("13.0") == f"up to 8.125 MiB per lane ({VARIABLE}={SETTING})"
+    assert describe("13.0") == f"up to 8.125 MiB per stream ({VARIABLE}={SETTING})"
