@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from esper.config import ConfigError, ExperienceConfig, TrainingConfig
+from esper.config import ExperienceConfig
 from esper.experience import worth
 from esper.experience.worth import Experience, prior_correlations
 
 SLOTS, BLUEPRINTS = ("r0c0", "r0c1"), ("oak", "ivy", "elm")
 SHAPE = (2, 3)
 WITHIN = np.kron(np.eye(2), np.eye(3) - 1 / 3)
+
+
 """Subtracts from worths [6] the mean of their slot, which plans with a seed in each slot do not tell."""
 
 
@@ -51,11 +53,6 @@ def test_the_prior_is_a_correlation_matrix_with_the_shares_of_the_config() -> No
     assert k[0, 1] == pytest.approx(0.3)  # another blueprint in the same slot
     assert k[0, 4] == pytest.approx(0.2)
     assert np.linalg.eigvalsh(k).min() > 0
-
-
-def test_shares_that_leave_nothing_to_each_blueprint_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"shared \+ by_blueprint \+ by_slot must be 0.95 or less"):
-        TrainingConfig.parse({"experience": {"shared": 0.5, "by_blueprint": 0.5, "by_slot": 0.1}})
 
 
 def test_many_episodes_reveal_the_worths_and_the_noise() -> None:

@@ -16,6 +16,7 @@ DURATIONS = Durations.of(TrainingConfig(), 150)
 PERMISSIVE, STRICT = GateConfig(), GateConfig(level="strict")
 LEVELS = pytest.mark.parametrize("config", [PERMISSIVE, STRICT], ids=["permissive", "strict"])
 
+
 TRAINED: dict[str, Any] = {
     "gradient_norm": 0.5,
     "gradient_ratio": 0.10,
@@ -28,6 +29,8 @@ TRAINED: dict[str, Any] = {
 
 
 HELD: dict[str, Any] = {"alpha": 1.0, "alpha_target": 1.0}
+
+
 """A ramp to the full target that has ended."""
 
 
@@ -45,29 +48,6 @@ def answer(slots: Slots, config: GateConfig, pending: bool = False) -> GateResul
     assert 0 <= result.score <= 1
     assert bool(result.reason) == (not result.passed)
     return result
-
-
-@pytest.mark.parametrize(
-    ("horizon", "expected"),
-    [
-        (150, (10, 10, 5, 5, 30, 10, 5, 20)),
-        (30, (2, 2, 1, 1, 6, 2, 1, 5)),
-        (75, (5, 5, 3, 3, 15, 5, 3, 10)),
-        (1, (2, 2, 1, 1, 4, 2, 1, 5)),
-    ],
-)
-def test_durations_scale_with_the_horizon_rounded_up(horizon: int, expected: tuple[int, ...]) -> None:
-    d = Durations.of(TrainingConfig(), horizon)
-    assert (
-        d.min_training_epochs,
-        d.min_blending_epochs,
-        d.min_prune_age,
-        d.embargo,
-        d.max_training_epochs,
-        d.stage_dwell,
-        d.snapshot_every,
-        d.governor_window,
-    ) == expected
 
 
 @pytest.mark.parametrize(

@@ -200,13 +200,6 @@ def test_without_trackers_nothing_of_them_is_imported_or_written(tmp_path: Path)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("esper-")]
 
 
-@pytest.mark.parametrize("given", ["tensorboard,wandb", ["tensorboard", "wandb", "tensorboard"]])
-def test_names_may_be_given_in_one_string(given: Any) -> None:
-    config = TrainingConfig.parse({"track": {"to": given}})
-    assert config.track.to == ("tensorboard", "wandb")
-    assert TrainingConfig.parse(config.model_dump(mode="json")) == config
-
-
 # --- What became of blueprints
 
 

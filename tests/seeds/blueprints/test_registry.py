@@ -23,11 +23,7 @@ from esper.spaces.action import HEADS
 from tests.core_helpers import digits, one_thread, rig, tiny_config
 
 __all__ = ["one_thread"]
-
-
 S = SeedStage
-
-
 CNN = BLUEPRINTS.names("cnn")
 
 
@@ -152,22 +148,12 @@ def test_the_choice_is_written_with_the_run_and_read_back(tmp_path: Path) -> Non
         TrainingConfig.parse({"env": {"blueprints": 3}})
 
 
-@pytest.mark.parametrize(("text", "names"), [("norm", ("norm",)), ("norm, lora", ("norm", "lora")), ("", ())])
-def test_names_may_be_given_as_one_string_on_the_command_line(text: str, names: tuple[str, ...]) -> None:
-    assert TrainingConfig.parse({"env": {"blueprints": text}}).env.blueprints == names
-
-
 def test_a_misspelt_name_in_such_a_string_is_answered_with_the_known_names() -> None:
     config = tiny_config(env={"blueprints": "conv_lite"})
     with pytest.raises(
         ConfigError, match=r"unknown 'conv_lite' \(did you mean 'conv_light'\?\); known for cnn hosts: norm, attention"
     ):
         GrowthVectorEnv(digits(), config)
-
-
-def test_the_other_lists_of_names_may_be_given_as_one_string_too() -> None:
-    config = tiny_config(env={"stop_on": "plateau,divergence", "auto_advance": "G1"}).env
-    assert (config.stop_on, config.auto_advance) == ({"plateau", "divergence"}, {"G1"})
 
 
 def test_simulated_hosts_are_limited_to_the_choice_too() -> None:

@@ -1,4 +1,4 @@
-"""Tasks on the command line: their list, missing data, and user-defined tasks."""
+"""`esper tasks`, and tasks of commands: missing data, and tasks in a file of the user."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import pytest
 from esper.config import ConfigError
 from esper.data.tasks import SIMULATED, TASKS
 from esper.files.grown_host import load_host
+from esper.rollout.policies import NAMES
+from esper.seeds.blueprints import BLUEPRINTS
 from tests.cli.conftest import MINE, TASK, Esper, executed
 
 pytestmark = pytest.mark.usefixtures("no_plots")
+
 
 TINY = (
     "--envs",
@@ -117,3 +120,9 @@ def test_a_config_of_ones_own_may_name_ones_own_task(esper: Esper) -> None:
     assert esper("run", "--config", "mine.toml", *TINY).code == 0
     assert executed() == 1
     assert [folder.name.startswith("mine-random-") for folder in Path("runs").iterdir()] == [True]
+
+
+def test_tasks_lists_tasks_blueprints_and_controllers(esper: Esper) -> None:
+    out = esper("tasks").out
+    for name in ("digits", *BLUEPRINTS.names("cnn"), *NAMES):
+        assert name in out
