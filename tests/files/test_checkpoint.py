@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import os
 import pickle
@@ -23,7 +22,6 @@ from esper.env.make import make_env
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.files import checkpoint
-from esper.files.atomic import write_atomic
 from esper.rollout.policies import controller_for
 from esper.rollout.rollout import play_round
 from esper.run.experiment import Experiment
@@ -50,23 +48,6 @@ def planted(n_envs: int = 4, episode_length: int = 4, **law: Any) -> PlantedVect
     env = {"n_envs": n_envs, "episode_length": episode_length}
     config = TrainingConfig.parse({"task": {"name": "planted"}, "env": env})
     return PlantedVectorEnv(config, Law(**law))
-
-
-@pytest.mark.parametrize("broken", ["write", "rename"])
-def test_a_write_that_fails_leaves_the_old_file_and_no_part(
-    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_arguments: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    file = tmp_path / "a"
-    write_atomic(file, b"old")
-    with monkeypatch.context() as patch:
-        patch.setattr(*((os, "fsync", full) if broken == "write" else (Path, "replace", full)))
-        with pytest.raises(OSError, match="No space left"):
-            write_atomic(file, b"new")
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
-    assert file.read_bytes() == b"old"
 
 
 def test_the_file_on_disk_is_whole_while_the_next_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,6 +303,8 @@ def test_a_run_that_learned_nothing_has_no_policy_to_play(chance: Path) -> None:
 
 
 ROWS = ((3.0, 8.0, -4.0), (-3.0, 3.0, 9.0))
+
+
 OTHER_HOSTS: dict[str, dict[str, Any]] = {
     "fewer slots": {"slots": ("r0c0", "r1c0"), "worth": tuple((*row, -3.0) for row in ROWS)},
     "more slots": {"slots": tuple("abcdef"), "worth": tuple((*row, -3.0) for row in ROWS * 3)},
@@ -381,14 +364,3 @@ def test_a_run_of_a_checkpoint_is_compared_on_hosts_that_its_agent_never_saw(age
     assert make_env(config).run_seed == 7
     assert summary.controller == f"checkpoint:{agent}"
     assert summary.comparison.pairs == 4
-
-
-@pytest.mark.parametrize("name", ["checkpoint", "checkpoint:"])
-def test_a_checkpoint_without_a_path_is_not_a_controller(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"unknown controller '{name}' .*; known: ppo, checkpoint:PATH, pretrained"):
-        controller_for(name, TrainingConfig(), planted(), 0)
-
-
-def test_ppo_is_not_played_before_it_learned() -> None:
-    with pytest.raises(ConfigError, match="ppo must be trained before it can be compared"):
-        controller_for("ppo", TrainingConfig(), planted(), 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import shutil
 import signal
 from collections.abc import Callable
@@ -12,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from esper.config import ConfigError, TrainingConfig, read_toml
+from esper.config import ConfigError, read_toml
 from esper.files import checkpoint
 from esper.run.experiment import Experiment
-from esper.run.summary import RunSummary
 from esper.telemetry.event import ArmPlayed, BaselineMeasured, EpochCompleted, Event, PolicyUpdated
 from esper.training.execution.lanes import LaneError
 from esper.training.step import train_epoch
+from tests.run.interrupted_runs import interrupted
 from tests.run.run_helpers import (
     Does,
     Recorder,
@@ -52,17 +51,6 @@ CONFIGS = {
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("whole"), CONFIGS)
-
-
-def interrupted(config: TrainingConfig, folder: Path, sink: Does) -> RunSummary | None:
-    """The run until its Ctrl-C; None when that came before there was anything to sum up."""
-    try:
-        summary = Experiment(config, folder, [sink]).run()
-    except KeyboardInterrupt:
-        summary = None
-    assert sink.did
-    assert summary is None or summary.interrupted
-    return summary
 
 
 @pytest.mark.trap(30)
@@ -192,17 +180,6 @@ def test_events_are_cut_back_to_the_checkpoint_and_say_that_the_run_was_resumed(
     assert type(sink.events[0]).__name__ == "RunResumed"
     assert not any(isinstance(event, BaselineMeasured) for event in sink.events)
     assert names.count("BaselineMeasured") == names.count("RunStarted") == names.count("RunCompleted") == 1
-
-
-@pytest.mark.trap(30)
-def test_the_best_host_of_the_time_before_is_not_replaced_by_a_worse_one(tmp_path: Path) -> None:
-    config = tiny("none", rounds=3, seed=8)
-    interrupted(config, tmp_path / "r", Does(within_round(3), stop))
-    best = {name: (tmp_path / "r" / name).read_bytes() for name in ("best_host.json", "best_host.safetensors")}
-    Experiment.resume(tmp_path / "r").run()
-    assert {name: (tmp_path / "r" / name).read_bytes() for name in best} == best
-    last = [e["committed_accuracy"] for e in stable_log(tmp_path / "r") if e["event"] == "EpisodeCompleted"][-2:]
-    assert max(last) < json.loads(best["best_host.json"])["validation_accuracy"]  # round 3 had no better one
 
 
 @pytest.mark.slow

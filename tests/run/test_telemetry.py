@@ -1,4 +1,4 @@
-"""The memory that a run reports after each round, and the placement of copies that it reports at its start."""
+"""Events of a run: the memory of each round, and the placement of copies at its start."""
 
 from __future__ import annotations
 
