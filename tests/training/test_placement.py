@@ -18,7 +18,7 @@ from esper.config import ConfigError, RunConfig, TrainingConfig
 from esper.env.training_backend import copies_held
 from esper.lifecycle.stage import SeedStage
 from esper.training.governor import Governor
-from esper.training.host_state import RestorableHost, host_state, pinned_copy, restore_host_state
+from esper.training.host_state import RestorableHost
 from esper.training.host_training import HostTraining
 from esper.training.placement import MIB, HostCopy, copies_to_pin, pinned_copies
 from esper.training.snapshot import TensorCopies, ValidationRecord
@@ -36,6 +36,8 @@ from tests.core_helpers import (
 from tests.training.live_tensors import STATM, resident_mib
 
 OLDER, NEWEST = HostCopy.OLDER, HostCopy.NEWEST
+
+
 PLACEMENTS: list[tuple[HostCopy, ...]] = [(), (OLDER,), (OLDER, NEWEST)]
 
 
@@ -207,20 +209,6 @@ def test_the_newest_snapshots_are_not_pinned_alone() -> None:
     durations = make_training(config).durations
     with pytest.raises(ValueError, match="the older snapshots go to pinned memory before the newest"):
         Governor(config.governor, durations, 10, (NEWEST,))
-
-
-def test_the_start_of_an_epoch_comes_back() -> None:
-    training = make_training()
-    plant(training, "r0c0", stage=SeedStage.HOLDING)
-    train(training)
-    start = host_state(training, pinned_copy)
-    before = tensors_of(training, ("r0c0",))
-    train(training)
-    after = tensors_of(training, ("r0c0",))
-    restore_host_state(training, start)
-    same_bits(tensors_of(training, ("r0c0",)), before)
-    train(training)
-    same_bits(tensors_of(training, ("r0c0",)), after)
 
 
 def test_an_env_puts_its_copies_where_its_placement_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.config import ConfigError, TrainingConfig
 from esper.data.tasks import load_task
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.grown_host import load_host, save_host
@@ -33,6 +32,8 @@ from tests.core_helpers import Rig, digits, flat_baseline, rig, tiny_config
 from tests.selection import slow_except
 
 QUICK = "aot_eager"
+
+
 """Everything of the compiler but writing code."""
 
 
@@ -58,6 +59,7 @@ HOSTS: dict[str, tuple[Callable[[], SegmentedHost], Callable[[Any, int], Tensor]
     "thin": (lambda: CNNHost(3, 10, base=3, blocks=2), images),
     "transformer": (lambda: TransformerHost(11, width=8, layers=1, heads=2, block=6, slots=1), tokens),
 }
+
 
 everyone = pytest.mark.parametrize("name", slow_except(["thin"], HOSTS))
 
@@ -366,10 +368,3 @@ def test_older_torch_is_told_its_limit_in_another_way(monkeypatch: pytest.Monkey
         CompiledRun("eager")
         assert torch.compiler.config.recompile_limit == compiled.MAX_VARIANTS
     assert given == [(True, True)]
-
-
-def test_graph_is_refused_on_a_cpu_and_the_others_named() -> None:
-    with pytest.raises(ConfigError, match="it can be auto, eager or compiled"), rig(1, 8, run={"tier": "graph"}):
-        pass
-    with pytest.raises(ConfigError, match="'auto', 'eager', 'compiled' or 'graph'"):
-        TrainingConfig.parse({"run": {"tier": "fast"}})

@@ -1,7 +1,5 @@
 """Lanes and the ownership of random numbers."""
 
-import contextlib
-import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -14,7 +12,6 @@ import torch
 from esper._runtime import physical_cores
 from esper.training.execution.lanes import Cancelled, LaneError
 from esper.training.execution.workers import WorkerLanes
-from esper.training.rng import RngStream, derive_seed, seeded
 
 
 @dataclass
@@ -183,23 +180,3 @@ def test_the_number_of_threads_of_the_caller_stays() -> None:
     with WorkerLanes(2) as lanes:
         lanes.run(lambda env: None, [Place(0), Place(1)])
     assert torch.get_num_threads() == 2
-
-
-def test_streams_of_different_owners_differ_and_each_is_reproducible() -> None:
-    owners = list(itertools.product((0, 1, 2**40), range(3), range(3), RngStream))
-    seeds = [derive_seed(*owner) for owner in owners]
-    assert len(set(seeds)) == len(owners)
-    assert seeds == [derive_seed(*owner) for owner in owners]
-    counted = {derive_seed(0, 0, 0, RngStream.SEED, counter) for counter in range(10)}
-    assert len(counted | set(seeds)) == 10 + len(seeds)
-    assert all(0 <= seed < 2**64 for seed in seeds)
-
-
-def test_a_borrowed_generator_is_put_back_even_after_an_error() -> None:
-    before = torch.get_rng_state()
-    with seeded(7):
-        first = torch.rand(3)
-    with contextlib.suppress(ValueError), seeded(7):
-        assert torch.equal(torch.rand(3), first)
-        raise ValueError("inside")
-    assert torch.equal(torch.get_rng_state(), before)
