@@ -28,7 +28,6 @@ from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import Op
 from esper.telemetry.event import Event, GovernorRollback, StageChanged
 from esper.telemetry.record import stable_record
-from esper.training.host_state import host_state
 from tests.core_helpers import DAMAGE, EASY_GATES, flat_baseline
 from tests.run.run_helpers import assert_same_bits, flat
 from tests.selection import slow_except
@@ -250,14 +249,3 @@ def test_a_controller_goes_on_with_what_it_remembers(make: Callable[..., Any]) -
             observation, _, _, _, info = env.step(rows[-1])
         actions.append(np.array(rows))
     np.testing.assert_array_equal(*actions)
-
-
-def test_host_states_are_copies_on_the_cpu() -> None:
-    course = Course("float images")
-    course.begin(0)
-    assert isinstance(course.env, GrowthVectorEnv)
-    training = course.env.training[0]
-    state = host_state(training)
-    live = {tensor.data_ptr() for tensor in training.host.state_dict().values()}
-    assert not live & {tensor.data_ptr() for tensor in state["tensors"].values()}
-    course.env.close()

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from esper.config import ConfigError, TrainingConfig
+from esper.config import ConfigError, RunConfig, TrainingConfig
+from esper.training.execution import tiers
+from esper.training.execution.multi_gpu import MultiGpuLanes
+from esper.training.execution.tiers import Tier, make_lanes, prepare_hosts
+from esper.training.execution.workers import WorkerLanes
 from tests.core_helpers import rig
 
 
@@ -13,3 +18,24 @@ def test_graph_is_refused_on_a_cpu_and_the_others_named() -> None:
         pass
     with pytest.raises(ConfigError, match="'auto', 'eager', 'compiled' or 'graph'"):
         TrainingConfig.parse({"run": {"tier": "fast"}})
+
+
+def test_a_cpu_trains_on_worker_lanes() -> None:
+    with make_lanes(RunConfig(lanes=3), torch.device("cpu")) as lanes:
+        assert isinstance(lanes, WorkerLanes)
+        assert lanes.count == 3
+        assert prepare_hosts(RunConfig(), [], lanes) == Tier("eager")
+
+
+def test_several_devices_have_lanes_each() -> None:
+    with make_lanes(RunConfig(lanes=1), torch.device("cpu"), torch.device("cpu")) as lanes:
+        assert isinstance(lanes, MultiGpuLanes)
+
+
+def test_hosts_that_cannot_be_compiled_are_eager_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig(lanes=1, tier="compiled")
+    with make_lanes(config, torch.device("cpu")) as lanes:
+        monkeypatch.setattr(tiers, "compile_hosts", lambda _hosts, _lanes: "no compiler")
+        assert prepare_hosts(config, [], lanes) == Tier("eager", "no compiler")
+        monkeypatch.setattr(tiers, "compile_hosts", lambda _hosts, _lanes: None)
+        assert prepare_hosts(config, [], lanes) == Tier("compiled")
