@@ -1,4 +1,4 @@
-"""What the check on a GPU finds out about packages that a bare machine lacks."""
+"""Packages that a bare machine lacks, as the check on a GPU finds them."""
 
 from __future__ import annotations
 

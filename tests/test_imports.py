@@ -133,7 +133,7 @@ def without_prefix(name: str) -> str:
 
 
 def violations(module: str, source: str, *, is_package: bool = False) -> list[str]:
-    """What is wrong with the imports of one module."""
+    """Returns the wrong imports of one module."""
     row = row_of(module)
     if row is None:
         return [f"{module}: no row in ALLOWED, say there what it may import"]

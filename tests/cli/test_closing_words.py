@@ -92,7 +92,7 @@ def test_few_pairs_are_called_inconclusive_however_large_the_difference() -> Non
 
 @pytest.mark.finding("M14")
 def test_the_word_follows_the_corrected_p_value() -> None:
-    """Alone it is a win, p = 0.016; among five comparisons it is not."""
+    """The difference is significant alone, p = 0.016, but not among five comparisons."""
     weak = [3.0, 2.0] * 4 + [-1.0, -1.0]
     assert result_lines(ended(weak))[3].endswith(": better")
     assert all(line.endswith("no evidence of a difference") for line in result_lines(ended(*[weak] * 5))[3:8])

@@ -237,7 +237,7 @@ def test_ctrl_c_ends_it(esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_controller_that_ships_is_a_controller_everywhere(esper: Esper) -> None:
-    """In a run, a comparison and an evaluation, in hosts that are not trained enough to tell anything."""
+    """It plays in a run, a comparison and an evaluation, on hosts that are trained too little for a verdict."""
     small = ("--set", "task.samples_per_epoch=128", "--set", "env.baseline_episodes=1", "--set", "env.episode_length=4")
     run = esper("run", "--controller", "pretrained", "--envs", "2", "--rounds", "1", *small, "--out", "mine")
     assert run.code == 0, run.err

@@ -205,7 +205,7 @@ def stop_in_last_round(train: Any) -> Any:
 @pytest.mark.finding("M12")
 @pytest.mark.parametrize("out", ["/proc/r", "a_file/r", "/sys/r"])
 def test_a_folder_that_cannot_be_written_is_wrong_input(esper: Esper, out: str) -> None:
-    """Not even root may write to the first and the last."""
+    """The first and the last are closed even to root."""
     Path("a_file").touch()
     for command in (("run", *TINY[:-6], "--out", out), ("compare", "--arm", "random", "--arm", "none", "--out", out)):
         found = esper(*command)
@@ -217,7 +217,7 @@ def test_a_folder_that_cannot_be_written_is_wrong_input(esper: Esper, out: str) 
 
 @pytest.mark.finding("M12")
 def test_a_folder_that_may_only_be_read_is_wrong_input(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root may write to it all the same, so the system's answer is made up."""
+    """Root may write to it anyway, so the system's answer is replaced."""
     Path("r").mkdir()
 
     def refuse(path: Path, _content: bytes) -> None:

@@ -117,7 +117,7 @@ def test_a_schedule_is_refused(esper: Esper, case: str) -> None:
 
 @pytest.mark.parametrize("case", ["blueprint", "slot", "op", "tempo", "not TOML", "nothing"])
 def test_the_message_about_a_schedule_names_the_file(esper: Esper, case: str) -> None:
-    """And does not call it a config file: with --config and schedule:FILE there are two."""
+    """It is not called a config file, because both --config and schedule:FILE name files."""
     Path("a.toml").write_text(SCHEDULES[case][0])
     refused(esper, ("compare", *TINY[:4], "--arm", "none", "--arm", "schedule:a.toml"), "a.toml")
     assert "config file" not in esper("compare", *TINY[:4], "--arm", "none", "--arm", "schedule:a.toml").err

@@ -294,7 +294,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
 
 @pytest.mark.slow
 def test_a_comparison_whose_rank_is_killed_is_that_of_one_process(tmp_path: Path) -> None:
-    """With one restart, while agents learn; the first attempt's training seeds are kept."""
+    """There is one restart while agents learn, and the first attempt's training seeds are kept."""
     (tmp_path / "base.toml").write_text(learning(rounds=1).to_toml())
     arms = ("--arm", "ppo", "--arm", "random", "--pairs", "2", "--train-seeds", "2")
     compare = ("compare", "--config", "base.toml", *arms)

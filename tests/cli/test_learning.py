@@ -208,7 +208,7 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(esper: Esper, tmp_path: P
 
 @pytest.mark.slow
 def test_a_reader_that_goes_away_ends_the_printing_and_not_the_run(tmp_path: Path) -> None:
-    """As in `esper run | head -1`."""
+    """The reader is one like `head -1`."""
     child = start(*RUN, "--out", "mine", folder=tmp_path)
     assert child.stdout is not None
     assert child.stdout.readline()

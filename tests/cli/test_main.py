@@ -64,6 +64,6 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
 
 
 def test_the_version_is_that_of_the_package(esper: Esper) -> None:
-    """Also without any installed metadata, and with those of another distribution."""
+    """It is read from the package, not from the metadata of an installed distribution."""
     found = esper("--version")
     assert (found.code, found.out) == (0, f"esper, version {__version__}\n")

@@ -1,4 +1,4 @@
-"""A made-up env for controllers, and playing a real one."""
+"""An invented env for controllers, and play of a real one."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ LAYOUT = ObservationLayout(SPEC.slots, SPEC.blueprints, 150)
 
 
 class World:
-    """A made-up env: what the controller sees, and slots that follow its actions."""
+    """An invented env: observations for the controller, and slots that follow its actions."""
 
     def __init__(self, slots: tuple[str, ...] = SPEC.slots) -> None:
         self.spec = ActionSpec(slots, SPEC.blueprints)

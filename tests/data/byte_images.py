@@ -28,7 +28,7 @@ def looked_up(split: Split, rows: Tensor) -> Tensor:
 
 
 class Rows(Dataset[tuple[Tensor, Tensor]]):
-    """What networks see of the byte digits, as a dataset to stream."""
+    """The byte digits as networks see them, as a dataset to stream."""
 
     def __init__(self) -> None:
         split = byte_digits().train

@@ -89,7 +89,7 @@ def test_a_run_on_bytes_resumes_as_if_it_had_never_stopped(tmp_path: Path) -> No
 
 
 def test_an_env_of_bytes_is_the_same_for_any_number_of_lanes() -> None:
-    """With counterfactuals that are calibrated on staged images."""
+    """Its counterfactuals are calibrated on staged images."""
     found = []
     for lanes in (1, 3):
         config = tiny_config(3, 4, run={"lanes": lanes}, env={"recalibrate": True})

@@ -1,4 +1,4 @@
-"""A loss or a score that training and growth cannot use is refused before a run starts, with what would be right."""
+"""Losses and scores that cannot be used are refused before a run starts, with advice."""
 
 from __future__ import annotations
 

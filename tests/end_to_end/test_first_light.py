@@ -1,4 +1,4 @@
-"""The first thing a person does, from the installed command to a grown network in their own program."""
+"""A first use, from the installed command to a grown network in a program of the user."""
 
 from __future__ import annotations
 

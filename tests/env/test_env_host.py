@@ -1,4 +1,4 @@
-"""A host that goes bad inside the env: what is restored, what it costs, and that nobody else notices."""
+"""A host that goes bad in an env: its rollback, its penalty, and the other hosts, which do not change."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ break_host = DAMAGE["NaN weight"]
 
 
 def play(world: Rig, steps: int, broken: dict[int, int]) -> list[dict[str, Any]]:
-    """WAIT for some steps; before step k, env ``broken[k]`` is broken. What every env got, step by step."""
+    """Plays WAIT for some steps, with env ``broken[k]`` broken before step k; returns the results of every step."""
     seen = []
     for step in range(steps):
         if step in broken:
@@ -94,7 +94,7 @@ def test_a_panic_in_the_last_epoch_is_punished_too() -> None:
 
 @pytest.mark.trap(2)
 def test_a_broken_host_never_shows_in_the_observation() -> None:
-    """What is seen of it is the state that was restored, and not what its own values were cut to."""
+    """The observation shows the restored state, not clipped values of the broken host."""
     seen = ("validation_loss", "validation_accuracy")
     with rig(n_envs=2, horizon=6, governor=EVERY_EPOCH) as world:
         for step in range(4):

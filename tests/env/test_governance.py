@@ -54,7 +54,7 @@ def test_living_seeds_are_pruned_into_cooldown_and_a_fossil_lives() -> None:
 
 
 def test_seeds_of_a_broken_host_are_not_to_blame() -> None:
-    """Their features are NaN because the host's are: they go with the rollback, not as seeds that broke."""
+    """Their features are NaN because the host's are, so the rollback removes them; they are not cut as broken seeds."""
     with rig(horizon=10, governor=EVERY_EPOCH) as world:
         world.grow("r1c0", S.HOLDING)
         break_host(world.training())
@@ -77,7 +77,7 @@ def test_a_fossil_made_in_the_step_of_the_panic_is_pruned() -> None:
 
 
 def test_a_surviving_fossil_is_measured_again_after_a_rollback() -> None:
-    """What the bad epoch measured is not kept: neither its zero contribution nor a NaN in a moving average."""
+    """Measurements of the bad epoch are dropped: its zero contribution, and a NaN in a moving average."""
     with rig(horizon=10, governor=EVERY_EPOCH) as world:
         world.grow("r0c0", S.FOSSILIZED)
         break_host(world.training())

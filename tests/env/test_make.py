@@ -1,4 +1,4 @@
-"""``esper/Growth-v0``: how Gymnasium finds it, what its keywords reach, and that knowing it costs nothing."""
+"""``esper/Growth-v0``: its registration in Gymnasium, its keywords, and imports without cost."""
 
 from __future__ import annotations
 

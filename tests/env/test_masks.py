@@ -21,7 +21,7 @@ COOLDOWN = (S.PRUNED, S.EMBARGOED, S.RESETTING)
 
 
 class Known:
-    """What the rules depend on, read once."""
+    """State that the rules depend on, read once."""
 
     def __init__(self, world: Rig, index: int) -> None:
         self.env = world.env.config.env
@@ -58,7 +58,7 @@ def expected(known: Known, op: Op, place: int, blueprint: str) -> bool:
 
 @contextmanager
 def undone(world: Rig, index: int) -> Iterator[None]:
-    """Put the arrays, and the seeds of one host, back to what they were."""
+    """Restores the arrays, and the seeds of one host, after the block."""
     training, state = world.training(index), world.env.state
     arrays = [(values, values.copy()) for holder in (state, state.slots) for values in holder.arrays().values()]
     sites = [(site, dict(vars(site))) for site in training.sites]
@@ -72,7 +72,7 @@ def undone(world: Rig, index: int) -> Iterator[None]:
 
 
 def brute_force(world: Rig, index: int, planted: int) -> set[tuple[Op, bool]]:
-    """Every (op, slot, blueprint) of one env: the mask's answer is the rule's, and what it allows can be done.
+    """Compares the mask with the rules for every (op, slot, blueprint) of one env, and executes what it allows.
 
     Only those with the blueprint ``planted`` are carried out: modules take time to make, and other ops name none.
     """
@@ -106,7 +106,7 @@ def brute_force(world: Rig, index: int, planted: int) -> set[tuple[Op, bool]]:
 
 
 def leaning_forward(world: Rig, index: int, draw: np.random.Generator) -> NDArray[np.int64]:
-    """A random legal action that rather advances than prunes, so that late stages are reached."""
+    """A random legal action that prefers advancing to pruning, so that late stages are reached."""
     masks = {name: mask[index] for name, mask in world.info["action_mask"].items()}
     weights = np.array([1.0, 3.0, 0.5, 0.2, 0.5, 6.0]) * masks["op"]
     row = np.array([draw.integers(size) for size in world.env.action_spec.sizes])
@@ -140,7 +140,7 @@ def test_masks_are_exact_in_every_state_of_random_play(setting: str) -> None:
 
 
 def test_a_forbidden_action_is_executed_as_wait_and_counted() -> None:
-    """Against a twin that waits: the same bits whatever was forbidden."""
+    """The env has the same bits as a twin that waits, whatever the forbidden action was."""
     with rig(n_envs=2, horizon=30) as world, rig(n_envs=2, horizon=30) as waiting:
         draw = np.random.default_rng(0)
         for each in (world, waiting):

@@ -1,4 +1,4 @@
-"""What the env observes: finite whatever happens, and true to the state."""
+"""Observations of an env: always finite, and true to the state."""
 
 import math
 
@@ -124,7 +124,7 @@ def test_the_stored_potential_is_in_the_observation() -> None:
 
 
 def test_an_interaction_is_kept_while_it_is_not_measured_again() -> None:
-    """Every second epoch measures it; in between it is what it was, and not 0."""
+    """It is measured every second epoch; in between, the last value stays."""
     with rig(horizon=20, env={"counterfactual_every": 2}, task={"samples_per_epoch": 256}) as world:
         world.grow("r0c0", S.HOLDING)
         world.grow("r0c1", S.HOLDING)

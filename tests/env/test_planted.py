@@ -1,4 +1,4 @@
-"""PlantedVectorEnv: the API, masks and observations of hosts in training, and what the law says of them."""
+"""PlantedVectorEnv: the API, masks and observations of hosts in training, for simulated hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The best return of the planted task, and that returns rank schedules as their outcomes do."""
+"""The best return of the planted task; returns rank schedules as their outcomes do."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_the_scale_runs_from_chance_to_the_best() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_every_modes_own_best_at_full_length(mode: str) -> None:
-    """Above WAIT's, which is 0, and every random schedule's; all three seeds are kept."""
+    """It is above the return of WAIT, which is 0, and of every random schedule; all three seeds are kept."""
     found = best_return(config(mode, horizon=50))
     returns = play(random_schedules(400, seed=2, horizon=50), config(mode, horizon=50))
     assert found.discounted > max(1.0, float(returns.max()))
@@ -195,7 +195,7 @@ def test_every_modes_own_best_at_full_length(mode: str) -> None:
 
 
 def test_the_scale_of_losses_stays_when_noise_is_switched_off() -> None:
-    """The search plays without noise, what it finds is played with it: both are measured in the same unit."""
+    """The search plays without noise and its result with noise, both in the same unit."""
     noisy, quiet = Law(), Law(noise=0.0, paired_noise=0.0)
     assert noisy.baseline(50, 8) == quiet.baseline(50, 8)
     assert noisy.baseline(50, 8).final_loss_std == pytest.approx(np.log(10) * 0.3 / 90)

@@ -1,4 +1,4 @@
-"""The vector env behind Stable-Baselines3's API: what its agents and sb3-contrib's read from it."""
+"""The vector env behind Stable-Baselines3's API, for its agents and those of sb3-contrib."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_maskable_ppo_drives_heads_and_is_told_what_was_illegal() -> None:
 
 
 def test_a_plain_dqn_drives_flat_actions() -> None:
-    """It knows no masks: what is illegal is a WAIT, and is counted."""
+    """It has no masks: an illegal action is executed as WAIT, and is counted."""
     venv = SB3VecEnv(FlatActionVector(vector(4, episode_length=5)))
     model = DQN("MlpPolicy", venv, learning_starts=20, buffer_size=200, batch_size=16, device="cpu", seed=0)
     counted: list[int] = []

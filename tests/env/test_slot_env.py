@@ -1,4 +1,4 @@
-"""What happens when an episode ends: both autoreset modes, on hosts in training and on simulated ones."""
+"""Ends of episodes in both autoreset modes, on hosts in training and on simulated ones."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_mode_may_be_given_by_its_value() -> None:
 
 
 def test_same_step_is_disabled_with_a_reset_after_every_end(make: Make) -> None:
-    """Bit by bit: what SAME_STEP returns is what a caller of DISABLED gets who resets at once."""
+    """SAME_STEP returns the same bits as DISABLED with a reset right after each end."""
     auto, manual = make(3, 3, SAME), make(3, 3)
     observation, info = auto.reset(seed=5)
     expected, expected_info = manual.reset(seed=5)
@@ -203,7 +203,7 @@ SAME_COUNTED = pytest.param(SAME, marks=pytest.mark.skipif(not COUNTS_ALL_STEPS,
 
 @pytest.mark.parametrize("mode", [SAME_COUNTED, DISABLED])
 def test_gymnasiums_episode_statistics_are_sums_of_rewards(make: Make, mode: AutoresetMode) -> None:
-    """Env 1 starts anew after one epoch, so that episodes end at different times; two episodes in each."""
+    """Env 1 is reset after one epoch, so that episodes end at different times; each env plays two."""
     env = RecordEpisodeStatistics(make(3, 3, mode))
     env.reset(seed=0)
     returns, lengths = np.zeros(3), np.zeros(3, dtype=np.int64)

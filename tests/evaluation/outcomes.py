@@ -34,7 +34,7 @@ def outcome(folder: Path, gains: dict[str, float], pairs: int = 10, asked: int |
 
 
 def printed(found: ComparisonResult, plots: bool = False) -> str:
-    """What the report prints; without ``plots``, which take most of its time, none are drawn."""
+    """Returns the printed report; plots, which take most of its time, are drawn only with ``plots``."""
     text = io.StringIO()
     drawn = nullcontext() if plots else mock.patch("esper.evaluation.table.save_plots", return_value=[])
     with drawn:

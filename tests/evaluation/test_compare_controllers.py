@@ -1,4 +1,4 @@
-"""Comparing controllers: every arm meets the same hosts, and no winner is named without evidence."""
+"""Comparisons of controllers: every arm plays the same hosts, and no winner is named without evidence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOO_LATE = '[[action]]\nepoch = 999\nop = "PRUNE"\nslot = "r0c0"\n'
     "text", slow_except([INCUBATE], [TOO_LATE, PLANT_ONLY, INCUBATE]), ids=["nothing", "planted", "incubated"]
 )
 def test_pairs_are_equal_across_arms(text: str, tmp_path: Path) -> None:
-    """A schedule that blends nothing leaves the very hosts of the arm that does nothing: all pairs tie exactly."""
+    """A schedule that blends nothing has the hosts of the arm that does nothing: all pairs tie exactly."""
     (tmp_path / "s.toml").write_text(text)
     name = f"schedule:{tmp_path / 's.toml'}"
     arms, _ = compare(["none", name], 4)
@@ -45,7 +45,7 @@ def test_an_arm_does_not_depend_on_the_others() -> None:
 
 
 def test_the_baseline_is_measured_once_and_is_that_of_a_run_of_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A policy sees the baseline it learned beside, also where the hosts are held-out ones."""
+    """A policy sees the baseline of its training also on held-out hosts."""
     measured: list[int] = []
 
     def counting(task: Any, config: Any, lanes: Any, run_seed: int, *rest: Any) -> Any:

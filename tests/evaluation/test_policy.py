@@ -46,7 +46,7 @@ def evaluated(learned: RunSummary) -> PolicyEvaluation:
 
 
 def test_an_evaluation_equals_the_final_comparison_of_the_run(learned: RunSummary, evaluated: PolicyEvaluation) -> None:
-    """Same seed, same number of pairs: the same hosts, grown by the likeliest actions."""
+    """With the same seed and number of pairs, the hosts are the same, grown by the likeliest actions."""
     greedy, stochastic = (found.pair for found in evaluated.comparisons)
     run = learned.comparison
     assert (greedy.name_a, greedy.name_b, stochastic.name_a) == ("greedy", "none", "stochastic")
@@ -98,7 +98,7 @@ def test_hosts_of_another_width_are_played(learned: RunSummary) -> None:
 
 
 def test_two_ranks_evaluate_what_one_process_does(learned: RunSummary) -> None:
-    """Also on hosts of another width, and after exploration."""
+    """This holds for hosts of another width and after exploration, too."""
     settings: dict[str, Any] = {"width": 5, "explore": 1, "changes": {"run": {"evaluation_pairs": 2}}}
     alone = evaluate_controller(str(learned.folder), **settings)
     with ranks_of(2) as ranks:
@@ -189,7 +189,7 @@ def test_all_names_of_a_run_mean_the_same(form: str, simulated: Path, tmp_path: 
 
 
 def test_a_checkpoint_out_of_its_folder_wants_a_task(simulated: Path, tmp_path: Path) -> None:
-    """A config that lies beside it by accident is not its own."""
+    """A config in the same folder is not that of the checkpoint."""
     lone = tmp_path / "lone.pt"
     lone.write_bytes((simulated / checkpoint.NAME).read_bytes())
     (tmp_path / "config.toml").write_text("[task]\nname = 'digits'\n")

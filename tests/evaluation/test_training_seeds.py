@@ -30,7 +30,7 @@ def test_the_t_test_of_values_without_spread() -> None:
 
 
 def test_the_interval_is_that_of_resampled_seeds_and_hosts_within_them() -> None:
-    """Against the variance of such a resample, known in closed form, and the t quantile that widens it."""
+    """The reference is the variance of such a resample in closed form, widened by the t quantile."""
     seeds, hosts = 40, 6
     values = trained(seeds, hosts, 1.0, 2.0, 3.0)
     grouped = values.reshape(seeds, hosts)

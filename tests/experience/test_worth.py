@@ -1,4 +1,4 @@
-"""What is inferred about worths from gains, trials and contributions."""
+"""Worths of seeds, inferred from gains, trials and contributions."""
 
 from collections.abc import Callable
 
@@ -72,7 +72,7 @@ def test_many_episodes_reveal_the_worths_and_the_noise() -> None:
 
 
 def test_the_posterior_is_that_of_bayesian_regression(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the scales at their first guesses, by which accuracies alone count, against the textbook formula."""
+    """The scales are at their first guesses, so that only accuracies count, as in the textbook formula."""
     monkeypatch.setattr(worth, "ITERATIONS", 1)
     config = ExperienceConfig(worth_std=2.0, noise=1.5)
     draw = np.random.default_rng(1)
@@ -90,7 +90,7 @@ def test_the_posterior_is_that_of_bayesian_regression(monkeypatch: pytest.Monkey
 
 
 def test_trials_that_follow_the_worths_sharpen_them_and_others_do_not() -> None:
-    """They tell seeds of one slot from one another, since each slot has an offset of its own."""
+    """They distinguish seeds of one slot, since each slot has its own offset."""
     draw = np.random.default_rng(2)
     true = np.array([[4.0, -4.0, 1.0], [0.0, 6.0, -3.0]])
     kept = plans(60, draw)
@@ -194,8 +194,10 @@ def test_the_estimates_are_those_of_expectation_maximisation_over_all_measuremen
 
 
 def learned(episodes: int, by_loss: Callable[[np.ndarray, np.random.Generator], np.ndarray]) -> tuple[float, ...]:
-    """What is found out about differences of worths if the gains by the loss are ``by_loss`` of the true gains, over 20
-    worlds: the mean error, the mean error by the posterior, and the slope of estimates over the truth."""
+    """Learned differences of worths over 20 worlds, in which the gains by the loss are ``by_loss`` of the true gains.
+
+    Returns the mean error, the mean error by the posterior, and the slope of estimates over the truth.
+    """
     misses, errors, slopes = [], [], []
     for seed in range(20):
         draw = np.random.default_rng(seed)

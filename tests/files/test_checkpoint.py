@@ -164,7 +164,7 @@ def test_a_torn_file_is_refused_wherever_it_was_torn(agent: Path, tmp_path: Path
 @settings(max_examples=200, deadline=None)
 @given(data=strategies.data())
 def test_no_change_of_a_checkpoint_is_read(data: strategies.DataObject, agent: Path) -> None:
-    """Any bytes changed, cut out or put in: an error of ours that names the file, whatever they mean."""
+    """Any changed, removed or inserted bytes are a ConfigError that names the file."""
     whole = (agent / checkpoint.NAME).read_bytes()
     start = data.draw(strategies.integers(0, len(whole) - 1))
     end = data.draw(strategies.integers(start, min(len(whole), start + 64)))
@@ -205,8 +205,10 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 def test_a_checkpoint_with_a_right_checksum_and_wrong_values_is_an_error_of_ours(
     chosen: int, value: Any, dropped: bool, agent: Path
 ) -> None:
-    """Somebody wrote it who knows how: one part of it, however deep, is missing or something else. What is not found
-    out is played; nothing but an error of ours ever comes of it."""
+    """One part of the state, at any depth, is missing or replaced, under a valid checksum.
+
+    The file is refused with a ConfigError, or its policy can be played.
+    """
     state = {**checkpoint.read(agent), "finished": False}
     found = places(state)
     container, key = found[chosen % len(found)]
@@ -315,7 +317,7 @@ OTHER_HOSTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", OTHER_HOSTS)
 def test_a_policy_plays_hosts_that_share_a_blueprint(case: str, agent: Path) -> None:
-    """With other slots, other blueprints and another horizon than it learned from, and the same way every time."""
+    """Slots, blueprints and horizon differ from those that it learned from, and it plays the same every time."""
     returns = []
     for _ in range(2):
         env = planted(8, episode_length=6, **OTHER_HOSTS[case])
@@ -334,7 +336,7 @@ def test_a_policy_plays_hosts_whose_blueprints_it_never_met(agent: Path) -> None
 
 
 def test_a_run_folder_and_its_file_play_the_same_and_every_time(agent: Path) -> None:
-    """The likeliest actions: the run seed of the player decides nothing."""
+    """The policy plays its likeliest actions, so the run seed does not matter."""
     names = [(f"checkpoint:{agent}", 0), (f"checkpoint:{agent / checkpoint.NAME}", 0), (f"checkpoint:{agent}", 99)]
     returns = []
     for name, seed in names:
@@ -346,7 +348,7 @@ def test_a_run_folder_and_its_file_play_the_same_and_every_time(agent: Path) -> 
 
 
 def test_a_policy_plays_as_its_agent_does(agent: Path) -> None:
-    """What was learned is in it, with the statistics that observations are normalised by."""
+    """The policy has the learned weights and the statistics that normalise observations."""
     state = checkpoint.read(agent)
     player: Any = controller_for(f"checkpoint:{agent}", TrainingConfig(), planted(), 0)
     assert flat(player.network.state_dict()) == flat(state["agent"]["ppo"]["network"])

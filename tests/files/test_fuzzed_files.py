@@ -292,7 +292,7 @@ def test_a_host_that_was_damaged_is_loaded_or_refused(data: st.DataObject, host:
 def test_a_topology_that_was_changed_is_loaded_or_refused(
     path: list[int], value: Any, host: Path, tmp_path: Path
 ) -> None:
-    """Any value in it, however deep, is another one: a width of millions, a name that is none, a nest."""
+    """Any value, at any depth, is replaced: a width of millions, an unknown name, nested lists."""
     stem = tmp_path / "host"
     shutil.copy(host.with_name("host.safetensors"), stem.with_name("host.safetensors"))
     facts = json.loads(host.with_name("host.json").read_text())

@@ -98,7 +98,7 @@ def test_the_command_in_it_has_the_config_of_the_run(run: Path, saved: Path) -> 
 
 
 def test_the_command_is_that_of_the_run_even_if_practice_changed_the_exploration(tmp_path: Path) -> None:
-    """After practice the policy's own settings explore less; they, given to a run, would change its practice."""
+    """After practice the policy's own settings explore less; in a run they would change the practice."""
     folder = play(learning(rounds=1, evaluation_pairs=1, ppo={"practice_steps": 256}), tmp_path / "r")[0].folder
     save_policy(folder, tmp_path / "a.safetensors")
     found, config = find_policy(str(tmp_path / "a.safetensors")), find_policy(str(folder)).config
@@ -237,7 +237,7 @@ def words_for_rounds(facts: dict[str, Any], _tensors: Any) -> None:
 def test_tensors_of_another_network_are_refused(
     change: Callable[..., None], message: str, saved: Path, tmp_path: Path
 ) -> None:
-    """Under an honest digest, as a writer of another version would leave it."""
+    """The digest is valid, as from a writer of another version."""
     file = rewritten(saved, tmp_path / "a.safetensors", change)
     with pytest.raises(ConfigError, match=message) as found:
         controller_for(f"checkpoint:{file}", TrainingConfig(), make_env(learning("planted")), 0)
@@ -286,7 +286,7 @@ def test_a_name_that_cannot_be_is_refused(name: str, run: Path, tmp_path: Path) 
 
 
 def test_the_shipped_agent_can_be_played_and_names_its_origin() -> None:
-    """And an update of Esper that can no longer read it is caught here."""
+    """It fails if an update of Esper can no longer read the shipped agent."""
     found = find_policy("pretrained")
     assert found.config is not None
     assert found.config.task.name == "digits"
@@ -330,7 +330,7 @@ def test_the_controller_that_ships_grows_a_network_of_ones_own() -> None:
 
 
 def test_a_run_of_it_resumes_with_the_policy_that_it_began_with(saved: Path, tmp_path: Path) -> None:
-    """Even if the file has changed since."""
+    """This holds if the file has changed since."""
     moved = tmp_path / "moved.safetensors"
     moved.write_bytes(saved.read_bytes())
     config = learning("planted", n_envs=4, rounds=3, controller=f"checkpoint:{moved}")

@@ -113,7 +113,7 @@ def test_a_folder_that_is_not_empty_is_refused_before_anything_is_trained(tmp_pa
 
 @pytest.mark.parametrize(("epochs", "early"), [(0, False), (1, False), (6, False), (6, True)])
 def test_a_resumed_loop_continues_its_log(tmp_path: Path, epochs: int, early: bool) -> None:
-    """What was logged after the state was taken is logged again, once."""
+    """Events after the saved state are logged again, once."""
     grown(tmp_path / "whole", early)
     half = Loop(folder=tmp_path / "half", early=early).run(epochs)
     if not epochs:

@@ -33,7 +33,7 @@ def test_a_score_that_is_none_says_what_it_should_be(result: object, error: type
 
 
 def test_after_a_bad_score_the_step_can_be_repeated() -> None:
-    """Nothing has advanced: the loop goes on as if the score had been right at once."""
+    """Nothing has advanced: the loop continues as if the first score had been right."""
     loop, right = Loop(), Loop().run()
     for epoch in range(loop.epochs):
         loop.train()

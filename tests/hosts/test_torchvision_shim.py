@@ -29,7 +29,7 @@ def test_torchvision_is_imported_in_a_fresh_process_and_its_models_run() -> None
 
 
 def test_its_compiled_operators_are_used_if_they_load() -> None:
-    """With the torch that it was built for, nothing is declared in their place."""
+    """With the torch that it was built for, no operator is declared in their place."""
     import torch
 
     torchvision = import_torchvision()

@@ -155,7 +155,7 @@ def test_a_host_grafted_elsewhere_is_refused_when_a_file_is_loaded(tmp_path: Pat
 
 
 def test_a_recurrent_network_grows(tmp_path: Path) -> None:
-    """On the first tensor of its tuple; and it reports logits as Hugging Face's models do."""
+    """Seeds grow on the first tensor of its tuple; logits are returned as in Hugging Face's models."""
     grown = grow(task_of(Recurrent, "gru", "transformer"), tmp_path)
     assert grown.seeds == {"r0c0": "mlp_small"}
     plain = esper.plain(grown.network, X[:3])

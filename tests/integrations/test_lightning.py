@@ -1,4 +1,4 @@
-"""Growth in a Lightning Trainer is that of one's own loop, and a checkpoint continues it to the same bits."""
+"""Growth in a Lightning Trainer equals that in a plain loop, and a checkpoint continues it to the same bits."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def fit(
 
 
 def test_a_trainer_grows_what_a_loop_of_ones_own_grows(tmp_path: Path) -> None:
-    """To the same bits, also when the Trainer clips all parameters that the optimizer has."""
+    """The bits are the same, also if the Trainer clips all parameters of the optimizer."""
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)

@@ -75,7 +75,7 @@ def train(folder: Path, callback: GrowthTrainerCallback, resume: Path | None = N
 
 
 def test_a_trainer_grows_a_seed_and_a_checkpoint_continues_to_the_same_bits(tmp_path: Path) -> None:
-    """Also from a checkpoint with a seed in its optimizer, which the Trainer loads before there is a Grower."""
+    """One checkpoint has a seed in its optimizer, which the Trainer loads before there is a Grower."""
     whole = growth()
     trained = train(tmp_path, whole)
     assert [step.slots["r0c0"].stage for step in whole.steps][-1] == "FOSSILIZED"

@@ -84,7 +84,7 @@ def test_an_update_reports_the_health_of_its_gradient_norm(weight: float) -> Non
 
 @pytest.mark.finding("M4")
 def test_truncation_bootstraps_from_the_state_and_the_memory_after_the_action() -> None:
-    """An agent that goes on values the same state, with what it remembers by then, to the same number."""
+    """An agent that continues gives the same value to that state with its memory at that time."""
     toy, nothing = Toy(4), np.zeros(4)
     (first, masks), (second, later_masks) = toy.observe(), toy.observe()
     stopped, running, forgetful = (make_agent() for _ in range(3))

@@ -1,5 +1,8 @@
-"""Each warning about an agent that learns badly comes from one that does, through ``PPOAgent.update``; one that learns
-well gives none; and a number that is not finite never reaches the weights."""
+"""Warnings about an agent that learns badly; one that learns well has none.
+
+Each warning comes from an agent that was made to learn badly, through ``PPOAgent.update``. Numbers that are not finite
+never reach the weights.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ def test_an_absurd_learning_rate_moves_probabilities_too_far() -> None:
 
 
 def saturate(agent: PPOAgent, head: str) -> None:
-    """As training leaves an output layer whose weights grew without limit: one choice stands high above the others."""
+    """Makes one choice far likelier than the others, as an output layer whose weights grew without limit."""
     network = agent.network
     with torch.no_grad():
         if head == "op":
@@ -171,7 +174,7 @@ def test_a_critic_that_shouts_is_noticed() -> None:
 
 
 class Pays(Toy):
-    """Pays the same whatever is done."""
+    """A reward that is the same for every action."""
 
     def __init__(self, envs: int, amount: float) -> None:
         super().__init__(envs)
@@ -182,7 +185,7 @@ class Pays(Toy):
 
 
 def test_an_agent_that_nothing_can_move_any_more_is_noticed() -> None:
-    """Nothing pays, the critic knows it, and there is no entropy bonus."""
+    """No action pays, the critic has learned that, and there is no entropy bonus."""
     agent = make_agent(16, entropy_start=0.0, entropy_end=0.0)
     with torch.no_grad():
         agent.network.value_head[-1].weight.zero_()  # type: ignore[operator, union-attr]

@@ -17,7 +17,7 @@ TIMED_OUT, NOT_PLANTED = -101, -102
 
 @dataclass
 class Result:
-    """What a command did.
+    """Result of a command.
 
     ``status`` is its exit status, TIMED_OUT after its limit, NOT_PLANTED for a fault that did not fit; ``tests`` are
     outcomes by test, with the reason of each that did not pass.

@@ -1,4 +1,4 @@
-"""The modes that pay for validation loss: they are the accuracy modes with losses in place, and lower is better."""
+"""Modes that pay for validation loss: the accuracy modes with losses instead, for which lower is better."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BASELINE = Baseline(accuracy=(10.0, 60.0, 80.0), loss=(2.3, 1.1, 0.5), final_los
 
 
 def state(epoch: int = 2, **nats: float) -> RewardState:
-    """Losses in nats, as validation measures them, where they are not the baseline's."""
+    """A state with these losses in nats; those not given are the baseline's."""
     loss = {name: nats.get(name, BASELINE.loss[epoch]) for name in ("loss", "committed_loss", "all_off_loss")}
     return RewardState(
         accuracy=50.0,

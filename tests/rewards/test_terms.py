@@ -1,4 +1,4 @@
-"""Reward terms by numbers worked out by hand, and the modes."""
+"""Reward terms against numbers computed by hand."""
 
 import math
 

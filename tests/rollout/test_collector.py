@@ -20,7 +20,7 @@ HORIZON = 5
 
 @pytest.fixture(autouse=True)
 def signals_interrupt() -> Iterator[None]:
-    """As in a program of the command line, whatever the tests are run by."""
+    """SIGINT raises KeyboardInterrupt, as in a program of the command line."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

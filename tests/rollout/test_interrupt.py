@@ -12,14 +12,14 @@ from esper.rollout.interrupt import interrupts_wait, termination_interrupts
 
 @pytest.fixture(autouse=True)
 def signals_interrupt() -> Iterator[None]:
-    """As in a program of the command line, whatever the tests are run by."""
+    """SIGINT raises KeyboardInterrupt, as in a program of the command line."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 def test_a_signal_that_the_process_ignores_stays_ignored() -> None:
-    """As that of a terminal in a job behind it."""
+    """SIGINT is ignored in background jobs of a shell."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with interrupts_wait():
         signal.raise_signal(signal.SIGINT)

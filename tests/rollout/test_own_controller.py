@@ -250,7 +250,7 @@ def test_a_callable_of_a_file_resumes_and_a_lambda_does_not(tmp_path: Path, monk
 
 
 def test_what_may_have_learned_plays_held_out_hosts(tmp_path: Path) -> None:
-    """As trained agents do: a rule has learned from no host, but nothing is known of another controller."""
+    """A rule has learned from no host; another controller may have, like a trained agent."""
 
     class Agent:
         def __init__(self, env: SlotVectorEnv) -> None:

@@ -1,4 +1,4 @@
-"""Models of Stable-Baselines3 and sb3-contrib as controllers: what they are given, and what they may not play."""
+"""Models of Stable-Baselines3 and sb3-contrib as controllers: their inputs, and hosts that are refused."""
 
 from __future__ import annotations
 

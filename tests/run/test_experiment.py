@@ -1,4 +1,4 @@
-"""A run: what it leaves in its folder, that it can be repeated to the last bit, that nothing else can disturb it."""
+"""A run: the files in its folder, its repetition to the last bit, and its isolation from other runs."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_run_touches_no_generator_of_the_process(tmp_path: Path) -> None:
 
 
 class RunsAnother(Recorder):
-    """In the middle of a run, plays a whole other one."""
+    """A sink that plays a whole other run in the middle of a run."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

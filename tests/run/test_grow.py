@@ -1,4 +1,4 @@
-"""A user's own network and data: grown, saved, loaded, and as good as it was, to the last digit."""
+"""A user's own network and data: grown, saved, and loaded with the same accuracy, to the last digit."""
 
 from __future__ import annotations
 

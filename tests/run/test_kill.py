@@ -1,5 +1,7 @@
-"""SIGKILL gives a process no chance to write or say anything. A run that is killed again and again, anywhere, ends as
-one that was left in peace: the same events, the same weights, bit for bit."""
+"""A run that is killed several times, at any point, ends as an uninterrupted one: the same events and weights.
+
+SIGKILL gives a process no chance to write or print anything.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from tests.run.test_stop import growing
 
 
 def killed_at(size: int, *arguments: str, folder: Path) -> bool:
-    """Run the command until the event log has more than ``size`` bytes, and kill it; whether that was in time."""
+    """Runs the command until the event log has more than ``size`` bytes, and kills it; returns whether it still ran."""
     child = start(*arguments, folder=folder)
     log = folder / "r" / "events.jsonl"
     while child.poll() is None and (not log.exists() or log.stat().st_size <= size):

@@ -70,7 +70,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     ),
 )
 def test_stopped_within_a_round_it_plays_that_round_again(name: str, number: int, whole: Runs, tmp_path: Path) -> None:
-    """Also before the first round was done, and between two rounds of one update."""
+    """The stop may come before the first round is done, and between two rounds of one update."""
     summary = interrupted(CONFIGS[name](), tmp_path / "r", Does(within_round(number), stop))
     assert (summary is None) == (number == 1)
     assert checkpoint.read(tmp_path / "r")["round"] == number - 1
@@ -82,7 +82,7 @@ def test_stopped_within_a_round_it_plays_that_round_again(name: str, number: int
 
 @pytest.mark.trap(30)
 def test_stopped_between_rounds_of_simulated_hosts(whole: Runs, tmp_path: Path) -> None:
-    """Ctrl-C comes while round 2 is written down: the round is whole first."""
+    """Ctrl-C comes while round 2 is recorded, and acts once the round is complete."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         sink = Does(round_ends(2), lambda: signal.raise_signal(signal.SIGINT))
@@ -255,7 +255,7 @@ def test_a_resumed_run_plays_the_policy_it_was_begun_with(whole: Runs, tmp_path:
 
 @pytest.mark.trap(30)
 def test_a_checkpoint_of_another_run_lends_it_no_policy(whole: Runs, tmp_path: Path) -> None:
-    """Both runs play what agents learned: one that is refused is not what the controller is read from, either."""
+    """Both runs play learned policies; a refused checkpoint is not used as the controller's policy."""
     play(learning(rounds=1, seed=8), tmp_path / "other agent")
     configs = [tiny(f"checkpoint:{place}", rounds=2) for place in (whole("ppo")[0], tmp_path / "other agent")]
     play(configs[0], tmp_path / "whole")
@@ -271,7 +271,7 @@ def test_a_checkpoint_of_another_run_lends_it_no_policy(whole: Runs, tmp_path: P
 
 @pytest.mark.trap(30)
 def test_a_torn_checkpoint_does_not_take_the_place_of_the_sound_one_before_it(tmp_path: Path) -> None:
-    """Or for the time between two renames, and until the next but one is written, there would be none to go back to."""
+    """Otherwise there would be no intact checkpoint between two renames, and until the one after next is written."""
     interrupted(tiny(rounds=2), tmp_path / "r", Does(within_round(2), stop))
     newest, previous = (tmp_path / "r" / name for name in ("checkpoint.pt", "checkpoint.previous.pt"))
     sound = previous.read_bytes()

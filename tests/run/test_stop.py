@@ -1,4 +1,4 @@
-"""A signal stops a run at the end of the step that hosts are in, and it goes on from that very step."""
+"""A signal stops a run at the end of the current step, and the run resumes from that step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GATES = {"min_training_epochs": 1, "min_gradient_health": 0.0, "trial_standard_e
 
 
 def growing(config: Any) -> Any:
-    """With seeds that get far in few epochs."""
+    """The config with seeds that reach late stages in few epochs."""
     return config.with_values(env={"episode_length": 6, "gates": GATES, "embargo": 1})
 
 
@@ -60,7 +60,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 @pytest.fixture(autouse=True)
 def signals_interrupt() -> Iterator[None]:
-    """As in a program of the command line, whatever the tests are run by."""
+    """SIGINT raises KeyboardInterrupt, as in a program of the command line."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -93,7 +93,7 @@ def test_a_signal_stops_at_the_end_of_the_step_and_nothing_of_it_is_lost(
     try:
         Experiment(config, tmp_path / "r", [sink]).run()
     except KeyboardInterrupt:
-        assert number == signal.SIGTERM  # in the first round there is nothing to sum up
+        assert number == signal.SIGTERM  # the first round has no results yet
     assert sink.did
     reported = [e for e in stable_log(tmp_path / "r") if e["event"] != "RunCompleted"]
     last = [e for e in reported if e["event"] == "EpochCompleted"][-1]
@@ -108,7 +108,7 @@ def test_a_signal_stops_at_the_end_of_the_step_and_nothing_of_it_is_lost(
 
 @pytest.mark.trap(30)
 def test_it_stops_and_goes_on_at_every_step(whole: Runs, tmp_path: Path) -> None:
-    """As often as there are steps: what is written down of what was read is what was written before."""
+    """Every step is stopped once, and a state that was loaded is saved with the same bits."""
     config = CONFIGS["ppo"]()
     folder, _ = whole("ppo")
     with pytest.raises(KeyboardInterrupt):
@@ -127,7 +127,7 @@ def test_it_stops_and_goes_on_at_every_step(whole: Runs, tmp_path: Path) -> None
 
 @pytest.mark.trap(30)
 def test_stopped_while_the_hosts_left_alone_play(whole: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The controller's hosts have played their round, and are what the best host is taken from."""
+    """The controller's hosts have played their round, and the best host is one of them."""
     config = CONFIGS["random"]()
     folder, uncut = whole("random")
     experiment = Experiment(config, tmp_path / "r")
@@ -167,7 +167,7 @@ def test_a_second_signal_stops_at_once_and_the_round_is_played_again(
 
 
 def test_hosts_of_a_long_round_are_written_down_by_the_clock(tmp_path: Path) -> None:
-    """And a run that is killed later goes on from there."""
+    """A run that is killed later resumes from there."""
     config = CONFIGS["random"]().with_values(run={"checkpoint_minutes": 1e-9})
     play(config, tmp_path / "whole")
     found: list[int] = []
@@ -228,7 +228,7 @@ def test_stopped_between_the_round_and_what_is_learned_from_it(whole: Runs, tmp_
 
 
 def test_actions_of_the_runs_here_reach_late_stages(tmp_path: Path) -> None:
-    """What is stopped and gone on with above has seeds in it."""
+    """The runs that are stopped and resumed above have seeds."""
     _, recorder = play(CONFIGS["random"](), tmp_path / "r")
     accepted = {event.op for event in recorder.events if isinstance(event, ActionTaken) and event.accepted}
     assert {"GERMINATE", "ADVANCE"} <= accepted
@@ -240,7 +240,7 @@ def test_actions_of_the_runs_here_reach_late_stages(tmp_path: Path) -> None:
 def test_stopped_while_it_takes_up_its_checkpoint_it_writes_nothing(
     name: str, where: str, whole: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is half loaded is not the run's state, and logs that were not cut yet are longer than what it knows of."""
+    """A half-loaded state is not the run's, and logs are longer than the checkpoint until they are cut."""
     config = CONFIGS[name]()
     folder, _ = whole(name)
     Experiment(config, tmp_path / "r", [Does(at(1, 3), sends(signal.SIGINT))]).run()

@@ -94,7 +94,7 @@ def steps(folder: Path, tag: str) -> list[int]:
 def test_no_sink_changes_a_learned_bit(
     task: str, tmp_path: Path, libraries: dict[str, Library], standing: Stands
 ) -> None:
-    """With all of them at once, one that stands still and one that breaks among them, and with none."""
+    """A run with all sinks, among them one that hangs and one that breaks, has the bits of a run without sinks."""
     config = learning(task, n_envs=4 if task == "planted" else 2)
     plain, bare = play(config, tmp_path / "plain")
     with_all = tracked(config, "tensorboard", "wandb", "trackio", patience=60.0)
@@ -164,7 +164,7 @@ def test_a_killed_run_that_falls_back_to_its_checkpoint_shows_no_step_twice(tmp_
     first = Does(lambda event: True, lambda: None)
     keep = Does(round_ends(1), lambda: kept.append((folder / "checkpoint.pt").read_bytes()))
     play(config, folder, first, keep)
-    (folder / "checkpoint.pt").write_bytes(kept[0])  # of before the first round
+    (folder / "checkpoint.pt").write_bytes(kept[0])  # written before the first round
     Experiment.resume(folder).run()
     assert steps(folder, "charts/episodic_return") == [8, 16, 24]
     assert steps(folder, "comparison/against_none") == [24]
@@ -188,7 +188,7 @@ def test_curves_cannot_go_on_where_nothing_says_how_far_they_were(tmp_path: Path
 def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_written(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, tracking.MODULES[name], None)  # as Python marks what is not there
+    monkeypatch.setitem(sys.modules, tracking.MODULES[name], None)  # which Python treats as not installed
     with pytest.raises(ConfigError, match=f"track.to names {name}, .* pip install {name}"):
         Experiment(tracked(tiny(), name), tmp_path / "r")
     assert not (tmp_path / "r").exists()

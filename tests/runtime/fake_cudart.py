@@ -64,7 +64,7 @@ class Fake:
 
     @property
     def current_device(self) -> int:
-        """Of the calling thread."""
+        """Current device of the calling thread."""
         number = ctypes.c_int()
         self.library.cudaGetDevice(ctypes.byref(number))
         return number.value

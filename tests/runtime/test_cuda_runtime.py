@@ -70,7 +70,7 @@ def test_the_device_of_the_thread_is_put_back(fake: Fake, runtime: CudaRuntime) 
 
 
 def test_no_context_is_made_on_a_device_that_is_not_used(fake: Fake, runtime: CudaRuntime) -> None:
-    """The current device is 0, which another process may be using; it stays untouched until somebody asks for it."""
+    """The current device is 0, which another process may be using; it gets no context until it is used."""
     runtime.launch(1, [7], [runtime.create_stream(1)], [1])
     assert fake.contexts == {1}
     runtime.create_stream(0)
@@ -162,7 +162,7 @@ def test_a_runtime_that_lacks_functions_is_named(tmp_path: Path) -> None:
 
 
 def child(body: str) -> str:
-    """What a fresh process without torch prints."""
+    """Returns the output of a fresh process without torch."""
     head = "import ctypes, os, signal, sys, threading, time\nfrom esper._runtime import CudaRuntime, StopFlag\n"
     done = subprocess.run([sys.executable, "-c", head + body], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

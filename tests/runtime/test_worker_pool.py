@@ -1,4 +1,4 @@
-"""The worker pool: every task once, longest first, errors, cancellation, and an end under all circumstances."""
+"""The worker pool: every task runs once, longest first; errors, cancellation and closing."""
 
 from __future__ import annotations
 

@@ -72,9 +72,9 @@ class FakeGpu:
         self.waiting = False
         """Whether all work waits for results."""
         self.refusal: BaseException | None = None
-        """What a capture raises."""
+        """Error that a capture raises."""
         self.broken: RuntimeError | None = None
-        """What everything raises that asks the device."""
+        """Error that every call raises that asks the device."""
         self.failed: list[FakeStream] = []
         """Streams of captures that failed and were not given back."""
         self.fail_at: tuple[int, int] | None = None

@@ -1,4 +1,4 @@
-"""What a test of memory counts: tensors that are alive, their bytes, and what the process has in memory."""
+"""Counts for tests of memory: live tensors, their bytes, and the resident memory of the process."""
 
 from __future__ import annotations
 

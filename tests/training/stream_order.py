@@ -26,7 +26,7 @@ class StreamOrder:
     def __init__(self) -> None:
         self.clocks: defaultdict[Stream, Counter[Stream]] = defaultdict(Counter)
         self.known: Counter[Stream] = Counter()
-        """What the CPU has waited for; any work that it queues later comes after that."""
+        """Work that the CPU has waited for; any work that it queues later comes after it."""
 
     def work(self, stream: Stream) -> int:
         """Puts one piece of work on ``stream`` and returns its number there."""

@@ -130,7 +130,7 @@ def own(build: Callable[[int], nn.Module]) -> BlueprintRegistry:
 
 @pytest.mark.parametrize("stage", [S.BLENDING, S.HOLDING])
 def test_a_living_seed_whose_backward_pass_breaks_is_cut_too(stage: SeedStage) -> None:
-    """What flows back from it would make the host's gradient NaN though every output is finite."""
+    """Its backward pass would make the host's gradient NaN although every output is finite."""
     with rig(horizon=10, blueprints=own(Overflow)) as world:
         world.grow("r0c0", stage, "own")
         seed: Any = world.slot("r0c0").seed

@@ -82,7 +82,7 @@ def finished(made: Growing) -> list[Record]:
 
 
 def from_here_on(made: Growing) -> None:
-    """What a repeated epoch has to equal: twice the parts from its beginning."""
+    """The reference of a repeated epoch: twice the parts from its beginning."""
     made.trainer.policy.restore(2 * made.trainer.policy.count)
 
 

@@ -84,7 +84,7 @@ def test_no_position_depends_on_a_later_one(name: str, operator: BlendOperator, 
     torch.manual_seed(0)
     seed, h = make(name, operator, width), torch.randn(4, 9, width)
     with torch.no_grad():
-        for parameter in seed.parameters():  # as if it had learned, so that no scale hides what leaks
+        for parameter in seed.parameters():  # large weights, so that a small scale hides no leak
             parameter.add_(0.5 * torch.randn_like(parameter))
         before = seed(h)
         for t in range(9):
@@ -118,7 +118,7 @@ def test_attention_and_the_gate_see_what_came_before() -> None:
 
 @pytest.mark.parametrize("operator", BlendOperator)
 def test_in_an_encoder_the_first_position_depends_on_the_last(operator: BlendOperator) -> None:
-    """By the attention, or by the gate of any seed; the position of a sample has no meaning to either."""
+    """It depends through the attention, or through a seed's gate; neither depends on the order of positions."""
     torch.manual_seed(0)
     name = "mlp_small" if operator is BlendOperator.GATE else "attention"
     seed, h = make(name, operator, 8, "encoder"), torch.randn(2, 5, 8)

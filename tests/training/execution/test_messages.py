@@ -13,7 +13,7 @@ from esper.training.execution.ranks import RunRanks
 
 
 class Waiting:
-    """What `isend` and `irecv` return."""
+    """A request, as `isend` and `irecv` return it."""
 
     def __init__(self, wait: Callable[[], bool]) -> None:
         self.wait = lambda _timeout: wait()
