@@ -98,7 +98,7 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=named)
-def test_what_a_page_imports_exists(page: Path) -> None:
+def test_imports_of_a_page_exist(page: Path) -> None:
     assert missing_imports("\n".join(blocks(page, "python"))) == []
 
 

@@ -286,7 +286,7 @@ CLEAN = "========= ERROR SUMMARY: 0 errors"
     ],
     ids=["clean", "errors", "device not supported", "saw nothing", "silent"],
 )
-def test_what_compute_sanitizer_says_decides(
+def test_reports_of_compute_sanitizer_decide(
     tmp_path: Path, report: str, test: str, exit_status: int, status: str, says: str
 ) -> None:
     (tmp_path / "memcheck.report.txt").write_text(report)

@@ -44,7 +44,7 @@ def test_every_requirement_has_a_lower_and_an_upper_bound() -> None:
 
 
 @pytest.mark.parametrize("extra", [None, "tensorboard", "track", "vision", "text", "mnist", "hub"])
-def test_what_is_required_is_imported(extra: str | None) -> None:
+def test_required_packages_are_imported(extra: str | None) -> None:
     required = names(PROJECT["dependencies"] if extra is None else EXTRAS[extra])
     found = imported("esper")
     assert {name for name in required - BY_NAME if MODULES.get(name, name) not in found} == set()

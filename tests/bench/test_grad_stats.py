@@ -10,7 +10,7 @@ from esper.ops import grad_stats
 
 
 @pytest.mark.parametrize("joined", [True, False])
-def test_gradient_statistics(joined: bool) -> None:
+def test_both_sides_have_the_same_gradient_statistics(joined: bool) -> None:
     gradients = [torch.randn(48, generator=torch.Generator().manual_seed(i)) for i in range(20)]
     gradients[3][:5] = 0
     torch.testing.assert_close(

@@ -10,7 +10,7 @@ from esper.ops import NormReluPool
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_normalise_relu_and_pool(dtype: torch.dtype) -> None:
+def test_both_sides_normalise_and_pool_alike(dtype: torch.dtype) -> None:
     shape = (16, 8, 12, 12)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype).to(memory_format=torch.channels_last)
     sides = [module.train()(x) for module in (NormReluPool(8, pool=True), ThreeModules(8))]

@@ -8,7 +8,7 @@ from esper.bench import sgd
 from esper.bench.case import BenchArgs
 
 
-def test_clipped_steps() -> None:
+def test_both_sides_make_the_same_clipped_steps() -> None:
     (comparison,) = sgd.comparisons(BenchArgs(sizes=((3, 8),)))
     sides = [run.args[0] for run in (comparison.run, comparison.run_baseline)]  # type: ignore[attr-defined]
     before = [parameter.clone() for optimizer in sides[0] for parameter in optimizer.param_groups[0]["params"]]

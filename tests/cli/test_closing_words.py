@@ -61,7 +61,7 @@ def alone(*difference: float) -> RunSummary:
     return replace(ended(), comparisons=tuple(corrected([pair])))
 
 
-def test_the_result_is_told_in_one_line_of_plain_words() -> None:
+def test_the_result_is_one_line_of_plain_words() -> None:
     spread = [1.0 + 0.1 * i for i in range(9)]
     better = "In short, growing paid off: +1.21 pp over the same hosts alone, 9 of 10 better."
     assert plain_words(alone(*spread, -0.5)) == [better]

@@ -167,7 +167,7 @@ def test_a_folder_that_cannot_be_made_is_refused(esper: Esper) -> None:
         (("compare", "--arm", "none", "--arm", "pretraind"), "pretrained"),
     ],
 )
-def test_a_name_that_is_misspelt_is_answered_with_the_one_that_was_meant(
+def test_a_misspelt_name_is_answered_with_the_most_similar_one(
     esper: Esper, arguments: tuple[str, ...], meant: str
 ) -> None:
     refused(esper, arguments, f"did you mean '{meant}'?")

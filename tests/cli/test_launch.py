@@ -199,7 +199,7 @@ def test_several_processes_play_the_run_of_one(by: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_mistake_is_reported_once_in_spite_of_restarts_and_in_the_folder_of_another_esper(tmp_path: Path) -> None:
+def test_a_wrong_option_is_reported_once_in_spite_of_restarts(tmp_path: Path) -> None:
     config_file(tmp_path, 1)
     (tmp_path / "esper").mkdir()
     (tmp_path / "esper" / "__init__.py").write_text("raise SystemExit('another checkout')\n")

@@ -97,9 +97,7 @@ def test_resume_ends_as_if_it_had_never_stopped(esper: Esper, monkeypatch: pytes
 
 
 @pytest.mark.finding("M12")
-def test_an_error_before_there_is_anything_to_resume_proposes_nothing(
-    esper: Esper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_before_the_first_checkpoint_proposes_no_resume(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(_training: Any, **_how: Any) -> None:
         raise MemoryError("no more")
 

@@ -60,7 +60,7 @@ def test_the_config_of_a_run_folder_runs_again(esper: Callable[..., Any]) -> Non
     assert epochs[0] == epochs[1]
 
 
-def test_one_is_not_called_rounds(esper: Callable[..., Any]) -> None:
+def test_one_round_is_named_in_the_singular(esper: Callable[..., Any]) -> None:
     assert "1 round in " in esper("run", *TINY, "--rounds", "1", "--out", "mine").out
 
 
@@ -143,7 +143,7 @@ def test_the_header_and_the_log_tell_the_tier(esper: Callable[..., Any], monkeyp
 
 
 @pytest.mark.slow
-def test_a_run_with_code_that_was_really_compiled(esper: Callable[..., Any]) -> None:
+def test_a_run_computes_with_compiled_code(esper: Callable[..., Any]) -> None:
     found = esper("run", *TINY, "--set", "run.tier=compiled", "--rounds", "1", "--out", "mine")
     assert found.code == 0
     assert "steps: compiled, float32" in found.out.splitlines()

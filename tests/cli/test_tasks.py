@@ -53,7 +53,7 @@ def test_missing_data_is_a_message_and_nothing_is_started(esper: Esper, task: st
     assert not Path("nowhere").exists()
 
 
-def test_an_unknown_task_lists_the_known_ones_and_the_form_of_ones_own(esper: Esper) -> None:
+def test_an_unknown_task_lists_the_known_ones_and_the_form_of_a_users_task(esper: Esper) -> None:
     found = esper("run", "--task", "cifar11", "--out", "out")
     assert found.code == 2
     for word in ("'cifar11'", *TASKS, *SIMULATED, "path.py:function"):
@@ -114,7 +114,7 @@ def test_resuming_a_users_task(esper: Esper, monkeypatch: pytest.MonkeyPatch) ->
     assert executed() == 1
 
 
-def test_a_config_of_ones_own_may_name_ones_own_task(esper: Esper) -> None:
+def test_a_users_config_may_name_a_users_task(esper: Esper) -> None:
     Path("mine.py").write_text(MINE)
     Path("mine.toml").write_text(f'[task]\nname = "{TASK}"\n[run]\ncontroller = "random"\nrounds = 1\n')
     assert esper("run", "--config", "mine.toml", *TINY).code == 0

@@ -111,7 +111,7 @@ def test_no_data_folder_is_asked_for(tmp_path: Path) -> None:
     assert len(load_task("chars", DataOptions(tmp_path / "nowhere")).train) == len(chars().train)
 
 
-def test_the_host_learns_from_it() -> None:
+def test_the_host_learns_from_text() -> None:
     """A few steps bring the loss below the entropy of the character frequencies."""
     torch.manual_seed(0)
     task = chars()

@@ -123,7 +123,7 @@ def test_the_split_is_random_and_always_the_same(tmp_path: Path) -> None:
     assert float(held_out.min()) < float(first[0].x[:, 0, 0, 0].median()) < float(held_out.max())
 
 
-def test_a_preset_makes_a_task_of_it(tmp_path: Path) -> None:
+def test_a_preset_makes_a_task_of_a_data_set(tmp_path: Path) -> None:
     preset = replace(PRESETS[0], source=write_cifar10(tmp_path))
     task = preset.load(DataOptions(tmp_path))
     assert (task.name, task.classes, task.samples_per_epoch, task.batch_size) == ("cifar10", 10, 40, 128)
@@ -131,7 +131,7 @@ def test_a_preset_makes_a_task_of_it(tmp_path: Path) -> None:
     assert task.build_host()(task.train.inputs(0, 2)).shape == (2, 10)
 
 
-def test_hosts_train_and_validate_on_it_all_on_the_same_images(tmp_path: Path) -> None:
+def test_hosts_train_and_validate_on_the_same_images_in_memory(tmp_path: Path) -> None:
     task = replace(PRESETS[0], source=write_cifar10(tmp_path)).load(DataOptions(tmp_path))
     config = TrainingConfig.parse(
         {

@@ -130,7 +130,7 @@ def test_a_plateau_is_seen_by_the_best_so_far(margin: float, epochs: int | None)
     assert env.state.best_accuracy == max(law.curve[: (epochs or 6) + 1])  # type: ignore[index]
 
 
-def test_what_is_not_given_scales_with_the_horizon_and_what_is_not_known_is_refused() -> None:
+def test_the_plateau_scales_with_the_horizon_and_unknown_reasons_are_refused() -> None:
     assert [Durations.of(TrainingConfig(), t).plateau_epochs for t in (5, 15, 30, 150)] == [3, 3, 6, 30]
     with pytest.raises(ConfigError, match=r"stop_on.*divergence.*plateau"):
         tiny_config(env={"stop_on": ["boredom"]})
@@ -153,7 +153,7 @@ def play(env: Any, seed: int) -> list[dict[str, NDArray[Any]]]:
 
 
 @pytest.mark.finding("L1")
-def test_off_by_default_and_what_never_happens_changes_no_bit() -> None:
+def test_early_stops_are_off_by_default_and_change_no_bit_until_one_happens() -> None:
     assert TrainingConfig().env.stop_on == frozenset()
     found = []
     for env in ({}, {"stop_on": ["divergence", "plateau"], "plateau_epochs": 7}):

@@ -49,7 +49,7 @@ def test_only_the_panicking_env_is_rolled_back() -> None:
         assert ended == {0: 0, 1: 0, 2: 1, 3: 0}
 
 
-def test_a_broken_fossil_is_the_governors() -> None:
+def test_a_broken_fossil_causes_a_rollback() -> None:
     with rig(horizon=10, governor=EVERY_EPOCH) as world:
         world.grow("r0c0", S.FOSSILIZED)
         good = tensors_of(world.training(), ("r0c0",))

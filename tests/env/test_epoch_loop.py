@@ -26,7 +26,7 @@ def test_a_step_spends_its_time_in_these_phases() -> None:
         assert all(world.env.phase_seconds[name] > value for name, value in seconds.items())
 
 
-def test_what_events_cost_is_in_no_other_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_events_is_in_no_other_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the receiver of events moves the clock; events come from several phases."""
     now, got = [0.0], list[Event]()
     monkeypatch.setattr("esper.telemetry.span.perf_counter", lambda: now[0])

@@ -159,7 +159,7 @@ def test_a_forbidden_action_is_executed_as_wait_and_counted() -> None:
         assert world.info["illegal_actions"].tolist() == [0, 0]
 
 
-def test_per_head_masks_side_by_side_are_what_foreign_agents_read() -> None:
+def test_masks_of_heads_are_joined_as_other_libraries_read_them() -> None:
     with rig(n_envs=2) as world:
         flat, heads = world.env.action_masks(), world.info["action_mask"]
         assert flat.dtype == np.bool_

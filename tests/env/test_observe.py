@@ -46,7 +46,7 @@ def test_the_profit_of_a_seed_is_its_worth_minus_the_rent_of_an_episode(rent_rat
 
 
 @pytest.mark.finding("L8")
-def test_the_average_of_gradient_ratios_forgets_as_fast_as_it_is_told() -> None:
+def test_the_average_of_gradient_ratios_has_the_decay_of_the_config() -> None:
     ratios: dict[float, list[float]] = {}
     for decay in (0.0, 0.75, 1.0):
         gates = {**EASY_GATES, "gradient_ratio_decay": decay}

@@ -39,7 +39,7 @@ def waits(env: PlantedVectorEnv) -> NDArray[np.int64]:
     return np.zeros((env.num_envs, len(HEADS)), dtype=np.int64)
 
 
-def test_it_is_a_gymnasium_vector_env_with_the_spaces_of_its_layout() -> None:
+def test_the_env_is_a_gymnasium_vector_env_with_the_spaces_of_its_layout() -> None:
     env = make_env(TrainingConfig.parse({"task": {"name": "planted"}}))
     assert isinstance(env, gymnasium.vector.VectorEnv)
     assert (env.num_envs, env.horizon) == (64, 50)
@@ -161,7 +161,7 @@ def test_gate_two_refuses_a_harmful_seed_and_charges_for_it() -> None:
     assert info["reward_terms"]["action_cost"][0] == -env.config.reward.refused_cost
 
 
-def test_wait_is_zero_chance_is_no_better_and_a_rule_and_a_script_can_win() -> None:
+def test_waiting_returns_zero_chance_no_more_and_a_rule_and_a_script_more() -> None:
     env = planted(32)
     spec, layout = env.action_spec, env.layout
     alone, random, rule, scripted = (

@@ -165,7 +165,7 @@ def test_losses_rank_schedules_where_the_rent_matters_as_much_as_on_real_hosts(m
     assert outcomes.min() < 0 < outcomes.max() < 5
 
 
-def test_what_advantage_ranks_otherwise_is_luck_before_the_first_action() -> None:
+def test_advantage_ranks_alike_without_the_noise_before_the_first_action() -> None:
     """It pays for the change since the first measurement, whose noise no action can change. With that given back its
     ranks agree as those of the other modes do."""
     returns, outcomes, lead = returns_and_outcomes("advantage")

@@ -31,7 +31,7 @@ def told(world: Rig) -> dict[str, object]:
         (Op.ADVANCE, SeedStage.TRAINING),
     ],
 )
-def test_every_head_that_matters_is_told_by_name(op: Op, stage: SeedStage) -> None:
+def test_the_event_names_every_head_that_matters(op: Op, stage: SeedStage) -> None:
     with rig(horizon=12) as world:
         if stage is not SeedStage.DORMANT:
             world.grow("r0c0", stage)
@@ -42,7 +42,7 @@ def test_every_head_that_matters_is_told_by_name(op: Op, stage: SeedStage) -> No
         assert all(value in world.env.action_spec.choices(head) for head, value in told(world).items() if value)
 
 
-def test_an_action_tells_the_ops_and_slots_that_were_masked() -> None:
+def test_the_event_has_the_masked_ops_and_slots() -> None:
     """One of two seeds was removed: the slot in its cooldown cannot be pruned, nor can empty ones."""
     with rig(horizon=12, env={"one_incubating": False, "max_seeds": 3}) as world:
         for slot in ("r0c0", "r0c1"):
@@ -79,7 +79,7 @@ def test_masked_choices_are_those_that_no_legal_action_continues_with() -> None:
         assert seen == {"op", "slot", "blueprint"}
 
 
-def test_an_action_that_nobody_gave_a_probability_has_none() -> None:
+def test_an_action_without_a_probability_has_none_in_its_event() -> None:
     """A log-probability belongs to one step: the next step, which has none, does not inherit it."""
     with rig() as world:
         reporter = world.env.reporter

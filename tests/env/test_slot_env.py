@@ -73,7 +73,7 @@ def test_the_mode_belongs_to_the_instance_and_is_disabled_unless_asked_for(make:
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, "NextStep", "same"])
-def test_another_mode_is_refused_with_those_that_there_are(mode: Any) -> None:
+def test_an_unknown_autoreset_mode_is_refused_with_the_known_ones(mode: Any) -> None:
     with pytest.raises(ValueError, match=r"AutoresetMode.SAME_STEP \('SameStep'\) or AutoresetMode.DISABLED"):
         PlantedVectorEnv(autoreset_mode=mode)
 
@@ -163,7 +163,7 @@ def test_envs_that_end_at_different_times(make: Make) -> None:
     assert [part.get("final_info", {}).keys() for part in DictInfoToList(env)._convert_info_to_list(info)][1] == set()
 
 
-def test_what_is_returned_is_the_callers_own(make: Make) -> None:
+def test_returned_arrays_belong_to_the_caller(make: Make) -> None:
     env, untouched = make(2, 2, SAME), make(2, 2, SAME)
     env.reset(seed=0)
     untouched.reset(seed=0)
@@ -182,7 +182,7 @@ def test_what_is_returned_is_the_callers_own(make: Make) -> None:
     ids=["indices", "integers", "too short", "two axes"],
 )
 @pytest.mark.parametrize("everyone", [True, False], ids=["first reset", "later"])
-def test_a_reset_mask_that_is_none_is_refused(make: Make, mask: Any, everyone: bool) -> None:
+def test_an_invalid_reset_mask_is_refused(make: Make, mask: Any, everyone: bool) -> None:
     env = make(3, 2)
     if not everyone:
         env.reset(seed=0)

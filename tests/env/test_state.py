@@ -174,7 +174,7 @@ def taken_up(name: str, count: int) -> range:
         ["float images", "cut short", "planted", "planted, cut short"], [*WORLDS, "planted", "planted, cut short"]
     ),
 )
-def test_an_env_goes_on_to_the_last_bit_from_any_step(name: str) -> None:
+def test_an_env_resumes_to_the_last_bit_from_any_step(name: str) -> None:
     """The other env is new, or has played other episodes.
 
     Hosts, seeds, momentum, snapshots, generators and clocks are restored. On the way seeds are planted and removed, and
@@ -222,7 +222,7 @@ def test_a_state_of_another_host_is_refused() -> None:
         course.env.close()
 
 
-def test_what_was_taken_away_does_not_change_with_the_env() -> None:
+def test_a_saved_state_does_not_change_with_the_env() -> None:
     course = Course("float images")
     course.begin(0)
     state = course.env.state_dict()
@@ -234,7 +234,7 @@ def test_what_was_taken_away_does_not_change_with_the_env() -> None:
 
 
 @pytest.mark.parametrize("make", [RandomController, HeuristicController])
-def test_a_controller_goes_on_with_what_it_remembers(make: Callable[..., Any]) -> None:
+def test_a_resumed_controller_keeps_its_memory(make: Callable[..., Any]) -> None:
     actions = []
     for cut in (None, 4):
         env = world("planted", [])

@@ -120,7 +120,7 @@ def test_a_step_brings_everything_over_in_two_transfers(n_envs: int, monkeypatch
 
 
 @pytest.mark.finding("M11")
-def test_what_is_read_does_not_depend_on_who_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_do_not_depend_on_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
     with busy(2, monkeypatch) as world:
         listening = reads_of_a_step(world)
         assert world.events
@@ -140,7 +140,7 @@ def test_training_and_validation_wait_for_nothing(n_envs: int, monkeypatch: pyte
         assert syncs.found == []
 
 
-def test_a_read_an_env_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_for_each_env_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests above can fail: reading the loss of every env on its device is found."""
     epoch, validate = HostTrainer.epoch, EnvHost.validate
 

@@ -140,7 +140,7 @@ class CountingLanes:
     ],
     ids=["shadow", "straight-through", "recalibrated", "transformer"],
 )
-def test_what_is_counted_is_what_was_computed(task: str, env: dict[str, Any]) -> None:
+def test_counted_compute_is_that_of_all_passes(task: str, env: dict[str, Any]) -> None:
     """The counter of all passes of random growth agrees with the sum over kinds of epochs."""
     loaded = load_task(task)
     sizes = {"n_envs": 2, "episode_length": 10, "baseline_episodes": 1, "one_incubating": False, "gates": EASY_GATES}

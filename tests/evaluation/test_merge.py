@@ -109,7 +109,7 @@ WRONG: dict[str, tuple[Callable[[list[Path], Path], list[Path]], str]] = {
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_what_is_not_all_parts_is_refused(mistake: str, parts: list[Path], tmp_path: Path) -> None:
+def test_incomplete_parts_are_refused(mistake: str, parts: list[Path], tmp_path: Path) -> None:
     given, words = WRONG[mistake]
     with pytest.raises(ConfigError, match=words):
         merge(given(parts, tmp_path), tmp_path / "merged")

@@ -76,7 +76,7 @@ def test_stochastic_draws_and_draws_the_same_again(simulated: Path) -> None:
 
 
 @pytest.mark.trap(28)
-def test_its_hosts_were_never_learned_from(learned: RunSummary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluated_hosts_were_never_learned_from(learned: RunSummary, monkeypatch: pytest.MonkeyPatch) -> None:
     born = births(monkeypatch)
     heard: list[ArmPlayed] = []
     changes = {"run": {"seed": 11, "evaluation_pairs": 2}}
@@ -154,7 +154,7 @@ def test_another_task_is_played_with_its_own_sizes(learned: RunSummary) -> None:
     assert found.pairs == 1
 
 
-def test_a_policy_plays_another_task_with_blueprints_it_never_met(simulated: Path) -> None:
+def test_a_policy_plays_another_task_with_unknown_blueprints(simulated: Path) -> None:
     small = {"run": {"evaluation_pairs": 2}, "env": {"n_envs": 2, "episode_length": 2, "baseline_episodes": 1}}
     found = evaluate_controller(
         str(simulated), task="digits", changes={**small, "task": {"samples_per_epoch": 64}}, explore=1
@@ -188,7 +188,7 @@ def test_all_names_of_a_run_mean_the_same(form: str, simulated: Path, tmp_path: 
         np.testing.assert_array_equal(one.accuracy, other.accuracy)
 
 
-def test_a_checkpoint_out_of_its_folder_wants_a_task(simulated: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_outside_its_folder_needs_a_task(simulated: Path, tmp_path: Path) -> None:
     """A config in the same folder is not that of the checkpoint."""
     lone = tmp_path / "lone.pt"
     lone.write_bytes((simulated / checkpoint.NAME).read_bytes())

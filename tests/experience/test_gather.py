@@ -35,7 +35,7 @@ def test_plans_finds_what_pays_within_a_few_rounds() -> None:
     assert worths.mean.argmax(axis=1).tolist() == np.argmax(LAW.worth, axis=1).tolist()
 
 
-def test_what_is_shown_changes_between_episodes_only() -> None:
+def test_observed_experience_changes_between_episodes_only() -> None:
     env = hosts()
     plans = controller("plans", env)
     play_round(env, plans)

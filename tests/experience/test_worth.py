@@ -228,7 +228,7 @@ def test_worths_are_in_pp_of_accuracy_whatever_they_are_worth_in_loss(slope: flo
     assert found[2] == pytest.approx(1.0, abs=0.05)
 
 
-def test_a_loss_that_says_the_same_as_the_accuracy_counts_once() -> None:
+def test_a_loss_that_repeats_the_accuracy_counts_once() -> None:
     """As on simulated hosts: the difference of both gains has no noise, and must not tell anything. If nearly all
     episodes have the same plan, the slope of the loss is not known exactly."""
     draw = np.random.default_rng(7)
@@ -251,7 +251,7 @@ def test_worths_add_up_to_the_gains_where_a_slot_is_planted_in_every_episode() -
     assert found.worths.scale < 3
 
 
-def test_a_gain_that_says_nothing_leaves_the_measurements_of_its_seeds() -> None:
+def test_a_gain_without_information_leaves_the_measurements_of_its_seeds() -> None:
     draw = np.random.default_rng(8)
     kept, trials = plans(4, draw), draw.normal(size=(4, *SHAPE))
     gains = np.array([[1.0, 2.0], [np.nan, 1.0], [-2.0, 0.0], [1.0, np.nan]])

@@ -202,7 +202,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(chosen=strategies.integers(0, 10**6), value=PLAIN, dropped=strategies.booleans())
-def test_a_checkpoint_with_a_right_checksum_and_wrong_values_is_an_error_of_ours(
+def test_a_checkpoint_with_a_valid_checksum_and_wrong_values_is_refused(
     chosen: int, value: Any, dropped: bool, agent: Path
 ) -> None:
     """One part of the state, at any depth, is missing or replaced, under a valid checksum.
@@ -280,7 +280,7 @@ def test_two_checkpoints_that_cannot_be_used_are_both_named(agent: Path, tmp_pat
         Experiment.resume(tmp_path / "r")
 
 
-def test_a_configuration_that_was_edited_is_not_gone_on_with(agent: Path, tmp_path: Path) -> None:
+def test_an_edited_configuration_is_not_resumed(agent: Path, tmp_path: Path) -> None:
     shutil.copytree(agent, tmp_path / "r")
     config = tmp_path / "r" / "config.toml"
     config.write_text(config.read_text().replace("rounds = 2", "rounds = 9"))
@@ -328,7 +328,7 @@ def test_a_policy_plays_hosts_that_share_a_blueprint(case: str, agent: Path) -> 
     assert np.isfinite(returns[0]).all()
 
 
-def test_a_policy_plays_hosts_whose_blueprints_it_never_met(agent: Path) -> None:
+def test_a_policy_plays_hosts_with_unknown_blueprints(agent: Path) -> None:
     strange = planted(blueprints=("a", "b", "c", "d"))
     played = play_round(strange, controller_for(f"checkpoint:{agent}", TrainingConfig(), strange, 0), seed=5)
     assert np.isfinite(played.returns).all()

@@ -96,7 +96,7 @@ def test_the_weights_of_a_copy_go_through_safetensors(tmp_path: Path) -> None:
     require_same(network, other, x)
 
 
-def test_what_a_grower_returns_needs_no_hooks_and_its_copy_trains_on() -> None:
+def test_the_model_of_a_grower_needs_no_hooks_and_its_copy_trains() -> None:
     loop = Loop().run()
     assert loop.grower is not None
     network = loop.grower.finish()
@@ -195,7 +195,7 @@ class Starred(nn.Module):
         ("starred", torch.randn(2, 8), r"starred has grown, and Starred.forward takes \*arguments"),
     ],
 )
-def test_what_cannot_be_made_plain_says_why(path: str, x: Tensor, words: str) -> None:
+def test_a_network_that_cannot_be_made_plain_is_refused_with_the_reason(path: str, x: Tensor, words: str) -> None:
     network = grown(Skips(), path, seed_of("lora"))
     with pytest.raises(ConfigError, match=words):
         esper.plain(network, x)

@@ -75,7 +75,7 @@ def test_a_policy_comes_back_to_the_last_bit(run: Path, saved: Path) -> None:
     assert found.facts.packages["torch"] == json.loads((run / "env.json").read_text())["packages"]["torch"]
 
 
-def test_it_plays_as_its_run_does(run: Path, saved: Path) -> None:
+def test_a_policy_file_plays_as_its_run(run: Path, saved: Path) -> None:
     config = TrainingConfig.parse({"task": {"name": "planted"}, "env": {"n_envs": 4, "episode_length": 6}})
     returns = []
     for name in (f"checkpoint:{run}", f"checkpoint:{run / checkpoint.NAME}", f"checkpoint:{saved}"):
@@ -277,7 +277,7 @@ def test_a_run_without_package_versions_is_not_saved(content: str | None, run: P
 
 
 @pytest.mark.parametrize("name", ["a.pt", "there.safetensors", "gone/a.safetensors"])
-def test_a_name_that_cannot_be_is_refused(name: str, run: Path, tmp_path: Path) -> None:
+def test_an_impossible_file_name_is_refused(name: str, run: Path, tmp_path: Path) -> None:
     (tmp_path / "there.safetensors").write_text("dear diary")
     with pytest.raises(ConfigError, match=r"give a new file, NAME\.safetensors, in an existing folder"):
         save_policy(run, tmp_path / name)
@@ -301,7 +301,7 @@ def test_the_shipped_agent_can_be_played_and_names_its_origin() -> None:
         assert "/tmp" not in str(getattr(found.facts, fact))
 
 
-def test_the_controller_that_ships_is_in_the_package() -> None:
+def test_the_package_contains_the_shipped_controller() -> None:
     import tomllib
 
     root = Path(__file__).parents[2]
@@ -310,7 +310,7 @@ def test_the_controller_that_ships_is_in_the_package() -> None:
     assert f"*{PRETRAINED.suffix}" in tables["tool"]["setuptools"]["package-data"]["*"]
 
 
-def test_the_controller_that_ships_grows_a_network_of_ones_own() -> None:
+def test_the_shipped_controller_grows_a_users_network() -> None:
     from torch import nn
 
     import esper

@@ -14,7 +14,7 @@ from esper.grower.grower import Grower
 from tests.grower.loops import SITES, Loop, Net, net, scores
 
 
-def test_a_step_without_training_and_one_too_many_say_so() -> None:
+def test_a_step_without_training_and_one_too_many_are_refused() -> None:
     loop = Loop(epochs=3)
     assert loop.grower is not None
     with pytest.raises(RuntimeError, match=r"has not stepped since the last grower\.step"):
@@ -28,7 +28,7 @@ def test_a_step_without_training_and_one_too_many_say_so() -> None:
         loop.grower.step(scores)
 
 
-def test_an_early_start_after_training_or_a_second_one_says_so() -> None:
+def test_an_early_start_after_training_or_a_second_one_is_refused() -> None:
     loop = Loop()
     assert loop.grower is not None
     loop.train()
@@ -50,7 +50,7 @@ def test_a_model_that_never_trains_in_training_mode_is_refused_before_a_seed_is_
     assert len(loop.optimizer.param_groups) == 1
 
 
-def test_a_grower_that_was_never_stepped_says_so() -> None:
+def test_a_grower_that_was_never_stepped_cannot_finish() -> None:
     loop = Loop()
     loop.train()
     assert loop.grower is not None
@@ -58,7 +58,7 @@ def test_a_grower_that_was_never_stepped_says_so() -> None:
         loop.grower.finish()
 
 
-def test_what_cannot_work_is_refused_before_training() -> None:
+def test_impossible_arguments_are_refused_before_training() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 

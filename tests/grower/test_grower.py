@@ -25,7 +25,7 @@ from tests.grower.loops import (
 )
 
 
-def test_a_seed_goes_through_its_life_in_a_loop_of_ones_own() -> None:
+def test_a_seed_goes_through_its_life_in_a_users_loop() -> None:
     loop = Loop().run()
     assert stages(loop) == (["GERMINATED", *["TRAINING"] * 3, *["BLENDING"] * 4, "HOLDING", *["FOSSILIZED"] * 5])
     assert [step.epoch for step in loop.steps] == list(range(1, 15))

@@ -96,7 +96,7 @@ def test_a_shadow_gradient_is_that_of_the_loss_with_the_seed_at_its_target() -> 
     assert all(p.grad is None for p in loop.model.parameters())
 
 
-def test_a_shadow_loss_that_is_never_given_is_missed() -> None:
+def test_a_missing_shadow_loss_is_an_error() -> None:
     with pytest.raises(RuntimeError, match=r"r0c0 has learned nothing: .*call grower\.incubate"):
         Loop(incubation="shadow").run()
     with pytest.raises(RuntimeError, match="needs incubation='shadow'"):

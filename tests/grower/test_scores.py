@@ -24,7 +24,7 @@ from tests.grower.loops import Loop, scores
         (None, TypeError, "returned NoneType"),
     ],
 )
-def test_a_score_that_is_none_says_what_it_should_be(result: object, error: type[Exception], words: str) -> None:
+def test_an_invalid_score_is_refused_with_the_valid_forms(result: object, error: type[Exception], words: str) -> None:
     loop = Loop()
     loop.train()
     assert loop.grower is not None

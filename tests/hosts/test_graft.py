@@ -169,7 +169,7 @@ def test_a_probe_changes_no_buffer_and_no_mode() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_a_host_of_ours_can_be_grafted_too() -> None:
+def test_a_host_of_esper_can_be_grafted() -> None:
     torch.manual_seed(0)
     ours = CNNHost(1, 10, base=3, blocks=2).eval()
     host = graft(ours, {"r0c0": "segments.0"}, example=X)

@@ -7,7 +7,7 @@ from esper.hosts.host import SegmentedHost
 from esper.seeds.site import SlotSite
 
 
-def test_a_host_wants_one_segment_more_than_sites() -> None:
+def test_a_host_needs_one_segment_more_than_sites() -> None:
     with pytest.raises(ValueError, match="2 segments"):
         SegmentedHost([torch.nn.Identity()], [SlotSite("r0c0", 1)], "cnn")
 

@@ -70,7 +70,7 @@ def halves() -> nn.Module:
         (frozen, "first", X),
     ],
 )
-def test_it_grows_and_comes_back_from_its_files(
+def test_a_users_model_grows_and_is_loaded_from_its_files(
     make: Callable[[], nn.Module], site: str, x: Tensor, tmp_path: Path
 ) -> None:
     task = task_of(make, site, x=x)

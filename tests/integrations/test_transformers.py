@@ -114,6 +114,6 @@ def test_a_checkpoint_without_growth_is_refused(tmp_path: Path) -> None:
         ({"torch_compile": True}, "does not work with .* torch_compile"),
     ],
 )
-def test_what_cannot_work_is_refused_before_training(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
+def test_impossible_arguments_are_refused_before_training(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(esper.ConfigError, match=reason):
         train(tmp_path, growth(), **options)

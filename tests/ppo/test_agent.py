@@ -20,7 +20,7 @@ def test_replay_reproduces_log_probabilities() -> None:
 
 
 @pytest.mark.trap(17)
-def test_what_is_stored_is_what_was_acted_on() -> None:
+def test_the_rollout_stores_the_observations_that_were_acted_on() -> None:
     agent, toy = make_agent(), Toy(4)
     _, last = play(agent, toy, steps=6)
     agent.update(last)
@@ -148,7 +148,7 @@ def test_actions_are_legal_and_irrelevant_heads_are_zero() -> None:
 
 
 @pytest.mark.trap(25)
-def test_the_blueprint_knows_the_slot_and_learning_pays() -> None:
+def test_the_blueprint_depends_on_the_slot_and_the_agent_learns() -> None:
     rewards, _ = learned_well()
     # About 80 % of the steps allow more than WAIT; chance pays 1/6 · 1/3 · 1/3 of these.
     assert rewards[0] < 0.1

@@ -95,7 +95,7 @@ def saturate(agent: PPOAgent, head: str) -> None:
 
 @pytest.mark.trap(26)
 @pytest.mark.parametrize("head", HEADS)
-def test_the_alarm_for_each_head_fires_where_training_can_bring_it(head: str) -> None:
+def test_the_entropy_warning_of_each_head_fires_at_entropies_that_training_reaches(head: str) -> None:
     agent = make_agent(32, prior=0.0)
     fresh = learned(agent)
     assert "entropy_collapsed" not in look(fresh)
@@ -155,7 +155,7 @@ def test_choices_are_counted_as_the_masks_allow_them() -> None:
 # --- The critic
 
 
-def test_a_critic_that_has_gone_dead_is_noticed() -> None:
+def test_a_constant_critic_raises_a_warning() -> None:
     agent = make_agent(32)
     with torch.no_grad():
         agent.network.value_head[-1].weight.zero_()  # type: ignore[operator, union-attr]
@@ -163,7 +163,7 @@ def test_a_critic_that_has_gone_dead_is_noticed() -> None:
     assert set(found) == {"value_collapsed"}
 
 
-def test_a_critic_that_shouts_is_noticed() -> None:
+def test_a_critic_with_large_errors_raises_a_warning() -> None:
     agent = make_agent(32, gae_lambda=1.0)  # targets are returns, without the critic
     with torch.no_grad():
         agent.network.value_head[-1].weight.mul_(50)  # type: ignore[operator, union-attr]
@@ -184,7 +184,7 @@ class Pays(Toy):
         return np.full(len(action), self.amount)
 
 
-def test_an_agent_that_nothing_can_move_any_more_is_noticed() -> None:
+def test_vanishing_gradients_of_the_agent_raise_a_warning() -> None:
     """No action pays, the critic has learned that, and there is no entropy bonus."""
     agent = make_agent(16, entropy_start=0.0, entropy_end=0.0)
     with torch.no_grad():
@@ -195,7 +195,7 @@ def test_an_agent_that_nothing_can_move_any_more_is_noticed() -> None:
     assert "gradient_vanished" in look(stats)
 
 
-def test_gradients_that_leave_nothing_but_a_direction_are_noticed() -> None:
+def test_large_gradients_of_the_agent_raise_a_warning() -> None:
     agent = make_agent(16)
     with torch.no_grad():
         agent.network.value_head[-1].weight.mul_(50)  # type: ignore[operator, union-attr]

@@ -100,7 +100,7 @@ def test_entropies_can_reach_both_ends() -> None:
         torch.testing.assert_close(decision.entropies[:, 0], torch.full((4,), expected))
 
 
-def test_the_op_knows_the_best_seed_that_may_be_planted() -> None:
+def test_probabilities_of_ops_depend_on_the_best_seed_that_may_be_planted() -> None:
     """Forbidding the best seed changes the probabilities of ops; forbidding another one, or its profit, does not."""
     network = PolicyNetwork(SPEC, PPOConfig(width=32))
     with torch.no_grad():

@@ -100,7 +100,7 @@ def test_on_the_host_it_learned_from_it_acts_with_the_same_bits(trained: PPOAgen
     assert all(torch.equal(a, b) for a, b in zip(*decisions, strict=True))
 
 
-def test_an_agent_goes_on_learning_on_another_host(trained: PPOAgent) -> None:
+def test_an_agent_continues_to_learn_on_another_host(trained: PPOAgent) -> None:
     """Replay reproduces its log-probabilities there, too."""
     env = planted(6, (*FOUR, "reed"))
     agent = make_agent(env)

@@ -143,9 +143,7 @@ losses = st.floats(0.01, 2.29)
 @pytest.mark.trap(29)
 @settings(deadline=None)
 @given(first=losses, second=losses, mode=st.sampled_from(["loss_shaped", "loss_sparse"]))
-def test_what_the_env_tracks_as_a_fall_of_the_loss_is_paid_and_not_charged(
-    first: float, second: float, mode: str
-) -> None:
+def test_a_fall_of_the_tracked_loss_is_paid_and_not_charged(first: float, second: float, mode: str) -> None:
     assume(abs(first - second) > 1e-6)
     paid = []
     for now in tracked((2.3, 2.3), (first, first), (second, second)):
@@ -177,7 +175,7 @@ def test_a_broken_network_is_as_bad_as_an_untrained_one_and_no_reward_is_infinit
 
 
 @pytest.mark.finding("M15")
-def test_the_config_knows_every_mode_and_no_other() -> None:
+def test_the_config_accepts_every_mode_and_no_other() -> None:
     assert get_args(RewardMode) == tuple(MODES)
     for mode in MODES:
         assert TrainingConfig.parse({"reward": {"mode": mode}}).reward.mode == mode

@@ -97,7 +97,7 @@ def test_a_truncated_return_with_its_bootstrap_is_the_one_without_potentials(
 @pytest.mark.trap(22)
 @settings(max_examples=60, deadline=None)
 @given(mode=modes, episode=episodes)
-def test_what_the_outcome_is_worth_is_paid_at_termination_only(mode: str, episode: list[Step]) -> None:
+def test_the_outcome_is_paid_at_termination_only(mode: str, episode: list[Step]) -> None:
     """A truncated episode gets V(s') instead."""
     at_the_end = {"benefit", "loss_benefit", "fossil_cost"} & set(MODES[mode])
     for step in play(rewards(mode, 0.995), episode, terminated=False):

@@ -104,7 +104,7 @@ def test_the_contribution_potential_is_what_all_seeds_add() -> None:
         (Op.SET_ALPHA_TARGET, True, 0.001),
     ],
 )
-def test_what_an_action_costs_depends_on_its_outcome(op: Op, succeeded: bool, cost: float) -> None:
+def test_the_cost_of_an_action_depends_on_its_outcome(op: Op, succeeded: bool, cost: float) -> None:
     paid = pay(transition(state(), op=op, succeeded=succeeded))["action_cost"]
     assert paid == pytest.approx(-cost)
 
@@ -128,7 +128,7 @@ def test_sparse_pays_benefit_and_parameters_at_the_end_only() -> None:
     assert sum(pay(transition(after, terminated=True), "sparse").values()) == pytest.approx(1.0 - 0.1 * 0.5)
 
 
-def test_weights_are_config() -> None:
+def test_weights_of_terms_are_those_of_the_config() -> None:
     after = state((S.FOSSILIZED, 0), accuracy=60.0, all_off=50.0, weighted_parameters=277.0)
     paid = pay(
         transition(after, op=Op.GERMINATE, rolled_back=True),

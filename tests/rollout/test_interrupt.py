@@ -25,14 +25,14 @@ def test_a_signal_that_the_process_ignores_stays_ignored() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_termination_is_as_ctrl_c_inside_and_the_systems_outside() -> None:
+def test_sigterm_is_ctrl_c_within_the_block_and_the_systems_outside() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     with pytest.raises(KeyboardInterrupt), termination_interrupts():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_users_own_way_with_signals_is_kept() -> None:
+def test_a_users_signal_handler_is_kept() -> None:
     came: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))
     try:

@@ -69,7 +69,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         ],
     ),
 )
-def test_stopped_within_a_round_it_plays_that_round_again(name: str, number: int, whole: Runs, tmp_path: Path) -> None:
+def test_a_run_stopped_within_a_round_ends_the_same(name: str, number: int, whole: Runs, tmp_path: Path) -> None:
     """The stop may come before the first round is done, and between two rounds of one update."""
     summary = interrupted(CONFIGS[name](), tmp_path / "r", Does(within_round(number), stop))
     assert (summary is None) == (number == 1)
@@ -81,7 +81,7 @@ def test_stopped_within_a_round_it_plays_that_round_again(name: str, number: int
 
 
 @pytest.mark.trap(30)
-def test_stopped_between_rounds_of_simulated_hosts(whole: Runs, tmp_path: Path) -> None:
+def test_a_run_stopped_between_rounds_of_simulated_hosts_resumes(whole: Runs, tmp_path: Path) -> None:
     """Ctrl-C comes while round 2 is recorded, and acts once the round is complete."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -97,7 +97,7 @@ def test_stopped_between_rounds_of_simulated_hosts(whole: Runs, tmp_path: Path) 
 
 
 @pytest.mark.trap(30)
-def test_stopped_in_the_comparison_it_plays_that_again(whole: Runs, tmp_path: Path) -> None:
+def test_a_run_stopped_in_the_comparison_plays_it_again(whole: Runs, tmp_path: Path) -> None:
     sink = Does(lambda event: isinstance(event, ArmPlayed) and event.controller == "heuristic", stop)
     summary = interrupted(CONFIGS["planted"](), tmp_path / "r", sink)
     assert summary is not None
@@ -151,7 +151,7 @@ def test_an_error_while_learning_leaves_the_agent_of_the_round_before(
 
 @pytest.mark.trap(30)
 @pytest.mark.parametrize("name", slow_except(["random"], ["checkpoint every 2", "random"]))
-def test_after_a_hard_kill_it_goes_on_from_the_last_checkpoint(name: str, whole: Runs, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_from_the_last_checkpoint(name: str, whole: Runs, tmp_path: Path) -> None:
     """The folder as a killed process leaves it: logs ahead of the checkpoint, their last lines torn."""
     killed = tmp_path / "killed"
     last = 4 if name == "checkpoint every 2" else 3
@@ -193,7 +193,7 @@ def test_a_run_may_be_stopped_and_resumed_again_and_again(whole: Runs, tmp_path:
 
 
 @pytest.mark.finding("M3")
-def test_an_update_learns_from_as_many_episodes_as_it_is_told(whole: Runs) -> None:
+def test_an_update_learns_from_the_episodes_that_the_config_says(whole: Runs) -> None:
     folder, _ = whole("two rounds an update")
     updates = [fields for fields in read_events(folder / "events.jsonl") if fields["event"] == "PolicyUpdated"]
     assert [(fields["round"], fields["env_steps"]) for fields in updates] == [(2, 16), (4, 32)]

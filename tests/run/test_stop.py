@@ -107,7 +107,7 @@ def test_a_signal_stops_at_the_end_of_the_step_and_nothing_of_it_is_lost(
 
 
 @pytest.mark.trap(30)
-def test_it_stops_and_goes_on_at_every_step(whole: Runs, tmp_path: Path) -> None:
+def test_a_run_stops_and_resumes_at_every_step(whole: Runs, tmp_path: Path) -> None:
     """Every step is stopped once, and a state that was loaded is saved with the same bits."""
     config = CONFIGS["ppo"]()
     folder, _ = whole("ppo")
@@ -126,7 +126,9 @@ def test_it_stops_and_goes_on_at_every_step(whole: Runs, tmp_path: Path) -> None
 
 
 @pytest.mark.trap(30)
-def test_stopped_while_the_hosts_left_alone_play(whole: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_stopped_in_its_controls_resumes_there(
+    whole: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The controller's hosts have played their round, and the best host is one of them."""
     config = CONFIGS["random"]()
     folder, uncut = whole("random")
@@ -166,7 +168,7 @@ def test_a_second_signal_stops_at_once_and_the_round_is_played_again(
     same_run(tmp_path / "r", folder)
 
 
-def test_hosts_of_a_long_round_are_written_down_by_the_clock(tmp_path: Path) -> None:
+def test_a_long_round_is_saved_by_the_clock(tmp_path: Path) -> None:
     """A run that is killed later resumes from there."""
     config = CONFIGS["random"]().with_values(run={"checkpoint_minutes": 1e-9})
     play(config, tmp_path / "whole")
@@ -182,7 +184,7 @@ def test_hosts_of_a_long_round_are_written_down_by_the_clock(tmp_path: Path) -> 
     same_run(tmp_path / "r", tmp_path / "whole")
 
 
-def test_what_was_played_of_the_comparison_is_not_played_again(tmp_path: Path) -> None:
+def test_finished_parts_of_the_comparison_are_not_played_again(tmp_path: Path) -> None:
     config = learning(evaluation_pairs=4, rounds=1)
     whole, _ = play(config, tmp_path / "whole")
     arms = [e for e in stable_log(tmp_path / "whole") if e["event"] == "ArmPlayed"]
@@ -217,7 +219,7 @@ def test_a_baseline_that_was_measured_is_kept_when_practice_is_stopped(tmp_path:
     same_run(tmp_path / "r", tmp_path / "whole")
 
 
-def test_stopped_between_the_round_and_what_is_learned_from_it(whole: Runs, tmp_path: Path) -> None:
+def test_a_run_stopped_between_a_round_and_its_update_resumes_there(whole: Runs, tmp_path: Path) -> None:
     config = CONFIGS["ppo"]()
     folder, _ = whole("ppo")
     Experiment(config, tmp_path / "r", [Does(round_ends(1), sends(signal.SIGINT))]).run()
@@ -237,7 +239,7 @@ def test_actions_of_the_runs_here_reach_late_stages(tmp_path: Path) -> None:
 @pytest.mark.trap(30)
 @pytest.mark.parametrize("name", slow_except(["random"], ["ppo", "random"]))
 @pytest.mark.parametrize("where", ["play", "cut_logs"])
-def test_stopped_while_it_takes_up_its_checkpoint_it_writes_nothing(
+def test_a_run_stopped_while_it_loads_its_checkpoint_writes_nothing(
     name: str, where: str, whole: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A half-loaded state is not the run's, and logs are longer than the checkpoint until they are cut."""
@@ -283,9 +285,7 @@ def test_a_signal_at_the_very_end_finds_the_run_finished(make: Callable[..., Any
     ],
     ids=["first round", "second round", "comparison"],
 )
-def test_a_run_that_is_told_to_stop_returns_and_is_continued(
-    name: str, when: Callable[[Event], bool], tmp_path: Path
-) -> None:
+def test_a_stopped_run_returns_and_is_resumed(name: str, when: Callable[[Event], bool], tmp_path: Path) -> None:
     config = CONFIGS[name]().with_values(run={"evaluation_pairs": 2})
     play(config, tmp_path / "whole")
     experiment = Experiment(config, tmp_path / "r", [Does(when, lambda: experiment.stop())])

@@ -170,7 +170,7 @@ def test_a_killed_run_that_falls_back_to_its_checkpoint_shows_no_step_twice(tmp_
     assert steps(folder, "comparison/against_none") == [24]
 
 
-def test_curves_cannot_go_on_where_nothing_says_how_far_they_were(tmp_path: Path) -> None:
+def test_curves_cannot_continue_without_the_metrics_table(tmp_path: Path) -> None:
     folder = tmp_path / "r"
     play(
         tracked(learning("planted", n_envs=4, evaluation_pairs=2), "tensorboard", patience=60.0),
@@ -230,7 +230,7 @@ def test_a_healthy_run_gives_no_warning(tmp_path: Path) -> None:
     assert not any(isinstance(event, AnomalyDetected) for event in recorder.events)
 
 
-def test_a_run_that_learns_badly_says_so_everywhere_and_is_not_changed(tmp_path: Path) -> None:
+def test_a_run_that_learns_badly_warns_everywhere_and_does_not_change(tmp_path: Path) -> None:
     config = learning("planted", n_envs=16, ppo={"learning_rate": 0.3})
     summary, recorder = play(config, tmp_path / "r")
     warned = [event for event in recorder.events if isinstance(event, AnomalyDetected)]

@@ -78,7 +78,7 @@ def test_no_context_is_made_on_a_device_that_is_not_used(fake: Fake, runtime: Cu
 
 
 @pytest.mark.parametrize("version", [0, 12000, 13020])
-def test_the_driver_says_which_cuda_it_serves(fake: Fake, runtime: CudaRuntime, version: int) -> None:
+def test_the_driver_reports_its_cuda_version(fake: Fake, runtime: CudaRuntime, version: int) -> None:
     fake.driver_version = version
     assert runtime.driver_version() == version
     assert fake.contexts == set()
@@ -169,7 +169,7 @@ def child(body: str) -> str:
     return done.stdout
 
 
-def test_without_a_runtime_it_says_what_it_looked_for() -> None:
+def test_without_a_runtime_the_error_names_what_was_looked_for() -> None:
     said = child("try: CudaRuntime()\nexcept RuntimeError as error: print(error)")
     assert said.startswith(
         "no CUDA runtime is loaded in this process: looked for libcudart.so.13, libcudart.so.12, and any libcudart*"

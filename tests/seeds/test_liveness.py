@@ -138,7 +138,7 @@ def zero_lora(channels: int) -> nn.Module:
 
 
 @pytest.mark.trap(6)
-def test_what_is_born_dead_is_found() -> None:
+def test_a_dead_parameter_is_found() -> None:
     torch.manual_seed(0)
     registry = BlueprintRegistry()
     registry.register("cnn", "zero", parameters=lambda c: 9 * c * c + 3 * c)(zero_convolution)

@@ -78,7 +78,7 @@ def test_no_collapse_of_a_host_that_never_was_healthy() -> None:
     assert reasons(after(make_governor(), [0.9, 0.7, 0.61, 0.94])) == [None] * 4
 
 
-def test_divergence_wants_three_checks_running() -> None:
+def test_divergence_requires_three_consecutive_checks() -> None:
     governor = make_governor()
     after(governor, [0.4] * 10)
     # Thresholds: mean + 6σ = 0.4, 1.5 · mean = 0.6, best + 0.25 = 0.65; collapse starts at 0.935.
@@ -172,7 +172,7 @@ def test_no_snapshot_while_an_anomaly_is_pending() -> None:
     same_bits(good, tensors_of(training))
 
 
-def test_a_restore_is_exact_and_training_goes_on_as_it_would_have() -> None:
+def test_a_restore_is_exact_and_so_is_training_after_it() -> None:
     governor, training = world(every=1)
     plant(training, "r0c0", stage=S.FOSSILIZED)
     epoch(governor, training)

@@ -341,11 +341,11 @@ def test_a_resumed_run_has_its_number_of_micro_batches() -> None:
         (ValueError("not enough memory of yesterday"), False),
     ],
 )
-def test_what_counts_as_a_shortage(error: Exception, expected: bool) -> None:
+def test_errors_that_count_as_a_shortage_of_memory(error: Exception, expected: bool) -> None:
     assert ran_out(error) is expected
 
 
-def test_the_allocator_of_this_torch_says_what_is_looked_for() -> None:
+def test_the_allocator_of_this_torch_raises_a_known_message() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**58, dtype=torch.uint8)
     assert ran_out(caught.value)

@@ -234,7 +234,7 @@ def test_the_seeds_that_are_allowed_for_are_the_largest_within_the_budget(monkey
     assert sizes == [int(0.5 * host), int(largest)]
 
 
-def test_what_is_held_is_counted_by_host() -> None:
+def test_held_copies_are_counted_by_host() -> None:
     """Two snapshots of the host alone: twice its tensors and their momentum."""
     with rig(n_envs=2, horizon=8, governor={"snapshot_every": 1}) as world:
         for _ in range(2):

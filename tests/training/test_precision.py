@@ -241,7 +241,7 @@ def test_sixteen_bits_are_refused_where_torch_has_no_autocast() -> None:
 
 
 @pytest.mark.finding("L3")
-def test_digits_are_float32_unless_told_otherwise() -> None:
+def test_digits_are_float32_by_default() -> None:
     config = resolve(tiny_config(), digits())
     assert config.task.precision == digits().precision == "float32"
     env = training_of(digits())

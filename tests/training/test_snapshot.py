@@ -175,7 +175,7 @@ def test_a_parameter_whose_first_gradient_comes_late_is_optimised(stage: SeedSta
     assert not torch.equal(seed.body.second, torch.full_like(seed.body.second, 0.1))
 
 
-def test_what_a_blueprint_has_frozen_stays_frozen_and_is_restored() -> None:
+def test_frozen_parameters_of_a_blueprint_are_restored() -> None:
     with rig(
         horizon=12, blueprints=own(lambda channels: Two(channels, frozen=True)), governor={"snapshot_every": 1}
     ) as world:

@@ -105,7 +105,7 @@ TASKS = {"images": digits, "bytes": byte_digits, "texts": language}
 
 
 @pytest.mark.parametrize("kind", TASKS)
-def test_what_is_read_is_what_a_loop_by_hand_finds(kind: str) -> None:
+def test_validation_equals_a_loop_by_hand(kind: str) -> None:
     task: Task = TASKS[kind]()
     count, language_task = 6, task.validation.y.dim() == 2
     totals = make_metrics(3, CPU, count, len(task.validation), task.objective.dtype)

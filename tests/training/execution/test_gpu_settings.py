@@ -84,7 +84,7 @@ def test_each_of_two_devices_has_its_own_verdict_and_the_mode_is_put_back(sync: 
     assert sync.mode == 0
 
 
-def test_what_another_thread_waits_for_is_not_counted_nor_shown(sync: SyncMode) -> None:
+def test_waits_of_another_thread_are_not_counted(sync: SyncMode) -> None:
     watched, waited = threading.Event(), threading.Event()
 
     def watch() -> bool:

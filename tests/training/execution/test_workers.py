@@ -156,7 +156,7 @@ def test_any_number_of_lanes_gives_the_same_bits() -> None:
         assert all(torch.equal(a, b) for a, b in zip(results, outcomes[0], strict=True))
 
 
-def test_lanes_are_one_for_each_core_unless_said_and_closed_ones_say_so() -> None:
+def test_by_default_each_core_has_a_lane_and_closed_lanes_refuse_work() -> None:
     with WorkerLanes() as lanes:
         assert lanes.count == physical_cores()
     lanes.close()
