@@ -315,7 +315,7 @@ def test_an_ended_check_leaves_a_summary_and_an_archive(tmp_path: Path, number: 
     assert steps[0] == ("first", "ok", "done")
     if number == signal.SIGKILL:
         assert len(steps) == 1
-        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # nobody else is left to end it
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # no other process would end it
         return
     assert run.returncode == 128 + number
     assert steps[1:] == [

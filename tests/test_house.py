@@ -193,7 +193,7 @@ def test_the_type_of_a_device_may_be_compared(source: str) -> None:
 
 @pytest.mark.finding("M10")
 def test_there_is_one_validator_of_slot_names() -> None:
-    """Whoever takes names of slots calls ``row_major``; nothing else knows what a name looks like."""
+    """All code that takes names of slots calls ``row_major``, which alone knows their form."""
     form = re.compile(r"r\S*\\d\S*c\S*\\d")
     patterns = {
         file.relative_to(PACKAGE).as_posix(): node.value
@@ -206,7 +206,7 @@ def test_there_is_one_validator_of_slot_names() -> None:
 
 @pytest.mark.finding("M13")
 def test_no_one_reaches_into_the_counterfactuals() -> None:
-    """Whatever the helper is called elsewhere: the names of its private parts occur in its own file only."""
+    """Names of the helper's private parts occur in its own file only, under any name of the helper."""
     home = PACKAGE / "attribution" / "counterfactual.py"
     own = private_parts(ast.parse(home.read_text(encoding="utf-8")))
     assert own

@@ -1,4 +1,4 @@
-"""The package says what it is, and what it needs is what the code imports."""
+"""Metadata of the package, and its requirements, which are those of the imports."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_no_test_is_started_after_the_minutes_have_passed(minutes: str, result: 
 
 
 def test_with_minutes_every_test_comes_first_on_some_day() -> None:
-    """Also the last ones, if a day runs a third of the list."""
+    """Every test has its day, also the last ones, if a day runs a third of the list."""
     items = [f"test {number}" for number in range(30)]
     spec = importlib.util.spec_from_file_location("conftest_of_the_root", ROOT / "conftest.py")
     assert spec is not None

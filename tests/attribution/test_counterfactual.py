@@ -59,7 +59,7 @@ def test_two_blended_and_one_on_trial() -> None:
 
 @pytest.mark.parametrize(("blended", "pairs", "distinct"), [(2, 0, 4), (3, 3, 8), (4, 6, 16), (5, 0, 12)])
 def test_pairs_are_measured_for_three_and_four(blended: int, pairs: int, distinct: int) -> None:
-    """Of two seeds "off" is the other's "alone", of three it is a pair: up to four, these are all subsets."""
+    """Two seeds: "off" is the other's "alone". Three: "off" is a pair. Up to four seeds, all subsets are measured."""
     helper = CounterfactualHelper()
     plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * blended), costly=True)
     found = {name: configuration for name, configuration in named(helper, plan).items() if " and " in name}

@@ -1,4 +1,4 @@
-"""The command as a person types it, in this process: `main()` with its exit codes and what it printed."""
+"""The command as typed, in this process: `main()` with its exit codes and its output."""
 
 from __future__ import annotations
 

@@ -215,6 +215,6 @@ def test_info_refuses_a_task_that_is_not_known(esper: Esper) -> None:
 
 
 def test_eval_refuses_a_json_file_that_it_could_not_write(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it plays, which takes minutes."""
+    """It is refused before any host is played, which takes minutes."""
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     refused(esper, ("eval", "pretrained", "--json", "o.json"), "o.json", "that you can write to")

@@ -40,7 +40,7 @@ class World:
         self.slots[slot] = {**{entry.name: 0.0 for entry in PER_SLOT}, **flags, "age": age / 150, **values}
 
     def plateau(self, epoch: int, accuracy: float = 0.5, loss: float = 1.0) -> None:
-        """Nothing has moved for five epochs."""
+        """Observations without progress for five epochs."""
         self.base.update(epoch=epoch / 150, validation_accuracy=accuracy, validation_loss=symlog(loss))
         self.base["epochs_left"] = float(symlog(LAYOUT.horizon - epoch))
         for ago in range(1, 6):

@@ -23,7 +23,7 @@ def test_a_controller_is_made_by_its_name_and_an_unknown_name_lists_the_known() 
 
 @pytest.mark.finding("M2")
 def test_every_controller_plays_the_same_env_which_does_not_depend_on_who_played_before() -> None:
-    """One env for all of them; what it shows and does is the same for the same actions."""
+    """All controllers play one env, which gives the same results for the same actions."""
     with rig(n_envs=2, horizon=3) as world:
         spec, layout = world.env.action_spec, world.env.layout
 

@@ -35,7 +35,7 @@ def emulator() -> Emulator:
 
 @pytest.fixture(params=[*_ON_GPU, *_EMULATED])
 def device(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
-    """Where the CUDA kernels run: the GPU, or the emulator with one of its seeds."""
+    """Device of the CUDA kernels: the GPU, or the emulator with one of its seeds."""
     if request.param == "cuda":
         yield GPU()
         return

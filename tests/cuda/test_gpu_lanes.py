@@ -364,7 +364,7 @@ def test_an_error_in_a_lane_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -
             found = {name: tensor.cpu() for name, tensor in made.envs[index].host.state_dict().items()}
             assert_same([found], [expected[index]])
         assert [env.epoch for env in made.envs] == [1, 0, 1]
-        made.trainer.epoch([made.envs[1]])  # and it goes on
+        made.trainer.epoch([made.envs[1]])  # it continues
 
 
 def test_float16_is_queued_and_says_why() -> None:

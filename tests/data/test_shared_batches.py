@@ -357,7 +357,7 @@ class Noise(Numbers):
 
 
 def test_random_draws_depend_neither_on_workers_nor_on_earlier_reads() -> None:
-    """So a run that is resumed, or repeats an epoch, sees the same augmented images."""
+    """A resumed run, or a repeated epoch, sees the same augmented images."""
 
     def read(workers: int, seeds: tuple[int, ...], skipped: int = 0) -> list[Tensor]:
         """Returns the batches of the env of seed 1 in its second epoch."""

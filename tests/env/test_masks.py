@@ -101,7 +101,7 @@ def brute_force(world: Rig, index: int, planted: int) -> set[tuple[Op, bool]]:
         assert masks["op"][op] == any(
             expected(known, op, place, name) for place in range(4) for name in spec.blueprints
         )
-    assert all(masks[head].any() for head in HEADS)  # a mask without any True helps nobody
+    assert all(masks[head].any() for head in HEADS)  # a mask without any True allows no action
     return seen
 
 

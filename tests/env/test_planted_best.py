@@ -127,8 +127,10 @@ def test_under_every_mode_the_best_return_beats_waiting(mode: str) -> None:
 
 
 def returns_and_outcomes(mode: str, loss_scale: float = 5.0, seed: int = 1) -> tuple[Floats, Floats, Floats]:
-    """Of 50 random schedules with noise, each [50]: discounted returns; outcomes, which are final committed accuracies
-    in the units of the mode's benefit less what the mode itself charges for fossils; and leads before any action."""
+    """Discounted returns, outcomes and leads before any action of 50 random schedules with noise, each [50].
+
+    Outcomes are final committed accuracies in the units of the mode's benefit, less its charges for fossils.
+    """
     chosen = config(mode, n_envs=50, horizon=50).with_values(
         reward={"loss_benefit_scale": loss_scale, "loss_contribution_potential": 0.5 / loss_scale}
     )

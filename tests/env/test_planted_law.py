@@ -35,7 +35,7 @@ def grown(env: PlantedVectorEnv, rows: dict[int, NDArray[np.int64]]) -> float:
 
 
 def test_the_law_rewards_the_right_blueprint_early() -> None:
-    # Errors of trials let the gate be told to tolerate anything; committed accuracy has none.
+    # Trials have errors, so that the gate can tolerate any of them; committed accuracy has none.
     env = planted(1, law=replace(QUIET, paired_noise=0.3), env={"gates": {"trial_standard_errors": 1000.0}})
     fern, moss, oak = (grown(env, life(env, 0, name)) for name in ("fern", "moss", "oak"))
     assert fern > moss > 0 > oak

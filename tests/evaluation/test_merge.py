@@ -28,7 +28,7 @@ BASE: dict[str, Any] = {
 PAIRS = 9
 
 
-"""In rounds of two hosts, with one host too many."""
+"""Rounds of two hosts, with one host too many."""
 
 
 def compare(folder: Path, part: Part = WHOLE, pairs: int = PAIRS, **run: Any) -> ComparisonRun:

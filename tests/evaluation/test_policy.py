@@ -24,7 +24,7 @@ from tests.run.rank_helpers import ranks_of
 from tests.run.run_helpers import births, learning, play, tiny
 
 PRACTISED = {"practice_steps": 512}
-"""So little that nothing is learned, but seeds are planted."""
+"""A run too short to learn anything, but in which seeds are planted."""
 
 
 @pytest.fixture(scope="module")

@@ -229,7 +229,7 @@ def test_worths_are_in_pp_of_accuracy_whatever_they_are_worth_in_loss(slope: flo
 
 
 def test_a_loss_that_repeats_the_accuracy_counts_once() -> None:
-    """As on simulated hosts: the difference of both gains has no noise, and must not tell anything. If nearly all
+    """On simulated hosts the difference of both gains has no noise, and must not count. If nearly all
     episodes have the same plan, the slope of the loss is not known exactly."""
     draw = np.random.default_rng(7)
     true, kept = draw.normal(0, 4.0, SHAPE), np.eye(3, dtype=np.bool_)[draw.integers(0, 3, (6000, 2))]

@@ -1,4 +1,4 @@
-"""Grafted hosts: slots on the outputs of a user's own submodules, with all features of Esper's own hosts."""
+"""Grafted hosts: slots on the outputs of a user's submodules, with all features of Esper's hosts."""
 
 from __future__ import annotations
 

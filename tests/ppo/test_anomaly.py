@@ -230,7 +230,7 @@ def test_a_number_that_is_not_finite_changes_nothing_and_is_reported(name: str, 
     (event,) = look(stats)["not_finite"]
     assert event.measured == 1
     assert set(look(stats)) == {"not_finite"}
-    again = learned(agent)  # the next round is learned from as ever
+    again = learned(agent)  # the agent learns from the next round as usual
     assert again.minibatches > 0
     assert "not_finite" not in look(again)
     assert not same(before, bits(agent))

@@ -187,7 +187,7 @@ class Operator:
         return _mapped(read, self.args), {name: _mapped(read, value) for name, value in self.kwargs.items()}
 
     def _draws(self) -> Philox | None:
-        """Where the operator draws from, if it does. Raises NotModelledError in a capture."""
+        """The generator that the operator draws from, if it draws. Raises NotModelledError in a capture."""
         if not self.traits.draws or (self.traits.drops and not self._given("dropout_p")):
             return None
         if fake_runtime.is_capturing(current_stream(self.device)):
@@ -225,7 +225,7 @@ class Operator:
         return work
 
     def _target(self, leaf: Any, known: set[int]) -> Tensor | None:
-        """Where a result of the twin goes; None if the twin writes to its arguments."""
+        """The destination of a twin's result; None if the twin writes to its arguments."""
         if not isinstance(leaf, Tensor) or leaf.numel() == 0:
             return None
         if not leaf.is_cuda:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TIMED_OUT, NOT_PLANTED = -101, -102
-"""In place of an exit status, which is negative after a signal."""
+"""Values in place of an exit status, which is negative after a signal."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Practice: simulated hosts that look like the real ones, each with worths of its own."""
+"""Practice on simulated hosts that look like the real ones, each with its own worths."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Growing explains itself, can be interrupted and continued, and warns when training diverges."""
+"""Results of growing: explanations, interrupts and resuming, and warnings if training diverges."""
 
 from __future__ import annotations
 

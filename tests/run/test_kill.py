@@ -71,7 +71,7 @@ def test_a_run_killed_several_times_ends_as_one_that_was_not(tmp_path: Path) -> 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_run_killed_many_times_ends_as_one_that_was_not(name: str, seed: int, tmp_path: Path) -> None:
-    """With a checkpoint between any two steps, so that some kills come while one is written."""
+    """A checkpoint is written between any two steps, so that some kills come during a write."""
     within = killed_again_and_again(CONFIGS[name](checkpoint_minutes=1e-9), 8, seed, tmp_path)
     assert within > 0
     same_run(tmp_path / "r", tmp_path / "whole")

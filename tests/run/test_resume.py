@@ -227,7 +227,7 @@ def test_a_resumed_run_measures_no_baseline(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.trap(30)
 def test_a_resumed_run_follows_the_schedule_it_was_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file beside it was edited meanwhile, and the working directory is another."""
+    """The file was edited since, and the working directory has changed."""
     monkeypatch.chdir(tmp_path)
     text = '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "norm"\n'
     Path("mine.toml").write_text(text)

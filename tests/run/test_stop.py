@@ -264,7 +264,7 @@ def test_a_run_stopped_while_it_loads_its_checkpoint_writes_nothing(
 
 @pytest.mark.parametrize("make", slow_except([tiny], [tiny, learning]))
 def test_a_signal_at_the_very_end_finds_the_run_finished(make: Callable[..., Any], tmp_path: Path) -> None:
-    """Nothing is left to resume, and nothing is reported twice; the signal still takes effect."""
+    """No work is left to resume, and no event is reported twice; the signal still takes effect."""
     experiment = Experiment(
         make(rounds=1), tmp_path / "r", [Does(lambda e: isinstance(e, RunCompleted), sends(signal.SIGINT))]
     )

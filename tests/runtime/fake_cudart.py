@@ -1,4 +1,4 @@
-"""Compiles the CUDA runtime without a device, and reads what it wrote down."""
+"""Compiles a CUDA runtime without a device, and reads its record of calls."""
 
 from __future__ import annotations
 

@@ -30,5 +30,5 @@ def live_tensors() -> Live:
 
 
 def resident_mib() -> float:
-    """Of this process; read from /proc, which only Linux has. Collect garbage first."""
+    """Resident MiB of this process, from /proc, which only Linux has; garbage is collected first."""
     return int(STATM.read_text().split()[1]) * 4096 / 2**20

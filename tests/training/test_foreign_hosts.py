@@ -1,4 +1,4 @@
-"""Hosts that are not ours: what incubation, evaluation and randomness promise holds for any module and for texts."""
+"""Hosts of users: incubation, evaluation and random numbers work for any module, and for texts."""
 
 from __future__ import annotations
 

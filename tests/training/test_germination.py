@@ -1,4 +1,4 @@
-"""Germination is a transaction: whatever goes wrong, slot, host and random numbers are as they were."""
+"""Germination is a transaction: after a failure, slot, host and random numbers are as before."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ S = SeedStage
 
 
 class Make(nn.Module):
-    """A body that does whatever it is told."""
+    """A body that computes a given function."""
 
     def __init__(self, forward: Callable[[Tensor], Any], parameters: int = 3) -> None:
         super().__init__()

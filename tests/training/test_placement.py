@@ -1,4 +1,4 @@
-"""Copies of hosts on a GPU and in pinned memory: which lie where, and that they give back the same bits from anywhere.
+"""Copies of hosts on a GPU and in pinned memory: their places, and exact restores from both.
 
 Pinned memory needs a GPU: here the placements are forced on a CPU, where both places are ordinary memory, and what
 moves where is the same. tests/cuda/test_pinned_copies.py has the real thing.
@@ -132,7 +132,7 @@ def course(pinned: tuple[HostCopy, ...], seed: int) -> list[dict[str, torch.Tens
                 governor.snapshot_if_due(
                     RestorableHost(training), RECORD, unmeasured_fossils(training), fossilized=roll < 0.2
                 )
-            if roll > 0.9:  # as a run that was stopped and goes on
+            if roll > 0.9:  # as a run that was stopped and resumed
                 state = governor.state_dict()
                 governor = Governor(config.governor, training.durations, 10, pinned)
                 governor.load_state_dict(state, training.device)
@@ -151,7 +151,7 @@ def test_rollbacks_are_the_same_bits_wherever_snapshots_lie(seed: int) -> None:
 
 
 def test_the_newest_snapshot_moves_before_its_storage_is_filled_again() -> None:
-    """Also after the older one was fallen back to, which is the only one then; storage stays where it is."""
+    """This holds after a fallback to the older one, which is then the only one; storage stays in place."""
     config = tiny_config(horizon=60, governor={"snapshot_every": 1})
     training = make_training(config)
     governor = Governor(config.governor, training.durations, 10, (OLDER,))

@@ -29,7 +29,7 @@ def planted(training: HostTraining, slot: str = "r0c0", blueprint: str = "conv_l
 
 
 def places(training: HostTraining, seed: Seed, slot: str = "r0c0") -> list[int]:
-    """Where the seed lies, with its momentum."""
+    """Addresses of the seed and its momentum."""
     group = training.seed_groups[slot]
     momenta = [group.optimizer.state[p]["momentum_buffer"] for p in group.parameters]
     return [tensor.data_ptr() for tensor in (*seed.parameters(), *seed.buffers(), *momenta)]

@@ -34,7 +34,7 @@ class SyncMode:
             warnings.warn("Synchronization debug mode is a prototype feature and does not yet detect all", stacklevel=1)
 
     def wait(self) -> None:
-        """As .item() of a tensor on a GPU."""
+        """Waits as .item() of a tensor on a GPU does."""
         assert self.mode != 2
         if self.mode == 1:
             warnings.warn("called a synchronizing CUDA operation (Triggered internally at a.cpp:1.)", stacklevel=1)

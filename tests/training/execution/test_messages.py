@@ -1,4 +1,4 @@
-"""Messages between ranks: one that is gone is noticed."""
+"""Messages between ranks; a rank that is gone is found."""
 
 from __future__ import annotations
 

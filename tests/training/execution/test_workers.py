@@ -77,7 +77,7 @@ def test_the_env_that_took_longest_is_begun_first(monkeypatch: pytest.MonkeyPatc
     costs: list[list[float]] = []
 
     class Pool:
-        """Tells what it is told, and that env i took 10 - i seconds."""
+        """A pool that returns given outcomes, with 10 - i seconds for env i."""
 
         count = 1
 
