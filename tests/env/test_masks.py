@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.seeds.test_blueprints import FORMULAS
 
 from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import HEADS, Op
 from tests.core_helpers import Rig, rig, wait_actions
+from tests.seeds.blueprints.test_cnn import FORMULAS
 from tests.selection import slow_except
 
 S = SeedStage
