@@ -1,4 +1,4 @@
-"""What growing spends its compute on, and when seeds come: figures of results/equal_price.md.
+"""Compute of growing by purpose, and epochs in which seeds come: figures of results/equal_price.md.
 
     python benchmarks/compute_split.py digits digits_table mnist5k
 

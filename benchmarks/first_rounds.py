@@ -1,4 +1,4 @@
-"""What an agent gains in its first rounds, while it samples and learns, beside `plans` on the same hosts.
+"""Gains of an agent in its first rounds, while it samples and learns, beside `plans` on the same hosts.
 
     python benchmarks/first_rounds.py --seeds 0 1 2 3 4
 

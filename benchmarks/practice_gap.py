@@ -1,4 +1,4 @@
-"""How well an agent that has only practised plays real hosts, beside the `plans` that it was shown.
+"""Play of an agent on real hosts after practice alone, beside the `plans` that it was shown.
 
     python benchmarks/practice_gap.py --seeds 5
 

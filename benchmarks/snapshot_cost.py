@@ -1,4 +1,4 @@
-"""What a snapshot costs, beside the epoch that it secures: CPU time of one thread.
+"""Cost of a snapshot beside the epoch that it secures: CPU time of one thread.
 
     python benchmarks/snapshot_cost.py --out benchmarks/results/snapshot_cost.md
 

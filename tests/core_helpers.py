@@ -1,4 +1,4 @@
-"""Small worlds for the tests of the core: a task loaded once, tiny configs, and an env that is driven by words."""
+"""Small envs for tests: a task loaded once, tiny configs, and actions by name."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def tiny_config(n_envs: int = 1, horizon: int = 8, **sections: dict[str, Any]) -
 
 
 class SlotView:
-    """One slot of one env as an object: every field of the arrays, read anew each time, and the site's module."""
+    """One slot of one env as an object: the fields of its arrays, read on each access, and the site's module."""
 
     def __init__(self, env: SlotVectorEnv, name: str, index: int = 0) -> None:
         self.env, self.name, self.place = env, name, (index, env.action_spec.slots.index(name))
@@ -122,7 +122,7 @@ class SlotView:
 
 
 class Rig:
-    """An env with all its events, and actions by words."""
+    """An env with all its events, and actions by name."""
 
     def __init__(self, config: TrainingConfig, blueprints: BlueprintRegistry | None = None) -> None:
         self.events: list[Event] = []
@@ -172,7 +172,7 @@ class Rig:
     def grow(
         self, slot: str, stage: SeedStage, blueprint: str = "conv_light", env: int = 0, style: str = "LINEAR_ADD"
     ) -> None:
-        """Bring an empty slot to ``stage`` by legal actions, with a tempo of 3: 1, 2, 3, 5 and 6 steps."""
+        """Brings an empty slot to ``stage`` by legal actions, with a tempo of 3: 1, 2, 3, 5 and 6 steps."""
         self.do("GERMINATE", slot, blueprint, env, tempo=3, style=style)
         path = [SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED]
         for after in path[: path.index(stage) + 1] if stage in path else []:
@@ -238,7 +238,7 @@ def plant_in(
     target: float = 1.0,
     index: int = 0,
 ) -> Site:
-    """As :func:`plant`, and in the arrays of the env."""
+    """Plants as :func:`plant`, and writes the seed into the arrays of the env."""
     slots, spec = env.state.slots, env.action_spec
     site = plant(env.training[index], name, blueprint, style, stage, target, env.blueprints)
     place = (index, spec.slots.index(name))

@@ -1,4 +1,4 @@
-"""The scripts in benchmarks/ start: what they import exists. Those that read results give the right figures."""
+"""Scripts in benchmarks/: their imports exist, and those that read results give the right figures."""
 
 from __future__ import annotations
 

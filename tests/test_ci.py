@@ -22,7 +22,7 @@ def executable(path: Path, text: str) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """What the script reads of the repository, and stand-ins that note how they were called."""
+    """A copy of the files that the script reads, and stand-ins that record their calls."""
     (tmp_path / ".ci").mkdir()
     (tmp_path / "csrc").mkdir()
     (tmp_path / "csrc" / "one.cpp").touch()

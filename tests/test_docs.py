@@ -1,4 +1,4 @@
-"""What the documents say is true: their code runs, their commands parse, their files and links exist."""
+"""The documents are correct: their code runs, their commands parse, and their files and links exist."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_two_commands_come_first_and_alone() -> None:
 
 @pytest.mark.parametrize(("ending", "place"), [("esper run", 0), ("pytest", 1)])
 def test_ci_finds_the_two_commands(ending: str, place: int) -> None:
-    """By the very function of .ci/run."""
+    """The function is that of .ci/run."""
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     function = re.search(r"^readme_command\(\).*?^}$", script, re.MULTILINE | re.DOTALL)
     assert function
@@ -98,7 +98,7 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=named)
-def test_what_a_page_imports_exists(page: Path) -> None:
+def test_imports_of_a_page_exist(page: Path) -> None:
     assert missing_imports("\n".join(blocks(page, "python"))) == []
 
 

@@ -54,7 +54,7 @@ def test_the_agent_in_one_file_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_an_example_imports_exists(name: str) -> None:
+def test_imports_of_an_example_exist(name: str) -> None:
     assert missing_imports((EXAMPLES / name).read_text(encoding="utf-8")) == []
 
 

@@ -286,7 +286,7 @@ CLEAN = "========= ERROR SUMMARY: 0 errors"
     ],
     ids=["clean", "errors", "device not supported", "saw nothing", "silent"],
 )
-def test_what_compute_sanitizer_says_decides(
+def test_reports_of_compute_sanitizer_decide(
     tmp_path: Path, report: str, test: str, exit_status: int, status: str, says: str
 ) -> None:
     (tmp_path / "memcheck.report.txt").write_text(report)
@@ -315,7 +315,7 @@ def test_an_ended_check_leaves_a_summary_and_an_archive(tmp_path: Path, number: 
     assert steps[0] == ("first", "ok", "done")
     if number == signal.SIGKILL:
         assert len(steps) == 1
-        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # nobody else is left to end it
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # no other process would end it
         return
     assert run.returncode == 128 + number
     assert steps[1:] == [

@@ -1,4 +1,4 @@
-"""What the check on a GPU finds out about packages that a bare machine lacks."""
+"""Packages that a bare machine lacks, as the check on a GPU finds them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_packages_are_those_of_pyproject() -> None:
 
 
 def test_nothing_that_may_be_downloaded_asks_for_another_torch() -> None:
-    """So pip, which fetches what packages require, never fetches a torch."""
+    """pip, which fetches requirements of packages, then never fetches a torch."""
     waiting, seen = {need.name for need in packages.required()} - {"torch"}, set()
     while waiting:
         name = waiting.pop()

@@ -1,4 +1,4 @@
-"""Rules of the house that can be read from the source: functions that can be seen at once, and what a name promises."""
+"""Rules that can be checked in the source: lengths, names, and first lines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import esper
 from esper.config import TrainingConfig
 
 PACKAGE = Path(esper.__file__).parent
+TESTS = Path(__file__).parent
 LONGEST = 60
 
 
@@ -36,7 +38,10 @@ def test_what_a_stage_may_become_is_a_table() -> None:
     assert not found
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+SOURCES = [file for root in (PACKAGE, TESTS, TESTS.parent / "benchmarks") for file in sorted(root.rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(TESTS.parent)))
 def test_a_first_line_is_a_sentence_or_a_noun_phrase(path: Path) -> None:
     texts = [n.value.value for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if is_text(n)]
     assert not [text for text in texts if text.startswith(("What ", "How ", "Why "))]
@@ -66,7 +71,9 @@ def test_a_chain_of_stages_is_seen() -> None:
     assert chains_of_stages(ast.parse(chain + "else: d()")) == []
 
 
+@cache
 def modules() -> list[tuple[Path, ast.Module]]:
+    """Every module of the package, parsed once."""
     return [(file, ast.parse(file.read_text(encoding="utf-8"))) for file in sorted(PACKAGE.rglob("*.py"))]
 
 
@@ -186,7 +193,7 @@ def test_the_type_of_a_device_may_be_compared(source: str) -> None:
 
 @pytest.mark.finding("M10")
 def test_there_is_one_validator_of_slot_names() -> None:
-    """Whoever takes names of slots calls ``row_major``; nothing else knows what a name looks like."""
+    """All code that takes names of slots calls ``row_major``, which alone knows their form."""
     form = re.compile(r"r\S*\\d\S*c\S*\\d")
     patterns = {
         file.relative_to(PACKAGE).as_posix(): node.value
@@ -199,7 +206,7 @@ def test_there_is_one_validator_of_slot_names() -> None:
 
 @pytest.mark.finding("M13")
 def test_no_one_reaches_into_the_counterfactuals() -> None:
-    """Whatever the helper is called elsewhere: the names of its private parts occur in its own file only."""
+    """Names of the helper's private parts occur in its own file only, under any name of the helper."""
     home = PACKAGE / "attribution" / "counterfactual.py"
     own = private_parts(ast.parse(home.read_text(encoding="utf-8")))
     assert own

@@ -133,7 +133,7 @@ def without_prefix(name: str) -> str:
 
 
 def violations(module: str, source: str, *, is_package: bool = False) -> list[str]:
-    """What is wrong with the imports of one module."""
+    """Returns the wrong imports of one module."""
     row = row_of(module)
     if row is None:
         return [f"{module}: no row in ALLOWED, say there what it may import"]
@@ -190,7 +190,7 @@ def test_the_table_itself_points_one_way() -> None:
 
 
 @pytest.mark.parametrize("package", ["control", "ppo"])
-def test_what_decides_never_sees_what_trains(package: str) -> None:
+def test_controllers_never_import_training(package: str) -> None:
     for name in ("env", "training", "hosts", "data", "rewards", "attribution"):
         assert not any(covers(may, name) or covers(name, may) for may in ALLOWED[package])
 

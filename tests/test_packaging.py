@@ -1,4 +1,4 @@
-"""The package says what it is, and what it needs is what the code imports."""
+"""Metadata of the package, and its requirements, which are those of the imports."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_requirement_has_a_lower_and_an_upper_bound() -> None:
 
 
 @pytest.mark.parametrize("extra", [None, "tensorboard", "track", "vision", "text", "mnist", "hub"])
-def test_what_is_required_is_imported(extra: str | None) -> None:
+def test_required_packages_are_imported(extra: str | None) -> None:
     required = names(PROJECT["dependencies"] if extra is None else EXTRAS[extra])
     found = imported("esper")
     assert {name for name in required - BY_NAME if MODULES.get(name, name) not in found} == set()

@@ -94,5 +94,5 @@ def test_no_private_api_of_torch_is_called() -> None:
 @pytest.mark.parametrize(
     "twin", ["twins.py", "cross_entropy_twin.py", "norm_relu_pool_cases.py", "stage_batch_twin.py"]
 )
-def test_what_operators_are_compared_with_is_public(twin: str) -> None:
+def test_references_of_operators_are_public(twin: str) -> None:
     assert private_names((ROOT / "tests" / "ops" / twin).read_text(encoding="utf-8")) == set()

@@ -32,13 +32,13 @@ def test_a_command_over_two_lines_is_one_command(tmp_path: Path) -> None:
     assert commands(page) == ["esper compare --arm none --arm random"]
 
 
-def test_what_has_succeeded_is_not_run_again_for_any_page(out: Path) -> None:
+def test_a_command_that_succeeded_is_not_run_again_for_any_page(out: Path) -> None:
     for page in ("first", "first", "second"):
         assert record("echo run >> count", out / page)
     assert (out.parent / "count").read_text() == "run\n"
 
 
-def test_what_has_failed_is_run_again_without_the_run_folder_that_it_left(out: Path) -> None:
+def test_a_command_that_failed_is_run_again_without_its_run_folder(out: Path) -> None:
     """A folder that was there before the first attempt stays: it is not one of the recording."""
     folder = out.parent / "runs" / "mine"
     folder.mkdir(parents=True)

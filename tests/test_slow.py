@@ -35,7 +35,7 @@ def test_no_test_is_started_after_the_minutes_have_passed(minutes: str, result: 
 
 
 def test_with_minutes_every_test_comes_first_on_some_day() -> None:
-    """Also the last ones, if a day runs a third of the list."""
+    """Every test has its day, also the last ones, if a day runs a third of the list."""
     items = [f"test {number}" for number in range(30)]
     spec = importlib.util.spec_from_file_location("conftest_of_the_root", ROOT / "conftest.py")
     assert spec is not None
@@ -77,7 +77,7 @@ def test_the_whole_suite_runs_on_several_cores(arguments: str, tmp_path: Path) -
     assert all(name.startswith("by gw") for name in names) is several, names
 
 
-def test_what_is_not_kept_of_a_product_is_slow() -> None:
+def test_other_parameters_of_a_product_are_slow() -> None:
     found = slow_except([("a", 1), ("b", 2)], [("a", 1), ("a", 2), ("b", 2)])
     assert [each.values for each in found] == [("a", 1), ("a", 2), ("b", 2)]
     assert [[mark.name for mark in each.marks] for each in found] == [[], ["slow"], []]

@@ -58,7 +58,7 @@ def describe() -> list[str]:
 
 
 def obstacle() -> str | None:
-    """Why no step can run here, or None."""
+    """Returns the reason that no step can run here, or None."""
     try:
         import torch
     except ImportError as error:

@@ -31,7 +31,7 @@ TEST_PACKAGES = {"pytest"}  # all that the tests in tests/cuda import of the ext
 
 
 def required() -> list[Requirement]:
-    """What pyproject.toml asks for to build Esper, to run it and to test its CUDA side."""
+    """Packages that pyproject.toml requires to build Esper, to run it and to test its CUDA side."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     build = map(Requirement, project["build-system"]["requires"])
     runtime = [Requirement(line) for line in project["project"]["dependencies"]]

@@ -66,7 +66,7 @@ def test_two_blended_and_one_on_trial() -> None:
 
 @pytest.mark.parametrize(("blended", "pairs", "distinct"), [(2, 0, 4), (3, 3, 8), (4, 6, 16), (5, 0, 12)])
 def test_pairs_are_measured_for_three_and_four(blended: int, pairs: int, distinct: int) -> None:
-    """Of two seeds "off" is the other's "alone", of three it is a pair: up to four, these are all subsets."""
+    """Two seeds: "off" is the other's "alone". Three: "off" is a pair. Up to four seeds, all subsets are measured."""
     helper = CounterfactualHelper()
     plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * blended), costly=True)
     found = {name: configuration for name, configuration in named(helper, plan).items() if " and " in name}
@@ -184,7 +184,7 @@ def test_the_plan_given_away_is_not_the_helpers_next_one() -> None:
 
 
 def one_pass(training: Any, configuration: Configuration) -> tuple[torch.Tensor, float]:
-    """The configuration by itself: no sharing, statistics of the trial where there is one."""
+    """Evaluates one configuration by itself, with the trial's own statistics if there is a trial."""
     host, split = training.host.eval(), digits().validation
     trial = next((s for s, a in zip(training.sites, configuration, strict=True) if s.incubating and a), None)
     h, entered = split.x, False
@@ -255,6 +255,6 @@ def test_no_plan_is_longer_than_its_buffers(stages: list[SeedStage]) -> None:
 
 
 def test_the_largest_plan_fills_the_room() -> None:
-    """Except for the configuration without seeds, which is also the committed one if there are no fossils."""
+    """Only the configuration without seeds is missing: without fossils it is the committed one."""
     plan = CounterfactualHelper().plan(sites(*((S.BLENDING, 0.7) for _ in range(4))), costly=True)
     assert len(plan) == max_configurations(4) - 1

@@ -1,4 +1,4 @@
-"""The command as a person types it, in this process: `main()` with its exit codes and what it printed."""
+"""The command as typed, in this process: `main()` with its exit codes and its output."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def esper(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
 
 
 def executed() -> int:
-    """How often the user's function was called since the last look."""
+    """Number of calls of the user's function since the last check."""
     file = Path("executed")
     count = len(file.read_text()) if file.exists() else 0
     file.unlink(missing_ok=True)

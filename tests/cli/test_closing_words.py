@@ -61,7 +61,7 @@ def alone(*difference: float) -> RunSummary:
     return replace(ended(), comparisons=tuple(corrected([pair])))
 
 
-def test_the_result_is_told_in_one_line_of_plain_words() -> None:
+def test_the_result_is_one_line_of_plain_words() -> None:
     spread = [1.0 + 0.1 * i for i in range(9)]
     better = "In short, growing paid off: +1.21 pp over the same hosts alone, 9 of 10 better."
     assert plain_words(alone(*spread, -0.5)) == [better]
@@ -92,7 +92,7 @@ def test_few_pairs_are_called_inconclusive_however_large_the_difference() -> Non
 
 @pytest.mark.finding("M14")
 def test_the_word_follows_the_corrected_p_value() -> None:
-    """Alone it is a win, p = 0.016; among five comparisons it is not."""
+    """The difference is significant alone, p = 0.016, but not among five comparisons."""
     weak = [3.0, 2.0] * 4 + [-1.0, -1.0]
     assert result_lines(ended(weak))[3].endswith(": better")
     assert all(line.endswith("no evidence of a difference") for line in result_lines(ended(*[weak] * 5))[3:8])

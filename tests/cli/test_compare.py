@@ -220,7 +220,7 @@ def test_options_of_learning_need_an_arm_that_learns(option: str, esper: Esper) 
     assert f"{option} is for arms that learn, and no arm does; add one, such as --arm ppo" in found.err
 
 
-def test_of_an_agent_that_was_trained_once_the_report_says_so(esper: Esper) -> None:
+def test_the_report_says_that_an_agent_was_trained_once(esper: Esper) -> None:
     found = esper("compare", *TINY, "--arm", "pretrained", "--arm", "none", "--pairs", "1", "--out", "out")
     assert (found.code, found.err) == (0, "")
     note = "pretrained: trained once, so the intervals leave out the spread of training."

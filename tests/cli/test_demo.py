@@ -23,7 +23,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_the_demo_tells_the_story_and_what_to_do_next(esper: Esper) -> None:
+def test_the_demo_prints_its_results_and_the_next_commands(esper: Esper) -> None:
     found = esper("demo", "--out", "runs/a demo", "--seed", "3")
     assert found.code == 0
     lines = found.out.splitlines()

@@ -39,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return play(config, tmp_path_factory.mktemp("runs") / "mine")[0].folder
 
 
-def test_it_prints_both_ways_to_act_beside_hosts_left_alone(esper: Esper, run: Path) -> None:
+def test_an_evaluation_prints_greedy_and_sampled_play_beside_hosts_left_alone(esper: Esper, run: Path) -> None:
     found = esper("eval", str(run), "--json", "o.json")
     assert (found.code, found.err) == (0, "")
     lines = found.out.splitlines()
@@ -237,8 +237,8 @@ def test_ctrl_c_ends_it(esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
     assert (found.code, found.err.strip()) == (130, "Interrupted.")
 
 
-def test_the_controller_that_ships_is_a_controller_everywhere(esper: Esper) -> None:
-    """In a run, a comparison and an evaluation, in hosts that are not trained enough to tell anything."""
+def test_the_shipped_controller_plays_everywhere(esper: Esper) -> None:
+    """It plays in a run, a comparison and an evaluation, on hosts that are trained too little for a verdict."""
     small = ("--set", "task.samples_per_epoch=128", "--set", "env.baseline_episodes=1", "--set", "env.episode_length=4")
     run = esper("run", "--controller", "pretrained", "--envs", "2", "--rounds", "1", *small, "--out", "mine")
     assert run.code == 0, run.err

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from esper.files import atomic as files
 from esper.files import checkpoint
 from esper.files import run_folder as folder
 from esper.report.read import open_run
@@ -28,7 +27,10 @@ TINY = (
     *("--controller", "random", "--envs", "2", "--episode-length", "2", "--rounds", "2", "--out", "r"),
     *("--set", "task.samples_per_epoch=64", "--set", "env.baseline_episodes=1"),
 )
+
+
 FULL = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+
 
 STREAM = """
 import os
@@ -56,6 +58,8 @@ class Rows(Dataset):
 def make_task():
     return replace(load_task("digits"), train=Rows(), workers=1)
 """
+
+
 FAULTS = {
     "worker": ("os.kill(os.getpid(), 9)", "envs 0, 1, epoch 0, batch 0: .*a worker died"),
     "image": ("x = x * float('nan')", r"env 0, epoch 0, batch 0: .*env 0, row \d+: its inputs are not finite"),
@@ -184,6 +188,8 @@ def test_on_a_full_disk_the_old_checkpoint_stays_and_the_log_is_dropped(
 
 
 MANY = 12
+
+
 """Rounds after which the log is larger than a checkpoint."""
 
 
@@ -199,7 +205,7 @@ def stop_in_last_round(train: Any) -> Any:
 @pytest.mark.finding("M12")
 @pytest.mark.parametrize("out", ["/proc/r", "a_file/r", "/sys/r"])
 def test_a_folder_that_cannot_be_written_is_wrong_input(esper: Esper, out: str) -> None:
-    """Not even root may write to the first and the last."""
+    """The first and the last are closed even to root."""
     Path("a_file").touch()
     for command in (("run", *TINY[:-6], "--out", out), ("compare", "--arm", "random", "--arm", "none", "--out", out)):
         found = esper(*command)
@@ -211,7 +217,7 @@ def test_a_folder_that_cannot_be_written_is_wrong_input(esper: Esper, out: str) 
 
 @pytest.mark.finding("M12")
 def test_a_folder_that_may_only_be_read_is_wrong_input(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root may write to it all the same, so the system's answer is made up."""
+    """Root may write to it anyway, so the system's answer is replaced."""
     Path("r").mkdir()
 
     def refuse(path: Path, _content: bytes) -> None:
@@ -221,23 +227,6 @@ def test_a_folder_that_may_only_be_read_is_wrong_input(esper: Esper, monkeypatch
     said = plain(esper("run", *TINY), 2)
     assert "run folder r cannot be written: Permission denied; give another --out" in said
     assert not list(Path("r").iterdir())
-
-
-def test_files_that_belong_together_are_both_old_or_both_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    files.write_together({one: b"1", other: b"1"})
-    sync, synced = os.fsync, []
-
-    def full(descriptor: int) -> None:
-        synced.append(descriptor)
-        if len(synced) == 2:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"No space left on device: '.*other'"):
-        files.write_together({one: b"2", other: b"2"})
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"one": b"1", "other": b"1"}
 
 
 def test_help_lists_the_exit_codes(esper: Esper) -> None:

@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from esper import __version__
-from esper.config import ConfigError, TrainingConfig, describe_fields
-
-Esper = Callable[..., Any]
+from tests.cli.input_helpers import Esper, refused
 
 TINY = ("--envs", "2", "--episode-length", "3", "--rounds", "1")
 SMALL = ("--set", "task.samples_per_epoch=128", "--set", "env.baseline_episodes=1")
 QUICK = (*TINY, *SMALL, "--controller", "none", "--out", "mine")
 GERMINATE = '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "norm"\n'
-
-
-def refused(esper: Esper, arguments: tuple[str, ...], *wanted: str) -> None:
-    """The command is refused with a message that has every text in ``wanted``, and the folder is as it was."""
-    before = sorted(Path().rglob("*"))
-    found = esper(*arguments)
-    assert found.code == 2, found
-    assert "Traceback" not in found.err
-    assert found.err.count("Error: ") == 1
-    assert len(found.err.splitlines()) <= 4
-    for text in wanted:
-        assert text in found.err
-    assert found.out == ""
-    assert sorted(Path().rglob("*")) == before
 
 
 RUN: dict[str, tuple[Any, ...]] = {
@@ -90,31 +69,6 @@ def test_run_refuses_invalid_counts(esper: Esper, flag: str, value: str) -> None
     refused(esper, ("run", *TINY, "--out", "mine", flag, value))
 
 
-NUMBERS = [
-    name
-    for name, _, _ in describe_fields(TrainingConfig)
-    if name
-    not in ("run.controller", "run.device", "task.name", "task.schedule", "env.one_incubating", "env.auto_advance")
-    and not name.startswith("ppo.prior_")  # logits
-    and name not in ("env.gates.level", "reward.mode", "ppo.anneal", "ppo.device", "task.data", "task.download")
-]
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1])
-@pytest.mark.parametrize("name", NUMBERS)
-def test_no_number_of_the_config_accepts_a_negative_or_infinite_value(name: str, value: float) -> None:
-    if name in ("env.gates.min_contribution", "anomaly.explained_variance") and value == -1:
-        pytest.skip("what is measured may be negative, and so may its threshold")
-    tables: dict[str, Any] = {}
-    place = tables
-    *sections, key = name.split(".")
-    for section in sections:
-        place = place.setdefault(section, {})
-    place[key] = value
-    with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
-        TrainingConfig.parse(tables)
-
-
 CONFIGS = {
     "not TOML": ("[run\n", "c.toml cannot be read as TOML", "line 1"),
     "not text": ("\xff\xfe", "c.toml cannot be read"),
@@ -163,7 +117,7 @@ def test_a_schedule_is_refused(esper: Esper, case: str) -> None:
 
 @pytest.mark.parametrize("case", ["blueprint", "slot", "op", "tempo", "not TOML", "nothing"])
 def test_the_message_about_a_schedule_names_the_file(esper: Esper, case: str) -> None:
-    """And does not call it a config file: with --config and schedule:FILE there are two."""
+    """It is not called a config file, because both --config and schedule:FILE name files."""
     Path("a.toml").write_text(SCHEDULES[case][0])
     refused(esper, ("compare", *TINY[:4], "--arm", "none", "--arm", "schedule:a.toml"), "a.toml")
     assert "config file" not in esper("compare", *TINY[:4], "--arm", "none", "--arm", "schedule:a.toml").err
@@ -203,11 +157,6 @@ def test_a_folder_that_cannot_be_made_is_refused(esper: Esper) -> None:
     refused(esper, ("run", *QUICK, "--out", "/proc/esper/run"), "/proc/esper/run")
 
 
-def test_unknown_commands_are_refused(esper: Esper) -> None:
-    refused(esper, ("grow",), "grow", "demo, run, compare")
-    refused(esper, ("reprot", "runs/a"), "no command 'reprot' (did you mean 'report'?)")
-
-
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [
@@ -218,16 +167,10 @@ def test_unknown_commands_are_refused(esper: Esper) -> None:
         (("compare", "--arm", "none", "--arm", "pretraind"), "pretrained"),
     ],
 )
-def test_a_name_that_is_misspelt_is_answered_with_the_one_that_was_meant(
+def test_a_misspelt_name_is_answered_with_the_most_similar_one(
     esper: Esper, arguments: tuple[str, ...], meant: str
 ) -> None:
     refused(esper, arguments, f"did you mean '{meant}'?")
-
-
-def test_the_module_is_the_command(tmp_path: Path) -> None:
-    found = subprocess.run([sys.executable, "-m", "esper.cli.main", "tasks"], capture_output=True, text=True)
-    assert found.returncode == 0
-    assert "digits" in found.stdout
 
 
 COMPARE: dict[str, tuple[Any, ...]] = {
@@ -271,13 +214,7 @@ def test_info_refuses_a_task_that_is_not_known(esper: Esper) -> None:
     refused(esper, ("info", "--observation", "--task", "nope"), "unknown task 'nope'", "digits")
 
 
-def test_the_version_is_that_of_the_package(esper: Esper) -> None:
-    """Also without any installed metadata, and with those of another distribution."""
-    found = esper("--version")
-    assert (found.code, found.out) == (0, f"esper, version {__version__}\n")
-
-
 def test_eval_refuses_a_json_file_that_it_could_not_write(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it plays, which takes minutes."""
+    """It is refused before any host is played, which takes minutes."""
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     refused(esper, ("eval", "pretrained", "--json", "o.json"), "o.json", "that you can write to")

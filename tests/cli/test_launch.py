@@ -206,7 +206,7 @@ def test_several_processes_play_the_run_of_one(by: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_mistake_is_reported_once_in_spite_of_restarts_and_in_the_folder_of_another_esper(tmp_path: Path) -> None:
+def test_a_wrong_option_is_reported_once_in_spite_of_restarts(tmp_path: Path) -> None:
     config_file(tmp_path, 1)
     (tmp_path / "esper").mkdir()
     (tmp_path / "esper" / "__init__.py").write_text("raise SystemExit('another checkout')\n")
@@ -301,7 +301,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
 
 @pytest.mark.slow
 def test_a_comparison_whose_rank_is_killed_is_that_of_one_process(tmp_path: Path) -> None:
-    """With one restart, while agents learn; the first attempt's training seeds are kept."""
+    """There is one restart while agents learn, and the first attempt's training seeds are kept."""
     (tmp_path / "base.toml").write_text(learning(rounds=1).to_toml())
     arms = ("--arm", "ppo", "--arm", "random", "--pairs", "2", "--train-seeds", "2")
     compare = ("compare", "--config", "base.toml", *arms)

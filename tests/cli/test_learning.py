@@ -97,9 +97,7 @@ def test_resume_ends_as_if_it_had_never_stopped(esper: Esper, monkeypatch: pytes
 
 
 @pytest.mark.finding("M12")
-def test_an_error_before_there_is_anything_to_resume_proposes_nothing(
-    esper: Esper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_before_the_first_checkpoint_proposes_no_resume(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(_training: Any, **_how: Any) -> None:
         raise MemoryError("no more")
 
@@ -208,7 +206,7 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(esper: Esper, tmp_path: P
 
 @pytest.mark.slow
 def test_a_reader_that_goes_away_ends_the_printing_and_not_the_run(tmp_path: Path) -> None:
-    """As in `esper run | head -1`."""
+    """The reader is one like `head -1`."""
     child = start(*RUN, "--out", "mine", folder=tmp_path)
     assert child.stdout is not None
     assert child.stdout.readline()

@@ -31,7 +31,7 @@ def file(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("mine.py").write_text(MINE)
 
 
-def test_a_run_plays_it_and_says_how_to_go_on(esper: Esper) -> None:
+def test_a_run_plays_an_own_controller_and_prints_the_resume_command(esper: Esper) -> None:
     found = esper("run", "--controller", NAME, *HOSTS)
     assert (found.code, found.err, executed()) == (0, "", 1)
     assert [folder.name.startswith("planted-mine-") for folder in Path("runs").iterdir()] == [True]

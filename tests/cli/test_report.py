@@ -65,15 +65,6 @@ def test_a_comparison_is_shown_by_its_tables_and_reported_with_its_pictures(espe
     assert f"is a comparison, not a run: esper report '{folder}'" in found.err
 
 
-def test_show_prints_plain_lines_into_a_pipe(esper: Any, run: Path) -> None:
-    found = esper("show", str(run))
-    assert found.code == 0
-    assert "finished: 1 round played and compared" in found.out
-    assert "\x1b" not in found.out
-    assert not [line for line in found.out.splitlines() if line != line.rstrip()]
-    assert esper("show", str(run), "--watch").out == found.out
-
-
 def test_neither_imports_torch(run: Path, tmp_path: Path) -> None:
     script = (
         "import sys\nfrom esper.cli.main import group\n"

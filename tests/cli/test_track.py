@@ -37,7 +37,7 @@ def test_several_trackers_and_one_that_is_not_installed(
     esper: Esper, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     for name in ("wandb", "trackio"):
-        monkeypatch.setitem(sys.modules, name, None)  # as Python marks what is not there
+        monkeypatch.setitem(sys.modules, name, None)  # which Python treats as not installed
     found = esper("run", *TINY, "--out", "mine", "--track", "tensorboard", "--track", "wandb", "--track", "trackio")
     assert found.code == 2
     assert "pip install wandb trackio" in found.err

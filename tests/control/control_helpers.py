@@ -1,4 +1,4 @@
-"""A made-up env for controllers, and playing a real one."""
+"""An invented env for controllers, and play of a real one."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ LAYOUT = ObservationLayout(SPEC.slots, SPEC.blueprints, 150)
 
 
 class World:
-    """A made-up env: what the controller sees, and slots that follow its actions."""
+    """An invented env: observations for the controller, and slots that follow its actions."""
 
     def __init__(self, slots: tuple[str, ...] = SPEC.slots) -> None:
         self.spec = ActionSpec(slots, SPEC.blueprints)
@@ -40,7 +40,7 @@ class World:
         self.slots[slot] = {**{entry.name: 0.0 for entry in PER_SLOT}, **flags, "age": age / 150, **values}
 
     def plateau(self, epoch: int, accuracy: float = 0.5, loss: float = 1.0) -> None:
-        """Nothing has moved for five epochs."""
+        """Observations without progress for five epochs."""
         self.base.update(epoch=epoch / 150, validation_accuracy=accuracy, validation_loss=symlog(loss))
         self.base["epochs_left"] = float(symlog(LAYOUT.horizon - epoch))
         for ago in range(1, 6):

@@ -71,7 +71,7 @@ def test_the_heuristic_waits_until_the_gate_would_open() -> None:
 
 @pytest.mark.parametrize(("trial", "blended", "doubly"), [(1.1, True, True), (0.9, True, False), (0.0, False, False)])
 def test_the_heuristic_blends_a_seed_whose_trial_is_positive(trial: float, blended: bool, doubly: bool) -> None:
-    """Or above a number of its standard errors, here of 0.5 pp."""
+    """The threshold may be a number of standard errors, here of 0.5 pp."""
     world = planted(S.TRAINING, in_stage=12, trial=trial, trial_error=0.5)
     assert (world.ask(heuristic())[0] == "ADVANCE") == blended
     assert (world.ask(heuristic(trial_errors=2.0))[0] == "ADVANCE") == doubly
@@ -88,7 +88,7 @@ def test_the_heuristic_blends_no_seed_that_could_not_be_kept() -> None:
     [(LATE, 0.0, "PRUNE"), (LATE - 1, 0.0, "WAIT"), (10, -1.6, "PRUNE"), (9, -1.6, "WAIT"), (10, -1.4, "WAIT")],
 )
 def test_the_heuristic_gives_up_a_seed_that_shows_no_gain(in_stage: int, trial: float, op: str) -> None:
-    """After a while; sooner if the trial is worse than −3 standard errors, here of 0.5 pp."""
+    """It waits for a while, but not if the trial is below −3 standard errors, here of 0.5 pp."""
     world = planted(S.TRAINING, in_stage=in_stage, trial=trial, trial_error=0.5)
     assert world.ask(heuristic())[0] == op
 
@@ -98,7 +98,7 @@ def test_the_heuristic_gives_up_a_seed_that_shows_no_gain(in_stage: int, trial: 
     ("contribution", "error", "kept"), [(0.6, 0.5, True), (0.4, 0.1, False), (2.0, 3.0, False), (0.0, 0.0, False)]
 )
 def test_the_heuristic_fossilizes_what_contributes(contribution: float, error: float, kept: bool) -> None:
-    """Above 0.5 pp and its standard error; after a while, and in the last epoch, above 0."""
+    """The contribution is above 0.5 pp and its standard error; after a while, and in the last epoch, above 0."""
     seed = {"slot": "r1c0", "contribution": contribution, "contribution_error": error}
     assert (planted(S.HOLDING, in_stage=3, **seed).ask(heuristic())[:2] == ("FOSSILIZE", "r1c0")) == kept
     for epoch, in_stage in ((LAYOUT.horizon - 1, 3), (50, LATE)):
@@ -150,7 +150,7 @@ def test_the_heuristic_plants_again_what_it_has_kept() -> None:
 @pytest.mark.finding("M19")
 @pytest.mark.parametrize("count", [1, 3, 4, 9])
 def test_the_heuristic_fills_every_slot(count: int) -> None:
-    """Of hosts with any number of slots, whatever their names; each slot is planted once."""
+    """Hosts have any number of slots with any names; each slot is planted once."""
     slots = tuple(f"r{i % 2}c{i}" for i in range(count))
     world = World(slots)
     controller = HeuristicController(world.spec, world.layout, 1)
@@ -186,7 +186,7 @@ def test_the_heuristic_plants_in_a_slot_wherever_it_is(free: int) -> None:
 
 @pytest.mark.trap(27)
 def test_the_heuristic_keeps_seeds_of_hosts_in_training() -> None:
-    """Contributions are measured for whoever decides, so the rule can win; and it grows in more than one slot."""
+    """Contributions are measured for every controller, so the rule can win; it grows in more than one slot."""
     config = TrainingConfig.parse({"task": {"samples_per_epoch": 512}, "env": {"n_envs": 2}})
     ended: list[EpisodeCompleted] = []
     env = GrowthVectorEnv(

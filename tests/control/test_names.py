@@ -23,7 +23,7 @@ def test_a_controller_is_made_by_its_name_and_an_unknown_name_lists_the_known() 
 
 @pytest.mark.finding("M2")
 def test_every_controller_plays_the_same_env_which_does_not_depend_on_who_played_before() -> None:
-    """One env for all of them; what it shows and does is the same for the same actions."""
+    """All controllers play one env, which gives the same results for the same actions."""
     with rig(n_envs=2, horizon=3) as world:
         spec, layout = world.env.action_spec, world.env.layout
 
@@ -50,7 +50,7 @@ def test_every_controller_plays_the_same_env_which_does_not_depend_on_who_played
 @pytest.mark.trap(27)
 @pytest.mark.parametrize("name", slow_except(["random", "heuristic"], ["random", "heuristic", "none", "schedule"]))
 def test_decisions_use_only_observation_and_mask(name: str) -> None:
-    """A second controller that never saw the env decides the same from what was sent over the seam."""
+    """A second controller without the env decides the same from observations and masks alone."""
     with rig(n_envs=2, horizon=15, task={"samples_per_epoch": 256}) as world:
         spec, layout = world.env.action_spec, world.env.layout
         first, second = (make_controller(name, "digits", spec, layout, 2, 7) for _ in range(2))

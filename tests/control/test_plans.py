@@ -18,7 +18,7 @@ def plans(world: World, **settings: float) -> PlansController:
     return controller
 
 
-def test_it_plants_the_best_blueprint_in_the_best_slot() -> None:
+def test_plans_plants_the_best_blueprint_in_the_best_slot() -> None:
     world = World()
     world.profit[:] = np.array([[1.0, 3.0, -1.0, 0.5], [0.2, 0.1, 5.0, 0.0], [2.0, 1.0, 0.0, 0.0]])
     controller = plans(world)
@@ -27,7 +27,7 @@ def test_it_plants_the_best_blueprint_in_the_best_slot() -> None:
     assert world.ask(controller) == ("GERMINATE", "r0c0", "conv_light")
 
 
-def test_of_the_best_seeds_of_all_slots_it_plants_the_largest_first() -> None:
+def test_plans_plants_the_largest_of_the_best_seeds_first() -> None:
     world = World()
     world.profit[:] = np.array([[1.0, 0.9, 0.0, 0.0], [0.0, 3.0, 0.0, 0.0], [2.0, 0.0, -1.0, -1.0]])
     world.size[:] = np.array([[0.4, 0.9, 0.9, 0.9], [0.3, 0.3, 0.3, 0.3], [0.2, 0.5, 0.5, 0.5]])
@@ -38,7 +38,7 @@ def test_of_the_best_seeds_of_all_slots_it_plants_the_largest_first() -> None:
     assert world.ask(controller)[0] == "WAIT"
 
 
-def test_it_plants_nothing_that_does_not_pay() -> None:
+def test_plans_plants_nothing_that_does_not_pay() -> None:
     world = World()
     world.profit[:] = -0.1
     assert world.ask(plans(world))[0] == "WAIT"
@@ -48,7 +48,7 @@ def test_it_plants_nothing_that_does_not_pay() -> None:
     ("stage", "op"),
     [(S.GERMINATED, "ADVANCE"), (S.TRAINING, "ADVANCE"), (S.BLENDING, "ADVANCE"), (S.HOLDING, "FOSSILIZE")],
 )
-def test_it_carries_a_seed_through_when_its_gate_opens(stage: S, op: str) -> None:
+def test_plans_advances_a_seed_when_its_gate_opens(stage: S, op: str) -> None:
     world = World()
     world.profit[:] = 1.0
     controller = plans(world)
@@ -58,7 +58,7 @@ def test_it_carries_a_seed_through_when_its_gate_opens(stage: S, op: str) -> Non
     assert world.ask(controller)[:2] == (op, "r0c1")
 
 
-def test_a_seed_that_never_gets_through_incubation_makes_room_for_other_slots() -> None:
+def test_a_seed_that_does_not_leave_incubation_makes_room_for_other_slots() -> None:
     world = World()
     world.profit[:] = np.array([[1.0] * 4, [3.0] * 4, [2.0] * 4])
     controller = plans(world)
@@ -90,7 +90,7 @@ def test_how_long_a_seed_needs_is_a_setting() -> None:
     assert world.ask(plans(world, blend=1.0, min_blend_epochs=10_000))[0] != "ADVANCE"
 
 
-def test_what_it_gave_up_is_remembered_by_a_resumed_episode() -> None:
+def test_a_resumed_episode_remembers_abandoned_seeds() -> None:
     world = World()
     world.profit[:] = 1.0
     first, second = plans(world), plans(world)
@@ -102,7 +102,7 @@ def test_what_it_gave_up_is_remembered_by_a_resumed_episode() -> None:
     assert world.ask(second)[1] != "r0c0"
 
 
-def test_it_begins_nothing_that_cannot_be_kept_before_the_episode_ends() -> None:
+def test_plans_plants_no_seed_that_cannot_be_kept_before_the_end() -> None:
     """A short episode has room for two seeds in turn; a third one would be blended at its end, and be lost."""
     law = Law(worth=((6.0,) * 4,) * 3)
     env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 16, "episode_length": 12}}), law)

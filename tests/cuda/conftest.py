@@ -1,4 +1,4 @@
-"""Devices of the kernel tests, and what becomes of tests marked ``cuda`` where there is no GPU.
+"""Devices of the kernel tests; tests marked ``cuda`` are skipped without a GPU.
 
 The kernel files take the fixture ``device`` and so run on a GPU, if there is one, and always in the emulator. Tests
 marked ``cuda`` need a GPU with Esper's CUDA module and say why they are skipped where it is missing.
@@ -35,7 +35,7 @@ def emulator() -> Emulator:
 
 @pytest.fixture(params=[*_ON_GPU, *_EMULATED])
 def device(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
-    """Where the CUDA kernels run: the GPU, or the emulator with one of its seeds."""
+    """Device of the CUDA kernels: the GPU, or the emulator with one of its seeds."""
     if request.param == "cuda":
         yield GPU()
         return

@@ -75,7 +75,7 @@ def test_captured_hosts_grow_as_others_do_to_the_last_bit(kind: str) -> None:
 
 
 def test_a_few_captured_epochs() -> None:
-    """The least that a sanitizer can look at: steps that are warmed up, captured and launched, and validation."""
+    """A minimal case for a sanitizer: steps that are warmed up, captured and launched, and validation."""
     with growing("bytes", n=2) as made:
         made.plant(0, "r0c0", S.HOLDING)
         made.plant(1, "r0c0", S.TRAINING)
@@ -118,7 +118,7 @@ class OneStream(Gpu):
 
 
 class Delays:
-    """Products of matrices, now few and now many, which hold up what comes later on the current stream."""
+    """Queues products of matrices, few or many, which delay later work on the current stream."""
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
@@ -226,7 +226,7 @@ def test_nothing_waits_for_the_gpu_within_an_epoch(kind: str, capture: bool) -> 
 
 
 def test_work_that_is_dropped_all_at_once_leaves_nothing_behind_that_others_need() -> None:
-    """With the end of a graph torch gives back what cuBLAS uses on its stream, and a pool that is empty is lost."""
+    """When a graph is destroyed, torch frees the workspaces of cuBLAS on its stream, and an empty pool is lost."""
     with growing("text", capture=False) as plain:
         expected = plain.episodes(3, 6)
     with growing("text") as made:
@@ -364,7 +364,7 @@ def test_an_error_on_a_stream_leaves_the_others(monkeypatch: pytest.MonkeyPatch)
             found = {name: tensor.cpu() for name, tensor in made.envs[index].host.state_dict().items()}
             assert_same([found], [expected[index]])
         assert [env.epoch for env in made.envs] == [1, 0, 1]
-        made.trainer.epoch([made.envs[1]])  # and it goes on
+        made.trainer.epoch([made.envs[1]])  # it continues
 
 
 def test_float16_is_queued_and_says_why() -> None:
@@ -388,7 +388,7 @@ def run_config() -> TrainingConfig:
 
 @pytest.mark.trap(30)
 def test_a_run_that_was_stopped_and_resumed_ends_as_if_it_had_not(tmp_path: Path) -> None:
-    """The resumed run captures anew what the other one had captured long ago."""
+    """The resumed run captures again what the other one captured long before."""
     Experiment(run_config(), tmp_path / "whole", []).run()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("esper.training.execution.streams.WARM_UP", 2)

@@ -1,4 +1,4 @@
-"""What only a GPU shows of the kernels: no sync with the host, streams, allocation, graphs that own memory, devices."""
+"""Properties of kernels that only a GPU shows: syncs, streams, allocation, graphs that own memory, devices."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.cuda
 
 @contextmanager
 def no_sync() -> Iterator[None]:
-    """A sync with the host is an error meanwhile."""
+    """Makes a sync with the host an error in the block."""
     torch.cuda.synchronize()
     mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")

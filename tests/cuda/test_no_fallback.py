@@ -34,7 +34,7 @@ def test_a_channels_last_host_with_seeds_takes_no_fallback(precision: str, monke
 
 
 def test_a_channels_last_host_is_captured_without_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps and validation are recorded from the same kernels, and nothing is left to be queued by Python."""
+    """Steps and validation are captured from the same kernels, and Python queues nothing."""
     monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
     env = channels_last_env("cuda", samples_per_epoch=256)
     with StreamExecutor(Gpu(torch.device("cuda"))) as executor:

@@ -67,8 +67,7 @@ def test_what_is_saved_of_a_pinned_copy_waits_until_it_is_there() -> None:
 
 @pytest.mark.parametrize("pinned", PLACEMENTS, ids=len)
 def test_rollbacks_are_exact_wherever_snapshots_lie(pinned: tuple[HostCopy, ...]) -> None:
-    """The newest snapshot, then the older one, then a later one that was taken after that fall back; and the same from
-    what was saved."""
+    """The newest snapshot is restored, then the older one, then one taken afterwards; saved copies give the same."""
     env = channels_last_env("cuda")
     config = TrainingConfig.parse({"governor": {"snapshot_every": 1, "max_rollbacks": 100}})
     governor = Governor(config.governor, Durations.of(config, 60), 10, pinned)

@@ -13,9 +13,8 @@ from torch.nn import functional as F
 from esper.data.chars import LENGTH, UNKNOWN, build_host, encode, load, read_parts, read_text, vocabulary
 from esper.data.objective import PAD
 from esper.data.split import Split
-from esper.data.task import Augmentation, DataOptions, Task
+from esper.data.task import DataOptions, Task
 from esper.data.tasks import load_task
-from esper.training.batches import BatchLoader
 
 
 @cache
@@ -67,21 +66,6 @@ def test_the_vocabulary_is_the_training_characters_and_one_unknown() -> None:
     assert encode("oh no", vocabulary("hello")).tolist() == [4, 2, UNKNOWN, UNKNOWN, 4]
 
 
-@pytest.mark.parametrize("by_cursor", [False, True])
-def test_batches_are_the_windows_in_the_order_drawn(by_cursor: bool) -> None:
-    split = Split.of_text(torch.arange(100, 131), 3).to(torch.device("cpu"))
-    assert split.text is not None
-    loader = BatchLoader(split, 4, 8, Augmentation(), torch.float32)
-    loader.by_cursor = by_cursor  # as on a GPU
-    loader.shuffle(0, torch.Generator().manual_seed(1))
-    assert loader.order.tolist() != sorted(loader.order.tolist())
-    for number in range(2):
-        x, y = loader.batch(number)
-        rows = loader.order[4 * number : 4 * number + 4]
-        assert torch.equal(x, split.x[rows])
-        assert torch.equal(y, x + 1)
-
-
 def test_windows_spell_the_text_and_none_crosses_a_border() -> None:
     parts = read_parts()
     for part, split in zip(parts, (chars().train, None, chars().test), strict=True):
@@ -116,12 +100,6 @@ def test_targets_are_the_next_tokens() -> None:
         Split.of_text(torch.arange(3), 3)
 
 
-def test_evenly_spaced_rows() -> None:
-    rows = torch.arange(11).unsqueeze(1)
-    assert Split(x=rows, y=rows).evenly_spaced(3).x.flatten().tolist() == [0, 5, 10]
-    assert Split(x=rows, y=rows).evenly_spaced(20).x.flatten().tolist() == list(range(11))
-
-
 def test_cross_entropy_ignores_padding() -> None:
     logits = torch.randn(4, 3)
     y = torch.tensor([0, PAD, 2, PAD])
@@ -133,7 +111,7 @@ def test_no_data_folder_is_asked_for(tmp_path: Path) -> None:
     assert len(load_task("chars", DataOptions(tmp_path / "nowhere")).train) == len(chars().train)
 
 
-def test_the_host_learns_from_it() -> None:
+def test_the_host_learns_from_text() -> None:
     """A few steps bring the loss below the entropy of the character frequencies."""
     torch.manual_seed(0)
     task = chars()

@@ -5,8 +5,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from esper.config import ConfigError, TrainingConfig
-from esper.data.task import resolve
+from esper.config import ConfigError
 from esper.data.tasks import load_task
 from tests.core_helpers import digits
 
@@ -78,37 +77,3 @@ def test_loading_twice_gives_the_same_bits() -> None:
     for name in SPLITS:
         assert torch.equal(getattr(first, name).x, getattr(second, name).x)
         assert torch.equal(getattr(first, name).y, getattr(second, name).y)
-
-
-def test_an_unknown_task_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"unknown task 'digit' \(did you mean 'digits'\?\); known: .*digits"):
-        load_task("digit")
-
-
-def test_the_task_provides_the_sizes_that_the_config_leaves_open() -> None:
-    config = resolve(TrainingConfig(), load_task("digits"))
-    assert (config.task.batch_size, config.task.samples_per_epoch) == (64, 997)
-    assert (config.task.learning_rate, config.task.weight_decay, config.task.label_smoothing) == (0.4, 0.0, 0.1)
-    assert (config.env.n_envs, config.env.episode_length) == (8, 30)
-
-
-@pytest.mark.finding("M9")
-@pytest.mark.parametrize("batch", [1, 100, 997])
-def test_the_users_batch_size_is_used(batch: int) -> None:
-    config = TrainingConfig.parse({"task": {"batch_size": batch, "learning_rate": 0.5}})
-    resolved = resolve(config, digits()).task
-    assert (resolved.batch_size, resolved.learning_rate) == (batch, 0.5)
-
-
-@pytest.mark.trap(12)
-@pytest.mark.parametrize(
-    ("task", "message"),
-    [
-        ({"batch_size": 998}, "batch_size is 998"),
-        ({"batch_size": 65, "samples_per_epoch": 64}, "larger than the 64 samples"),
-        ({"samples_per_epoch": 998}, "997 training samples"),
-    ],
-)
-def test_an_impossible_batch_is_refused(task: dict[str, int], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        resolve(TrainingConfig.parse({"task": task}), digits())

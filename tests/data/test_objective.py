@@ -104,7 +104,7 @@ def test_functions_see_float32_outside_autocast() -> None:
         (lambda o, y: (o - y).abs(), None, None, "a loss of your own needs a score"),
     ],
 )
-def test_what_makes_no_objective_is_refused(loss: object, score: object, classes: int | None, words: str) -> None:
+def test_an_impossible_loss_or_score_is_refused(loss: object, score: object, classes: int | None, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         sampled(loss, score, classes)
 

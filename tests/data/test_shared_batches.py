@@ -357,10 +357,10 @@ class Noise(Numbers):
 
 
 def test_random_draws_depend_neither_on_workers_nor_on_earlier_reads() -> None:
-    """So a run that is resumed, or repeats an epoch, sees the same augmented images."""
+    """A resumed run, or a repeated epoch, sees the same augmented images."""
 
     def read(workers: int, seeds: tuple[int, ...], skipped: int = 0) -> list[Tensor]:
-        """What the env of seed 1 gets in its second epoch."""
+        """Returns the batches of the env of seed 1 in its second epoch."""
         made = permutations(*seeds)
         for _ in range(skipped):
             for stream in made:

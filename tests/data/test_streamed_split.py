@@ -67,7 +67,7 @@ def test_a_streamed_validation_measures_the_same() -> None:
 
 
 def test_each_validation_reads_each_sample_once() -> None:
-    """Also if passes are captured, which would see the first samples for ever."""
+    """This holds for captured passes, which would otherwise see the first samples forever."""
     each, data = streamed()
     config = esper.TrainingConfig().with_values(env={"n_envs": 1, "episode_length": 2})
     training = HostTraining(0, each, esper.data.task.resolve(config, each), make_metrics(1, each.device, 4, 20)[0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from esper.data.task import DataOptions, Task
 from esper.data.tasks import TASKS, load_task
 from esper.data.tinystories import END, LENGTH, MEASURED, VOCABULARY, token_files, write_tokens
 from esper.data.token_file import TokenWindows
+from tests.data.token_files import write_bins
 
 WORDS = ("once", "upon", "a", "time", "there", "was", "cat", "dog", ".")
 
@@ -36,12 +36,6 @@ def write_texts(folder: Path, stories: int = 700) -> None:
     for part, count in (("train", stories), ("validation", stories)):
         texts = [f"\nonce upon a time there was a {'cat' if i % 2 else 'dog'}.\n" for i in range(count)]
         (folder / f"{part}.txt").write_text(END.join(texts), encoding="utf-8")
-
-
-def write_bins(folder: Path, tokens: int = 5_000) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for part in ("train", "validation"):
-        (np.arange(tokens) % VOCABULARY).astype("<u2").tofile(folder / f"{part}.bin")
 
 
 def test_texts_become_token_files_and_a_task(tmp_path: Path) -> None:
@@ -84,13 +78,6 @@ def test_token_files_are_memory_mapped(tmp_path: Path) -> None:
         assert torch.equal(y, (x + 1) % VOCABULARY)
 
 
-def test_tokens_above_half_of_uint16_stay_positive(tmp_path: Path) -> None:
-    tokens = np.full(LENGTH + 1, VOCABULARY - 1, dtype="<u2")
-    tokens.tofile(tmp_path / "train.bin")
-    x, y = TokenWindows(tmp_path / "train.bin", VOCABULARY, LENGTH)[0]
-    assert x.tolist() == y.tolist() == [50_256] * LENGTH
-
-
 @pytest.mark.trap(24)
 def test_validation_and_test_are_two_halves(tmp_path: Path) -> None:
     folder = tmp_path / "tinystories"
@@ -110,22 +97,6 @@ def test_validation_is_small_and_always_the_same(tmp_path: Path) -> None:
     assert len(first.validation) == len(first.test) == MEASURED
     assert torch.equal(first.validation.x, second.validation.x)
     assert torch.equal(first.test.y, second.test.y)
-
-
-def test_windows_travel_to_another_process_by_their_path(tmp_path: Path) -> None:
-    write_bins(tmp_path, tokens=100_000)
-    windows = TokenWindows(tmp_path / "train.bin", VOCABULARY, LENGTH)
-    sent = pickle.dumps(windows)
-    assert len(sent) < 1_000
-    there = pickle.loads(sent)
-    assert len(there) == len(windows) == 390
-    for mine, theirs in zip(windows[5], there[5], strict=True):
-        assert torch.equal(mine, theirs)
-    x, y = there.batch([5, 0, 5])
-    assert torch.equal(x, torch.stack([windows[row][0] for row in (5, 0, 5)]))
-    assert torch.equal(y, torch.stack([windows[row][1] for row in (5, 0, 5)]))
-    with pytest.raises(IndexError, match="row 390 of 390"):
-        there[390]
 
 
 def refused(folder: Path) -> str:

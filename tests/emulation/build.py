@@ -33,7 +33,7 @@ SANITIZED = (
     "-O1",
     "-DEMULATED_SANITIZERS",
     "-fsanitize=address,undefined",
-    "-fno-sanitize=vptr",  # torch's classes are no business of these tests
+    "-fno-sanitize=vptr",  # torch's classes are not under test
     "-fno-sanitize-recover=all",
     "-fno-omit-frame-pointer",
 )

@@ -1,4 +1,4 @@
-"""Where the kernel tests run the CUDA kernels: on a GPU, or on the CPU through the emulator."""
+"""Devices on which the kernel tests run the CUDA kernels: a GPU, or the CPU through the emulator."""
 
 import contextlib
 import ctypes
@@ -49,7 +49,7 @@ class GPU(KernelDevice):
         self.torch = torch.device("cuda")
 
     def launched(self, run: Callable[[], object]) -> list[str]:
-        """As the profiler sees them."""
+        """Names as the profiler reports them."""
         run()
         torch.cuda.synchronize()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -58,7 +58,7 @@ class GPU(KernelDevice):
         return [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
 
     def captured(self, run: Callable[[], object]) -> Callable[[], None]:
-        """A CUDA graph."""
+        """A replay of a CUDA graph."""
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -96,9 +96,9 @@ class Emulator(KernelDevice):
 
     @contextlib.contextmanager
     def serving(self, seed: int) -> Iterator["Emulator"]:
-        """Make the emulated kernels those of ``torch.ops.esper`` on the CPU.
+        """Makes the emulated kernels those of ``torch.ops.esper`` on the CPU.
 
-        New memory of tensors is filled with NaN meanwhile, so that a kernel that reads what nobody wrote is seen, and
+        New memory of tensors is filled with NaN in the block, so that reads of unwritten memory are found, and
         ``grad_stats`` makes the scratch memory that its CUDA kernel needs.
         """
         grad_stats = importlib.import_module("esper.ops.grad_stats")
@@ -126,7 +126,7 @@ class Emulator(KernelDevice):
         self._overrides = None
 
     def launched(self, run: Callable[[], object]) -> list[str]:
-        """As the emulator ran them."""
+        """Names as the emulator ran them."""
         self._runtime.emulated_take_log()
         run()
         return self._runtime.emulated_take_log().decode().splitlines()
@@ -147,7 +147,7 @@ class Emulator(KernelDevice):
 
     @contextlib.contextmanager
     def cpu_kernels(self) -> Iterator[None]:
-        """Take the overrides away meanwhile."""
+        """Removes the overrides during the block."""
         self._restore()
         try:
             yield
@@ -156,7 +156,7 @@ class Emulator(KernelDevice):
 
     @contextlib.contextmanager
     def few_blocks(self, kernel: str, most: int) -> Iterator[None]:
-        """Lower the number of blocks of each launch."""
+        """Lowers the number of blocks of each launch."""
         self._runtime.emulated_limit_blocks(kernel.encode(), most)
         try:
             yield

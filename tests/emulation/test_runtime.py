@@ -1,4 +1,4 @@
-"""The emulator reports misuse that CUDA leaves undefined, with file and line, and goes on afterwards."""
+"""The emulator reports misuse that CUDA leaves undefined, with file and line, and continues afterwards."""
 
 import ctypes
 import math

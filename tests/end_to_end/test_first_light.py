@@ -1,4 +1,4 @@
-"""The first thing a person does, from the installed command to a grown network in their own program."""
+"""A first use, from the installed command to a grown network in a program of the user."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_fossil_went_through_its_stages(first_light: tuple[str, Path]) -> 
     assert all(way == ["DORMANT", "GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED"] for way in grown)
 
 
-def test_the_best_host_works_in_a_program_of_ones_own(first_light: tuple[str, Path]) -> None:
+def test_the_best_host_works_in_a_users_program(first_light: tuple[str, Path]) -> None:
     _, folder = first_light
     facts = json.loads((folder / "best_host.json").read_text())
     network, test = load_host(folder / "best_host"), load_task("digits").test

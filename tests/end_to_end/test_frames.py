@@ -1,4 +1,4 @@
-"""The way from the command to a training step is short enough to be followed."""
+"""Few frames lie between the command and a training step."""
 
 from __future__ import annotations
 

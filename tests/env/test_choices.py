@@ -1,4 +1,4 @@
-"""What is known of blueprints before they are planted."""
+"""Sizes and kinds of blueprints, known before they are planted."""
 
 import numpy as np
 import pytest

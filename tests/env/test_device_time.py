@@ -27,7 +27,7 @@ class Clock:
 
 
 class StandIn:
-    """A CUDATimer whose device needed the seconds that were stated for it, and which notes what is done to it."""
+    """A CUDATimer with given seconds of its device, which records its calls."""
 
     stated: dict[torch.device, float]
     log: list[str]

@@ -1,4 +1,4 @@
-"""L1: episodes that are cut short where that is asked for, as truncation: what is paid, shown and learned of them."""
+"""Episodes that are cut short, as truncation: their rewards, observations, and the learning from them (L1)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_panic_cuts_the_episode_short_after_its_rollback() -> None:
 
 @pytest.mark.finding("L1")
 def test_true_ends_come_first() -> None:
-    """A panic in the last epoch, and the rollback that ends the episode, are what they were."""
+    """A panic in the last epoch and the last rollback end the episode as without early stops."""
     with rig(1, 3, env={"stop_on": ["divergence", "plateau"]}) as world:
         world.step()
         world.step()
@@ -130,7 +130,7 @@ def test_a_plateau_is_seen_by_the_best_so_far(margin: float, epochs: int | None)
     assert env.state.best_accuracy == max(law.curve[: (epochs or 6) + 1])  # type: ignore[index]
 
 
-def test_what_is_not_given_scales_with_the_horizon_and_what_is_not_known_is_refused() -> None:
+def test_the_plateau_scales_with_the_horizon_and_unknown_reasons_are_refused() -> None:
     assert [Durations.of(TrainingConfig(), t).plateau_epochs for t in (5, 15, 30, 150)] == [3, 3, 6, 30]
     with pytest.raises(ConfigError, match=r"stop_on.*divergence.*plateau"):
         tiny_config(env={"stop_on": ["boredom"]})
@@ -139,7 +139,7 @@ def test_what_is_not_given_scales_with_the_horizon_and_what_is_not_known_is_refu
 
 
 def play(env: Any, seed: int) -> list[dict[str, NDArray[Any]]]:
-    """One episode of every env under random legal actions: what each step gave."""
+    """Plays one episode of every env under random legal actions; returns the results of each step."""
     player = RandomController(env.action_spec, env.layout, env.num_envs, run_seed=seed)
     observation, info = env.reset(seed=seed)
     player.begin()
@@ -153,7 +153,7 @@ def play(env: Any, seed: int) -> list[dict[str, NDArray[Any]]]:
 
 
 @pytest.mark.finding("L1")
-def test_off_by_default_and_what_never_happens_changes_no_bit() -> None:
+def test_early_stops_are_off_by_default_and_change_no_bit_until_one_happens() -> None:
     assert TrainingConfig().env.stop_on == frozenset()
     found = []
     for env in ({}, {"stop_on": ["divergence", "plateau"], "plateau_epochs": 7}):
@@ -200,7 +200,7 @@ def test_potentials_of_an_episode_that_is_cut_short_telescope_to_what_is_still_o
 
 @pytest.mark.finding("L1")
 def test_simulated_hosts_are_cut_short_alike() -> None:
-    """Without noise a host left alone climbs along a known curve: the plateau is where that says it is."""
+    """Without noise a host left alone follows a known curve, which gives the epoch of its plateau."""
     law = Law(noise=0.0, paired_noise=0.0)
     config = TrainingConfig.parse({"env": {"n_envs": 2, "episode_length": 30, **PLATEAU, "plateau_margin": 2.0}})
     env = PlantedVectorEnv(config, law)
@@ -214,7 +214,7 @@ def test_simulated_hosts_are_cut_short_alike() -> None:
     assert (rises[:-1] > 2.0).all()
     assert rises[-1] <= 2.0
     assert not terminated.any()
-    # and from the same host on, it starts anew
+    # the same host starts another episode
     env.reset(options={"reset_mask": np.array([True, False])})
     _, _, _, truncated, info = env.step(wait_actions(2))
     assert truncated.tolist() == [False, True]
@@ -252,7 +252,7 @@ def test_envs_that_reset_themselves_show_what_the_episode_stopped_in() -> None:
 
 @pytest.mark.finding("L1")
 def test_the_agent_bootstraps_what_was_cut_short() -> None:
-    """With its own value of the state that each episode stopped in, whenever that was."""
+    """It bootstraps with its own value of the state in which each episode stopped."""
     env = planted(8, env={"stop_on": ["plateau"], "plateau_epochs": 3, "plateau_margin": 100.0, "max_seeds": 1})
     agent = PPOAgent(env.action_spec, env.layout, 8, PPOConfig(width=16), run_seed=1)
     seen: list[tuple[NDArray[np.bool_], NDArray[np.float32]]] = []

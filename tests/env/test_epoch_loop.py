@@ -1,4 +1,4 @@
-"""The phases of an env's steps: which there are, and that what sinks cost is telemetry's alone."""
+"""The phases of an env's steps, and the time of sinks, which counts as telemetry only."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_a_step_spends_its_time_in_these_phases() -> None:
         assert all(world.env.phase_seconds[name] > value for name, value in seconds.items())
 
 
-def test_what_events_cost_is_in_no_other_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock that only the receiver of events moves; the events come out of several phases."""
+def test_the_time_of_events_is_in_no_other_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the receiver of events moves the clock; events come from several phases."""
     now, got = [0.0], list[Event]()
     monkeypatch.setattr("esper.telemetry.span.perf_counter", lambda: now[0])
 

@@ -1,5 +1,4 @@
-"""Faults of every kind in one of three envs, each beside a twin run without it: what happens to that env, and that
-nothing happens to the others."""
+"""Faults of every kind in one of three envs, each beside a run without it: the others do not change."""
 
 from __future__ import annotations
 
@@ -186,7 +185,7 @@ def test_a_living_seed_that_breaks_costs_nothing_but_itself(stage: str) -> None:
         assert (cut.env, cut.slot) == (VICTIM, "r0c1")
         assert not both.rollbacks()
         assert set(both.penalties) == {0.0}
-        if stage == "TRAINING":  # the host never felt it
+        if stage == "TRAINING":  # the host did not change
             same_bits(tensors_of(both.healthy.training(VICTIM)), tensors_of(both.victim))
 
 
@@ -230,7 +229,7 @@ def test_a_learning_rate_that_explodes_ends_the_episode_of_that_env_alone() -> N
 
 
 def test_a_learning_rate_that_explodes_from_the_first_epoch_on_is_seen() -> None:
-    """The loss after the first epoch is not what is normal: the untrained host's is."""
+    """The reference is the loss of the untrained host, not that after the first epoch."""
     with rig(horizon=9, task={"learning_rate": 10.0, "schedule": "constant", "samples_per_epoch": 320}) as world:
         while not world.of_kind(GovernorRollback):
             assert world.training().epoch < 9, "the episode is over and nothing was seen"
@@ -325,7 +324,7 @@ def test_a_host_that_falls_back_to_chance_is_restored_at_once() -> None:
 
 
 class Eraser(nn.Module):
-    """d(h) = −h: with it blended in, what is behind it sees zeros."""
+    """d(h) = −h: once it is blended in, the layers behind it see zeros."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -337,7 +336,7 @@ class Eraser(nn.Module):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_host_that_is_finite_only_with_a_living_seed_is_rolled_back(mode: str) -> None:
-    """The loss with everything on is fine. That of what would be kept is not, and it is in rewards and snapshots."""
+    """The loss with everything on is finite; that of the committed network, in rewards and snapshots, is not."""
     eraser = Blueprint("cnn", "eraser", "a test's own", Eraser, lambda channels: channels)
     registry = BlueprintRegistry((BLUEPRINTS.get("cnn", "conv_light"), eraser))
     sections: dict[str, Any] = {"reward": {"mode": mode}, "env": {"baseline_episodes": 2}}
@@ -354,7 +353,7 @@ def test_a_host_that_is_finite_only_with_a_living_seed_is_rolled_back(mode: str)
 
 
 def test_a_host_that_was_never_finite_is_refused() -> None:
-    """There is nothing that a rollback could restore."""
+    """No snapshot exists that a rollback could restore."""
     with rig(n_envs=2) as world:
         poison_validation(world.training(1))
         with pytest.raises(ValueError, match="env 1: the host is not finite before any training"):
@@ -368,7 +367,7 @@ def test_a_restored_host_is_not_blamed_for_the_seed_that_it_lost() -> None:
         episode, chance = world.host(), world.host().governor.chance
         world.step()
         before = world.measurement().committed_loss
-        # As it would be had the host learned to lean on the seed.
+        # As if the host had learned to rely on the seed.
         episode.governor.losses.extend([0.3 * chance] * 5)
         DAMAGE["NaN weight"](world.training())
         world.step()
@@ -383,7 +382,7 @@ def test_a_restored_host_is_not_blamed_for_the_seed_that_it_lost() -> None:
 @pytest.mark.trap(8)
 @pytest.mark.parametrize("removal", ["cut", "rollback"])
 def test_the_cooldown_of_a_seed_that_the_governor_removed(removal: str) -> None:
-    """As long as that of any other: the host trains embargo + 2 epochs without a seed in this slot."""
+    """It is as long as any other: the host trains embargo + 2 epochs without a seed in this slot."""
     with rig(horizon=14, env={"embargo": 2}) as world:
         world.grow("r0c0", S.TRAINING)
         seed = world.slot("r0c0").seed

@@ -73,7 +73,7 @@ def choose(table: NDArray[np.int64], legal: NDArray[np.bool_], random: np.random
 
 @pytest.mark.parametrize("config", [{}, {"one_incubating": False, "parameter_budget": 1.0}], ids=["default", "tight"])
 def test_the_mask_is_exact_in_every_state_that_play_reaches(config: dict[str, Any]) -> None:
-    """Against the op × slot and slot × blueprint tables, read out one action at a time; two episodes."""
+    """The mask is compared with the op × slot and slot × blueprint tables, action by action, for two episodes."""
     env, random = vector(2, env=EASY_GATE | config, episode_length=30), np.random.default_rng(0)
     table = joint_actions(env.action_spec)
     _, info = env.reset(seed=0)
@@ -115,7 +115,7 @@ def test_the_env_takes_what_the_mask_allows_and_counts_the_rest() -> None:
 
 
 def test_hosts_in_training_are_masked_as_exactly() -> None:
-    """Against every row of the MultiDiscrete, with the heads that do not matter put aside."""
+    """The mask is compared with every row of the MultiDiscrete, without the heads that do not matter."""
     with rig(n_envs=2, horizon=20) as world:
         spec, random = world.env.action_spec, np.random.default_rng(0)
         table, rows = joint_actions(spec), every_row(spec)

@@ -1,4 +1,4 @@
-"""Rounds and changes of topology leave nothing behind: the same storage, as many tensors, as many bytes."""
+"""Rounds and changes of topology leave nothing behind: storage, tensors and bytes stay the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HORIZON = 12
 
 
 def storage_of(training: HostTraining) -> dict[str, int]:
-    """Where the host's parameters, buffers and momentum lie."""
+    """Addresses of the host's parameters, buffers and momentum."""
     found: dict[str, Tensor] = dict(training.host.named_parameters())
     found |= dict(training.host.named_buffers())
     state = training.host_group.optimizer.state
@@ -84,7 +84,7 @@ class Changing:
         self.stages: dict[str, int] = {}
         self.env = GrowthVectorEnv(task, config, emit=self.count, baseline=flat_baseline(HORIZON))
         for training in self.env.training:
-            training.pool = SeedPool(max_kinds=0)  # nothing is kept of seeds that were removed
+            training.pool = SeedPool(max_kinds=0)  # removed seeds keep nothing
             for slot in training.sites:  # what is kept of each slot is made before anything is counted
                 training.pool.shadows[slot.name] = ShadowBuffers(training.host)
         self.player = RandomController(self.env.action_spec, self.env.layout, 2)
@@ -99,12 +99,12 @@ class Changing:
         return sum(self.stages.values())
 
     def until(self, changes: int) -> Live:
-        """Play whole episodes until there have been so many; what is alive after one in which nothing is done."""
+        """Plays episodes up to this number of changes; returns the live tensors after one without actions."""
         while self.changes < changes:
             observation, info = self.env.reset()
             self.player.begin()
             while not info["idle"].all():
-                if self.env.state.episode[0] % 2:  # else so many are pruned that hardly one becomes a fossil
+                if self.env.state.episode[0] % 2:  # otherwise pruning leaves hardly any fossil
                     info["action_mask"]["op"][:, Op.PRUNE] = False
                 actions = self.player.act(observation, info["action_mask"])
                 observation, _, terminated, truncated, info = self.env.step(actions)

@@ -41,7 +41,7 @@ def test_a_seeds_life_by_actions() -> None:
 
 
 def before_training(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None]) -> None:
-    """Call ``look`` before the first training step of every epoch, when all is ready for it."""
+    """Calls ``look`` before the first training step of every epoch."""
 
     def look_and_train(training: HostTraining, *rest: Any) -> None:
         if training.batch == 0:

@@ -1,4 +1,4 @@
-"""``esper/Growth-v0``: how Gymnasium finds it, what its keywords reach, and that knowing it costs nothing."""
+"""``esper/Growth-v0``: its registration in Gymnasium, its keywords, and imports without cost."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_id_is_known_once_both_are_imported(first: str, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_the_name_of_the_room_works_even_if_esper_was_imported_first(tmp_path: Path) -> None:
+def test_the_namespace_works_even_if_esper_was_imported_first(tmp_path: Path) -> None:
     make = f"gymnasium.make_vec('esper.env:{ID}', num_envs=2, task='planted')"
     script = f"import esper, gymnasium\nprint({make}.num_envs)"
     assert run_python(script, tmp_path) == "2"
@@ -79,13 +79,13 @@ def test_make_vec_makes_hosts_that_are_reset_in_the_same_step() -> None:
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, "Disabled"])
-def test_make_vec_leaves_ended_envs_alone_when_told_to(mode: Any) -> None:
+def test_make_vec_leaves_ended_envs_alone_if_asked(mode: Any) -> None:
     env = gymnasium.make_vec(ID, num_envs=2, task="planted", autoreset_mode=mode)
     assert isinstance(env, PlantedVectorEnv)
     assert env.metadata["autoreset_mode"] is AutoresetMode.DISABLED
 
 
-def test_make_vec_refuses_the_mode_that_there_is_not() -> None:
+def test_make_vec_refuses_the_autoreset_mode_that_is_missing() -> None:
     with pytest.raises(ValueError, match=r"SAME_STEP \('SameStep'\) or AutoresetMode.DISABLED \('Disabled'\)"):
         gymnasium.make_vec(ID, num_envs=2, task="planted", autoreset_mode=AutoresetMode.NEXT_STEP)
 
@@ -124,7 +124,7 @@ def test_no_keyword_stands_for_two_fields() -> None:
         ({"config": {"env": {"n_envs": 7}}}, ConfigError, "num_envs is 2, but env.n_envs of the config is 7"),
     ],
 )
-def test_what_cannot_be_is_refused(keywords: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_impossible_settings_are_refused(keywords: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         gymnasium.make_vec(ID, num_envs=2, **keywords)
 
@@ -153,7 +153,7 @@ def test_a_spec_makes_the_same_env_again() -> None:
     assert again.config == env.unwrapped.config  # type: ignore[attr-defined]
 
 
-def test_make_env_takes_a_task_of_ones_own() -> None:
+def test_make_env_takes_a_users_task() -> None:
     task = replace(digits(), name="mine", n_envs=3)
     env = make_env(tiny_config(2, 3), task=task)
     assert isinstance(env, GrowthVectorEnv)

@@ -38,7 +38,7 @@ UNPRUNED: dict[str, Any] = {"min_prune_age": 50}
 WHOLE: dict[str, Any] = {}
 """The task as it ships."""
 Lesson = tuple[dict[str, Any], int, float]
-"""What an env is made with, env steps to learn in it, and the weight of the entropy bonus."""
+"""Settings of an env, the number of env steps to learn in it, and the weight of the entropy bonus."""
 
 
 class Player:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import HEADS, Op
 from tests.core_helpers import Rig, rig, wait_actions
-from tests.seeds.test_blueprints import FORMULAS
+from tests.seeds.blueprints.test_cnn import FORMULAS
 from tests.selection import slow_except
 
 S = SeedStage
@@ -21,7 +21,7 @@ COOLDOWN = (S.PRUNED, S.EMBARGOED, S.RESETTING)
 
 
 class Known:
-    """What the rules depend on, read once."""
+    """State that the rules depend on, read once."""
 
     def __init__(self, world: Rig, index: int) -> None:
         self.env = world.env.config.env
@@ -58,7 +58,7 @@ def expected(known: Known, op: Op, place: int, blueprint: str) -> bool:
 
 @contextmanager
 def undone(world: Rig, index: int) -> Iterator[None]:
-    """Put the arrays, and the seeds of one host, back to what they were."""
+    """Restores the arrays, and the seeds of one host, after the block."""
     training, state = world.training(index), world.env.state
     arrays = [(values, values.copy()) for holder in (state, state.slots) for values in holder.arrays().values()]
     sites = [(site, dict(vars(site))) for site in training.sites]
@@ -72,7 +72,7 @@ def undone(world: Rig, index: int) -> Iterator[None]:
 
 
 def brute_force(world: Rig, index: int, planted: int) -> set[tuple[Op, bool]]:
-    """Every (op, slot, blueprint) of one env: the mask's answer is the rule's, and what it allows can be done.
+    """Compares the mask with the rules for every (op, slot, blueprint) of one env, and executes what it allows.
 
     Only those with the blueprint ``planted`` are carried out: modules take time to make, and other ops name none.
     """
@@ -101,12 +101,12 @@ def brute_force(world: Rig, index: int, planted: int) -> set[tuple[Op, bool]]:
         assert masks["op"][op] == any(
             expected(known, op, place, name) for place in range(4) for name in spec.blueprints
         )
-    assert all(masks[head].any() for head in HEADS)  # a mask without any True helps nobody
+    assert all(masks[head].any() for head in HEADS)  # a mask without any True allows no action
     return seen
 
 
 def leaning_forward(world: Rig, index: int, draw: np.random.Generator) -> NDArray[np.int64]:
-    """A random legal action that rather advances than prunes, so that late stages are reached."""
+    """A random legal action that prefers advancing to pruning, so that late stages are reached."""
     masks = {name: mask[index] for name, mask in world.info["action_mask"].items()}
     weights = np.array([1.0, 3.0, 0.5, 0.2, 0.5, 6.0]) * masks["op"]
     row = np.array([draw.integers(size) for size in world.env.action_spec.sizes])
@@ -140,7 +140,7 @@ def test_masks_are_exact_in_every_state_of_random_play(setting: str) -> None:
 
 
 def test_a_forbidden_action_is_executed_as_wait_and_counted() -> None:
-    """Against a twin that waits: the same bits whatever was forbidden."""
+    """The env has the same bits as a twin that waits, whatever the forbidden action was."""
     with rig(n_envs=2, horizon=30) as world, rig(n_envs=2, horizon=30) as waiting:
         draw = np.random.default_rng(0)
         for each in (world, waiting):
@@ -159,7 +159,7 @@ def test_a_forbidden_action_is_executed_as_wait_and_counted() -> None:
         assert world.info["illegal_actions"].tolist() == [0, 0]
 
 
-def test_per_head_masks_side_by_side_are_what_foreign_agents_read() -> None:
+def test_masks_of_heads_are_joined_as_other_libraries_read_them() -> None:
     with rig(n_envs=2) as world:
         flat, heads = world.env.action_masks(), world.info["action_mask"]
         assert flat.dtype == np.bool_

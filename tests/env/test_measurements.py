@@ -1,4 +1,4 @@
-"""What of an epoch's gradients enters the arrays."""
+"""Gradient statistics of an epoch, as written into the arrays."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.core_helpers import flat_baseline
 
 @pytest.mark.parametrize(("vanishing", "exploding"), [(0.5, 0.8), (0.0, 1.0), (1.0, 0.0)])
 def test_gradient_health_is_weighted_by_the_config(vanishing: float, exploding: float) -> None:
-    """Here a fifth of the tensors vanish and three tenths explode; 0.66 is by the operator's own weights."""
+    """A fifth of the tensors vanish and three tenths explode; the operator's own weights give 0.66."""
     own = 1 - 0.5 * 0.2 - 0.8 * 0.3
     summary = GradientSummary(norm=1.0, elements=1.0, health=own, vanishing=0.2, exploding=0.3, not_finite=0.0)
     assert summary.health_by(0.5, 0.8) == own

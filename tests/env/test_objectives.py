@@ -91,7 +91,7 @@ def test_hosts_learn_and_seeds_are_measured_with_any_loss(make: Any) -> None:
 
 
 def test_scores_are_in_percentage_points_of_their_unit() -> None:
-    """The same course with a score of another size: what is measured does not change."""
+    """The same actions with a score of another size give the same measurements."""
 
     def fraction(o: Tensor, y: Tensor) -> Tensor:
         return 1 - (o - y).abs().mean(1)
@@ -110,7 +110,7 @@ def test_scores_are_in_percentage_points_of_their_unit() -> None:
 
 
 def test_classes_by_functions_are_as_classes_by_the_fused_pass() -> None:
-    """Rounding differs, and after a few steps little else."""
+    """Only rounding differs after a few steps."""
     sections = {"task": {"samples_per_epoch": 64, "batch_size": 32, "micro_batches": 2}}
     by_functions = replace(digits(), loss=class_losses, score=class_accuracy)
     states = [played(made, config(**sections), steps=2)[0].state for made in (digits(), by_functions)]

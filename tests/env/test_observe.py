@@ -1,4 +1,4 @@
-"""What the env observes: finite whatever happens, and true to the state."""
+"""Observations of an env: always finite, and true to the state."""
 
 import math
 
@@ -46,7 +46,7 @@ def test_the_profit_of_a_seed_is_its_worth_minus_the_rent_of_an_episode(rent_rat
 
 
 @pytest.mark.finding("L8")
-def test_the_average_of_gradient_ratios_forgets_as_fast_as_it_is_told() -> None:
+def test_the_average_of_gradient_ratios_has_the_decay_of_the_config() -> None:
     ratios: dict[float, list[float]] = {}
     for decay in (0.0, 0.75, 1.0):
         gates = {**EASY_GATES, "gradient_ratio_decay": decay}
@@ -124,7 +124,7 @@ def test_the_stored_potential_is_in_the_observation() -> None:
 
 
 def test_an_interaction_is_kept_while_it_is_not_measured_again() -> None:
-    """Every second epoch measures it; in between it is what it was, and not 0."""
+    """It is measured every second epoch; in between, the last value stays."""
     with rig(horizon=20, env={"counterfactual_every": 2}, task={"samples_per_epoch": 256}) as world:
         world.grow("r0c0", S.HOLDING)
         world.grow("r0c1", S.HOLDING)

@@ -1,9 +1,6 @@
-"""PlantedVectorEnv: the API, masks and observations of hosts in training, and what the law says of them."""
+"""PlantedVectorEnv: the API, masks and observations of hosts in training, for simulated hosts."""
 
 from __future__ import annotations
-
-from dataclasses import replace
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -25,14 +22,9 @@ from esper.rewards.modes import MODES, POTENTIALS
 from esper.rollout.rollout import play_round
 from esper.spaces.action import HEADS, Op
 from esper.spaces.observation import LIMIT
+from tests.env.planted_helpers import life, planted, play
 
 QUIET = Law(noise=0.0, paired_noise=0.0)
-Step = tuple[NDArray[np.float32], NDArray[np.float64], dict[str, Any]]
-
-
-def planted(n_envs: int = 4, horizon: int = 50, law: Law | None = None, **sections: dict[str, Any]) -> PlantedVectorEnv:
-    env = {"n_envs": n_envs, "episode_length": horizon, **sections.pop("env", {})}
-    return PlantedVectorEnv(TrainingConfig.parse({"env": env, **sections}), law)
 
 
 def chance(env: PlantedVectorEnv, seed: int = 0) -> Controller:
@@ -43,22 +35,11 @@ def script(env: PlantedVectorEnv) -> Controller:
     return ScriptedController(read_schedule(shipped_schedule("planted")), env.action_spec, env.layout, env.num_envs)
 
 
-def play(env: PlantedVectorEnv, player: Controller, seed: int | None = 0) -> list[Step]:
-    """Observation, rewards and info of the reset (rewards 0) and of every step of one episode."""
-    observation, info = env.reset(seed=seed)
-    player.begin()
-    steps: list[Step] = [(observation, np.zeros(env.num_envs), info)]
-    while not env.done.all():
-        observation, rewards, _, _, info = env.step(player.act(observation, info["action_mask"]))
-        steps.append((observation, rewards, info))
-    return steps
-
-
 def waits(env: PlantedVectorEnv) -> NDArray[np.int64]:
     return np.zeros((env.num_envs, len(HEADS)), dtype=np.int64)
 
 
-def test_it_is_a_gymnasium_vector_env_with_the_spaces_of_its_layout() -> None:
+def test_the_env_is_a_gymnasium_vector_env_with_the_spaces_of_its_layout() -> None:
     env = make_env(TrainingConfig.parse({"task": {"name": "planted"}}))
     assert isinstance(env, gymnasium.vector.VectorEnv)
     assert (env.num_envs, env.horizon) == (64, 50)
@@ -169,99 +150,6 @@ def test_observations_are_finite_and_in_their_space_whatever_is_done() -> None:
         assert observation in env.observation_space
 
 
-def test_a_host_alone_follows_the_baseline() -> None:
-    env = planted(2, law=QUIET)
-    assert env.horizon == 50
-    for epoch, (_, _, info) in enumerate(play(env, NoGrowth(env.action_spec, env.layout, 2))):
-        curve = 10 + 55 * (1 - np.exp(-epoch / 10))  # floor, ceiling − floor, host_time · T
-        np.testing.assert_allclose(info["validation_accuracy"], curve)
-        np.testing.assert_allclose(info["baseline_accuracy"], curve)
-
-
-def test_noise_has_its_standard_deviation_and_moves_all_configurations_together() -> None:
-    env = planted(64)
-    steps = play(env, NoGrowth(env.action_spec, env.layout, 64))
-    errors = np.array([info["validation_accuracy"] - info["baseline_accuracy"] for _, _, info in steps])
-    assert errors.std() == pytest.approx(0.3, rel=0.1)  # 3264 draws: 1.2 % standard error
-    assert abs(errors.mean()) < 0.03
-    np.testing.assert_array_equal(steps[-1][2]["validation_accuracy"], steps[-1][2]["committed_accuracy"])
-
-
-def test_the_loss_of_every_configuration_follows_its_accuracy() -> None:
-    env = planted(4)
-    env.reset(seed=0)
-    rows, fleet = life(env, 0, "fern"), env.state
-    for epoch in range(20):
-        env.step(np.tile(rows.get(epoch, env.action_spec.encode(Op.WAIT)), (4, 1)))
-        for accuracy, loss in (
-            (fleet.accuracy, fleet.loss),
-            (fleet.committed, fleet.committed_loss),
-            (fleet.all_off, fleet.all_off_loss),
-        ):
-            np.testing.assert_allclose(loss, np.log(10) * (100 - accuracy) / 90)
-    assert (fleet.committed_loss < fleet.all_off_loss).all()
-
-
-def grown(env: PlantedVectorEnv, rows: dict[int, NDArray[np.int64]]) -> float:
-    """Final committed accuracy above the baseline of one env that takes these actions at these epochs, pp."""
-    env.reset(seed=0)
-    for epoch in range(env.horizon):
-        info = env.step(rows.get(epoch, env.action_spec.encode(Op.WAIT))[None])[4]
-    return float((info["committed_accuracy"] - info["baseline_accuracy"])[0])
-
-
-def life(env: PlantedVectorEnv, start: int, blueprint: str, incubation: int = 4, **heads: Any) -> dict[int, Any]:
-    """One seed in r0c0 from ``start`` to a fossil, at a tempo of 3 epochs if ``heads`` do not say."""
-    encode, tempo = env.action_spec.encode, heads.pop("tempo", 3)
-    blended = start + 1 + incubation
-    return {
-        start: encode(Op.GERMINATE, "r0c0", blueprint, tempo=tempo, **heads),
-        start + 1: encode(Op.ADVANCE, "r0c0"),
-        blended: encode(Op.ADVANCE, "r0c0"),
-        blended + tempo - 1: encode(Op.ADVANCE, "r0c0"),
-        blended + tempo: encode(Op.FOSSILIZE, "r0c0"),
-    }
-
-
-def test_the_law_rewards_the_right_blueprint_early() -> None:
-    # Errors of trials let the gate be told to tolerate anything; committed accuracy has none.
-    env = planted(1, law=replace(QUIET, paired_noise=0.3), env={"gates": {"trial_standard_errors": 1000.0}})
-    fern, moss, oak = (grown(env, life(env, 0, name)) for name in ("fern", "moss", "oak"))
-    assert fern > moss > 0 > oak
-    assert fern > grown(env, life(env, 10, "fern")) > grown(env, life(env, 25, "fern"))
-    assert fern > grown(env, life(env, 0, "fern", style="GATED_GATE")) > moss
-
-
-def test_blending_too_early_and_pruning_in_a_jump_hurt() -> None:
-    patient, hasty = (planted(1, law=replace(QUIET, worth=((0.0,) * 4,) * 3, rising_shock=r)) for r in (0.0, 9.0))
-    assert grown(patient, life(patient, 0, "fern")) == pytest.approx(0.0)
-    early, late = (grown(hasty, life(hasty, 0, "fern", incubation)) for incubation in (4, 12))
-    assert early < late < 0
-    env = planted(1, law=QUIET)
-    kept = life(env, 0, "fern")
-    *_, fossilized = kept
-    prune = {
-        speed: {**kept, fossilized: env.action_spec.encode(Op.PRUNE, "r0c0", alpha_speed=speed)} for speed in (0, 8)
-    }
-    assert grown(env, prune[0]) < grown(env, prune[8]) < 0
-
-
-def test_neighbours_of_positive_worth_help_each_other() -> None:
-    law = replace(QUIET, synergy=2.0)
-    env = planted(1, law=law)
-    env.reset(seed=0)
-    seeds, hosts = env.state.slots, env.backend
-    seeds.stage[0] = [SeedStage.FOSSILIZED] * 3
-    seeds.blueprint[0] = [1, 2, 2]  # 8, 9 and −5 pp
-    seeds.alpha[0] = [1.0, 0.5, 1.0]
-    hosts.experience[:] = 1e9
-    true = hosts.true_accuracies(seeds, np.array([50]))
-    host = law.host_accuracy(np.array([50]), 50)
-    np.testing.assert_allclose(true.interaction, [[1.0, 1.0, 0.0]])  # 2 · 1 · 0.5
-    np.testing.assert_allclose(true.contribution, [[9.0, 5.5, -5.0]])
-    np.testing.assert_allclose(true.committed - host, [8 + 4.5 - 5 + 1])
-
-
 def test_gate_two_refuses_a_harmful_seed_and_charges_for_it() -> None:
     env = planted(1, law=QUIET)
     env.reset(seed=0)
@@ -273,7 +161,7 @@ def test_gate_two_refuses_a_harmful_seed_and_charges_for_it() -> None:
     assert info["reward_terms"]["action_cost"][0] == -env.config.reward.refused_cost
 
 
-def test_wait_is_zero_chance_is_no_better_and_a_rule_and_a_script_can_win() -> None:
+def test_waiting_returns_zero_chance_no_more_and_a_rule_and_a_script_more() -> None:
     env = planted(32)
     spec, layout = env.action_spec, env.layout
     alone, random, rule, scripted = (

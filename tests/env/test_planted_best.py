@@ -1,4 +1,4 @@
-"""The best return of the planted task, and that returns rank schedules as their outcomes do."""
+"""The best return of the planted task; returns rank schedules as their outcomes do."""
 
 from __future__ import annotations
 
@@ -127,8 +127,10 @@ def test_under_every_mode_the_best_return_beats_waiting(mode: str) -> None:
 
 
 def returns_and_outcomes(mode: str, loss_scale: float = 5.0, seed: int = 1) -> tuple[Floats, Floats, Floats]:
-    """Of 50 random schedules with noise, each [50]: discounted returns; outcomes, which are final committed accuracies
-    in the units of the mode's benefit less what the mode itself charges for fossils; and leads before any action."""
+    """Discounted returns, outcomes and leads before any action of 50 random schedules with noise, each [50].
+
+    Outcomes are final committed accuracies in the units of the mode's benefit, less its charges for fossils.
+    """
     chosen = config(mode, n_envs=50, horizon=50).with_values(
         reward={"loss_benefit_scale": loss_scale, "loss_contribution_potential": 0.5 / loss_scale}
     )
@@ -165,7 +167,7 @@ def test_losses_rank_schedules_where_the_rent_matters_as_much_as_on_real_hosts(m
     assert outcomes.min() < 0 < outcomes.max() < 5
 
 
-def test_what_advantage_ranks_otherwise_is_luck_before_the_first_action() -> None:
+def test_advantage_ranks_alike_without_the_noise_before_the_first_action() -> None:
     """It pays for the change since the first measurement, whose noise no action can change. With that given back its
     ranks agree as those of the other modes do."""
     returns, outcomes, lead = returns_and_outcomes("advantage")
@@ -187,7 +189,7 @@ def test_the_scale_runs_from_chance_to_the_best() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_every_modes_own_best_at_full_length(mode: str) -> None:
-    """Above WAIT's, which is 0, and every random schedule's; all three seeds are kept."""
+    """It is above the return of WAIT, which is 0, and of every random schedule; all three seeds are kept."""
     found = best_return(config(mode, horizon=50))
     returns = play(random_schedules(400, seed=2, horizon=50), config(mode, horizon=50))
     assert found.discounted > max(1.0, float(returns.max()))
@@ -195,7 +197,7 @@ def test_every_modes_own_best_at_full_length(mode: str) -> None:
 
 
 def test_the_scale_of_losses_stays_when_noise_is_switched_off() -> None:
-    """The search plays without noise, what it finds is played with it: both are measured in the same unit."""
+    """The search plays without noise and its result with noise, both in the same unit."""
     noisy, quiet = Law(), Law(noise=0.0, paired_noise=0.0)
     assert noisy.baseline(50, 8) == quiet.baseline(50, 8)
     assert noisy.baseline(50, 8).final_loss_std == pytest.approx(np.log(10) * 0.3 / 90)

@@ -1,4 +1,4 @@
-"""Tables of states, by which rank 0 and the other ranks exchange what they know of envs."""
+"""Tables of env states that rank 0 and the other ranks exchange."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the event of an action tells: every head by name, and what was masked."""
+"""The event of an action: every head by name, and the masked choices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FREE = {"style": "GATED_GATE", "tempo": 8, "alpha_target": 0.7, "alpha_speed": 5
 
 
 def told(world: Rig) -> dict[str, object]:
-    """The heads of the last action that was reported."""
+    """Heads of the last reported action."""
     event = world.of_kind(ActionTaken)[-1]
     return {head: getattr(event, head) for head in HEADS}
 
@@ -31,7 +31,7 @@ def told(world: Rig) -> dict[str, object]:
         (Op.ADVANCE, SeedStage.TRAINING),
     ],
 )
-def test_every_head_that_matters_is_told_by_name(op: Op, stage: SeedStage) -> None:
+def test_the_event_names_every_head_that_matters(op: Op, stage: SeedStage) -> None:
     with rig(horizon=12) as world:
         if stage is not SeedStage.DORMANT:
             world.grow("r0c0", stage)
@@ -42,8 +42,8 @@ def test_every_head_that_matters_is_told_by_name(op: Op, stage: SeedStage) -> No
         assert all(value in world.env.action_spec.choices(head) for head, value in told(world).items() if value)
 
 
-def test_an_action_tells_the_ops_and_slots_that_were_masked() -> None:
-    """Of two seeds one was removed: the slot in its cooldown cannot be pruned, nor can empty ones."""
+def test_the_event_has_the_masked_ops_and_slots() -> None:
+    """One of two seeds was removed: the slot in its cooldown cannot be pruned, nor can empty ones."""
     with rig(horizon=12, env={"one_incubating": False, "max_seeds": 3}) as world:
         for slot in ("r0c0", "r0c1"):
             world.do("GERMINATE", slot, "norm", tempo=3)
@@ -54,7 +54,7 @@ def test_an_action_tells_the_ops_and_slots_that_were_masked() -> None:
 
 
 def test_masked_choices_are_those_that_no_legal_action_continues_with() -> None:
-    """Compared with the table of all joint actions, for random actions of four hosts."""
+    """Masked choices are compared with the table of all joint actions, for random actions of four hosts."""
     with rig(n_envs=4, horizon=12, env={"parameter_budget": 0.5}) as world:
         env, spec = world.env, world.env.action_spec
         joint = joint_actions(spec)
@@ -79,8 +79,8 @@ def test_masked_choices_are_those_that_no_legal_action_continues_with() -> None:
         assert seen == {"op", "slot", "blueprint"}
 
 
-def test_an_action_that_nobody_gave_a_probability_has_none() -> None:
-    """A log-probability belongs to one step: the next one, which comes without, does not inherit it."""
+def test_an_action_without_a_probability_has_none_in_its_event() -> None:
+    """A log-probability belongs to one step: the next step, which has none, does not inherit it."""
     with rig() as world:
         reporter = world.env.reporter
         assert reporter is not None

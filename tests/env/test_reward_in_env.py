@@ -1,4 +1,4 @@
-"""The reward of real episodes: what is measured is what is paid."""
+"""Rewards of real episodes are those of the measurements."""
 
 import numpy as np
 import pytest
@@ -108,7 +108,7 @@ def test_the_host_whose_tracked_loss_is_lowest_is_paid_most() -> None:
 
 
 def test_after_a_rollback_the_loss_reward_reads_the_restored_network() -> None:
-    """What was measured in the bad epoch is gone: everything on is what is committed, and so is its loss."""
+    """Measurements of the bad epoch are dropped: accuracy and loss are those of the committed network."""
     with rig(horizon=14, governor={"snapshot_every": 1}, task={"samples_per_epoch": 512}, **LOSS) as world:
         world.grow("r0c0", S.FOSSILIZED)
         world.grow("r1c0", S.HOLDING)
@@ -127,7 +127,7 @@ def test_after_a_rollback_the_loss_reward_reads_the_restored_network() -> None:
 @pytest.mark.trap(20)
 @pytest.mark.parametrize("mode", ["shaped", "simplified", "loss_shaped"])
 def test_a_refused_action_is_charged_as_refused_and_gains_no_stage(mode: str) -> None:
-    """The gate wants five epochs in TRAINING: the reward is that of what happened, not of what was asked for."""
+    """The gate requires five epochs in TRAINING: the reward is that of the refused action."""
     gates = {"min_training_epochs": 5, "min_gradient_health": 0.0, "trial_standard_errors": 1000.0}
     sections = {"reward": {"mode": mode, "gamma": 1.0}, "env": {"baseline_episodes": 2, "gates": gates}}
     with rig(horizon=30, **sections) as world:
@@ -149,7 +149,7 @@ HOSTS = 16
 @pytest.mark.trap(25)
 @pytest.mark.slow
 def test_on_digits_growing_pays_under_every_mode() -> None:
-    """The shipped schedule against the same hosts left alone: its episodes are measured once and paid by every mode."""
+    """The shipped schedule is compared with the same hosts left alone, in one play for all modes."""
     config = TrainingConfig.parse({"task": {"name": "digits"}, "env": {"n_envs": HOSTS}})
     env = GrowthVectorEnv(load_task("digits"), config)
     env.prepare()
@@ -173,7 +173,7 @@ def test_on_digits_growing_pays_under_every_mode() -> None:
 
 
 class Ledger(Reward):
-    """Pays by the default mode, and keeps the discounted returns [E] of every mode for the same transitions."""
+    """Pays the default mode's reward, and keeps the discounted returns [E] of every mode."""
 
     def __init__(self, config: TrainingConfig, horizon: int) -> None:
         dwell = Durations.of(config, horizon).dwell

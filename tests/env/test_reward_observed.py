@@ -1,4 +1,4 @@
-"""Every reward can be worked out from what the controller saw before and after the step, by arithmetic of its own."""
+"""Every reward follows from the observations before and after the step, by separate arithmetic."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Seen:
         return 100 * (self(f"{of}_accuracy") - self("baseline_accuracy"))
 
     def nats(self, name: str) -> Floats:
-        """What symlog was taken of."""
+        """Inverse of symlog."""
         value = self(name)
         return np.sign(value) * np.expm1(np.abs(value))
 
@@ -84,7 +84,7 @@ def reward(before: Seen, after: Seen, config: RewardConfig, dwell: int) -> Float
 
 
 def follow(env: SlotVectorEnv, player: Controller, disturb: Callable[[int], None] = lambda _step: None) -> set[str]:
-    """Play one episode, with every reward worked out from the observations; the terms that paid anything."""
+    """Plays one episode and computes every reward from the observations; returns the terms that were not 0."""
     dwell = Durations.of(env.config, env.horizon).stage_dwell
     observation, info = env.reset(seed=0)
     player.begin()
@@ -120,7 +120,7 @@ def test_rewards_of_planted_follow_from_what_is_observed(mode: str) -> None:
 @pytest.mark.trap(23)
 @pytest.mark.parametrize("mode", slow_except(list(MODES)[:2], MODES))
 def test_rewards_of_hosts_in_training_follow_from_what_is_observed(mode: str) -> None:
-    """With rollbacks, three of which end the episode of env 0 early."""
+    """There are rollbacks, and three of them end the episode of env 0 early."""
     sections = {"env": {"one_incubating": False, "baseline_episodes": 2}, "task": {"samples_per_epoch": 256}}
     with rig(n_envs=2, horizon=14, reward={"mode": mode}, **sections) as world:
         broken = (3, 8, 10)

@@ -1,4 +1,4 @@
-"""The vector env behind Stable-Baselines3's API: what its agents and sb3-contrib's read from it."""
+"""The vector env behind Stable-Baselines3's API, for its agents and those of sb3-contrib."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def vector(n_envs: int = 3, **keywords: Any) -> SlotVectorEnv:
     return made
 
 
-def test_it_passes_on_what_the_vector_env_returns() -> None:
+def test_the_wrapper_passes_on_results_of_the_vector_env() -> None:
     venv, env = SB3VecEnv(vector(episode_length=3)), vector(episode_length=3)
     venv.seed(5)
     expected, _ = env.reset(seed=5)
@@ -132,7 +132,7 @@ def test_a_rollback_that_ends_the_episode_is_no_time_limit() -> None:
     venv.close()
 
 
-def test_its_wrappers_and_its_evaluation_work() -> None:
+def test_wrappers_and_evaluation_of_stable_baselines_work() -> None:
     venv = VecMonitor(VecNormalize(SB3VecEnv(vector(episode_length=5)), norm_reward=False))
     model = PPO("MlpPolicy", venv, n_steps=10, batch_size=15, n_epochs=1, device="cpu")
     model.learn(60)
@@ -142,7 +142,7 @@ def test_its_wrappers_and_its_evaluation_work() -> None:
     assert np.isfinite(returns).all()
 
 
-def test_maskable_ppo_drives_heads_and_is_told_what_was_illegal() -> None:
+def test_maskable_ppo_plays_heads_and_illegal_actions_are_counted() -> None:
     """The mask of the slot head is a union over ops, so a pair of choices that are legal by themselves may not be."""
     venv = SB3VecEnv(vector(16, episode_length=10, env={"gates": {"trial_standard_errors": 1000.0}}))
     model = MaskablePPO("MlpPolicy", venv, n_steps=10, batch_size=160, n_epochs=1, device="cpu", seed=0)
@@ -157,8 +157,8 @@ def test_maskable_ppo_drives_heads_and_is_told_what_was_illegal() -> None:
     assert 0 < sum(counted) < 64, "few of 640"
 
 
-def test_a_plain_dqn_drives_flat_actions() -> None:
-    """It knows no masks: what is illegal is a WAIT, and is counted."""
+def test_a_plain_dqn_plays_flat_actions() -> None:
+    """It has no masks: an illegal action is executed as WAIT, and is counted."""
     venv = SB3VecEnv(FlatActionVector(vector(4, episode_length=5)))
     model = DQN("MlpPolicy", venv, learning_starts=20, buffer_size=200, batch_size=16, device="cpu", seed=0)
     counted: list[int] = []
@@ -172,7 +172,7 @@ def test_a_plain_dqn_drives_flat_actions() -> None:
     assert sum(counted) > 0
 
 
-def test_without_stable_baselines_the_error_says_what_to_type(tmp_path: Path) -> None:
+def test_without_stable_baselines_the_error_names_the_install_command(tmp_path: Path) -> None:
     script = "import sys; sys.modules['stable_baselines3'] = None; import esper.env.make; import esper.env.sb3"
     found = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert "ImportError: esper.env.sb3 needs Stable-Baselines3; pip install" in found.stderr

@@ -1,4 +1,4 @@
-"""The one-env view: what the checkers of Gymnasium and Stable-Baselines3 ask for, and the vector env it shows."""
+"""The one-env view: the checkers of Gymnasium and Stable-Baselines3, and the vector env behind it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_one_env_is_the_vector_env_of_one_host() -> None:
 @pytest.mark.finding("M2")
 @pytest.mark.parametrize("stops", [False, True])
 def test_a_single_host_in_training_is_the_vector_env_of_one_host_to_the_end(stops: bool) -> None:
-    """Also if a plateau truncates the episode."""
+    """This holds if a plateau truncates the episode, too."""
     env: dict[str, Any] = {"n_envs": 1, "episode_length": 4, "baseline_episodes": 1}
     if stops:
         env |= {"stop_on": ["plateau"], "plateau_epochs": 2, "plateau_margin": 100.0}
@@ -143,7 +143,7 @@ def test_a_view_of_many_or_of_what_resets_itself_is_refused() -> None:
 
 
 def test_stable_baselines_makes_several_by_their_id() -> None:
-    """It first asks for a render mode, and takes a TypeError for a no."""
+    """It first tries a render mode, and falls back on a TypeError."""
     venv = make_vec_env("esper/Growth-v0", n_envs=2, seed=0, env_kwargs={"task": "planted"})
     observation = venv.reset()
     assert not np.array_equal(observation[0], observation[1])

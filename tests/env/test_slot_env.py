@@ -1,4 +1,4 @@
-"""What happens when an episode ends: both autoreset modes, on hosts in training and on simulated ones."""
+"""Ends of episodes in both autoreset modes, on hosts in training and on simulated ones."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_mode_belongs_to_the_instance_and_is_disabled_unless_asked_for(make:
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, "NextStep", "same"])
-def test_another_mode_is_refused_with_those_that_there_are(mode: Any) -> None:
+def test_an_unknown_autoreset_mode_is_refused_with_the_known_ones(mode: Any) -> None:
     with pytest.raises(ValueError, match=r"AutoresetMode.SAME_STEP \('SameStep'\) or AutoresetMode.DISABLED"):
         PlantedVectorEnv(autoreset_mode=mode)
 
@@ -83,7 +83,7 @@ def test_a_mode_may_be_given_by_its_value() -> None:
 
 
 def test_same_step_is_disabled_with_a_reset_after_every_end(make: Make) -> None:
-    """Bit by bit: what SAME_STEP returns is what a caller of DISABLED gets who resets at once."""
+    """SAME_STEP returns the same bits as DISABLED with a reset right after each end."""
     auto, manual = make(3, 3, SAME), make(3, 3)
     observation, info = auto.reset(seed=5)
     expected, expected_info = manual.reset(seed=5)
@@ -163,7 +163,7 @@ def test_envs_that_end_at_different_times(make: Make) -> None:
     assert [part.get("final_info", {}).keys() for part in DictInfoToList(env)._convert_info_to_list(info)][1] == set()
 
 
-def test_what_is_returned_is_the_callers_own(make: Make) -> None:
+def test_returned_arrays_belong_to_the_caller(make: Make) -> None:
     env, untouched = make(2, 2, SAME), make(2, 2, SAME)
     env.reset(seed=0)
     untouched.reset(seed=0)
@@ -182,7 +182,7 @@ def test_what_is_returned_is_the_callers_own(make: Make) -> None:
     ids=["indices", "integers", "too short", "two axes"],
 )
 @pytest.mark.parametrize("everyone", [True, False], ids=["first reset", "later"])
-def test_a_reset_mask_that_is_none_is_refused(make: Make, mask: Any, everyone: bool) -> None:
+def test_an_invalid_reset_mask_is_refused(make: Make, mask: Any, everyone: bool) -> None:
     env = make(3, 2)
     if not everyone:
         env.reset(seed=0)
@@ -203,7 +203,7 @@ SAME_COUNTED = pytest.param(SAME, marks=pytest.mark.skipif(not COUNTS_ALL_STEPS,
 
 @pytest.mark.parametrize("mode", [SAME_COUNTED, DISABLED])
 def test_gymnasiums_episode_statistics_are_sums_of_rewards(make: Make, mode: AutoresetMode) -> None:
-    """Env 1 starts anew after one epoch, so that episodes end at different times; two episodes in each."""
+    """Env 1 is reset after one epoch, so that episodes end at different times; each env plays two."""
     env = RecordEpisodeStatistics(make(3, 3, mode))
     env.reset(seed=0)
     returns, lengths = np.zeros(3), np.zeros(3, dtype=np.int64)

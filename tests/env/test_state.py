@@ -1,4 +1,4 @@
-"""An env that is written down between two steps, and gone on with elsewhere: every bit to come is the same."""
+"""An env that is saved between two steps and continued in another env gives the same bits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import Op
 from esper.telemetry.event import Event, GovernorRollback, StageChanged
 from esper.telemetry.record import stable_record
-from esper.training.host_state import host_state
 from tests.core_helpers import DAMAGE, EASY_GATES, flat_baseline
 from tests.run.run_helpers import assert_same_bits, flat
 from tests.selection import slow_except
@@ -105,7 +104,7 @@ def world(name: str, events: list[Event]) -> SlotVectorEnv:
 
 
 class Course:
-    """One course of events in a world: random actions, and a host that breaks."""
+    """An env under random actions, with a host that breaks."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -122,14 +121,14 @@ class Course:
         self.chance.begin()
 
     def step(self) -> list[Any]:
-        """What everybody could see of it, and everything inside."""
+        """All that is visible outside, and all state inside."""
         if self.step_number == BREAKS and isinstance(self.env, GrowthVectorEnv):
             DAMAGE["NaN weight"](self.env.training[1])
         masks = {name: mask.copy() for name, mask in self.info["action_mask"].items()}
         if self.step_number % 5 != 4:
             masks["op"][:, Op.PRUNE] = False  # pure chance removes seeds before they get anywhere
         if "cut short" in self.name:
-            masks["op"][1, Op.GERMINATE] = False  # what grows is on no plateau
+            masks["op"][1, Op.GERMINATE] = False  # a host with a living seed is on no plateau
         actions = self.chance.act(self.observation, masks)
         self.observation, rewards, terminated, truncated, self.info = self.env.step(actions)
         self.step_number += 1
@@ -150,7 +149,7 @@ class Course:
 
 
 def saved_and_read(state: dict[str, Any]) -> Any:
-    """As a file has it that no code is run from."""
+    """Returns the state as read from a file without running code."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     buffer.seek(0)
@@ -162,8 +161,7 @@ def _leaves(info: dict[str, Any]) -> list[NDArray[Any]]:
 
 
 def taken_up(name: str, count: int) -> range:
-    """The states that are gone on from: all of them in some worlds, and in the others every second one, the even and
-    the odd in turn."""
+    """States to continue from: all of them in some worlds; in the others the even and the odd ones in turn."""
     if name in ("float images", "planted"):
         return range(count)
     return range(list(WORLDS).index(name) % 2 if name in WORLDS else 0, count, 2)
@@ -176,9 +174,12 @@ def taken_up(name: str, count: int) -> range:
         ["float images", "cut short", "planted", "planted, cut short"], [*WORLDS, "planted", "planted, cut short"]
     ),
 )
-def test_an_env_goes_on_to_the_last_bit_from_any_step(name: str) -> None:
-    """In an env that is new, or has played other episodes: hosts, seeds, momentum, snapshots, generators and clocks
-    are all there. On the way seeds are planted and removed, and a host is rolled back."""
+def test_an_env_resumes_to_the_last_bit_from_any_step(name: str) -> None:
+    """The other env is new, or has played other episodes.
+
+    Hosts, seeds, momentum, snapshots, generators and clocks are restored. On the way seeds are planted and removed, and
+    a host is rolled back.
+    """
     first = Course(name)
     first.begin(4)
     states, observed, steps, marks = [first.taken_away()], [first.observation], [], [len(first.events)]
@@ -201,7 +202,7 @@ def test_an_env_goes_on_to_the_last_bit_from_any_step(name: str) -> None:
         heard = len(other.events)
         other.go_on_from(states[number])
         if turn % 2 == 0 and not simulated:
-            heard += 1  # the baseline, which every env tells once
+            heard += 1  # the baseline, which every env reports once
         np.testing.assert_array_equal(other.observation, observed[number])
         for expected in steps[number:]:
             assert_same_bits(other.step(), expected)
@@ -221,7 +222,7 @@ def test_a_state_of_another_host_is_refused() -> None:
         course.env.close()
 
 
-def test_what_was_taken_away_does_not_change_with_the_env() -> None:
+def test_a_saved_state_does_not_change_with_the_env() -> None:
     course = Course("float images")
     course.begin(0)
     state = course.env.state_dict()
@@ -233,7 +234,7 @@ def test_what_was_taken_away_does_not_change_with_the_env() -> None:
 
 
 @pytest.mark.parametrize("make", [RandomController, HeuristicController])
-def test_a_controller_goes_on_with_what_it_remembers(make: Callable[..., Any]) -> None:
+def test_a_resumed_controller_keeps_its_memory(make: Callable[..., Any]) -> None:
     actions = []
     for cut in (None, 4):
         env = world("planted", [])
@@ -250,14 +251,3 @@ def test_a_controller_goes_on_with_what_it_remembers(make: Callable[..., Any]) -
             observation, _, _, _, info = env.step(rows[-1])
         actions.append(np.array(rows))
     np.testing.assert_array_equal(*actions)
-
-
-def test_host_states_are_copies_on_the_cpu() -> None:
-    course = Course("float images")
-    course.begin(0)
-    assert isinstance(course.env, GrowthVectorEnv)
-    training = course.env.training[0]
-    state = host_state(training)
-    live = {tensor.data_ptr() for tensor in training.host.state_dict().values()}
-    assert not live & {tensor.data_ptr() for tensor in state["tensors"].values()}
-    course.env.close()

@@ -1,4 +1,4 @@
-"""Random lives: legal and illegal actions, broken seeds, several episodes, and what must hold after every step."""
+"""Random play: legal and illegal actions, broken seeds, several episodes, and invariants after every step."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: not self.done)
     @rule(heads=HEADS, draw=st.integers(0, 99))
     def carry_on(self, heads: tuple[int, ...], draw: int) -> None:
-        """A step forward for a seed, where one is legal."""
+        """An action that advances a seed, if one is legal."""
         pairs = self.legal_pairs(Op.ADVANCE, Op.FOSSILIZE) or self.legal_pairs(Op.GERMINATE)
         row = self.complete(pairs[draw % len(pairs)], heads, draw) if pairs else wait_actions(1)[0]
         self.step(row)
@@ -115,7 +115,7 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: not self.done)
     @rule(heads=HEADS, draw=st.integers(0, 9999))
     def act(self, heads: tuple[int, ...], draw: int) -> None:
-        """Any legal action but WAIT, where there is one."""
+        """Any legal action but WAIT, if there is one."""
         pairs = self.legal_pairs(*(op for op in Op if op is not Op.WAIT))
         row = self.complete(pairs[draw % len(pairs)], heads, draw // 7) if pairs else wait_actions(1)[0]
         self.step(row)
@@ -123,7 +123,7 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: not self.done)
     @rule(draw=st.integers(0, 2**31))
     def say_anything(self, draw: int) -> None:
-        """Any entries in range: mostly illegal."""
+        """Random entries in range, which are mostly illegal."""
         self.step(np.random.default_rng(draw).integers(self.env.action_spec.sizes))
 
     @precondition(lambda self: not self.done)
@@ -185,7 +185,7 @@ class Lives(RuleBasedStateMachine):
         return bool(rollbacks)
 
     def stage_in_training(self) -> dict[str, SeedStage]:
-        """Each slot's stage in the epoch just trained: that before the step, changed by the action only."""
+        """Each slot's stage in the epoch just trained: the stage before the step, after the action."""
         stages = dict(self.known)
         for event in self.of(StageChanged):
             if event.cause in BY_ACTION:
@@ -193,7 +193,7 @@ class Lives(RuleBasedStateMachine):
         return stages
 
     def check_action(self, row: NDArray[np.int64], legal: bool) -> None:
-        """What the mask allows is accepted, or refused by a gate; anything else is not even tried."""
+        """An action that the mask allows is accepted, or refused by a gate; any other is not tried."""
         taken = self.of(ActionTaken)
         caused = [event for event in self.of(StageChanged) if event.cause in BY_ACTION]
         if not legal or row[0] == Op.WAIT:
@@ -215,7 +215,7 @@ class Lives(RuleBasedStateMachine):
             assert gates[0].passed
 
     def check_stages(self) -> None:
-        """Every change is in the table, starts where the last one ended, and cooldowns last as long as they should."""
+        """Every change is in the table and starts where the last one ended, and cooldowns have the right length."""
         after_prune = {S.EMBARGOED: 1, S.RESETTING: 1 + self.embargo, S.DORMANT: 2 + self.embargo}
         for event in self.of(StageChanged):
             before, after = S[event.before], S[event.after]
@@ -231,7 +231,7 @@ class Lives(RuleBasedStateMachine):
         assert self.known == {slot.name: slot.stage for slot in self.slots}
 
     def check_owners(self) -> None:
-        """Every parameter is in exactly one optimizer, and there is none for a seed that is gone."""
+        """Every parameter is in exactly one optimizer, and removed seeds have none."""
         training = self.training
         groups = [training.host_group, *training.seed_groups.values()]
         owned = [id(p) for group in groups for options in group.optimizer.param_groups for p in options["params"]]
@@ -260,7 +260,7 @@ class Lives(RuleBasedStateMachine):
                 assert 0 <= slot.epochs_in_stage <= slot.age <= self.training.epoch
 
     def check_masks(self) -> None:
-        """Against the rules in words, one slot at a time; the heads' masks say what is legal for some choice."""
+        """Compares masks with the rules, one slot at a time; a head's mask allows what some joint action allows."""
         table, spec = self.mask["op_slot"], self.env.action_spec
         stages = [self.known[name] for name in spec.slots]
         living = sum(stage in LIVING for stage in stages)
@@ -289,7 +289,7 @@ class Lives(RuleBasedStateMachine):
             assert bool(torch.isfinite(tensor).all()), name
 
     def check_twin(self, rolled_back: bool) -> None:
-        """As long as nothing was blended or restored, the host is the same bits as one left alone."""
+        """Until a seed is blended or a snapshot restored, the host has the bits of one left alone."""
         blended = any(stage in ON for stage in {*self.known.values(), *self.stage_in_training().values()})
         self.alone &= not (blended or rolled_back)
         if self.alone:

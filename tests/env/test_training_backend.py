@@ -1,4 +1,4 @@
-"""What one step reads from the device: two transfers for all envs together, and nothing else, however many envs."""
+"""Reads of a step from the device: two transfers for all envs together, for any number of envs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Reads(TorchFunctionMode):
         self.transfers: list[tuple[int, ...]] = []
         self.reads: list[str] = []
         self.here: dict[int, Tensor] = {}
-        """What is on the host, by id; held, so that no other tensor gets the same one."""
+        """Tensors on the host, by id; they are held so that no other tensor gets the same id."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -120,7 +120,7 @@ def test_a_step_brings_everything_over_in_two_transfers(n_envs: int, monkeypatch
 
 
 @pytest.mark.finding("M11")
-def test_what_is_read_does_not_depend_on_who_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_do_not_depend_on_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
     with busy(2, monkeypatch) as world:
         listening = reads_of_a_step(world)
         assert world.events
@@ -132,7 +132,7 @@ def test_what_is_read_does_not_depend_on_who_listens(monkeypatch: pytest.MonkeyP
 @pytest.mark.trap(33)
 @pytest.mark.parametrize("n_envs", [1, 3])
 def test_training_and_validation_wait_for_nothing(n_envs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even within an operator."""
+    """No operator inside waits either."""
     with busy(n_envs, monkeypatch) as world, Syncs() as syncs:
         world.env.backend.trainer.epoch(world.env.training)
         for episode in world.env.backend.each:
@@ -140,8 +140,8 @@ def test_training_and_validation_wait_for_nothing(n_envs: int, monkeypatch: pyte
         assert syncs.found == []
 
 
-def test_a_read_an_env_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests above can fail: the loss of every env's epoch, looked at where it lies."""
+def test_a_read_for_each_env_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests above can fail: reading the loss of every env on its device is found."""
     epoch, validate = HostTrainer.epoch, EnvHost.validate
 
     def curious_training(trainer: HostTrainer, active: Sequence[HostTraining]) -> None:

@@ -1,4 +1,4 @@
-"""The Gymnasium seam: shapes, resets, idling, and what belongs to whom."""
+"""The Gymnasium API: shapes, resets, idle envs, and ownership of arrays."""
 
 from typing import Any
 
@@ -172,8 +172,8 @@ def test_one_env_for_one_epoch() -> None:
 
 
 @pytest.mark.trap(10)
-def test_seeds_pass_their_gates_though_nobody_listens() -> None:
-    """By gradients that are measured: they are the env's own business, and no sink's."""
+def test_seeds_pass_their_gates_without_any_sink() -> None:
+    """Gates read gradients, which are measured whether or not a sink listens."""
     gates = {"min_training_epochs": 1, "min_gradient_health": 0.5, "trial_standard_errors": 1000.0}
     with rig(horizon=12, env={"gates": gates}) as heard, rig(horizon=12, env={"gates": gates}) as deaf:
         deaf.events.clear()

@@ -1,4 +1,4 @@
-"""What is counted as compute, against numbers worked out by hand."""
+"""Counted compute, against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_transformer_counts_attention_too() -> None:
 
 
 def test_an_incubating_seed_costs_a_pass_of_the_rest_of_the_host() -> None:
-    """On its own parameters and through what comes behind it, whose weights get no gradient from it."""
+    """The pass goes through the seed and the layers after it, whose weights get no gradient from it."""
     alone, _ = meter().of_epoch(EpochKind.alone(3))
     incubating = Occupant("norm", STYLES["LINEAR_ADD"], INCUBATING)  # of no counted operation itself
     training, _ = meter().of_epoch(kind(incubating, 0.0, 1.0))
@@ -88,14 +88,14 @@ def test_a_blended_seed_costs_itself_and_a_frozen_one_less() -> None:
 
 
 def test_validation_counts_what_configurations_do_not_share() -> None:
-    """Seed on and seed off part behind the first convolution, which both have in common."""
+    """The configurations with and without the seed share the first convolution."""
     _, alone = meter().of_epoch(EpochKind.alone(3))
     _, both = meter().of_epoch(kind(NORM, 1.0, 0.0))
     assert both - alone == 2 * (SECOND + HEAD) * VALIDATED
 
 
 def test_recalibration_counts_its_passes() -> None:
-    """Each configuration sees 256 training images, too, and shares nothing."""
+    """Each configuration also sees 256 training images, and shares nothing."""
     _, both = meter(recalibrate=True).of_epoch(kind(NORM, 1.0, 0.0))
     assert both == pytest.approx(2 * 2 * FORWARD * (VALIDATED + 256))
 
@@ -118,16 +118,16 @@ class CountingExecutor:
         self.run(train_epoch, hosts)
 
     def adopt(self, hosts: Iterable[HostTraining]) -> None:
-        """Nothing is captured, and nothing could be."""
+        """Captures nothing."""
 
     def release(self, hosts: Iterable[HostTraining]) -> None:
-        """Nothing was captured."""
+        """Releases nothing."""
 
     def reasons(self) -> dict[str, int]:
         return {}
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Holds nothing to close."""
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ class CountingExecutor:
     ],
     ids=["shadow", "straight-through", "recalibrated", "transformer"],
 )
-def test_what_is_counted_is_what_was_computed(task: str, env: dict[str, Any]) -> None:
-    """Random growth with every pass under the counter, against kinds of epochs times their number."""
+def test_counted_compute_is_that_of_all_passes(task: str, env: dict[str, Any]) -> None:
+    """The counter of all passes of random growth agrees with the sum over kinds of epochs."""
     loaded = load_task(task)
     sizes = {"n_envs": 2, "episode_length": 10, "baseline_episodes": 1, "one_incubating": False, "gates": EASY_GATES}
     config = TrainingConfig.parse(

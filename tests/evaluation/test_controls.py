@@ -1,4 +1,4 @@
-"""Static, bigger and same-compute: how they are made, and that they are fair."""
+"""The controls static, bigger and same-compute: their hosts, and their fairness."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_same_compute_is_the_host_alone_for_what_growing_computed() -> None:
 
 
 def test_if_nothing_was_grown_static_and_bigger_equal_the_host_alone(tmp_path: Path) -> None:
-    """The same weights, batches and phases. Incubating the seed that was not kept has its price, though."""
+    """Weights, batches and phases are the same; only the incubation of the pruned seed costs compute."""
     found = play(tmp_path, PLANT_ONLY, "static", "bigger", "no-growth").hosts
     alone = [(host.accuracy, host.loss, host.flops, host.rollbacks) for host in found["no-growth"]]
     assert len(set(alone)) == 2  # two hosts, not one twice
@@ -159,7 +159,7 @@ def test_simulated_hosts_have_no_controls(control: str, tmp_path: Path) -> None:
 
 
 def test_two_ranks_compare_what_one_process_does(tmp_path: Path) -> None:
-    """Controls, too, and their compute: all hosts of the second rank are made there."""
+    """Controls and their compute are spread as well: all hosts of the second rank are made there."""
     with ranks_of(2) as ranks:
         spread = play(tmp_path, SCHEDULE, "static", "bigger", "same-compute", "no-growth", ranks=ranks)
     assert spread.hosts == grown().hosts

@@ -22,8 +22,12 @@ BASE: dict[str, Any] = {
     "run": {"seed": 4, "rounds": 1},
     "ppo": {"width": 8, "update_epochs": 1, "n_minibatches": 1, "practice_steps": 0},
 }
+
+
 PAIRS = 9
-"""In rounds of two hosts, with one host too many."""
+
+
+"""Rounds of two hosts, with one host too many."""
 
 
 def compare(folder: Path, part: Part = WHOLE, pairs: int = PAIRS, **run: Any) -> ComparisonRun:
@@ -104,7 +108,7 @@ WRONG: dict[str, tuple[Callable[[list[Path], Path], list[Path]], str]] = {
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_what_is_not_all_parts_is_refused(mistake: str, parts: list[Path], tmp_path: Path) -> None:
+def test_incomplete_parts_are_refused(mistake: str, parts: list[Path], tmp_path: Path) -> None:
     given, words = WRONG[mistake]
     with pytest.raises(ConfigError, match=words):
         merge(given(parts, tmp_path), tmp_path / "merged")
@@ -130,10 +134,3 @@ def test_more_parts_than_rounds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a comparison of 5 rounds of 2 hosts has at most 5 parts, not 6"):
         compare(tmp_path / "o", Part(1, 6))
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("text", ["0/2", "3/2", "2", "1/0", "a/b", "-1/2", "1/2/3"])
-def test_a_part_is_named_by_its_number_and_their_number(text: str) -> None:
-    assert (Part.parse("2/3"), str(Part.parse("2/3"))) == (Part(2, 3), "part 2/3")
-    with pytest.raises(ConfigError, match="give K/N, part K of N"):
-        Part.parse(text)

@@ -24,7 +24,7 @@ from tests.run.rank_helpers import ranks_of
 from tests.run.run_helpers import births, learning, play, tiny
 
 PRACTISED = {"practice_steps": 512}
-"""So little that nothing is learned, but seeds are planted."""
+"""A run too short to learn anything, but in which seeds are planted."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def evaluated(learned: RunSummary) -> PolicyEvaluation:
 
 
 def test_an_evaluation_equals_the_final_comparison_of_the_run(learned: RunSummary, evaluated: PolicyEvaluation) -> None:
-    """Same seed, same number of pairs: the same hosts, grown by the likeliest actions."""
+    """With the same seed and number of pairs, the hosts are the same, grown by the likeliest actions."""
     greedy, stochastic = (found.pair for found in evaluated.comparisons)
     run = learned.comparison
     assert (greedy.name_a, greedy.name_b, stochastic.name_a) == ("greedy", "none", "stochastic")
@@ -76,7 +76,7 @@ def test_stochastic_draws_and_draws_the_same_again(simulated: Path) -> None:
 
 
 @pytest.mark.trap(28)
-def test_its_hosts_were_never_learned_from(learned: RunSummary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluated_hosts_were_never_learned_from(learned: RunSummary, monkeypatch: pytest.MonkeyPatch) -> None:
     born = births(monkeypatch)
     heard: list[ArmPlayed] = []
     changes = {"run": {"seed": 11, "evaluation_pairs": 2}}
@@ -98,7 +98,7 @@ def test_hosts_of_another_width_are_played(learned: RunSummary) -> None:
 
 
 def test_two_ranks_evaluate_what_one_process_does(learned: RunSummary) -> None:
-    """Also on hosts of another width, and after exploration."""
+    """This holds for hosts of another width and after exploration, too."""
     settings: dict[str, Any] = {"width": 5, "explore": 1, "changes": {"run": {"evaluation_pairs": 2}}}
     alone = evaluate_controller(str(learned.folder), **settings)
     with ranks_of(2) as ranks:
@@ -154,7 +154,7 @@ def test_another_task_is_played_with_its_own_sizes(learned: RunSummary) -> None:
     assert found.pairs == 1
 
 
-def test_a_policy_plays_another_task_with_blueprints_it_never_met(simulated: Path) -> None:
+def test_a_policy_plays_another_task_with_unknown_blueprints(simulated: Path) -> None:
     small = {"run": {"evaluation_pairs": 2}, "env": {"n_envs": 2, "episode_length": 2, "baseline_episodes": 1}}
     found = evaluate_controller(
         str(simulated), task="digits", changes={**small, "task": {"samples_per_epoch": 64}}, explore=1
@@ -188,8 +188,8 @@ def test_all_names_of_a_run_mean_the_same(form: str, simulated: Path, tmp_path: 
         np.testing.assert_array_equal(one.accuracy, other.accuracy)
 
 
-def test_a_checkpoint_out_of_its_folder_wants_a_task(simulated: Path, tmp_path: Path) -> None:
-    """A config that lies beside it by accident is not its own."""
+def test_a_checkpoint_outside_its_folder_needs_a_task(simulated: Path, tmp_path: Path) -> None:
+    """A config in the same folder is not that of the checkpoint."""
     lone = tmp_path / "lone.pt"
     lone.write_bytes((simulated / checkpoint.NAME).read_bytes())
     (tmp_path / "config.toml").write_text("[task]\nname = 'digits'\n")

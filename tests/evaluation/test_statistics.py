@@ -222,7 +222,7 @@ def test_a_clear_difference_has_a_winner(shift: float, winner: str) -> None:
     alone = rng.normal(80, 4, 12)
     comparison = compare_pairs(alone + shift + rng.normal(0, 1, 12), alone, name_a="grown", name_b="alone")
     assert comparison.winner() == winner
-    # Told from the winner's side: a positive gain, its interval in order.
+    # From the winner's side: a positive gain, its interval in order.
     assert comparison.verdict().startswith(f"{winner} is better by ")
     low, high = (abs(edge) for edge in comparison.interval)
     assert f"(95% interval {min(low, high):.2f} to {max(low, high):.2f}, p = " in comparison.verdict()

@@ -109,7 +109,7 @@ def test_under_the_null_a_difference_is_rarely_found() -> None:
 
 @pytest.mark.finding("M14")
 def test_a_real_difference_is_found() -> None:
-    """So that the test above does not pass because nothing is ever found."""
+    """The test above would also pass if no difference were ever found."""
     rng, found = np.random.default_rng(6), 0
     for number in range(100):
         hosts = rng.normal(85, 3, 10)

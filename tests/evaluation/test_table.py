@@ -4,51 +4,16 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from unittest import mock
 
-import numpy as np
 import pytest
-from PIL import Image
 from rich.console import Console
 
-from esper.config import TrainingConfig
-from esper.evaluation.analysis import analyse
-from esper.evaluation.arms import Arm
-from esper.evaluation.comparison import ComparisonResult
-from esper.evaluation.plots import draw_pairs, short
-from esper.evaluation.runner import HostResult
-from esper.evaluation.table import print_report, smallest_p, write_report
+from esper.evaluation.table import print_report, smallest_p
+from tests.evaluation.outcomes import outcome, printed
 from tests.selection import slow_except
 
 LONG = "checkpoint:runs/a/long/way/down/to/the/folder"
-
-
-def host(accuracy: float, number: int, parameters: float = 277.0, loss: float = 0.5) -> HostResult:
-    return HostResult(accuracy, loss + number / 100, parameters, 277.0, 1.5e9, 30.0, 0.0, 1.0)
-
-
-def outcome(folder: Path, gains: dict[str, float], pairs: int = 10, asked: int | None = None) -> ComparisonResult:
-    """Arms that are better than the first by ``gains`` pp in every pair."""
-    base = [80.0 + i / 3 for i in range(pairs)]
-    hosts = {
-        name: [host(value + gain, i, 277 + 10 * gain, 0.5 - gain / 100) for i, value in enumerate(base)]
-        for name, gain in gains.items()
-    }
-    arms = tuple(Arm(name, "random", TrainingConfig()) for name in gains)
-    reference = next(iter(gains))
-    return ComparisonResult(arms, reference, asked or pairs, hosts, analyse(hosts, reference), folder)
-
-
-def printed(found: ComparisonResult, plots: bool = False) -> str:
-    """What the report prints; without ``plots``, which take most of its time, none are drawn."""
-    text = io.StringIO()
-    drawn = nullcontext() if plots else mock.patch("esper.evaluation.table.save_plots", return_value=[])
-    with drawn:
-        write_report(found, Console(file=text, width=80))
-    return text.getvalue()
 
 
 @pytest.mark.parametrize("width", [20, 40, 80])
@@ -120,37 +85,6 @@ def test_no_line_is_wider_than_80_columns(pairs: int, tmp_path: Path) -> None:
     assert "[red]same" in text
     assert "verdict" in text
     assert (tmp_path / "table.txt").read_text().count("Mann-Whitney U") >= 5  # all metrics in full
-
-
-def dark(file: Path) -> float:
-    """Share of a picture that is not white."""
-    return float((np.asarray(Image.open(file).convert("L")) < 250).mean())
-
-
-def test_plots_are_written_and_are_not_blank(tmp_path: Path) -> None:
-    text = printed(outcome(tmp_path, {"base": 0.0, "good": 2.0, LONG: -1.0}), plots=True)
-    for name in ("pairs.png", "differences.png", "cost.png"):
-        assert 0.01 < dark(tmp_path / name) < 0.5
-        assert name in text
-        assert (tmp_path / name).with_suffix(".svg").read_text().startswith("<?xml")
-        assert (tmp_path / name).with_suffix(".pdf").read_bytes().startswith(b"%PDF")
-
-
-def test_the_plot_of_pairs_shows_every_pair_and_arm(tmp_path: Path) -> None:
-    found = outcome(tmp_path, {"base": 0.0, "good": 2.0, LONG: -1.0})
-    (axes,) = draw_pairs(found).axes
-    pairs = [
-        line.get_ydata() for line in axes.lines if len(_data(line.get_ydata())) == 3 and line.get_linestyle() == "-"
-    ]
-    assert [list(_data(pair)) for pair in pairs] == [
-        [found.hosts[name][i].accuracy for name in found.hosts] for i in range(10)
-    ]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["base", "good", short(LONG)]
-    assert axes.get_ylabel() == "test accuracy, %"
-
-
-def _data(values: object) -> Sequence[float]:
-    return np.asarray(values, dtype=np.float64)  # type: ignore[return-value]
 
 
 def test_without_matplotlib_the_report_says_that_there_are_no_plots(

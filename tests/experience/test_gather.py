@@ -1,4 +1,4 @@
-"""How experience grows with episodes, and what is shown of it."""
+"""Experience gathered from episodes, and its part in observations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_plans_finds_what_pays_within_a_few_rounds() -> None:
     assert worths.mean.argmax(axis=1).tolist() == np.argmax(LAW.worth, axis=1).tolist()
 
 
-def test_what_is_shown_changes_between_episodes_only() -> None:
+def test_observed_experience_changes_between_episodes_only() -> None:
     env = hosts()
     plans = controller("plans", env)
     play_round(env, plans)
@@ -131,7 +131,7 @@ def test_a_resumed_env_shows_and_learns_the_same() -> None:
 
 
 def test_the_gain_of_a_host_that_leans_on_a_seed_that_is_not_kept_is_left_out() -> None:
-    """What the committed network lost with that seed says nothing about those that were kept; trials do."""
+    """The accuracy that the committed network lost with that seed says nothing about kept seeds; trials do."""
     env = hosts(n_envs=4)
     env.reset(seed=0)
     slots, ended, gains = env.state.slots, np.ones(4, dtype=np.bool_), np.ones((4, 2))

@@ -53,7 +53,7 @@ def mark(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hostile(whole: Path, tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every file of it says something that would leave the mark if it were run, and all but the checkpoint is read."""
+    """Every file would leave the mark if it were run; all but the checkpoint are read."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "r"
     shutil.copytree(whole, folder)
@@ -187,12 +187,12 @@ def change(stem: Path, **facts: Any) -> None:
 
 @pytest.mark.parametrize("spring", [pickled_weights, named_task, named_module, named_blueprint, header])
 def test_a_saved_host_runs_nothing(spring: Callable[[Path, Path], None], hostile: Path, mark: Path) -> None:
-    """The digest of the weights is made to fit, so that they are really read."""
+    """The digest matches the weights, so that they are really read."""
     stem = hostile / "best_host"
     spring(stem, mark)
     change(stem, weights_sha256=hashlib.sha256(stem.with_name("best_host.safetensors").read_bytes()).hexdigest())
     if spring is header:
-        assert isinstance(esper.load_host(stem), torch.nn.Module)  # it is only words
+        assert isinstance(esper.load_host(stem), torch.nn.Module)  # it is only text
     else:
         with pytest.raises(ConfigError, match=re.escape(str(stem))):
             esper.load_host(stem)

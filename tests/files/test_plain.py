@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,35 +16,20 @@ from esper.config import ConfigError
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft
 from esper.hosts.grown import GrownHost, KeptSeed
-from esper.hosts.grown_module import GrownModule, grown_in_place
+from esper.hosts.grown_module import GrownModule
 from esper.hosts.host import Host
 from esper.hosts.transformer import TransformerHost
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS
+from tests.files.grown_modules import grown, require_same, seed_of
 from tests.grower.loops import Loop
 
 SHAPES = {"cnn": (2, 8, 5, 5), "transformer": (2, 7, 8), "encoder": (2, 7, 8), "mlp": (2, 8)}
 
 
-def seed_of(name: str, topology: str = "mlp", operator: BlendOperator = BlendOperator.ADD, width: int = 8) -> Seed:
-    seed = Seed(BLUEPRINTS.get(topology, name).build(width), operator, width, topology)
-    for parameter in seed.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    return seed
-
-
-def grown(model: nn.Module, path: str, seed: Seed) -> nn.Module:
-    grown_in_place(model, {path: (seed, 0.7)})
-    return model
-
-
 def without_esper(network: nn.Module) -> bool:
     return not any(type(module).__module__.startswith("esper") for module in network.modules())
-
-
-def require_same(network: nn.Module, other: nn.Module, x: Any) -> None:
-    torch.testing.assert_close(other.eval()(x), network.eval()(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("topology", SHAPES)
@@ -113,7 +96,7 @@ def test_the_weights_of_a_copy_go_through_safetensors(tmp_path: Path) -> None:
     require_same(network, other, x)
 
 
-def test_what_a_grower_returns_needs_no_hooks_and_its_copy_trains_on() -> None:
+def test_the_model_of_a_grower_needs_no_hooks_and_its_copy_trains() -> None:
     loop = Loop().run()
     assert loop.grower is not None
     network = loop.grower.finish()
@@ -154,6 +137,8 @@ class Mix(nn.Module):
     def forward(self, h, *, shift=0.0, **options):
         return self.linear(h) * options["scale"] + shift
 """
+
+
 CHILD = """
 import sys
 sys.modules["esper"] = None  # which makes `import esper` fail
@@ -188,55 +173,6 @@ def test_a_saved_network_runs_where_esper_cannot_be_imported(tmp_path: Path, mon
     assert done.stdout == "same\n", done.stderr
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("path", ["0", "1", "1.0"])
-def test_a_lora_is_merged_into_the_linear_layer_before_it(path: str, bias: bool) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8, bias=bias), nn.Sequential(nn.Linear(8, 8, bias=bias)), nn.ReLU())
-    keys, x = model.state_dict().keys(), torch.randn(5, 8)
-    grown(model, path, seed_of("lora"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        merged = esper.plain(model, x, merge=True)
-    assert merged.state_dict().keys() == keys
-    require_same(model, merged, x)
-
-
-def test_a_linear_seed_with_a_bias_gives_the_layer_one() -> None:
-    torch.manual_seed(0)
-    model = grown(nn.Sequential(nn.Linear(8, 8, bias=False)), "0", Seed(nn.Linear(8, 8), BlendOperator.ADD, 8, "mlp"))
-    merged = esper.plain(model, torch.randn(3, 8), merge=True)
-    assert [type(module) for module in merged.modules()] == [nn.Sequential, nn.Linear]
-    require_same(model, merged, torch.randn(5, 8))
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.second.weight = self.first.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.first(x))  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize(
-    ("model", "path", "seed", "reason"),
-    [
-        (nn.Sequential(nn.Linear(8, 8)), "0", seed_of("norm"), "0: LayerNorm is not linear"),
-        (nn.Sequential(nn.Linear(8, 8)), "0", seed_of("lora", operator=BlendOperator.GATE), r"not additive \(gate\)"),
-        (nn.Sequential(nn.Linear(8, 8), nn.ReLU()), "1", seed_of("lora"), "1: its output comes from a ReLU"),
-        (Tied(), "first", seed_of("lora"), "first: another layer uses the same weights"),
-    ],
-)
-def test_a_seed_that_cannot_be_merged_stays_and_is_named(model: nn.Module, path: str, seed: Seed, reason: str) -> None:
-    network = grown(model, path, seed)
-    with pytest.warns(UserWarning, match=reason):
-        copy = esper.plain(network, torch.randn(3, 8), merge=True)
-    assert "Grown" in {type(module).__name__ for module in copy.modules()}
-    require_same(network, copy, torch.randn(3, 8))
-
-
 class Skips(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -259,7 +195,7 @@ class Starred(nn.Module):
         ("starred", torch.randn(2, 8), r"starred has grown, and Starred.forward takes \*arguments"),
     ],
 )
-def test_what_cannot_be_made_plain_says_why(path: str, x: Tensor, words: str) -> None:
+def test_a_network_that_cannot_be_made_plain_is_refused_with_the_reason(path: str, x: Tensor, words: str) -> None:
     network = grown(Skips(), path, seed_of("lora"))
     with pytest.raises(ConfigError, match=words):
         esper.plain(network, x)

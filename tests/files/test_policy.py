@@ -89,7 +89,7 @@ def test_a_policy_comes_back_to_the_last_bit(run: Path, saved: Path) -> None:
     assert found.facts.packages["torch"] == json.loads((run / "env.json").read_text())["packages"]["torch"]
 
 
-def test_it_plays_as_its_run_does(run: Path, saved: Path) -> None:
+def test_a_policy_file_plays_as_its_run(run: Path, saved: Path) -> None:
     config = TrainingConfig.parse({"task": {"name": "planted"}, "env": {"n_envs": 4, "episode_length": 6}})
     returns = []
     for name in (f"checkpoint:{run}", f"checkpoint:{run / checkpoint.NAME}", f"checkpoint:{saved}"):
@@ -112,7 +112,7 @@ def test_the_command_in_it_has_the_config_of_the_run(run: Path, saved: Path) -> 
 
 
 def test_the_command_is_that_of_the_run_even_if_practice_changed_the_exploration(tmp_path: Path) -> None:
-    """After practice the policy's own settings explore less; they, given to a run, would change its practice."""
+    """After practice the policy's own settings explore less; in a run they would change the practice."""
     folder = play(learning(rounds=1, evaluation_pairs=1, ppo={"practice_steps": 256}), tmp_path / "r")[0].folder
     save_policy(folder, tmp_path / "a.safetensors")
     found, config = find_policy(str(tmp_path / "a.safetensors")), find_policy(str(folder)).config
@@ -251,7 +251,7 @@ def words_for_rounds(facts: dict[str, Any], _tensors: Any) -> None:
 def test_tensors_of_another_network_are_refused(
     change: Callable[..., None], message: str, saved: Path, tmp_path: Path
 ) -> None:
-    """Under an honest digest, as a writer of another version would leave it."""
+    """The digest is valid, as from a writer of another version."""
     file = rewritten(saved, tmp_path / "a.safetensors", change)
     with pytest.raises(ConfigError, match=message) as found:
         controller_for(f"checkpoint:{file}", TrainingConfig(), make_env(learning("planted")), 0)
@@ -291,7 +291,7 @@ def test_a_run_without_package_versions_is_not_saved(content: str | None, run: P
 
 
 @pytest.mark.parametrize("name", ["a.pt", "there.safetensors", "gone/a.safetensors"])
-def test_a_name_that_cannot_be_is_refused(name: str, run: Path, tmp_path: Path) -> None:
+def test_an_impossible_file_name_is_refused(name: str, run: Path, tmp_path: Path) -> None:
     (tmp_path / "there.safetensors").write_text("dear diary")
     with pytest.raises(ConfigError, match=r"give a new file, NAME\.safetensors, in an existing folder"):
         save_policy(run, tmp_path / name)
@@ -300,7 +300,7 @@ def test_a_name_that_cannot_be_is_refused(name: str, run: Path, tmp_path: Path) 
 
 
 def test_the_shipped_agent_can_be_played_and_names_its_origin() -> None:
-    """And an update of Esper that can no longer read it is caught here."""
+    """It fails if an update of Esper can no longer read the shipped agent."""
     found = find_policy("pretrained")
     assert found.config is not None
     assert found.config.task.name == "digits"
@@ -315,7 +315,7 @@ def test_the_shipped_agent_can_be_played_and_names_its_origin() -> None:
         assert "/tmp" not in str(getattr(found.facts, fact))
 
 
-def test_the_controller_that_ships_is_in_the_package() -> None:
+def test_the_package_contains_the_shipped_controller() -> None:
     import tomllib
 
     root = Path(__file__).parents[2]
@@ -324,7 +324,7 @@ def test_the_controller_that_ships_is_in_the_package() -> None:
     assert f"*{PRETRAINED.suffix}" in tables["tool"]["setuptools"]["package-data"]["*"]
 
 
-def test_the_controller_that_ships_grows_a_network_of_ones_own() -> None:
+def test_the_shipped_controller_grows_a_users_network() -> None:
     from torch import nn
 
     import esper
@@ -344,7 +344,7 @@ def test_the_controller_that_ships_grows_a_network_of_ones_own() -> None:
 
 
 def test_a_run_of_it_resumes_with_the_policy_that_it_began_with(saved: Path, tmp_path: Path) -> None:
-    """Even if the file has changed since."""
+    """This holds if the file has changed since."""
     moved = tmp_path / "moved.safetensors"
     moved.write_bytes(saved.read_bytes())
     config = learning("planted", n_envs=4, rounds=3, controller=f"checkpoint:{moved}")

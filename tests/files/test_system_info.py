@@ -1,4 +1,4 @@
-"""What a run's env.json says of where it was made."""
+"""The env.json of a run: source, versions and hardware."""
 
 import subprocess
 from pathlib import Path

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from esper.lifecycle.stage import SeedStage
 from tests.grower.loops import (
     GROW,
     Loop,
     Net,
     X,
     Y,
-    net,
-    plain,
     plant,
     same,
     scores,
@@ -31,7 +25,7 @@ from tests.grower.loops import (
 )
 
 
-def test_a_seed_goes_through_its_life_in_a_loop_of_ones_own() -> None:
+def test_a_seed_goes_through_its_life_in_a_users_loop() -> None:
     loop = Loop().run()
     assert stages(loop) == (["GERMINATED", *["TRAINING"] * 3, *["BLENDING"] * 4, "HOLDING", *["FOSSILIZED"] * 5])
     assert [step.epoch for step in loop.steps] == list(range(1, 15))
@@ -134,50 +128,6 @@ def _tensors(state: dict[str, Any]) -> dict[str, Tensor]:
     return {key: torch.as_tensor(value) for key, value in state.items() if value is not None}
 
 
-def test_scores_are_those_of_the_networks_that_are_named() -> None:
-    """All seeds, kept seeds, none; a contribution is the difference to the model without the seed."""
-    loop = Loop().run(9)
-    step, slot = loop.steps[-1], loop.steps[-1].slots["r0c0"]
-    assert slot.stage == "HOLDING"
-    assert step.score == pytest.approx(float(scores(loop.model).mean()))
-    assert loop.grower is not None
-    with loop.grower.hooks.trying({}):
-        without = float(scores(loop.model).mean())
-    assert step.without_seeds == step.committed == pytest.approx(without)
-    assert slot.contribution == pytest.approx(step.score - without)
-
-
-def test_a_trial_is_scored_with_the_seed_at_its_target() -> None:
-    loop = Loop().run(4)
-    step = loop.steps[-1]
-    assert loop.grower is not None
-    with loop.grower.hooks.trying({"r0c0": 1.0}):
-        tried = float(scores(loop.model).mean())
-    assert step.slots["r0c0"].trial == pytest.approx(tried - step.score)
-    assert step.score == step.without_seeds
-
-
-def test_evaluate_runs_once_for_each_network_and_modes_are_restored() -> None:
-    calls = []
-
-    def counted(model: nn.Module) -> Tensor:
-        calls.append(1)
-        return scores(model)
-
-    loop = Loop()
-    assert loop.grower is not None
-    numbers = []
-    for _ in range(9):
-        loop.train()
-        loop.model.body[3].eval()
-        calls.clear()
-        loop.grower.step(counted)
-        numbers.append(len(calls))
-        assert loop.model.training
-        assert not loop.model.body[3].training
-    assert numbers == [1, 1, 2, 2, 2, 2, 2, 2, 2]
-
-
 def test_finish_returns_the_model_with_ordinary_submodules() -> None:
     loop = Loop(controller=script({**GROW, 10: plant("r0c1")})).run()
     expected = scores(loop.model)
@@ -225,92 +175,8 @@ def test_activation_checkpointing_trains_the_same_network(reentrant: bool) -> No
     assert same(weights(loop.model), weights(direct.model))
 
 
-def test_a_seed_that_becomes_non_finite_is_cut_and_the_model_survives() -> None:
-    loop = Loop().run(4)
-    assert loop.grower is not None
-    with torch.no_grad():
-        loop.grower.groups.groups["r0c0"]["params"][0].fill_(math.nan)
-    loop.run(1)
-    assert stages(loop)[-1] in ("PRUNED", "EMBARGOED")
-    assert all(bool(p.isfinite().all()) for p in loop.model.parameters())
-    assert len(loop.optimizer.param_groups) == 1
-
-
-def test_a_loop_that_starts_early_plants_before_its_first_epoch() -> None:
-    loop, usual = Loop(early=True).run(), Loop().run()
-    assert [step.epoch for step in loop.steps] == list(range(15))
-    assert [step.epoch for step in usual.steps] == list(range(1, 15))
-    assert stages(loop) == [*stages(usual), stages(usual)[-1]]  # each an epoch earlier
-    assert [step.done for step in loop.steps] == [False] * 14 + [True]
-
-
-def test_a_loop_that_starts_early_trains_the_same_bits_until_a_seed_is_blended_in() -> None:
-    early, alone = Loop(early=True).run(5), Loop(controller=None).run(5)
-    assert stages(early)[-1] == "BLENDING"
-    early, alone = Loop(early=True).run(4), Loop(controller=None).run(4)
-    assert same(weights(early.model), weights(alone.model))
-
-
-def test_the_baseline_of_a_loop_that_starts_early_begins_with_its_own_first_score() -> None:
-    baseline = [0.5 + 0.01 * epoch for epoch in range(14)]
-    early, usual = Loop(early=True, baseline=baseline).run(), Loop(baseline=baseline).run()
-    for loop, first in ((early, (early.steps[0].score,)), (usual, ())):
-        assert loop.grower is not None
-        assert loop.grower.env is not None
-        assert loop.grower.env.rules is not None
-        expected = [100 * score for score in (*first, *baseline)]
-        assert loop.grower.env.rules.baseline.accuracy == pytest.approx(expected)
-
-
-def test_evaluate_may_forbid_gradients_before_the_first_epoch() -> None:
-    loop = Loop()
-    assert loop.grower is not None
-    step = loop.grower.start(torch.inference_mode()(scores))
-    assert step.action is not None
-    assert step.action.accepted
-    loop.run(14)
-    assert stages(loop)[-1] == "FOSSILIZED"
-
-
-# --- what is refused ------------------------------------------------------------------------------------------------
-
-
-def test_stages_are_the_lifecycles() -> None:
-    """Names in reports are those of the lifecycle."""
-    loop = Loop().run()
-    assert set(stages(loop)) <= {stage.name for stage in SeedStage}
-
-
 def test_the_named_controllers_play() -> None:
     for name in ("heuristic", "random", "none", "pretrained"):
         loop = Loop(controller=name, epochs=8).run()
         assert loop.steps[-1].done
     assert Y.max() == 2
-
-
-@pytest.mark.slow
-def test_two_ranks_grow_the_same_network(tmp_path: Any) -> None:
-    """Decisions are those of rank 0, whatever the others measure."""
-    mp.spawn(_rank, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
-    one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
-    assert one["stages"] == other["stages"]
-    assert one["stages"][-1] == "FOSSILIZED"
-    assert same(one["weights"], other["weights"])
-
-
-def _rank(rank: int, store: str, folder: str) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    torch.manual_seed(0)
-    loop = Loop(model=DistributedDataParallel(net()))
-    assert loop.grower is not None
-    for _ in range(loop.epochs):
-        loop.model.train()
-        for rows in torch.arange(64).split(16):
-            plain(loop, X[rows][rank::2], Y[rows][rank::2])
-        loop.steps.append(loop.grower.step(lambda model: scores(model) * (1 if rank == 0 else 0.1)))
-    network = loop.grower.finish()
-    torch.save(
-        {"weights": {name: p.detach() for name, p in network.named_parameters()}, "stages": stages(loop)},
-        f"{folder}/{rank}.pt",
-    )
-    torch.distributed.destroy_process_group()

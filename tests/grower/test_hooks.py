@@ -12,7 +12,7 @@ from tests.grower.loops import Loop, X, Y, do, net, plain, plant, same, script, 
 
 
 def test_a_shadow_loss_trains_the_seed_and_changes_no_bit_of_the_model() -> None:
-    """Not its weights, its BatchNorm statistics, or the random numbers of its dropout."""
+    """Weights, BatchNorm statistics and the random numbers of dropout stay the same."""
     torch.manual_seed(7)
     grown = Loop(model=net(dropout=0.5), step=shadowed, incubation="shadow").run(4)
     torch.manual_seed(7)
@@ -54,7 +54,7 @@ def test_a_shadow_loss_leaves_the_buffers_of_other_seeds_alone() -> None:
 
 
 def test_a_seed_with_passes_of_its_own_is_tried_with_the_statistics_of_these() -> None:
-    """BatchNorm takes a shift away again, but not with statistics that were gathered without it."""
+    """BatchNorm removes a shift, unless its statistics were gathered without the seed."""
     registry = BLUEPRINTS.copy()
 
     class Shift(nn.Module):
@@ -96,7 +96,7 @@ def test_a_shadow_gradient_is_that_of_the_loss_with_the_seed_at_its_target() -> 
     assert all(p.grad is None for p in loop.model.parameters())
 
 
-def test_a_shadow_loss_that_is_never_given_is_missed() -> None:
+def test_a_missing_shadow_loss_is_an_error() -> None:
     with pytest.raises(RuntimeError, match=r"r0c0 has learned nothing: .*call grower\.incubate"):
         Loop(incubation="shadow").run()
     with pytest.raises(RuntimeError, match="needs incubation='shadow'"):

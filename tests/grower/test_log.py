@@ -85,7 +85,7 @@ def test_the_page_of_a_loop_shows_its_controller_and_only_the_config_it_uses(tmp
     assert open_run(tmp_path / "a").of(events.RoundCompleted)[0].phase_seconds.keys() >= {"validate", "decide"}
 
 
-def test_the_log_of_a_loop_tells_log_probabilities(tmp_path: Path) -> None:
+def test_the_log_of_a_loop_has_log_probabilities(tmp_path: Path) -> None:
     loop = Loop(folder=tmp_path / "a", controller=lambda env: Sure(env.action_spec, env.layout, 1)).run()
     taken = open_run(tmp_path / "a").of(events.ActionTaken)
     assert {event.log_prob for event in taken} == {-0.75}
@@ -113,7 +113,7 @@ def test_a_folder_that_is_not_empty_is_refused_before_anything_is_trained(tmp_pa
 
 @pytest.mark.parametrize(("epochs", "early"), [(0, False), (1, False), (6, False), (6, True)])
 def test_a_resumed_loop_continues_its_log(tmp_path: Path, epochs: int, early: bool) -> None:
-    """What was logged after the state was taken is logged again, once."""
+    """Events after the saved state are logged again, once."""
     grown(tmp_path / "whole", early)
     half = Loop(folder=tmp_path / "half", early=early).run(epochs)
     if not epochs:

@@ -1,4 +1,4 @@
-"""Optimizers, schedules, accumulation and scaling of a loop go on while seeds come and go."""
+"""Optimizers, schedules, accumulation and scaling of a loop work on while seeds come and go."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_loop_that_resumes_grows_on_to_the_same_bits(incubation: str, step: An
 
 
 class Prepared(torch.optim.Optimizer):
-    """As that of accelerate: it is an Optimizer, but only hands on what it is asked for."""
+    """An optimizer like that of accelerate: an Optimizer that forwards all calls."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer

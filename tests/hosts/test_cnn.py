@@ -8,11 +8,9 @@ import torch
 from esper.data.digits import build_host
 from esper.hosts.cnn import CNNHost
 from esper.hosts.grown import GrownHost, KeptSeed
-from esper.hosts.host import SegmentedHost
 from esper.lifecycle.ramps import STYLES
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.site import SlotSite
 
 
 @pytest.mark.parametrize(
@@ -69,11 +67,6 @@ def test_impossible_rows_are_refused(rows: int, pool: bool) -> None:
         CNNHost(1, 2, base=1, blocks=1, pool=pool, rows=rows)
 
 
-def test_a_host_wants_one_segment_more_than_sites() -> None:
-    with pytest.raises(ValueError, match="2 segments"):
-        SegmentedHost([torch.nn.Identity()], [SlotSite("r0c0", 1)], "cnn")
-
-
 @pytest.mark.parametrize("style", STYLES)
 def test_a_grown_host_adds_alpha_times_the_delta_in_each_slot(style: str) -> None:
     torch.manual_seed(0)
@@ -100,12 +93,3 @@ def test_a_grown_host_adds_alpha_times_the_delta_in_each_slot(style: str) -> Non
     torch.testing.assert_close(grown(x), h, rtol=1e-6, atol=1e-6)
     assert not torch.equal(grown(x), host(x))
     assert torch.equal(GrownHost(host, {}, {}, "test")(x), host(x))
-
-
-@pytest.mark.finding("M10")
-def test_slot_names_are_checked_in_one_place_and_doubles_are_refused() -> None:
-    segments = [torch.nn.Identity() for _ in range(3)]
-    with pytest.raises(ValueError, match="two sites have the slot name r0c0"):
-        SegmentedHost(segments, [SlotSite("r0c0", 1), SlotSite("r0c0", 1)], "cnn")
-    with pytest.raises(ValueError, match="'first' is not of the form r0c0"):
-        SegmentedHost(segments, [SlotSite("r0c0", 1), SlotSite("first", 1)], "cnn")

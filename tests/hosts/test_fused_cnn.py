@@ -200,7 +200,7 @@ def float_images(channels: int) -> esper.Task:
 def test_the_fused_operator_serves_every_host_with_every_seed(
     channels: int, kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In each slot, incubated both ways and blended, trained and validated; a fallback is an error here."""
+    """Seeds are incubated both ways and blended in each slot, trained and validated; a fallback is an error."""
     monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
     task = byte_digits(channels=channels) if kind == "bytes" else float_images(channels)
     for blueprint in BLUEPRINTS.names("cnn"):
@@ -220,7 +220,7 @@ def test_the_fused_operator_serves_every_host_with_every_seed(
 
 
 def test_the_error_of_a_fallback_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above would notice."""
+    """The test above can fail."""
     monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
     with pytest.raises(RuntimeError, match="NormReluPool goes through the three PyTorch functions"):
         made("two rows").double()(images().double())

@@ -1,9 +1,8 @@
-"""Grafted hosts: slots on the outputs of a user's own submodules, with all features of Esper's own hosts."""
+"""Grafted hosts: slots on the outputs of a user's submodules, with all features of Esper's hosts."""
 
 from __future__ import annotations
 
 import copy
-from collections import namedtuple
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,6 @@ from esper.config import ConfigError
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import GraftedHost, graft
 from esper.hosts.inputs import Arguments
-from esper.hosts.outputs import features_of, logits_of, with_features
 
 X = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 SITES = {"r0c0": "first.1", "r0c1": "second"}
@@ -171,7 +169,7 @@ def test_a_probe_changes_no_buffer_and_no_mode() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_a_host_of_ours_can_be_grafted_too() -> None:
+def test_a_host_of_esper_can_be_grafted() -> None:
     torch.manual_seed(0)
     ours = CNNHost(1, 10, base=3, blocks=2).eval()
     host = graft(ours, {"r0c0": "segments.0"}, example=X)
@@ -209,24 +207,3 @@ def test_a_site_on_a_recurrent_layer_is_its_first_tensor_and_inputs_may_be_sever
     h, last = model.gru(model.embed(x["tokens"]) * x["mask"][:, :, None])
     assert torch.equal(changed, model.head((h + 1).sum(1) + last[0]))
     assert torch.equal(host.forward_from(Arguments(x), 0, h + 1, lambda _site, h: h), changed)
-
-
-@pytest.mark.parametrize(
-    "output",
-    [
-        torch.ones(2),
-        {"loss": None, "logits": torch.ones(2)},
-        SimpleNamespace(logits=torch.ones(2)),
-    ],
-)
-def test_logits_are_found_in_what_a_network_returns(output: object) -> None:
-    assert torch.equal(logits_of(output), torch.ones(2))
-    assert logits_of((output, 1)) == (output, 1)
-
-
-def test_a_named_tuple_stays_one_when_its_features_change() -> None:
-    pair = namedtuple("pair", "h rest")
-    found = with_features(pair(torch.zeros(2), 3), torch.ones(2))
-    assert type(found) is pair
-    assert features_of(found) is found.h
-    assert found.rest == 3

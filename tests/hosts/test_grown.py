@@ -26,7 +26,7 @@ def grown(base: int = 3) -> GrownHost:
 
 @pytest.mark.parametrize("base", [3, 8], ids=["plain", "fused"])
 def test_a_static_host_computes_the_grown_network(base: int) -> None:
-    """Also if sites are declared vacant: their built-in seeds still run."""
+    """Built-in seeds run even if their sites are declared vacant."""
     network, x = grown(base), torch.randn(4, 1, 8, 8)
     host = StaticHost(network).eval()
     assert host.parameter_count == sum(parameter.numel() for parameter in network.parameters())

@@ -59,7 +59,7 @@ def own(width: int) -> GraftedHost:
 
 
 @pytest.mark.parametrize(("wanted", "step", "width"), [(1, 1, 4), (100, 1, 4), (101, 1, 5), (170, 2, 8), (1000, 1, 49)])
-def test_a_network_of_ones_own_is_widened_by_its_family(wanted: int, step: int, width: int) -> None:
+def test_a_users_network_is_widened_by_its_family(wanted: int, step: int, width: int) -> None:
     found = nearest_in_size(HostFamily(own, 4, step), wanted, DIGITS)
     assert (found.width, found.parameters) == (width, 20 * width + 10)
     made = found.build()
@@ -83,6 +83,6 @@ def test_a_family_whose_widths_do_not_fit_is_refused(width: int, step: int) -> N
         HostFamily(own, width, step)
 
 
-def test_how_to_widen_another_network_is_not_known() -> None:
+def test_a_network_without_a_family_cannot_be_widened() -> None:
     with pytest.raises(ConfigError, match=r"cannot widen a GraftedHost: .* build_host=esper\.HostFamily\(build, width"):
         nearest_in_size(lambda: own(4), 1000, DIGITS)

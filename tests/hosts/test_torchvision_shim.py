@@ -28,8 +28,8 @@ def test_torchvision_is_imported_in_a_fresh_process_and_its_models_run() -> None
     assert (found.returncode, found.stdout) == (0, "(2, 10) True\n"), found.stderr
 
 
-def test_its_compiled_operators_are_used_if_they_load() -> None:
-    """With the torch that it was built for, nothing is declared in their place."""
+def test_compiled_operators_of_torchvision_are_used_if_they_load() -> None:
+    """With the torch that it was built for, no operator is declared in their place."""
     import torch
 
     torchvision = import_torchvision()

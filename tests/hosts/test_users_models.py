@@ -11,26 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import esper
-from esper.data.host_checks import check_hosts
-from esper.hosts.graft import GraftedHost
 from esper.training.rng import RngHandle, own_dropout
 from tests.core_helpers import EASY_GATES
+from tests.hosts.plain_models import GENERATOR, Plain, X, double, task_of
 from tests.run.test_grow import SCHEDULE
-
-GENERATOR = torch.Generator().manual_seed(0)
-X = torch.randn(96, 6, generator=GENERATOR)
-Y = (X[:, 0] > 0).long() + (X[:, 1] > 0).long()
-
-
-def splits(x: Tensor = X, y: Tensor = Y) -> list[esper.Split]:
-    return [esper.Split(x[rows], y[rows]) for rows in (slice(0, 64), slice(64, 80), slice(80, 96))]
-
-
-def task_of(make: Callable[[], nn.Module], site: str, topology: str = "mlp", **data: Tensor) -> esper.Task:
-    return esper.Task("mine", 3, lambda: esper.graft(make(), {"r0c0": site}, topology), *splits(**data), batch_size=16)
 
 
 def grow(task: esper.Task, tmp_path: Path, blueprint: str = "mlp_small") -> esper.run.grow.Grown:
@@ -39,16 +25,6 @@ def grow(task: esper.Task, tmp_path: Path, blueprint: str = "mlp_small") -> espe
         {"run": {"lanes": 1}, "env": {"baseline_episodes": 1, "gates": EASY_GATES, "parameter_budget": 1000}}
     )
     return esper.grow(task, f"schedule:{tmp_path / 's.toml'}", epochs=7, config=config)
-
-
-class Plain(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 8)
-        self.last = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.last(torch.relu(self.first(x)))
 
 
 class Tied(Plain):
@@ -69,10 +45,6 @@ class Normalises(Plain):
     def forward(self, x: Tensor) -> Tensor:
         x -= x.mean()
         return super().forward(x)  # type: ignore[no-any-return]
-
-
-def double() -> nn.Module:
-    return Plain().double()
 
 
 def lazy() -> nn.Module:
@@ -98,7 +70,7 @@ def halves() -> nn.Module:
         (frozen, "first", X),
     ],
 )
-def test_it_grows_and_comes_back_from_its_files(
+def test_a_users_model_grows_and_is_loaded_from_its_files(
     make: Callable[[], nn.Module], site: str, x: Tensor, tmp_path: Path
 ) -> None:
     task = task_of(make, site, x=x)
@@ -182,81 +154,8 @@ def test_a_host_grafted_elsewhere_is_refused_when_a_file_is_loaded(tmp_path: Pat
     assert torch.equal(esper.load_host(tmp_path / "saved", model=same)(X), network(X))
 
 
-# What is refused
-
-SHARED = Plain()
-
-
-class Checkpointed(Plain):
-    def forward(self, x: Tensor) -> Any:
-        return self.last(checkpoint(self.first, x, use_reentrant=False))
-
-
-class SwitchedOff(Plain):
-    def forward(self, x: Tensor) -> Any:
-        with torch.no_grad():
-            h = self.first(x)
-        return self.last(h)
-
-
-class Pairs(Plain):
-    def forward(self, x: Tensor) -> Any:
-        logits = super().forward(x)
-        return (logits, logits) if self.training else logits
-
-
-class Sparse(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(9, 8, sparse=True)
-        self.first = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.first(self.embed((x[:, 0] > 0).long()))
-
-
-class Nothing(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Identity()
-
-    def forward(self, x: Tensor) -> Any:
-        return self.first(x)[:, :3]
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: SHARED, "two hosts share model.first.weight: build_host must return a new network each time"),
-        (Checkpointed, "runs layers again in the backward pass"),
-        (SwitchedOff, "gradients are switched off at slot r0c0"),
-        (Pairs, r"in training the host returns tuple, not logits \(3, 3\)"),
-        (Sparse, "gradient of model.embed.weight is sparse"),
-        (Nothing, "the host has no parameters"),
-        (double, "cannot run on inputs torch.float32 of shape"),
-    ],
-)
-def test_a_network_that_cannot_be_grown_is_refused_with_the_reason(make: Callable[[], nn.Module], words: str) -> None:
-    with pytest.raises(esper.ConfigError, match=words):
-        check_hosts(task_of(make, "first"))
-
-
-def test_seeds_that_see_the_next_token_are_refused_where_it_is_to_be_predicted() -> None:
-    text = esper.Split.of_text(torch.arange(200) % 3, 4)
-
-    def make(topology: str) -> esper.Task:
-        def host() -> GraftedHost:
-            return esper.graft(nn.Sequential(nn.Embedding(3, 8), nn.Linear(8, 3)), {"r0c0": "0"}, topology)
-
-        return esper.Task("mine", 3, host, text, text.evenly_spaced(9), text.evenly_spaced(9))
-
-    check_hosts(make("transformer"))
-    with pytest.raises(esper.ConfigError, match="the next tokens, which seeds of an encoder would see"):
-        check_hosts(make("encoder"))
-
-
 def test_a_recurrent_network_grows(tmp_path: Path) -> None:
-    """On the first tensor of its tuple; and it reports logits as Hugging Face's models do."""
+    """Seeds grow on the first tensor of its tuple; logits are returned as in Hugging Face's models."""
     grown = grow(task_of(Recurrent, "gru", "transformer"), tmp_path)
     assert grown.seeds == {"r0c0": "mlp_small"}
     plain = esper.plain(grown.network, X[:3])
@@ -272,27 +171,3 @@ class Recurrent(nn.Module):
     def forward(self, x: Tensor) -> Any:
         h, _ = self.gru(x[:, :, None])
         return {"logits": self.last(h[:, -1])}
-
-
-def test_features_with_the_samples_second_are_refused() -> None:
-    """torch's transformers put them there unless told otherwise."""
-    tokens = torch.randn(96, 5, 8)
-    layer = nn.TransformerEncoderLayer(8, 2, 16)
-
-    def build_host() -> GraftedHost:
-        encoder = nn.TransformerEncoder(copy.deepcopy(layer), 1, enable_nested_tensor=False)
-        return esper.graft(Swapped(encoder), {"r0c0": "encoder"}, "transformer")
-
-    task = esper.Task("mine", 3, build_host, *splits(x=tokens))
-    with pytest.raises(esper.ConfigError, match=r"returns shape \(5, 3, 8\) for 3 samples; they must come first"):
-        check_hosts(task)
-
-
-class Swapped(nn.Module):
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.last = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.last(self.encoder(x.transpose(0, 1)).mean(0))

@@ -1,4 +1,4 @@
-"""Other people's libraries; each test skips, with the reason, what is not installed."""
+"""Tests with other libraries; a test is skipped, with the reason, if its library is not installed."""
 
 from __future__ import annotations
 

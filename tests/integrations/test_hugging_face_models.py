@@ -68,7 +68,7 @@ def test_bert_is_a_host_and_its_mask_matters() -> None:
     assert not torch.equal(grown.network(**x), unmasked)
 
 
-def test_bert_grows_in_a_loop_of_ones_own_and_becomes_bert_again() -> None:
+def test_bert_grows_in_a_plain_loop_and_becomes_bert_again() -> None:
     model = bert()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     grower = esper.Grower(

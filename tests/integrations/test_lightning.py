@@ -1,4 +1,4 @@
-"""Growth in a Lightning Trainer is that of one's own loop, and a checkpoint continues it to the same bits."""
+"""Growth in a Lightning Trainer equals that in a plain loop, and a checkpoint continues it to the same bits."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def fit(
     return module, trainer
 
 
-def test_a_trainer_grows_what_a_loop_of_ones_own_grows(tmp_path: Path) -> None:
-    """To the same bits, also when the Trainer clips all parameters that the optimizer has."""
+def test_a_trainer_grows_the_same_as_a_plain_loop(tmp_path: Path) -> None:
+    """The bits are the same, also if the Trainer clips all parameters of the optimizer."""
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
@@ -105,7 +105,7 @@ def test_a_checkpoint_continues_to_the_same_bits(tmp_path: Path, epoch: int, at_
     assert same(weights(module), weights(again))
 
 
-def test_what_cannot_work_is_refused_before_training(tmp_path: Path) -> None:
+def test_impossible_arguments_are_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(esper.ConfigError, match="one optimizer that the Trainer steps"):
         fit(tmp_path, growth(), ByHand())
     with pytest.raises(esper.ConfigError, match="growth needs validation"):

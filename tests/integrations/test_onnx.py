@@ -49,7 +49,7 @@ def test_a_grown_host_runs_in_onnx(network: nn.Module, x: Tensor, tmp_path: Path
     require_same(esper.plain(network, x), x, tmp_path)
 
 
-def test_what_a_grower_returns_runs_in_onnx_as_it_is(tmp_path: Path) -> None:
+def test_the_model_of_a_grower_runs_in_onnx(tmp_path: Path) -> None:
     loop = Loop().run()
     assert loop.grower is not None
     require_same(loop.grower.finish().eval(), torch.randn(5, 8), tmp_path)

@@ -75,7 +75,7 @@ def train(folder: Path, callback: GrowthTrainerCallback, resume: Path | None = N
 
 
 def test_a_trainer_grows_a_seed_and_a_checkpoint_continues_to_the_same_bits(tmp_path: Path) -> None:
-    """Also from a checkpoint with a seed in its optimizer, which the Trainer loads before there is a Grower."""
+    """One checkpoint has a seed in its optimizer, which the Trainer loads before there is a Grower."""
     whole = growth()
     trained = train(tmp_path, whole)
     assert [step.slots["r0c0"].stage for step in whole.steps][-1] == "FOSSILIZED"
@@ -114,6 +114,6 @@ def test_a_checkpoint_without_growth_is_refused(tmp_path: Path) -> None:
         ({"torch_compile": True}, "does not work with .* torch_compile"),
     ],
 )
-def test_what_cannot_work_is_refused_before_training(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
+def test_impossible_arguments_are_refused_before_training(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(esper.ConfigError, match=reason):
         train(tmp_path, growth(), **options)

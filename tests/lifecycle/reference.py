@@ -1,4 +1,4 @@
-"""The lifecycle of one seed at a time, as plain objects: written out a second time from the rules, to compare with.
+"""Reference lifecycle of one seed at a time, as plain objects, written independently from the rules.
 
 Nothing of esper.lifecycle is used but the names of stages and their values. Accuracies are in percentage points.
 """

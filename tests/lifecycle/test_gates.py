@@ -16,6 +16,7 @@ DURATIONS = Durations.of(TrainingConfig(), 150)
 PERMISSIVE, STRICT = GateConfig(), GateConfig(level="strict")
 LEVELS = pytest.mark.parametrize("config", [PERMISSIVE, STRICT], ids=["permissive", "strict"])
 
+
 TRAINED: dict[str, Any] = {
     "gradient_norm": 0.5,
     "gradient_ratio": 0.10,
@@ -28,6 +29,8 @@ TRAINED: dict[str, Any] = {
 
 
 HELD: dict[str, Any] = {"alpha": 1.0, "alpha_target": 1.0}
+
+
 """A ramp to the full target that has ended."""
 
 
@@ -48,40 +51,17 @@ def answer(slots: Slots, config: GateConfig, pending: bool = False) -> GateResul
 
 
 @pytest.mark.parametrize(
-    ("horizon", "expected"),
-    [
-        (150, (10, 10, 5, 5, 30, 10, 5, 20)),
-        (30, (2, 2, 1, 1, 6, 2, 1, 5)),
-        (75, (5, 5, 3, 3, 15, 5, 3, 10)),
-        (1, (2, 2, 1, 1, 4, 2, 1, 5)),
-    ],
-)
-def test_durations_scale_with_the_horizon_rounded_up(horizon: int, expected: tuple[int, ...]) -> None:
-    d = Durations.of(TrainingConfig(), horizon)
-    assert (
-        d.min_training_epochs,
-        d.min_blending_epochs,
-        d.min_prune_age,
-        d.embargo,
-        d.max_training_epochs,
-        d.stage_dwell,
-        d.snapshot_every,
-        d.governor_window,
-    ) == expected
-
-
-@pytest.mark.parametrize(
     ("known", "empty", "left", "passed"),
     [(True, True, 1, True), (False, True, 1, False), (True, False, 1, False), (True, True, 0, False)],
 )
-def test_g0_wants_a_known_blueprint_an_empty_slot_and_room(known: bool, empty: bool, left: int, passed: bool) -> None:
+def test_g0_requires_a_blueprint_an_empty_slot_and_room(known: bool, empty: bool, left: int, passed: bool) -> None:
     result = germination_gate(known, empty, left)
     assert (result.gate, result.passed) == ("G0", passed)
     assert result.score == pytest.approx(1.0 if passed else 2 / 3)
 
 
 @LEVELS
-def test_g1_wants_a_germinated_seed(config: GateConfig) -> None:
+def test_g1_requires_a_germinated_seed(config: GateConfig) -> None:
     result = answer(seed(S.GERMINATED, 0), config)
     assert (result.gate, result.passed) == ("G1", True)
     assert answer(seed(S.TRAINING, 9), config).gate == "G2"
@@ -116,7 +96,7 @@ def test_g2_fails_on_each_check_alone(config: GateConfig, name: str, value: floa
 
 
 @LEVELS
-def test_g2_wants_ten_epochs_of_training(config: GateConfig) -> None:
+def test_g2_requires_ten_epochs_of_training(config: GateConfig) -> None:
     assert not answer(seed(S.TRAINING, 9, **TRAINED), config).passed
 
 
@@ -135,14 +115,14 @@ def test_g2_permissive_tolerates_one_standard_error_and_strict_none() -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.099, None])
-def test_g2_strict_asks_for_the_gradient_ratio(ratio: float | None) -> None:
+def test_g2_strict_requires_the_gradient_ratio(ratio: float | None) -> None:
     slots = seed(S.TRAINING, 10, **{**TRAINED, "gradient_ratio": ratio})
     assert answer(slots, PERMISSIVE).passed
     assert not answer(slots, STRICT).passed
 
 
 @LEVELS
-def test_g3_wants_alpha_at_a_full_target(config: GateConfig) -> None:
+def test_g3_requires_alpha_at_a_full_target(config: GateConfig) -> None:
     assert answer(seed(S.BLENDING, 10, **HELD), config).passed
     assert not answer(seed(S.BLENDING, 10, alpha=0.7, alpha_target=0.7), config).passed
     under_way = answer(seed(S.BLENDING, 10, alpha_target=1.0, alpha_steps=3), config)
@@ -150,14 +130,14 @@ def test_g3_wants_alpha_at_a_full_target(config: GateConfig) -> None:
     assert not answer(seed(S.BLENDING, 10), config).passed
 
 
-def test_g3_strict_wants_ten_epochs_of_blending() -> None:
+def test_g3_strict_requires_ten_epochs_of_blending() -> None:
     early = seed(S.BLENDING, 9, **HELD)
     assert answer(early, PERMISSIVE).passed
     assert not answer(early, STRICT).passed
 
 
 @LEVELS
-def test_g5_wants_a_measured_contribution_and_a_quiet_governor(config: GateConfig) -> None:
+def test_g5_requires_a_measured_contribution_and_no_pending_anomaly(config: GateConfig) -> None:
     good = seed(S.HOLDING, 1, **HELD, contribution=2.0, contribution_error=1.0)
     assert answer(good, config).passed
     assert not answer(good, config, pending=True).passed
@@ -169,7 +149,7 @@ def test_g5_wants_a_measured_contribution_and_a_quiet_governor(config: GateConfi
 @pytest.mark.parametrize(
     ("contribution", "error", "strict"), [(1.0, 0.5, True), (0.9, 0.1, False), (2.0, 1.25, False), (-1.0, 0.1, False)]
 )
-def test_g5_strict_wants_one_point_above_the_noise(contribution: float, error: float, strict: bool) -> None:
+def test_g5_strict_requires_one_point_above_the_noise(contribution: float, error: float, strict: bool) -> None:
     slots = seed(S.HOLDING, 1, **HELD, contribution=contribution, contribution_error=error)
     assert answer(slots, PERMISSIVE).passed
     assert answer(slots, STRICT).passed == strict

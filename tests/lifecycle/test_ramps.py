@@ -1,4 +1,4 @@
-"""Ramps of alpha against the reference ramps, and their promises for any start and target."""
+"""Ramps of alpha against the reference ramps, and their properties for any start and target."""
 
 import numpy as np
 import pytest

@@ -116,7 +116,7 @@ class Twin:
 
 
 def draw(random: np.random.Generator, twin: Twin) -> NDArray[np.int64]:
-    """Anything at all one time in four; else something that the rules allow, steps onward being likelier."""
+    """A random action: any action in a quarter of the cases, otherwise a legal one, more often an advance."""
     spec = twin.env.action_spec
     row = np.array([random.integers(size) for size in spec.sizes])
     allowed = [(op, place) for op in RELEVANT for place, slot in enumerate(twin.slots) if op and twin.legal(op, slot)]

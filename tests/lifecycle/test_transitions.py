@@ -85,7 +85,7 @@ def test_a_new_seed_is_what_was_chosen_and_nothing_of_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("stage", list(SeedStage))
-def test_what_follows_from_a_stage(stage: SeedStage) -> None:
+def test_properties_of_slots_follow_from_their_stage(stage: SeedStage) -> None:
     slots = made(stage=stage, alpha=1.0)
     assert slots.living == (stage in LIVING)
     assert slots.occupied == (stage in LIVING or stage is S.FOSSILIZED)
@@ -201,7 +201,7 @@ def test_a_fossil_is_removed_by_a_rollback_only() -> None:
     assert slots.alpha == 0
 
 
-def test_a_fossil_goes_on_learning() -> None:
+def test_a_fossil_continues_to_learn() -> None:
     slots = grown(S.FOSSILIZED)
     assert slots.learning
     assert slots.alpha_on == 1

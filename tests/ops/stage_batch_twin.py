@@ -20,7 +20,7 @@ def philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
 
 
 def placement(seed: int, epoch: int, sample: int, padding: int, flip: bool) -> tuple[int, int, bool]:
-    """What is drawn for a sample: rows and columns that the window moves by, and whether it is mirrored."""
+    """Random draws of a sample: offset of the window in rows and columns, and whether it is mirrored."""
     words = philox(
         [sample & MASK, sample >> 32 & MASK, epoch & MASK, epoch >> 32 & MASK], [seed & MASK, seed >> 32 & MASK]
     )

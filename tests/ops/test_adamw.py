@@ -35,7 +35,7 @@ def state_of(optimizer: AdamW) -> list[Tensor]:
     return [value.clone() for state in optimizer.state.values() for value in state.values()]
 
 
-def test_it_steps_as_torchs_with_decay_of_matrices_only() -> None:
+def test_a_step_equals_torchs_with_decay_of_matrices_only() -> None:
     mine = weights()
     theirs, rate = copies(mine), torch.tensor(0.01)
     ours, twin = AdamW(mine, rate, weight_decay=0.1), reference(theirs)

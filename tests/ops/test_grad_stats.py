@@ -298,4 +298,4 @@ def test_without_gradients_the_result_is_on_the_given_device() -> None:
     assert grad_stats([[None], []]).fields.device.type == "cpu"
     stats = grad_stats([[None], []], device="meta")
     assert (stats.fields.device.type, stats.fields.shape) == ("meta", (2, len(FIELDS)))
-    assert grad_stats([[torch.ones(2)]], device="meta").norm.tolist() == [math.sqrt(2)]  # gradients know where they are
+    assert grad_stats([[torch.ones(2)]], device="meta").norm.tolist() == [math.sqrt(2)]  # the gradients' device

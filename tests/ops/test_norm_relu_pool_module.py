@@ -150,5 +150,5 @@ def test_works_under_torch_compile() -> None:
     assert fused.num_batches_tracked.item() == 1
 
 
-def test_its_description_tells_the_pool() -> None:
+def test_the_description_of_the_module_names_the_pool() -> None:
     assert repr(NormReluPool(4, pool=True)).endswith("pool=True)")

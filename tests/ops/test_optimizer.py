@@ -1,4 +1,4 @@
-"""Optimizers of hosts do without torch.compile, whose import costs every process a second and 80 MB."""
+"""Optimizers of hosts import no compiler, which would cost every process a second and 80 MB."""
 
 import subprocess
 import sys

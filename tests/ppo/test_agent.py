@@ -20,7 +20,7 @@ def test_replay_reproduces_log_probabilities() -> None:
 
 
 @pytest.mark.trap(17)
-def test_what_is_stored_is_what_was_acted_on() -> None:
+def test_the_rollout_stores_the_observations_that_were_acted_on() -> None:
     agent, toy = make_agent(), Toy(4)
     _, last = play(agent, toy, steps=6)
     agent.update(last)
@@ -84,7 +84,7 @@ def test_an_update_reports_the_health_of_its_gradient_norm(weight: float) -> Non
 
 @pytest.mark.finding("M4")
 def test_truncation_bootstraps_from_the_state_and_the_memory_after_the_action() -> None:
-    """An agent that goes on values the same state, with what it remembers by then, to the same number."""
+    """An agent that continues gives the same value to that state with its memory at that time."""
     toy, nothing = Toy(4), np.zeros(4)
     (first, masks), (second, later_masks) = toy.observe(), toy.observe()
     stopped, running, forgetful = (make_agent() for _ in range(3))
@@ -148,7 +148,7 @@ def test_actions_are_legal_and_irrelevant_heads_are_zero() -> None:
 
 
 @pytest.mark.trap(25)
-def test_the_blueprint_knows_the_slot_and_learning_pays() -> None:
+def test_the_blueprint_depends_on_the_slot_and_the_agent_learns() -> None:
     rewards, _ = learned_well()
     # About 80 % of the steps allow more than WAIT; chance pays 1/6 · 1/3 · 1/3 of these.
     assert rewards[0] < 0.1

@@ -1,5 +1,8 @@
-"""Each warning about an agent that learns badly comes from one that does, through ``PPOAgent.update``; one that learns
-well gives none; and a number that is not finite never reaches the weights."""
+"""Warnings about an agent that learns badly; one that learns well has none.
+
+Each warning comes from an agent that was made to learn badly, through ``PPOAgent.update``. Numbers that are not finite
+never reach the weights.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ def test_an_absurd_learning_rate_moves_probabilities_too_far() -> None:
 
 
 def saturate(agent: PPOAgent, head: str) -> None:
-    """As training leaves an output layer whose weights grew without limit: one choice stands high above the others."""
+    """Makes one choice far likelier than the others, as an output layer whose weights grew without limit."""
     network = agent.network
     with torch.no_grad():
         if head == "op":
@@ -92,7 +95,7 @@ def saturate(agent: PPOAgent, head: str) -> None:
 
 @pytest.mark.trap(26)
 @pytest.mark.parametrize("head", HEADS)
-def test_the_alarm_for_each_head_fires_where_training_can_bring_it(head: str) -> None:
+def test_the_entropy_warning_of_each_head_fires_at_entropies_that_training_reaches(head: str) -> None:
     agent = make_agent(32, prior=0.0)
     fresh = learned(agent)
     assert "entropy_collapsed" not in look(fresh)
@@ -152,7 +155,7 @@ def test_choices_are_counted_as_the_masks_allow_them() -> None:
 # --- The critic
 
 
-def test_a_critic_that_has_gone_dead_is_noticed() -> None:
+def test_a_constant_critic_raises_a_warning() -> None:
     agent = make_agent(32)
     with torch.no_grad():
         agent.network.value_head[-1].weight.zero_()  # type: ignore[operator, union-attr]
@@ -160,7 +163,7 @@ def test_a_critic_that_has_gone_dead_is_noticed() -> None:
     assert set(found) == {"value_collapsed"}
 
 
-def test_a_critic_that_shouts_is_noticed() -> None:
+def test_a_critic_with_large_errors_raises_a_warning() -> None:
     agent = make_agent(32, gae_lambda=1.0)  # targets are returns, without the critic
     with torch.no_grad():
         agent.network.value_head[-1].weight.mul_(50)  # type: ignore[operator, union-attr]
@@ -171,7 +174,7 @@ def test_a_critic_that_shouts_is_noticed() -> None:
 
 
 class Pays(Toy):
-    """Pays the same whatever is done."""
+    """A reward that is the same for every action."""
 
     def __init__(self, envs: int, amount: float) -> None:
         super().__init__(envs)
@@ -181,8 +184,8 @@ class Pays(Toy):
         return np.full(len(action), self.amount)
 
 
-def test_an_agent_that_nothing_can_move_any_more_is_noticed() -> None:
-    """Nothing pays, the critic knows it, and there is no entropy bonus."""
+def test_vanishing_gradients_of_the_agent_raise_a_warning() -> None:
+    """No action pays, the critic has learned that, and there is no entropy bonus."""
     agent = make_agent(16, entropy_start=0.0, entropy_end=0.0)
     with torch.no_grad():
         agent.network.value_head[-1].weight.zero_()  # type: ignore[operator, union-attr]
@@ -192,7 +195,7 @@ def test_an_agent_that_nothing_can_move_any_more_is_noticed() -> None:
     assert "gradient_vanished" in look(stats)
 
 
-def test_gradients_that_leave_nothing_but_a_direction_are_noticed() -> None:
+def test_large_gradients_of_the_agent_raise_a_warning() -> None:
     agent = make_agent(16)
     with torch.no_grad():
         agent.network.value_head[-1].weight.mul_(50)  # type: ignore[operator, union-attr]
@@ -227,7 +230,7 @@ def test_a_number_that_is_not_finite_changes_nothing_and_is_reported(name: str, 
     (event,) = look(stats)["not_finite"]
     assert event.measured == 1
     assert set(look(stats)) == {"not_finite"}
-    again = learned(agent)  # the next round is learned from as ever
+    again = learned(agent)  # the agent learns from the next round as usual
     assert again.minibatches > 0
     assert "not_finite" not in look(again)
     assert not same(before, bits(agent))

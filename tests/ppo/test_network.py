@@ -35,7 +35,7 @@ def test_the_trunks_summary_of_few_slots_loses_nothing(slots: int) -> None:
 
 
 def test_a_summary_is_made_of_fourier_coefficients() -> None:
-    """Of 5 + 3 · (first cosine) at any number of slots above two: mean 5, first coefficient 3, no others."""
+    """For 5 + 3 · (first cosine) at any number of slots above two: mean 5, first coefficient 3, no others."""
     for slots in (3, 4, 9):
         waves = place_waves(slots)
         values = 5 + 3 * waves[:, 1]

@@ -96,7 +96,7 @@ def test_statistics_change_only_in_update() -> None:
 
 @pytest.mark.finding("H4")
 def test_statistics_are_made_where_the_policy_lives_and_stay_there() -> None:
-    """From the start, when they move, and when they come out of a file that was written elsewhere."""
+    """They are there from the start, after updates, and after loading a file from another device."""
     meta, size = torch.device("meta"), len(BASE) + 2 * len(PER_SLOT) + 2 * len(PER_CHOICE)
     observations, rewards = ObservationStatistics(2, meta, PPOConfig()), RewardNormalizer(meta, PPOConfig())
 

@@ -1,4 +1,4 @@
-"""PPO on the planted task: it leaves chance behind, and comes close to the best return there is."""
+"""PPO on the planted task: it exceeds chance, and comes close to the best return."""
 
 import pytest
 

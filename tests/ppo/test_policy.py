@@ -1,4 +1,4 @@
-"""What an untrained policy prefers, what a trained one may reach, and where everything lives."""
+"""Preferences of an untrained policy, the range of a trained one, and devices."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ LAYOUT = ObservationLayout(SPEC.slots, SPEC.blueprints, horizon=6)
 
 
 def masks(envs: int) -> dict[str, np.ndarray]:
-    """Everything is legal."""
+    """Masks that allow every action."""
     legal = {head: np.ones((envs, n), dtype=np.bool_) for head, n in zip(HEADS, SPEC.sizes, strict=True)}
     return {
         **legal,
@@ -32,7 +32,7 @@ def observations(values: np.ndarray) -> np.ndarray:
 
 
 def shares(network: PolicyNetwork, head: str, op: Op | None = None) -> np.ndarray:
-    """How often each choice of a head is drawn, of the steps with this op."""
+    """Share of each choice of a head in the steps with this op."""
     policy = Policy(SPEC, LAYOUT, 4000, PPOConfig(width=32), run_seed=1)
     policy.network = network
     policy.begin()
@@ -67,7 +67,7 @@ def test_without_a_prior_every_choice_is_as_likely_as_any_other() -> None:
 
 @pytest.mark.trap(19)
 def test_no_choice_has_a_floor() -> None:
-    """What was learned to be wrong is not done by accident."""
+    """A choice that was learned to be wrong is practically never drawn."""
     network = PolicyNetwork(SPEC, PPOConfig(width=32, prior=0.0))
     with torch.no_grad():
         network.op_head[-1].bias[Op.PRUNE] = -30.0
@@ -88,7 +88,7 @@ def test_no_choice_of_another_head_has_a_floor(place: int) -> None:
 
 @pytest.mark.trap(26)
 def test_entropies_can_reach_both_ends() -> None:
-    """An alarm on entropy can fire: 1 where choices are alike, 0 where one is certain."""
+    """A warning about entropy can fire: it is 1 for equal choices and 0 for a certain one."""
     for bias, expected in ((0.0, 1.0), (60.0, 0.0)):
         network = PolicyNetwork(SPEC, PPOConfig(width=32, prior=0.0))
         with torch.no_grad():
@@ -100,7 +100,7 @@ def test_entropies_can_reach_both_ends() -> None:
         torch.testing.assert_close(decision.entropies[:, 0], torch.full((4,), expected))
 
 
-def test_the_op_knows_the_best_seed_that_may_be_planted() -> None:
+def test_probabilities_of_ops_depend_on_the_best_seed_that_may_be_planted() -> None:
     """Forbidding the best seed changes the probabilities of ops; forbidding another one, or its profit, does not."""
     network = PolicyNetwork(SPEC, PPOConfig(width=32))
     with torch.no_grad():
@@ -207,7 +207,7 @@ def test_raw_observations_are_kept_in_the_rollout_and_go_with_it() -> None:
     ("name", "value"), [("observation_clip", 2.0), ("observation_decay", 0.5), ("reward_clip", 0.01)]
 )
 def test_windows_and_limits_are_configuration(name: str, value: float) -> None:
-    """Each of them changes what is learned."""
+    """Each of them changes the learned weights."""
 
     def learned(config: PPOConfig) -> torch.Tensor:
         agent = PPOAgent(SPEC, LAYOUT, 4, config)

@@ -1,4 +1,4 @@
-"""What was learned on one host plays another: one with more or fewer slots, and with other blueprints."""
+"""A policy learned on one host plays hosts with more or fewer slots, and with other blueprints."""
 
 from collections.abc import Sequence
 
@@ -87,7 +87,7 @@ def test_every_slot_and_every_blueprint_of_another_host_is_in_reach(trained: PPO
 
 
 def test_on_the_host_it_learned_from_it_acts_with_the_same_bits(trained: PPOAgent) -> None:
-    """As a policy by itself, and in an agent that loaded it."""
+    """This holds for the policy by itself, and in an agent that loaded it."""
     env = planted(4)
     observation, info = env.reset(seed=2)
     other = make_agent(env, run_seed=7)
@@ -100,8 +100,8 @@ def test_on_the_host_it_learned_from_it_acts_with_the_same_bits(trained: PPOAgen
     assert all(torch.equal(a, b) for a, b in zip(*decisions, strict=True))
 
 
-def test_an_agent_goes_on_learning_on_another_host(trained: PPOAgent) -> None:
-    """And there, too, replay reproduces what was acted on."""
+def test_an_agent_continues_to_learn_on_another_host(trained: PPOAgent) -> None:
+    """Replay reproduces its log-probabilities there, too."""
     env = planted(6, (*FOUR, "reed"))
     agent = make_agent(env)
     agent.load_from(trained)
@@ -115,7 +115,7 @@ def test_an_agent_goes_on_learning_on_another_host(trained: PPOAgent) -> None:
 
 
 def test_a_blueprint_is_known_by_what_describes_it_and_not_by_its_name(trained: PPOAgent) -> None:
-    """Renamed ones are planted as before."""
+    """Renamed blueprints are planted as before."""
     env, renamed = planted(4), planted(4, ("a", "b", "c", "d"))
     observation, info = env.reset(seed=3)
     chosen = []

@@ -97,7 +97,7 @@ def test_gradient_health_is_continuous(norm: float, health: float) -> None:
 
 @pytest.mark.finding("L7")
 def test_gradient_health_has_no_jump_at_any_norm() -> None:
-    """Between neighbours on a fine scale it differs by their distance in decades at most."""
+    """Neighbours on a fine scale differ by at most their distance in decades."""
     decades = np.linspace(-8, 8, 16_001)
     health = np.array([gradient_health(10.0**decade, HEALTHY) for decade in decades])
     assert np.abs(np.diff(health)).max() <= np.diff(decades).max()
@@ -116,7 +116,7 @@ def test_gradient_health_of_a_broken_gradient_is_zero() -> None:
     ("minibatches", "stopped", "mean"), [(0, True, 6.0), (2, True, 2.0), (3, False, 2.0), (0, False, math.nan)]
 )
 def test_the_means_of_an_update_are_over_what_was_measured(minibatches: int, stopped: bool, mean: float) -> None:
-    """Also if the first minibatch stops it, and if all were skipped."""
+    """This holds if the first minibatch stops the update, and if all were skipped."""
     rollout = {"valid": torch.ones(2, 2, dtype=torch.bool), "target": torch.rand(2, 2), "value": torch.rand(2, 2)}
     stats = reduce(
         UpdateStats(policy_loss=6.0, entropy=6.0, minibatches=minibatches, stopped_early=stopped), rollout, HEALTHY

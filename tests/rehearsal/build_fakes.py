@@ -14,7 +14,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "runtime"
 RUNTIME, DRIVER, BLAS, BLAS_LT = "libcudart.so.13", "libcuda.so.1", "libcublas.so.13", "libcublasLt.so.13"
 LIBRARIES = (RUNTIME, DRIVER, BLAS, BLAS_LT)
-"""In the order in which they are loaded."""
+"""Libraries in the order in which they are loaded."""
 
 OF_TORCH = ("libc10_cuda.so", "libtorch_cuda.so", "libtorch_cuda_linalg.so", "libtorch_python.so")
 

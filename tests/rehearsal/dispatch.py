@@ -37,14 +37,14 @@ ONLY_ALLOCATES = {
 CPU = torch.device("cpu")
 
 failures: list[str] = []
-"""What went wrong in twins, which run when nobody can be told; see :func:`take_failures`."""
+"""Failures in twins, which run where no error can be raised; see :func:`take_failures`."""
 
 _actions: dict[int, tuple[str, Callable[[], None]]] = {}
 _numbers = itertools.count(1)
 
 
 def take_failures() -> list[str]:
-    """What was wrong since the last call, in twins and against CUDA's rules."""
+    """Returns failures since the last call, of twins and of CUDA's rules."""
     found = failures + fake_runtime.take_complaints()
     failures.clear()
     return found
@@ -66,7 +66,7 @@ def _run(number: int) -> None:
 
 @dataclass(frozen=True)
 class Traits:
-    """What the schema and the tags of an operator say."""
+    """Facts from the schema and the tags of an operator."""
 
     name: str
     mutable: bool
@@ -164,7 +164,7 @@ class Operator:
         return out
 
     def _launch(self) -> tuple[Any, fake_runtime.Place]:
-        """What torch returns, and the stream that it used."""
+        """Launches the operator; returns torch's result and the stream that it used."""
         fake_runtime.begin_operator()
         try:
             out = self.func(*self.args, **self.kwargs)
@@ -187,7 +187,7 @@ class Operator:
         return _mapped(read, self.args), {name: _mapped(read, value) for name, value in self.kwargs.items()}
 
     def _draws(self) -> Philox | None:
-        """Where the operator draws from, if it does. Raises NotModelledError in a capture."""
+        """The generator that the operator draws from, if it draws. Raises NotModelledError in a capture."""
         if not self.traits.draws or (self.traits.drops and not self._given("dropout_p")):
             return None
         if fake_runtime.is_capturing(current_stream(self.device)):
@@ -196,7 +196,7 @@ class Operator:
         return Philox.of(self.leaves, self.device)
 
     def _writes_nothing(self, outs: list[Any], known: set[int]) -> bool:
-        """Whether the operator only looked at what was there: a view, or a property."""
+        """Whether the operator wrote nothing: a view, or a property."""
         if self.traits.mutable:
             return False
         tensors = [leaf for leaf in outs if isinstance(leaf, Tensor)]
@@ -225,7 +225,7 @@ class Operator:
         return work
 
     def _target(self, leaf: Any, known: set[int]) -> Tensor | None:
-        """Where a result of the twin goes; None if the twin writes to its arguments."""
+        """The destination of a twin's result; None if the twin writes to its arguments."""
         if not isinstance(leaf, Tensor) or leaf.numel() == 0:
             return None
         if not leaf.is_cuda:
@@ -296,7 +296,7 @@ class Operator:
 
 def _store(results: list[Any], targets: list[Tensor | None]) -> None:
     for target, result in zip(targets, results, strict=False):
-        # In eval mode, batch norm of the CPU returns no statistics; nobody reads those of CUDA then.
+        # In eval mode, batch norm of the CPU returns no statistics, and those of CUDA are not read.
         if target is not None and result.numel() > 0:
             target.copy_(result)
 

@@ -120,5 +120,5 @@ def context(device: int) -> str:
 
 
 def count(what: str) -> int:
-    """How often something happened: operators, kernel launches, graph launches, captures, broken captures, waits."""
+    """Number of operators, kernel launches, graph launches, captures, broken captures or waits."""
     return int(_short.rehearsal_count(what.encode()))

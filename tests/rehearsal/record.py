@@ -22,7 +22,7 @@ of capture are enforced. What a kernel would have done was done by the same oper
 
 @dataclass
 class Rehearsal:
-    """What came out with one torch; results in the order in which they were asked for."""
+    """Results with one torch, in the order of the steps."""
 
     torch: str
     python: str

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TIMED_OUT, NOT_PLANTED = -101, -102
-"""In place of an exit status, which is negative after a signal."""
+"""Values in place of an exit status, which is negative after a signal."""
 
 
 @dataclass
 class Result:
-    """What a command did.
+    """Result of a command.
 
     ``status`` is its exit status, TIMED_OUT after its limit, NOT_PLANTED for a fault that did not fit; ``tests`` are
     outcomes by test, with the reason of each that did not pass.

@@ -36,7 +36,7 @@ def on_cpu(tensor: Tensor) -> Tensor:
 
 
 def addresses_of(tensors: list[Tensor]) -> list[int]:
-    """Where CUDA tensors lie; those without memory are left out."""
+    """Addresses of CUDA tensors; those without memory are left out."""
     found = (tensor.untyped_storage().data_ptr() for tensor in tensors)
     return [address for address in found if address != 0]
 
@@ -51,7 +51,7 @@ class Philox:
 
     @classmethod
     def of(cls, leaves: list[Any], device: int) -> Philox:
-        """Where an operator with these arguments will draw from."""
+        """The place from which an operator with these arguments will draw."""
         given = [leaf for leaf in leaves if isinstance(leaf, torch.Generator)]
         generator = given[0] if given else torch.cuda.default_generators[device]
         return cls(generator, generator.initial_seed(), generator.get_offset())

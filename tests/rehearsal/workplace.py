@@ -1,4 +1,4 @@
-"""Where the rehearsal of one torch takes place: an environment, a built copy of the tree, and the fake libraries."""
+"""The workplace of a rehearsal with one torch: an environment, a built copy of the tree, and the fake libraries."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Workplace:
         )
 
     def ask(self, code: str) -> str:
-        """What a line of Python prints there."""
+        """Returns the output of a line of Python there."""
         done = subprocess.run([str(self.python), "-c", code], capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
@@ -89,7 +89,7 @@ class Workplace:
         try:
             subprocess.run([*pip, f"torch=={self.torch}", *TOOLS, *wanted], check=True)
         except BaseException:
-            shutil.rmtree(folder)  # or the next run would take it for whole
+            shutil.rmtree(folder)  # otherwise the next run would treat it as complete
             raise
 
     def _check_torch(self) -> None:

@@ -1,4 +1,4 @@
-"""The modes that pay for validation loss: they are the accuracy modes with losses in place, and lower is better."""
+"""Modes that pay for validation loss: the accuracy modes with losses instead, for which lower is better."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BASELINE = Baseline(accuracy=(10.0, 60.0, 80.0), loss=(2.3, 1.1, 0.5), final_los
 
 
 def state(epoch: int = 2, **nats: float) -> RewardState:
-    """Losses in nats, as validation measures them, where they are not the baseline's."""
+    """A state with these losses in nats; those not given are the baseline's."""
     loss = {name: nats.get(name, BASELINE.loss[epoch]) for name in ("loss", "committed_loss", "all_off_loss")}
     return RewardState(
         accuracy=50.0,
@@ -143,9 +143,7 @@ losses = st.floats(0.01, 2.29)
 @pytest.mark.trap(29)
 @settings(deadline=None)
 @given(first=losses, second=losses, mode=st.sampled_from(["loss_shaped", "loss_sparse"]))
-def test_what_the_env_tracks_as_a_fall_of_the_loss_is_paid_and_not_charged(
-    first: float, second: float, mode: str
-) -> None:
+def test_a_fall_of_the_tracked_loss_is_paid_and_not_charged(first: float, second: float, mode: str) -> None:
     assume(abs(first - second) > 1e-6)
     paid = []
     for now in tracked((2.3, 2.3), (first, first), (second, second)):
@@ -177,7 +175,7 @@ def test_a_broken_network_is_as_bad_as_an_untrained_one_and_no_reward_is_infinit
 
 
 @pytest.mark.finding("M15")
-def test_the_config_knows_every_mode_and_no_other() -> None:
+def test_the_config_accepts_every_mode_and_no_other() -> None:
     assert get_args(RewardMode) == tuple(MODES)
     for mode in MODES:
         assert TrainingConfig.parse({"reward": {"mode": mode}}).reward.mode == mode

@@ -1,4 +1,4 @@
-"""docs/learning.md lists the modes and the terms that there are, with the weights that they have."""
+"""docs/learning.md lists all reward modes and terms, with their default weights."""
 
 from __future__ import annotations
 

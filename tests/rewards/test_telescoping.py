@@ -1,4 +1,4 @@
-"""Potential terms of any episode at all: arbitrary states, stages, outcomes and ends."""
+"""Potential terms of arbitrary episodes: any states, stages, outcomes and ends."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def transition(before: RewardState, after: RewardState, **values: Any) -> Transi
 
 
 def play(reward: Reward, episode: list[Step], terminated: bool) -> list[dict[str, Any]]:
-    """What each step pays by name; the last one ends the episode as terminated, or leaves it open or truncated."""
+    """Terms of each step by name; the last step ends the episode as terminated, or leaves it open or truncated."""
     paid, before = [], episode[0][0]
     for number, (after, op, succeeded, rolled_back) in enumerate(episode):
         ends = terminated and number == len(episode) - 1
@@ -67,7 +67,7 @@ def discounted(paid: list[dict[str, Any]], names: set[str], gamma: float) -> flo
 @settings(max_examples=60, deadline=None)
 @given(mode=modes, gamma=gammas, episode=episodes)
 def test_potential_terms_of_an_episode_telescope_to_zero(mode: str, gamma: float, episode: list[Step]) -> None:
-    """Whatever happened: prunes, refusals, rollbacks, jumps of stage, accuracy and loss."""
+    """Episodes have prunes, refusals, rollbacks, and jumps of stage, accuracy and loss."""
     reward = rewards(mode, gamma)
     assert set(reward.stored) == set(POTENTIALS) & set(MODES[mode])
     paid = play(reward, episode, terminated=True)
@@ -97,7 +97,7 @@ def test_a_truncated_return_with_its_bootstrap_is_the_one_without_potentials(
 @pytest.mark.trap(22)
 @settings(max_examples=60, deadline=None)
 @given(mode=modes, episode=episodes)
-def test_what_the_outcome_is_worth_is_paid_at_termination_only(mode: str, episode: list[Step]) -> None:
+def test_the_outcome_is_paid_at_termination_only(mode: str, episode: list[Step]) -> None:
     """A truncated episode gets V(s') instead."""
     at_the_end = {"benefit", "loss_benefit", "fossil_cost"} & set(MODES[mode])
     for step in play(rewards(mode, 0.995), episode, terminated=False):

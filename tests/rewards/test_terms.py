@@ -1,54 +1,16 @@
-"""Reward terms by numbers worked out by hand, and the modes."""
+"""Reward terms against numbers computed by hand."""
 
 import math
-from typing import Any
 
 import pytest
 
-from esper.config import ConfigError, Durations, RewardConfig, TrainingConfig
+from esper.config import ConfigError, Durations, TrainingConfig
 from esper.lifecycle.stage import SeedStage
-from esper.rewards.modes import MODES, Reward
-from esper.rewards.terms import RewardState, SlotState, Transition
+from esper.rewards.modes import MODES
 from esper.spaces.action import Op
+from tests.rewards.reward_helpers import DWELL, pay, state, transition
 
 S = SeedStage
-DWELL = 10
-
-
-def state(*slots: tuple[SeedStage, int], **values: Any) -> RewardState:
-    given: dict[str, Any] = {
-        "accuracy": 50.0,
-        "committed": 50.0,
-        "all_off": 50.0,
-        "baseline": 50.0,
-        "loss": 20.0,
-        "committed_loss": 20.0,
-        "all_off_loss": 20.0,
-        "baseline_loss": 20.0,
-        "weighted_parameters": 0.0,
-        "fossil_parameters": 0,
-        "slots": tuple(SlotState(*slot) for slot in slots),
-    }
-    return RewardState(**{**given, **values})
-
-
-def transition(after: RewardState, before: RewardState | None = None, **values: Any) -> Transition:
-    given: dict[str, Any] = {
-        "before": before or state(),
-        "after": after,
-        "op": Op.WAIT,
-        "succeeded": True,
-        "rolled_back": False,
-        "terminated": False,
-        "horizon": 30,
-        "host_parameters": 277,
-        "budget": 2770.0,
-    }
-    return Transition(**{**given, **values})
-
-
-def pay(t: Transition, mode: str = "shaped", **values: Any) -> dict[str, float]:
-    return Reward(RewardConfig(mode=mode, **values), DWELL).pay(t)  # type: ignore[arg-type]
 
 
 def test_the_benefit_is_paid_at_termination_in_tenths_of_a_point() -> None:
@@ -142,7 +104,7 @@ def test_the_contribution_potential_is_what_all_seeds_add() -> None:
         (Op.SET_ALPHA_TARGET, True, 0.001),
     ],
 )
-def test_what_an_action_costs_depends_on_its_outcome(op: Op, succeeded: bool, cost: float) -> None:
+def test_the_cost_of_an_action_depends_on_its_outcome(op: Op, succeeded: bool, cost: float) -> None:
     paid = pay(transition(state(), op=op, succeeded=succeeded))["action_cost"]
     assert paid == pytest.approx(-cost)
 
@@ -166,26 +128,7 @@ def test_sparse_pays_benefit_and_parameters_at_the_end_only() -> None:
     assert sum(pay(transition(after, terminated=True), "sparse").values()) == pytest.approx(1.0 - 0.1 * 0.5)
 
 
-def test_the_terms_of_each_mode() -> None:
-    named = {mode: set(pay(transition(state()), mode)) for mode in MODES}
-    assert named == {
-        "shaped": {"benefit", "rent", "stage_potential", "contribution_potential", "action_cost", "governor"},
-        "simplified": {"benefit", "stage_potential", "action_cost", "governor"},
-        "advantage": {"advantage", "rent", "governor"},
-        "sparse": {"benefit", "fossil_cost", "governor"},
-        "loss_shaped": {
-            "loss_benefit",
-            "rent",
-            "stage_potential",
-            "loss_contribution_potential",
-            "action_cost",
-            "governor",
-        },
-        "loss_sparse": {"loss_benefit", "fossil_cost", "governor"},
-    }
-
-
-def test_weights_are_config() -> None:
+def test_weights_of_terms_are_those_of_the_config() -> None:
     after = state((S.FOSSILIZED, 0), accuracy=60.0, all_off=50.0, weighted_parameters=277.0)
     paid = pay(
         transition(after, op=Op.GERMINATE, rolled_back=True),
@@ -205,12 +148,3 @@ def test_weights_are_config() -> None:
         "action_cost": -3.0,
         "governor": -7.0,
     }
-
-
-def test_reset_forgets_the_stored_potential() -> None:
-    reward = Reward(RewardConfig(), DWELL)
-    first = reward.pay(transition(state((S.HOLDING, 3), accuracy=70.0)))
-    assert reward.potential > 0
-    reward.reset()
-    assert reward.potential == 0
-    assert reward.pay(transition(state((S.HOLDING, 3), accuracy=70.0))) == first

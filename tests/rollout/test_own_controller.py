@@ -144,7 +144,7 @@ def test_comparisons_play_them_beside_others(file: str) -> None:
 
 
 @pytest.mark.parametrize("lanes", slow_except([2], [1, 2]))
-def test_an_arm_of_ones_own_resumes_when_it_is_named_again(
+def test_an_arm_with_an_own_controller_resumes_when_it_is_named_again(
     file: str, lanes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = {
@@ -250,8 +250,8 @@ def test_a_callable_of_a_file_resumes_and_a_lambda_does_not(tmp_path: Path, monk
         Experiment.resume(tmp_path / "lambda", controller=make_controller)
 
 
-def test_what_may_have_learned_plays_held_out_hosts(tmp_path: Path) -> None:
-    """As trained agents do: a rule has learned from no host, but nothing is known of another controller."""
+def test_a_controller_that_may_have_learned_plays_held_out_hosts(tmp_path: Path) -> None:
+    """A rule has learned from no host; another controller may have, like a trained agent."""
 
     class Agent:
         def __init__(self, env: SlotVectorEnv) -> None:

@@ -1,6 +1,5 @@
-"""Practice: simulated hosts that look like the real ones, each with worths of its own."""
+"""Practice on simulated hosts that look like the real ones, each with its own worths."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,17 +9,13 @@ import torch
 from esper.config import ConfigError, PPOConfig, TrainingConfig
 from esper.env.make import EnvMaker
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_backend import PlantedBackend
-from esper.env.planted_law import Law
 from esper.env.slot_env import SlotVectorEnv
-from esper.lifecycle.stage import SeedStage
 from esper.ppo.agent import PPOAgent
 from esper.rollout import pretrain as practice
 from esper.rollout.pretrain import practice_env, practice_rounds, pretrain
 from esper.rollout.rollout import EpisodeStats, play_round
 
 N_ENVS = 64
-QUIET = Law(noise=0.0, paired_noise=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -110,54 +105,6 @@ def test_hosts_of_each_length_have_draws_of_their_own(
     )
     assert {horizon: len(rounds) for horizon, rounds in worths.items()} == {4: 2, 8: 2}
     assert (worths[4][0] != worths[8][0]).all()
-
-
-def test_every_simulated_host_has_worths_of_its_own() -> None:
-    law = replace(QUIET, worth_std=2.0)
-
-    def worths(n_envs: int, seed: int, episodes: int) -> np.ndarray:
-        env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": n_envs}}), law)
-        for number in range(episodes):
-            env.reset(seed=None if number else seed)
-        return env.backend.worth.copy()
-
-    first = worths(4, 0, 1)
-    assert len(np.unique(first.reshape(4, -1), axis=0)) == 4
-    np.testing.assert_array_equal(first, worths(9, 0, 1)[:4])
-    assert (first != worths(4, 0, 2)).all()
-    assert (first != worths(4, 1, 1)).all()
-    many = worths(500, 3, 1)
-    np.testing.assert_allclose(many.mean(axis=0), law.worth, atol=0.4)
-    np.testing.assert_allclose(many.std(axis=0), 2.0, atol=0.3)
-
-
-def test_without_a_spread_all_hosts_have_the_worths_of_the_law() -> None:
-    env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 3}}))
-    env.reset(seed=0)
-    np.testing.assert_array_equal(env.backend.worth, np.tile(np.array(env.law.worth), (3, 1, 1)))
-
-
-def test_a_host_leans_on_what_is_blended_until_it_is_kept() -> None:
-    law = replace(QUIET, reliance=10.0)
-    leaning, free = PlantedBackend(law, 1, 50, 1), PlantedBackend(QUIET, 1, 50, 1)
-    env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 1}}), law)
-    seeds = env.state.slots
-    seeds.blueprint[0] = [1, 2, 0]
-    seeds.alpha[0] = [1.0, 0.5, 1.0]
-    seeds.stage[0] = [SeedStage.FOSSILIZED, SeedStage.HOLDING, SeedStage.TRAINING]
-    for hosts in (leaning, free):
-        hosts.experience[:] = 1e9
-    with_it, without = (hosts.true_accuracies(seeds, np.array([50])) for hosts in (leaning, free))
-    np.testing.assert_allclose(with_it.accuracy, without.accuracy)
-    np.testing.assert_allclose(with_it.contribution - without.contribution, [[10.0, 5.0, 0.0]])
-    np.testing.assert_allclose(with_it.committed, without.committed - 5.0)  # the fossil stays, the other one goes
-    np.testing.assert_allclose(with_it.all_off, without.all_off - 15.0)
-
-
-def test_a_law_can_follow_a_measured_curve() -> None:
-    law = replace(QUIET, curve=(10.0, 40.0, 55.0))
-    np.testing.assert_array_equal(law.host_accuracy(np.array([2, 0]), 2), [55.0, 10.0])
-    assert law.baseline(2, 1).accuracy == (10.0, 40.0, 55.0)
 
 
 def test_practice_is_repeatable_and_touches_no_generator_of_the_process(

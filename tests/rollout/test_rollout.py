@@ -29,7 +29,7 @@ def agent_of(world: Rig) -> PPOAgent:
     return PPOAgent(world.env.action_spec, world.env.layout, 3, PPOConfig(width=16), run_seed=1)
 
 
-def test_events_tell_the_log_probabilities_that_an_agent_stores(world: Rig) -> None:
+def test_events_have_the_log_probabilities_that_an_agent_stores(world: Rig) -> None:
     agent = agent_of(world)
     play_round(world.env, agent, seed=1, learner=agent)
     rollout, *_ = agent.buffer.stack()
@@ -41,7 +41,7 @@ def test_events_tell_the_log_probabilities_that_an_agent_stores(world: Rig) -> N
         assert event.op == world.env.action_spec.choices("op")[int(rollout["action"][event.epoch, event.env, 0])]
 
 
-def test_a_greedy_policy_tells_how_likely_its_choice_was(world: Rig) -> None:
+def test_a_greedy_policy_reports_the_probability_of_its_choice(world: Rig) -> None:
     policy = agent_of(world).clone_policy(3, 1, greedy=True)
     policy.begin()
     policy.act(world.observation, world.info["action_mask"])
@@ -64,7 +64,7 @@ class Sure(HeuristicController):
     log_prob = np.log([0.5, 0.25, 0.125])
 
 
-def test_any_controller_may_tell_log_probabilities(world: Rig) -> None:
+def test_any_controller_may_report_log_probabilities(world: Rig) -> None:
     play_round(world.env, Sure(world.env.action_spec, world.env.layout, 3), seed=1)
     assert all(event.log_prob == Sure.log_prob[event.env] for event in world.of_kind(ActionTaken))
     assert world.of_kind(ActionTaken)

@@ -1,4 +1,4 @@
-"""Models of Stable-Baselines3 and sb3-contrib as controllers: what they are given, and what they may not play."""
+"""Models of Stable-Baselines3 and sb3-contrib as controllers: their inputs, and hosts that are refused."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def taken(made: Rollout, steps: int = HORIZON) -> list[Any]:
 
 
 @pytest.mark.parametrize("flat", [False, True], ids=["heads", "flat"])
-def test_a_maskable_model_plays_as_it_does_in_its_own_library(flat: bool) -> None:
+def test_a_maskable_model_plays_as_in_its_own_library(flat: bool) -> None:
     wrap: Wrap = FlatActionVector if flat else lambda env: env
     model = untrained(MaskablePPO, wrap)
     venv = VecNormalize(vector(wrap), norm_reward=False)
@@ -106,14 +106,14 @@ def test_the_memory_of_a_recurrent_model_changes_what_it_plays() -> None:
     assert not np.array_equal(controller.memory_state()["state"][0], before)
 
 
-def test_a_model_without_masks_plays_and_is_told_what_was_illegal() -> None:
+def test_a_model_without_masks_plays_and_its_illegal_actions_are_counted() -> None:
     made = rollout(partial(SB3Controller, untrained(DQN, FlatActionVector, buffer_size=10)))
     taken(made)
     assert made.over
     assert (made.stats().illegal_actions >= 0).all()
 
 
-def test_it_is_an_arm_like_any_other() -> None:
+def test_a_model_is_an_arm_like_any_other() -> None:
     model = untrained(MaskablePPO, FlatActionVector)
     arms = compare_controllers(CONFIG, [partial(SB3Controller, model), "none"], pairs=3)
     assert [arm.controller for arm in arms] == ["callable:SB3Controller", "none"]

@@ -1,4 +1,4 @@
-"""Small runs for the tests of the run machinery, sinks that watch or break them, and what two runs must share."""
+"""Small runs for tests, sinks that record or break them, and comparisons of two runs."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def births(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 
 
 def stop() -> None:
-    """Ctrl-C here and now."""
+    """Sends a Ctrl-C to this process."""
     raise KeyboardInterrupt
 
 
@@ -106,7 +106,7 @@ def round_ends(number: int) -> Callable[[Event], bool]:
 
 
 def within_round(number: int) -> Callable[[Event], bool]:
-    """In the second epoch of a round, counted from 1."""
+    """An event in the second epoch of a round, counted from 1."""
     return lambda event: isinstance(event, EpochCompleted) and event.episode == number - 1 and event.epoch == 2
 
 
@@ -206,14 +206,14 @@ def learned_state(folder: Path) -> dict[str, Any]:
 
 
 def same_results(one: RunSummary, other: RunSummary) -> None:
-    """Equal but for place and time."""
+    """Summaries are equal except for folder and time."""
     places = {"folder": Path(), "seconds": 0.0}
     first, second = (dataclasses.replace(summary, **places) for summary in (one, other))
     assert repr(first) == repr(second)  # as text: NaN, of one pair, is not equal to itself
 
 
 def same_run(one: Path, other: Path) -> None:
-    """Two run folders that tell the same story to the last bit."""
+    """Two run folders have the same events, tables and files, to the last bit."""
     assert stable_log(one) == stable_log(other)
     assert stable_metrics(one) == stable_metrics(other)
     assert learned_state(one) == learned_state(other)

@@ -1,4 +1,4 @@
-"""Who may use the running statistics of an agent."""
+"""The thread that uses the running statistics of an agent."""
 
 import threading
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tests.run.run_helpers import learning, play
 
 @pytest.mark.finding("H4")
 def test_only_the_agents_thread_uses_its_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a run whose hosts train on two workers, each a thread of its own."""
+    """The hosts of the run train on two workers, each a thread of its own."""
     users: dict[str, set[int]] = {}
 
     def noted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""What learns in a run: the bandit by its experience, PPO by its updates, and the best agent is kept."""
+"""Learners of a run: the bandit by its experience, PPO by its updates; the best agent is kept."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_plans_of_a_run_plays_other_hosts_and_resumes_without_that_run(tmp_path:
 
 
 def test_the_agent_that_did_best_on_validation_hosts_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Returns on the validation hosts are made up: the second agent of four is the best."""
+    """Returns on the validation hosts are invented: the second agent of four is the best."""
     returns = iter((0.1, 0.9, 0.3, 0.2))
     weights: list[torch.Tensor] = []
     real = PPORun.validation_return
@@ -103,7 +103,7 @@ def test_the_agent_that_did_best_on_validation_hosts_is_kept(tmp_path: Path, mon
 
 @pytest.mark.parametrize(("practice", "rate"), [(0, 1e-3), (128, 2e-4)])
 def test_an_agent_that_has_practised_learns_at_a_lower_rate(practice: int, rate: float, tmp_path: Path) -> None:
-    """Or the returns of a few hosts displace what many simulated ones have taught."""
+    """Otherwise the returns of a few hosts would displace what many simulated ones have taught."""
     config = learning(rounds=1, ppo={"practice_steps": practice, "practice_envs": 4})
     _, seen = play(config, tmp_path / "r")
     (update,) = of_kind(seen, PolicyUpdated)

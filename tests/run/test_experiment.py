@@ -1,4 +1,4 @@
-"""A run: what it leaves in its folder, that it can be repeated to the last bit, that nothing else can disturb it."""
+"""A run: the files in its folder, its repetition to the last bit, and its isolation from other runs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_every_name_survives_config_toml(name: str, tmp_path: Path) -> None:
     assert TrainingConfig.parse(read_toml(tmp_path / "config.toml")).run.controller == name
 
 
-def test_env_json_says_what_it_ran_on(finished: Finished) -> None:
+def test_env_json_describes_the_machine(finished: Finished) -> None:
     written = json.loads((finished[1].folder / "env.json").read_text())
     assert written == json.loads(json.dumps(describe_environment()))
     assert written["packages"]["torch"] == torch.__version__
@@ -194,7 +194,7 @@ def test_a_run_touches_no_generator_of_the_process(tmp_path: Path) -> None:
 
 
 class RunsAnother(Recorder):
-    """In the middle of a run, plays a whole other one."""
+    """A sink that plays a whole other run in the middle of a run."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ def test_two_runs_in_one_process_do_not_see_each_other(finished: Finished, tmp_p
 
 
 @pytest.mark.finding("M17")
-def test_two_runs_that_are_both_open_keep_their_things(tmp_path: Path) -> None:
+def test_two_open_runs_do_not_share_state(tmp_path: Path) -> None:
     first, second = (Experiment(tiny(seed=seed), tmp_path / str(seed)) for seed in (1, 2))
     assert first.trainer.env.executor is not second.trainer.env.executor  # type: ignore[attr-defined]
     one, two = second.run(), first.run()  # the first run's end closes nothing of the other
@@ -314,7 +314,7 @@ def test_a_sink_that_raises_stops_nothing_and_is_named(
         ({"task": {"samples_per_epoch": 998}}, "task.samples_per_epoch is 998"),
     ],
 )
-def test_what_cannot_run_is_refused_before_anything_is_written(
+def test_an_impossible_run_is_refused_before_anything_is_written(
     tables: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -370,7 +370,7 @@ def test_an_interrupt_keeps_the_rounds_that_were_completed(tmp_path: Path) -> No
     assert len(metrics(tmp_path / "r")) == 1
 
 
-def test_an_interrupt_while_a_round_is_written_down_loses_nothing_of_it(tmp_path: Path) -> None:
+def test_an_interrupt_while_a_round_is_recorded_loses_nothing_of_it(tmp_path: Path) -> None:
     """A round that is in the log, the table and on the screen is in the figures too."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -1,4 +1,4 @@
-"""A user's own network and data: grown, saved, loaded, and as good as it was, to the last digit."""
+"""A user's own network and data: grown, saved, and loaded with the same accuracy, to the last digit."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _copy(network: nn.Module) -> nn.Module:
     return made
 
 
-def test_it_wants_the_model_again_and_the_right_one(schedule: str, tmp_path: Path) -> None:
+def test_a_users_host_is_loaded_only_with_its_model(schedule: str, tmp_path: Path) -> None:
     esper.export(esper.grow(task(), schedule, epochs=7, config=config()).network, tmp_path / "best")
     with pytest.raises(esper.ConfigError, match="pass a model of the same architecture as model="):
         esper.load_host(tmp_path / "best")
@@ -131,7 +131,7 @@ def test_it_wants_the_model_again_and_the_right_one(schedule: str, tmp_path: Pat
         esper.load_host(tmp_path / "best", model=wider)
 
 
-def test_a_host_of_a_known_task_wants_no_model(tmp_path: Path) -> None:
+def test_a_host_of_a_known_task_is_loaded_without_a_model(tmp_path: Path) -> None:
     base = digits()
     known = esper.Task(
         "digits", 10, lambda: CNNHost(1, 10, 3, 2, pool_last=False), base.train, base.validation, base.test
@@ -144,14 +144,14 @@ def test_a_host_of_a_known_task_wants_no_model(tmp_path: Path) -> None:
         esper.load_host(tmp_path / "best", model=model())
 
 
-def test_none_is_no_way_to_grow() -> None:
+def test_the_controller_none_cannot_grow() -> None:
     with pytest.raises(esper.ConfigError, match="controller none grows nothing"):
         esper.grow(task(), "none")
     with pytest.raises(esper.ConfigError, match="unknown controller 'oracle'; known"):
         esper.grow(task(), "oracle", epochs=3, config=config())
 
 
-def test_a_run_on_a_task_of_your_own(tmp_path: Path) -> None:
+def test_a_run_grows_hosts_of_a_users_task(tmp_path: Path) -> None:
     settings = config(n_envs=2, episode_length=5).with_values(run={"controller": "random", "rounds": 1})
     summary = esper.Experiment(settings, tmp_path / "run", task=task()).run()
     assert summary.comparison.pairs == 2

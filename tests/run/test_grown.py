@@ -1,4 +1,4 @@
-"""Growing explains itself, can be interrupted and continued, and warns when training diverges."""
+"""Results of growing: explanations, interrupts and resuming, and warnings if training diverges."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def ctrl_c_after(epoch: int) -> Callable[[Event], None]:
     return callback
 
 
-def test_a_seed_that_no_one_kept_is_explained(schedule: Callable[[str], str]) -> None:
+def test_a_seed_that_was_not_kept_is_explained(schedule: Callable[[str], str]) -> None:
     grown = esper.grow(task(), schedule(HOLDS), epochs=7, config=config())
     (seed,) = grown.tried
     assert (seed.slot, seed.blueprint, seed.planted, seed.stage) == ("r0c0", "conv_light", 0, "HOLDING")
@@ -85,7 +85,7 @@ def test_a_seed_that_no_one_kept_is_explained(schedule: Callable[[str], str]) ->
     assert "pp against" in text
 
 
-def test_a_seed_that_was_kept_or_pruned_is_told_as_such(schedule: Callable[[str], str]) -> None:
+def test_kept_and_pruned_seeds_are_named(schedule: Callable[[str], str]) -> None:
     (kept,) = esper.grow(task(), schedule(SCHEDULE), epochs=7, config=config(), alone=False).tried
     assert kept.end == "kept at epoch 5"
     (pruned,) = esper.grow(task(), schedule(EARLY), epochs=4, config=config(), alone=False).tried
@@ -158,7 +158,7 @@ def test_a_folder_of_other_arguments_is_refused(schedule: Callable[[str], str], 
         esper.grow(task(), name, epochs=8, config=config(), folder=tmp_path / "full")
 
 
-def test_its_folder_is_that_of_a_run(
+def test_the_folder_of_grow_is_that_of_a_run(
     schedule: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     esper.grow(task(), schedule(SCHEDULE), epochs=6, config=config(), folder=tmp_path / "r", progress=True)
@@ -177,7 +177,7 @@ def test_training_that_diverges_is_warned_of(schedule: Callable[[str], str], cap
     assert "lower the learning rate (task.learning_rate is 1e+06)" in told(grown)
 
 
-def test_a_callback_that_fails_is_dropped_and_told(schedule: Callable[[str], str]) -> None:
+def test_a_callback_that_fails_is_dropped_and_named(schedule: Callable[[str], str]) -> None:
     seen: list[Event] = []
 
     def fails(event: Event) -> None:

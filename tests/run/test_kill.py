@@ -1,5 +1,7 @@
-"""SIGKILL gives a process no chance to write or say anything. A run that is killed again and again, anywhere, ends as
-one that was left in peace: the same events, the same weights, bit for bit."""
+"""A run that is killed several times, at any point, ends as an uninterrupted one: the same events and weights.
+
+SIGKILL gives a process no chance to write or print anything.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from tests.run.test_stop import growing
 
 
 def killed_at(size: int, *arguments: str, folder: Path) -> bool:
-    """Run the command until the event log has more than ``size`` bytes, and kill it; whether that was in time."""
+    """Runs the command until the event log has more than ``size`` bytes, and kills it; returns whether it still ran."""
     child = start(*arguments, folder=folder)
     log = folder / "r" / "events.jsonl"
     while child.poll() is None and (not log.exists() or log.stat().st_size <= size):
@@ -69,7 +71,7 @@ def test_a_run_killed_several_times_ends_as_one_that_was_not(tmp_path: Path) -> 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_run_killed_many_times_ends_as_one_that_was_not(name: str, seed: int, tmp_path: Path) -> None:
-    """With a checkpoint between any two steps, so that some kills come while one is written."""
+    """A checkpoint is written between any two steps, so that some kills come during a write."""
     within = killed_again_and_again(CONFIGS[name](checkpoint_minutes=1e-9), 8, seed, tmp_path)
     assert within > 0
     same_run(tmp_path / "r", tmp_path / "whole")

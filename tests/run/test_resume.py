@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import shutil
 import signal
 from collections.abc import Callable
@@ -12,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from esper.config import ConfigError, TrainingConfig, read_toml
+from esper.config import ConfigError, read_toml
 from esper.files import checkpoint
 from esper.run.experiment import Experiment
-from esper.run.summary import RunSummary
 from esper.telemetry.event import ArmPlayed, BaselineMeasured, EpochCompleted, Event, PolicyUpdated
 from esper.training.execution.executor import HostError
 from esper.training.step import train_epoch
+from tests.run.interrupted_runs import interrupted
 from tests.run.run_helpers import (
     Does,
     Recorder,
@@ -54,17 +53,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("whole"), CONFIGS)
 
 
-def interrupted(config: TrainingConfig, folder: Path, sink: Does) -> RunSummary | None:
-    """The run until its Ctrl-C; None when that came before there was anything to sum up."""
-    try:
-        summary = Experiment(config, folder, [sink]).run()
-    except KeyboardInterrupt:
-        summary = None
-    assert sink.did
-    assert summary is None or summary.interrupted
-    return summary
-
-
 @pytest.mark.trap(30)
 @pytest.mark.parametrize(
     ("name", "number"),
@@ -81,8 +69,8 @@ def interrupted(config: TrainingConfig, folder: Path, sink: Does) -> RunSummary 
         ],
     ),
 )
-def test_stopped_within_a_round_it_plays_that_round_again(name: str, number: int, whole: Runs, tmp_path: Path) -> None:
-    """Also before the first round was done, and between two rounds of one update."""
+def test_a_run_stopped_within_a_round_ends_the_same(name: str, number: int, whole: Runs, tmp_path: Path) -> None:
+    """The stop may come before the first round is done, and between two rounds of one update."""
     summary = interrupted(CONFIGS[name](), tmp_path / "r", Does(within_round(number), stop))
     assert (summary is None) == (number == 1)
     assert checkpoint.read(tmp_path / "r")["round"] == number - 1
@@ -93,8 +81,8 @@ def test_stopped_within_a_round_it_plays_that_round_again(name: str, number: int
 
 
 @pytest.mark.trap(30)
-def test_stopped_between_rounds_of_simulated_hosts(whole: Runs, tmp_path: Path) -> None:
-    """Ctrl-C comes while round 2 is written down: the round is whole first."""
+def test_a_run_stopped_between_rounds_of_simulated_hosts_resumes(whole: Runs, tmp_path: Path) -> None:
+    """Ctrl-C comes while round 2 is recorded, and acts once the round is complete."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         sink = Does(round_ends(2), lambda: signal.raise_signal(signal.SIGINT))
@@ -109,7 +97,7 @@ def test_stopped_between_rounds_of_simulated_hosts(whole: Runs, tmp_path: Path) 
 
 
 @pytest.mark.trap(30)
-def test_stopped_in_the_comparison_it_plays_that_again(whole: Runs, tmp_path: Path) -> None:
+def test_a_run_stopped_in_the_comparison_plays_it_again(whole: Runs, tmp_path: Path) -> None:
     sink = Does(lambda event: isinstance(event, ArmPlayed) and event.controller == "heuristic", stop)
     summary = interrupted(CONFIGS["planted"](), tmp_path / "r", sink)
     assert summary is not None
@@ -163,7 +151,7 @@ def test_an_error_while_learning_leaves_the_agent_of_the_round_before(
 
 @pytest.mark.trap(30)
 @pytest.mark.parametrize("name", slow_except(["random"], ["checkpoint every 2", "random"]))
-def test_after_a_hard_kill_it_goes_on_from_the_last_checkpoint(name: str, whole: Runs, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_from_the_last_checkpoint(name: str, whole: Runs, tmp_path: Path) -> None:
     """The folder as a killed process leaves it: logs ahead of the checkpoint, their last lines torn."""
     killed = tmp_path / "killed"
     last = 4 if name == "checkpoint every 2" else 3
@@ -194,17 +182,6 @@ def test_events_are_cut_back_to_the_checkpoint_and_say_that_the_run_was_resumed(
     assert names.count("BaselineMeasured") == names.count("RunStarted") == names.count("RunCompleted") == 1
 
 
-@pytest.mark.trap(30)
-def test_the_best_host_of_the_time_before_is_not_replaced_by_a_worse_one(tmp_path: Path) -> None:
-    config = tiny("none", rounds=3, seed=8)
-    interrupted(config, tmp_path / "r", Does(within_round(3), stop))
-    best = {name: (tmp_path / "r" / name).read_bytes() for name in ("best_host.json", "best_host.safetensors")}
-    Experiment.resume(tmp_path / "r").run()
-    assert {name: (tmp_path / "r" / name).read_bytes() for name in best} == best
-    last = [e["committed_accuracy"] for e in stable_log(tmp_path / "r") if e["event"] == "EpisodeCompleted"][-2:]
-    assert max(last) < json.loads(best["best_host.json"])["validation_accuracy"]  # round 3 had no better one
-
-
 @pytest.mark.slow
 def test_a_run_may_be_stopped_and_resumed_again_and_again(whole: Runs, tmp_path: Path) -> None:
     interrupted(learning(), tmp_path / "r", Does(within_round(2), stop))
@@ -216,7 +193,7 @@ def test_a_run_may_be_stopped_and_resumed_again_and_again(whole: Runs, tmp_path:
 
 
 @pytest.mark.finding("M3")
-def test_an_update_learns_from_as_many_episodes_as_it_is_told(whole: Runs) -> None:
+def test_an_update_learns_from_the_episodes_that_the_config_says(whole: Runs) -> None:
     folder, _ = whole("two rounds an update")
     updates = [fields for fields in read_events(folder / "events.jsonl") if fields["event"] == "PolicyUpdated"]
     assert [(fields["round"], fields["env_steps"]) for fields in updates] == [(2, 16), (4, 32)]
@@ -250,7 +227,7 @@ def test_a_resumed_run_measures_no_baseline(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.trap(30)
 def test_a_resumed_run_follows_the_schedule_it_was_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file beside it was edited meanwhile, and the working directory is another."""
+    """The file was edited since, and the working directory has changed."""
     monkeypatch.chdir(tmp_path)
     text = '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "norm"\n'
     Path("mine.toml").write_text(text)
@@ -278,7 +255,7 @@ def test_a_resumed_run_plays_the_policy_it_was_begun_with(whole: Runs, tmp_path:
 
 @pytest.mark.trap(30)
 def test_a_checkpoint_of_another_run_lends_it_no_policy(whole: Runs, tmp_path: Path) -> None:
-    """Both runs play what agents learned: one that is refused is not what the controller is read from, either."""
+    """Both runs play learned policies; a refused checkpoint is not used as the controller's policy."""
     play(learning(rounds=1, seed=8), tmp_path / "other agent")
     configs = [tiny(f"checkpoint:{place}", rounds=2) for place in (whole("ppo")[0], tmp_path / "other agent")]
     play(configs[0], tmp_path / "whole")
@@ -294,7 +271,7 @@ def test_a_checkpoint_of_another_run_lends_it_no_policy(whole: Runs, tmp_path: P
 
 @pytest.mark.trap(30)
 def test_a_torn_checkpoint_does_not_take_the_place_of_the_sound_one_before_it(tmp_path: Path) -> None:
-    """Or for the time between two renames, and until the next but one is written, there would be none to go back to."""
+    """Otherwise there would be no intact checkpoint between two renames, and until the one after next is written."""
     interrupted(tiny(rounds=2), tmp_path / "r", Does(within_round(2), stop))
     newest, previous = (tmp_path / "r" / name for name in ("checkpoint.pt", "checkpoint.previous.pt"))
     sound = previous.read_bytes()

@@ -32,7 +32,7 @@ class Watched:
         assert left > 0 or all(phase.left < 1e-6 for phase in work.phases.values())
 
     def check(self) -> None:
-        """All that was planned is done, and not more."""
+        """The planned work is done exactly."""
         phases = self.work.phases.values()
         assert {p.name: p.done for p in phases} == pytest.approx({p.name: p.total for p in phases})
         assert self.work.seconds_left() == pytest.approx(0.0, abs=1e-6)

@@ -1,4 +1,4 @@
-"""A run on a task with a score of its own: everything that is printed names it, and no per cent is left."""
+"""A run on a task with its own score: all printed texts name it, and none is in per cent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.core_helpers import tiny_config
 from tests.env.test_objectives import regression
 
 NOT_SCORES = re.compile(r"95 % interval|middle 80 %|9[05] %|\d+%")
-"""What is in per cent in every run: levels of intervals and shares of time."""
+"""Texts in per cent of every run: levels of intervals, and shares of time."""
 
 
 def in_per_cent(text: str) -> list[str]:

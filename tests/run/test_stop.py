@@ -1,4 +1,4 @@
-"""A signal stops a run at the end of the step that hosts are in, and it goes on from that very step."""
+"""A signal stops a run at the end of the current step, and the run resumes from that step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from esper.files import checkpoint
-from esper.rollout.interrupt import interrupts_wait, termination_interrupts
 from esper.run.experiment import Experiment
 from esper.telemetry.event import (
     ActionTaken,
@@ -41,7 +40,7 @@ GATES = {"min_training_epochs": 1, "min_gradient_health": 0.0, "trial_standard_e
 
 
 def growing(config: Any) -> Any:
-    """With seeds that get far in few epochs."""
+    """The config with seeds that reach late stages in few epochs."""
     return config.with_values(env={"episode_length": 6, "gates": GATES, "embargo": 1})
 
 
@@ -61,7 +60,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 @pytest.fixture(autouse=True)
 def signals_interrupt() -> Iterator[None]:
-    """As in a program of the command line, whatever the tests are run by."""
+    """SIGINT raises KeyboardInterrupt, as in a program of the command line."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -94,7 +93,7 @@ def test_a_signal_stops_at_the_end_of_the_step_and_nothing_of_it_is_lost(
     try:
         Experiment(config, tmp_path / "r", [sink]).run()
     except KeyboardInterrupt:
-        assert number == signal.SIGTERM  # in the first round there is nothing to sum up
+        assert number == signal.SIGTERM  # the first round has no results yet
     assert sink.did
     reported = [e for e in stable_log(tmp_path / "r") if e["event"] != "RunCompleted"]
     last = [e for e in reported if e["event"] == "EpochCompleted"][-1]
@@ -108,8 +107,8 @@ def test_a_signal_stops_at_the_end_of_the_step_and_nothing_of_it_is_lost(
 
 
 @pytest.mark.trap(30)
-def test_it_stops_and_goes_on_at_every_step(whole: Runs, tmp_path: Path) -> None:
-    """As often as there are steps: what is written down of what was read is what was written before."""
+def test_a_run_stops_and_resumes_at_every_step(whole: Runs, tmp_path: Path) -> None:
+    """Every step is stopped once, and a state that was loaded is saved with the same bits."""
     config = CONFIGS["ppo"]()
     folder, _ = whole("ppo")
     with pytest.raises(KeyboardInterrupt):
@@ -127,8 +126,10 @@ def test_it_stops_and_goes_on_at_every_step(whole: Runs, tmp_path: Path) -> None
 
 
 @pytest.mark.trap(30)
-def test_stopped_while_the_hosts_left_alone_play(whole: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The controller's hosts have played their round, and are what the best host is taken from."""
+def test_a_run_stopped_in_its_controls_resumes_there(
+    whole: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller's hosts have played their round, and the best host is one of them."""
     config = CONFIGS["random"]()
     folder, uncut = whole("random")
     experiment = Experiment(config, tmp_path / "r")
@@ -167,8 +168,8 @@ def test_a_second_signal_stops_at_once_and_the_round_is_played_again(
     same_run(tmp_path / "r", folder)
 
 
-def test_hosts_of_a_long_round_are_written_down_by_the_clock(tmp_path: Path) -> None:
-    """And a run that is killed later goes on from there."""
+def test_a_long_round_is_saved_by_the_clock(tmp_path: Path) -> None:
+    """A run that is killed later resumes from there."""
     config = CONFIGS["random"]().with_values(run={"checkpoint_minutes": 1e-9})
     play(config, tmp_path / "whole")
     found: list[int] = []
@@ -183,7 +184,7 @@ def test_hosts_of_a_long_round_are_written_down_by_the_clock(tmp_path: Path) -> 
     same_run(tmp_path / "r", tmp_path / "whole")
 
 
-def test_what_was_played_of_the_comparison_is_not_played_again(tmp_path: Path) -> None:
+def test_finished_parts_of_the_comparison_are_not_played_again(tmp_path: Path) -> None:
     config = learning(evaluation_pairs=4, rounds=1)
     whole, _ = play(config, tmp_path / "whole")
     arms = [e for e in stable_log(tmp_path / "whole") if e["event"] == "ArmPlayed"]
@@ -218,7 +219,7 @@ def test_a_baseline_that_was_measured_is_kept_when_practice_is_stopped(tmp_path:
     same_run(tmp_path / "r", tmp_path / "whole")
 
 
-def test_stopped_between_the_round_and_what_is_learned_from_it(whole: Runs, tmp_path: Path) -> None:
+def test_a_run_stopped_between_a_round_and_its_update_resumes_there(whole: Runs, tmp_path: Path) -> None:
     config = CONFIGS["ppo"]()
     folder, _ = whole("ppo")
     Experiment(config, tmp_path / "r", [Does(round_ends(1), sends(signal.SIGINT))]).run()
@@ -228,34 +229,8 @@ def test_stopped_between_the_round_and_what_is_learned_from_it(whole: Runs, tmp_
     same_run(tmp_path / "r", folder)
 
 
-def test_a_signal_that_the_process_ignores_stays_ignored() -> None:
-    """As that of a terminal in a job behind it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with interrupts_wait():
-        signal.raise_signal(signal.SIGINT)
-
-
-def test_termination_is_as_ctrl_c_inside_and_the_systems_outside() -> None:
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    with pytest.raises(KeyboardInterrupt), termination_interrupts():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_a_users_own_way_with_signals_is_kept() -> None:
-    came: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))
-    try:
-        with termination_interrupts(), interrupts_wait():
-            signal.raise_signal(signal.SIGTERM)
-            assert came == []
-        assert came == [signal.SIGTERM]
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 def test_actions_of_the_runs_here_reach_late_stages(tmp_path: Path) -> None:
-    """What is stopped and gone on with above has seeds in it."""
+    """The runs that are stopped and resumed above have seeds."""
     _, recorder = play(CONFIGS["random"](), tmp_path / "r")
     accepted = {event.op for event in recorder.events if isinstance(event, ActionTaken) and event.accepted}
     assert {"GERMINATE", "ADVANCE"} <= accepted
@@ -264,10 +239,10 @@ def test_actions_of_the_runs_here_reach_late_stages(tmp_path: Path) -> None:
 @pytest.mark.trap(30)
 @pytest.mark.parametrize("name", slow_except(["random"], ["ppo", "random"]))
 @pytest.mark.parametrize("where", ["play", "cut_logs"])
-def test_stopped_while_it_takes_up_its_checkpoint_it_writes_nothing(
+def test_a_run_stopped_while_it_loads_its_checkpoint_writes_nothing(
     name: str, where: str, whole: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is half loaded is not the run's state, and logs that were not cut yet are longer than what it knows of."""
+    """A half-loaded state is not the run's, and logs are longer than the checkpoint until they are cut."""
     config = CONFIGS[name]()
     folder, _ = whole(name)
     Experiment(config, tmp_path / "r", [Does(at(1, 3), sends(signal.SIGINT))]).run()
@@ -289,7 +264,7 @@ def test_stopped_while_it_takes_up_its_checkpoint_it_writes_nothing(
 
 @pytest.mark.parametrize("make", slow_except([tiny], [tiny, learning]))
 def test_a_signal_at_the_very_end_finds_the_run_finished(make: Callable[..., Any], tmp_path: Path) -> None:
-    """Nothing is left to resume, and nothing is reported twice; the signal still takes effect."""
+    """No work is left to resume, and no event is reported twice; the signal still takes effect."""
     experiment = Experiment(
         make(rounds=1), tmp_path / "r", [Does(lambda e: isinstance(e, RunCompleted), sends(signal.SIGINT))]
     )
@@ -301,33 +276,6 @@ def test_a_signal_at_the_very_end_finds_the_run_finished(make: Callable[..., Any
     same_run(tmp_path / "r", tmp_path / "whole")
 
 
-def test_a_sigterm_that_repeats_the_first_does_not_stop_at_once() -> None:
-    """The end of a job signals a rank and the launcher, which passes its signal on."""
-    reached = []
-    with termination_interrupts(), pytest.raises(KeyboardInterrupt), interrupts_wait(again=True):  # noqa: PT012
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
-        reached.append(True)
-    assert reached
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_every_signal_that_waited_acts(again: bool) -> None:
-    """A program that only takes note of one is stopped by the other all the same."""
-    noted: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _frame: noted.append(number))
-    try:
-        with pytest.raises(KeyboardInterrupt), interrupts_wait(again):  # noqa: PT012
-            signal.raise_signal(signal.SIGTERM)
-            assert noted == []
-            signal.raise_signal(signal.SIGINT)
-            assert not again
-        assert noted == ([] if again else [signal.SIGTERM])
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
 @pytest.mark.parametrize(
     ("name", "when"),
     [
@@ -337,9 +285,7 @@ def test_every_signal_that_waited_acts(again: bool) -> None:
     ],
     ids=["first round", "second round", "comparison"],
 )
-def test_a_run_that_is_told_to_stop_returns_and_is_continued(
-    name: str, when: Callable[[Event], bool], tmp_path: Path
-) -> None:
+def test_a_stopped_run_returns_and_is_resumed(name: str, when: Callable[[Event], bool], tmp_path: Path) -> None:
     config = CONFIGS[name]().with_values(run={"evaluation_pairs": 2})
     play(config, tmp_path / "whole")
     experiment = Experiment(config, tmp_path / "r", [Does(when, lambda: experiment.stop())])

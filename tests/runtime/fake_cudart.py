@@ -1,4 +1,4 @@
-"""Compiles the CUDA runtime without a device, and reads what it wrote down."""
+"""Compiles a CUDA runtime without a device, and reads its record of calls."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Fake:
 
     @property
     def current_device(self) -> int:
-        """Of the calling thread."""
+        """Current device of the calling thread."""
         number = ctypes.c_int()
         self.library.cudaGetDevice(ctypes.byref(number))
         return number.value

@@ -70,7 +70,7 @@ def test_the_device_of_the_thread_is_put_back(fake: Fake, runtime: CudaRuntime) 
 
 
 def test_no_context_is_made_on_a_device_that_is_not_used(fake: Fake, runtime: CudaRuntime) -> None:
-    """The current device is 0, which another process may be using; it stays untouched until somebody asks for it."""
+    """The current device is 0, which another process may be using; it gets no context until it is used."""
     runtime.launch(1, [7], [runtime.create_stream(1)], [1])
     assert fake.contexts == {1}
     runtime.create_stream(0)
@@ -78,7 +78,7 @@ def test_no_context_is_made_on_a_device_that_is_not_used(fake: Fake, runtime: Cu
 
 
 @pytest.mark.parametrize("version", [0, 12000, 13020])
-def test_the_driver_says_which_cuda_it_serves(fake: Fake, runtime: CudaRuntime, version: int) -> None:
+def test_the_driver_reports_its_cuda_version(fake: Fake, runtime: CudaRuntime, version: int) -> None:
     fake.driver_version = version
     assert runtime.driver_version() == version
     assert fake.contexts == set()
@@ -162,14 +162,14 @@ def test_a_runtime_that_lacks_functions_is_named(tmp_path: Path) -> None:
 
 
 def child(body: str) -> str:
-    """What a fresh process without torch prints."""
+    """Returns the output of a fresh process without torch."""
     head = "import ctypes, os, signal, sys, threading, time\nfrom esper._runtime import CudaRuntime, StopFlag\n"
     done = subprocess.run([sys.executable, "-c", head + body], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
-def test_without_a_runtime_it_says_what_it_looked_for() -> None:
+def test_without_a_runtime_the_error_names_what_was_looked_for() -> None:
     said = child("try: CudaRuntime()\nexcept RuntimeError as error: print(error)")
     assert said.startswith(
         "no CUDA runtime is loaded in this process: looked for libcudart.so.13, libcudart.so.12, and any libcudart*"

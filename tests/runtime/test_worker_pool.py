@@ -1,4 +1,4 @@
-"""The worker pool: every task once, longest first, errors, cancellation, and an end under all circumstances."""
+"""The worker pool: every task runs once, longest first; errors, cancellation and closing."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_workers_that_are_not_pinned_go_everywhere(workers: int, pin: bool) -> N
     assert places == [os.sched_getaffinity(0)] * workers
 
 
-def test_cancel_starts_no_more_and_tells_those_that_run() -> None:
+def test_cancel_starts_no_more_tasks_and_informs_running_ones() -> None:
     began, cancelled = threading.Event(), threading.Event()
     done: list[str] = []
 

@@ -1,4 +1,4 @@
-"""How processes with worker pools end: none may hang or crash, whatever was forgotten."""
+"""Ends of processes with worker pools: none hangs or crashes, whatever was not closed."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_killed_by_ctrl_c_without_a_handler_around() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
 def test_a_forked_child_has_no_workers_and_ends() -> None:
-    """As workers of a data loader do, that are forked beside a pool."""
+    """Workers of a data loader are forked like this beside a pool."""
     body = """
         import warnings
         warnings.simplefilter('ignore', DeprecationWarning)  # later Pythons advise against it

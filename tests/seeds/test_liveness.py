@@ -20,7 +20,7 @@ CLASSES = 10
 
 
 def features(topology: str, width: int, scale: float = 1.0) -> Tensor:
-    """What a host's layers give: after a ReLU for images, of both signs elsewhere."""
+    """Features as of a host's layers: after a ReLU for images, of both signs elsewhere."""
     if topology == "cnn":
         return scale * torch.relu(torch.randn(8, width, 6, 6))
     return scale * (torch.randn(8, 7, width) if topology in ("transformer", "encoder") else torch.randn(8, width))
@@ -138,7 +138,7 @@ def zero_lora(channels: int) -> nn.Module:
 
 
 @pytest.mark.trap(6)
-def test_what_is_born_dead_is_found() -> None:
+def test_a_dead_parameter_is_found() -> None:
     torch.manual_seed(0)
     registry = BlueprintRegistry()
     registry.register("cnn", "zero", parameters=lambda c: 9 * c * c + 3 * c)(zero_convolution)

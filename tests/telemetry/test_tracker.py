@@ -1,4 +1,4 @@
-"""What wandb and trackio receive; modules of the tests stand in for them."""
+"""Values that wandb and trackio receive; modules of the tests stand in for them."""
 
 from __future__ import annotations
 

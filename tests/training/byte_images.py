@@ -1,4 +1,4 @@
-"""The digits as bytes in memory, and hosts whose blocks are fused: what image tasks are made of."""
+"""The digits as bytes in memory, and hosts with fused blocks, as image tasks have them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU without one: captured work is kept as it is, and done when it is launched, as if Python had no part in it.
+"""A fake GPU: captured work is kept, and done when it is launched, as if without Python.
 
 Work is done at once, but the order that streams promise is kept in ``FakeGpu.order``: with ``FakeGpu.watched``, memory
 that two streams use in no order is an error, though the numbers are right.
@@ -58,7 +58,7 @@ class FakeResult:
 
 
 class FakeGpu:
-    """Has the methods of Gpu. What it is told to go wrong, goes wrong."""
+    """A stand-in with the methods of Gpu, and faults that tests switch on."""
 
     def __init__(self) -> None:
         self.envs: list[HostTraining] = []
@@ -72,9 +72,9 @@ class FakeGpu:
         self.waiting = False
         """Whether all work waits for results."""
         self.refusal: BaseException | None = None
-        """What a capture raises."""
+        """Error that a capture raises."""
         self.broken: RuntimeError | None = None
-        """What everything raises that asks the device."""
+        """Error that every call raises that asks the device."""
         self.failed: list[FakeStream] = []
         """Streams of captures that failed and were not given back."""
         self.fail_at: tuple[int, int] | None = None
@@ -178,7 +178,7 @@ class FakeGpu:
 
     @contextmanager
     def device_only(self) -> Iterator[None]:
-        """Python's numbers are wrong, and what Python counts stays; for a real launch has nothing to do with either."""
+        """Makes Python's numbers wrong and keeps its counters, which a real launch does not use."""
         counted = [(env.gradient_stats, env.gradient_stats.batches) for env in self.envs]
         places = [(env, env.epoch, env.batch, set(env.shadows), buffers_of(env)) for env in self.envs]
         seeds = [slot.planted for env in self.envs for slot in env.sites if slot.planted is not None]

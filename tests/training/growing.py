@@ -1,4 +1,4 @@
-"""Hosts of several kinds that grow at random: the same events on any executor, written down to the last bit."""
+"""Hosts of several kinds that grow at random: the same actions on any executor, recorded to the last bit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from esper.training.validate import Configuration, evaluate
 from tests.core_helpers import plant
 
 BATCHES, BATCH = 6, 8
-"""Of an epoch: three steps warm a step up, and the others are launched."""
+"""Batches of an epoch: three steps warm a step up, and the others are launched."""
 
 NAMES = {"cnn": ("conv_light", "norm"), "transformer": ("attention", "norm")}
 """Two blueprints without dropout for each topology."""
@@ -184,7 +184,7 @@ class Growing:
             env.reset(7, episode)
 
     def epoch(self) -> list[Record]:
-        """Train, validate and write down."""
+        """Trains, validates and records."""
         self.trainer.epoch(self.envs)
         self.validate()
         return [record(env) for env in self.envs]
@@ -197,13 +197,13 @@ class Growing:
         return plant(self.envs[env], slot, blueprint, stage=stage, registry=self.registry)
 
     def act(self, dice: random.Random) -> None:
-        """Something happens at some sites of every env."""
+        """Executes random actions at some sites of every env."""
         for env in self.envs:
             for site in env.sites:
                 _act(env, site, dice, self.registry)
 
     def episodes(self, count: int, epochs: int, seed: int = 0) -> list[Record]:
-        """All that was written down, in a course of events that ``seed`` decides."""
+        """Records of all episodes, under random actions of ``seed``."""
         dice, found = random.Random(seed), list[Record]()
         for episode in range(count):
             self.reset(episode)

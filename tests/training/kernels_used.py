@@ -31,7 +31,7 @@ KERNELS = {
     "grad_stats",
     "sgd_step_",
 }
-"""Of ``esper``: what an epoch of training and a validation call."""
+"""Operators of ``esper`` that an epoch of training and a validation call."""
 
 FALLBACKS = {
     *("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm"),
@@ -39,7 +39,7 @@ FALLBACKS = {
     *("_log_softmax", "_log_softmax_backward_data", "nll_loss_forward", "nll_loss_backward"),
     *("_foreach_norm", "linalg_vector_norm", "_fused_sgd_", "_foreach_add_", "_foreach_mul_"),
 }
-"""Of ``aten``: what does the same jobs."""
+"""Operators of ``aten`` that do the same jobs."""
 
 
 class Calls(TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""What a test of memory counts: tensors that are alive, their bytes, and what the process has in memory."""
+"""Counts for tests of memory: live tensors, their bytes, and the resident memory of the process."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def live_tensors() -> Live:
 
 
 def resident_mib() -> float:
-    """Of this process; read from /proc, which only Linux has. Collect garbage first."""
+    """Resident MiB of this process, from /proc, which only Linux has; garbage is collected first."""
     return int(STATM.read_text().split()[1]) * 4096 / 2**20

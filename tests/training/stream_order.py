@@ -1,4 +1,4 @@
-"""The order of work on streams: what happens before what, and accesses of memory that are in no order."""
+"""The order of work on streams, and accesses of memory that are in no order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StreamOrder:
     def __init__(self) -> None:
         self.clocks: defaultdict[Stream, Counter[Stream]] = defaultdict(Counter)
         self.known: Counter[Stream] = Counter()
-        """What the CPU has waited for; any work that it queues later comes after that."""
+        """Work that the CPU has waited for; any work that it queues later comes after it."""
 
     def work(self, stream: Stream) -> int:
         """Puts one piece of work on ``stream`` and returns its number there."""
@@ -53,7 +53,7 @@ class StreamOrder:
 
 @dataclass
 class _Last:
-    """By stream, the number of its last write and of its last read."""
+    """Numbers of the last write and the last read, by stream."""
 
     writes: dict[Stream, int]
     reads: dict[Stream, int]
@@ -73,11 +73,11 @@ class Accesses(TorchDispatchMode):
         self.races: list[str] = []
         """Pairs of accesses, at least one of them a write, of which neither comes before the other."""
         self.streams: defaultdict[int, set[Stream]] = defaultdict(set)
-        """By address, the streams that wrote tensors that begin there."""
+        """Streams that wrote tensors, by the address of their first element."""
         self.pieces = 0
         """Accesses noted."""
         self._last: defaultdict[int, dict[Span, _Last]] = defaultdict(dict)
-        """By address of a storage: the accesses of its parts."""
+        """Accesses of the parts of a storage, by its address."""
         gc.collect()
         # Kept alive, so that no other tensor gets their addresses.
         self._held = [each.untyped_storage() for each in gc.get_objects() if type(each) in (Tensor, Parameter)]

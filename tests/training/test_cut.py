@@ -1,4 +1,4 @@
-"""A living seed that becomes non-finite is cut out on the device; the host and its other seeds never notice."""
+"""A living seed that becomes non-finite is cut out on the device; the host and its other seeds do not change."""
 
 from collections.abc import Callable
 from typing import Any
@@ -119,7 +119,7 @@ class Overflow(nn.Module):
         self.late = False
 
     def forward(self, h: Tensor) -> Tensor:
-        # Only when told to, as a seed that trains for a while and then breaks.
+        # Only when switched on, as a seed that trains for a while and then breaks.
         return self.scale * (torch.where(h < 1e9, h, torch.exp(200 * h)) if self.late else h)
 
 
@@ -130,7 +130,7 @@ def own(build: Callable[[int], nn.Module]) -> BlueprintRegistry:
 
 @pytest.mark.parametrize("stage", [S.BLENDING, S.HOLDING])
 def test_a_living_seed_whose_backward_pass_breaks_is_cut_too(stage: SeedStage) -> None:
-    """What flows back from it would make the host's gradient NaN though every output is finite."""
+    """Its backward pass would make the host's gradient NaN although every output is finite."""
     with rig(horizon=10, blueprints=own(Overflow)) as world:
         world.grow("r0c0", stage, "own")
         seed: Any = world.slot("r0c0").seed
@@ -209,7 +209,7 @@ def test_a_blended_seed_downstream_of_a_broken_one_stays() -> None:
 
 @pytest.mark.parametrize("scale", [1e6, 1e20, 1e30])
 def test_a_seed_that_explodes_but_stays_finite_never_leaves_a_broken_host(scale: float) -> None:
-    """Cut or rolled back: whichever it is, what is left is finite."""
+    """The seed is cut or the host rolled back, and all that is left is finite."""
     with rig(horizon=12) as world:
         world.grow("r1c0", S.HOLDING)
         fill(world.slot("r1c0"), scale, -1)

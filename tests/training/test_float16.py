@@ -1,4 +1,4 @@
-"""float16: gradients are of a scaled loss, and its scale is one env's own business (finding H3, trap 34)."""
+"""float16: gradients of a scaled loss, whose scale belongs to one env (finding H3, trap 34)."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_an_overflow_is_no_reason_to_cut_a_seed_or_to_roll_back() -> None:
 @pytest.mark.finding("H3")
 @pytest.mark.parametrize("stage", [S.BLENDING, S.HOLDING])
 def test_a_gradient_that_no_scale_makes_finite_is_the_seeds_fault_after_all(stage: S) -> None:
-    """Else the host behind it would skip every step from then on, and nobody would be told."""
+    """Otherwise the host behind it would skip every later step without an error."""
 
     class Bad(Overflow):
         def forward(self, h: Tensor) -> Tensor:

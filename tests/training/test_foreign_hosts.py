@@ -1,4 +1,4 @@
-"""Hosts that are not ours: what incubation, evaluation and randomness promise holds for any module and for texts."""
+"""Hosts of users: incubation, evaluation and random numbers work for any module, and for texts."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_reset_forgets_buffers_that_no_state_dict_holds() -> None:
     assert float(training.host.get_buffer("model.average")) == 0
 
 
-def test_dropout_of_whole_channels_stays_so() -> None:
+def test_dropout_of_whole_channels_drops_whole_channels() -> None:
     training = training_of(of(grafted(modules=0.5)))
     dropped = training.host.get_submodule("model.dropout").train()(torch.ones(64, 4, 5, 5))
     assert set(dropped.flatten(2).mean(2).flatten().tolist()) == {0.0, 2.0}
@@ -211,7 +211,7 @@ def test_padding_counts_in_no_loss_and_no_accuracy() -> None:
 
 
 @pytest.mark.trap(16)
-def test_what_stands_behind_padding_changes_no_weight() -> None:
+def test_values_behind_padding_change_no_weight() -> None:
     other = texts()
     tokens = other.x.clone()
     tokens[::2, 3:] = 0  # this host sees one token at a time

@@ -1,4 +1,4 @@
-"""Germination is a transaction: whatever goes wrong, slot, host and random numbers are as they were."""
+"""Germination is a transaction: after a failure, slot, host and random numbers are as before."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ S = SeedStage
 
 
 class Make(nn.Module):
-    """A body that does whatever it is told."""
+    """A body that computes a given function."""
 
     def __init__(self, forward: Callable[[Tensor], Any], parameters: int = 3) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def test_a_failed_germination_leaves_everything_as_it_was(name: str) -> None:
 
 @pytest.mark.trap(9)
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_body_that_is_no_seed_at_all_leaves_everything_as_it_was(name: str) -> None:
+def test_an_invalid_body_leaves_everything_as_it_was(name: str) -> None:
     check_untouched(BROKEN[name], Exception)
 
 
@@ -151,7 +151,7 @@ def test_two_seeds_of_an_episode_start_differently_and_each_the_same_in_every_ru
     assert not torch.equal(mine["r0c0.parameter.0"], mine["r1c0.parameter.0"])
 
 
-def test_the_env_refuses_the_action_says_why_and_goes_on() -> None:
+def test_the_env_refuses_a_failed_germination_with_the_reason() -> None:
     registry = BlueprintRegistry((BLUEPRINTS.get("cnn", "norm"), blueprint(REFUSED["more channels"])))
     with rig(blueprints=registry) as world:
         world.do("GERMINATE", "r0c0", "own")

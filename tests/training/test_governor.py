@@ -1,4 +1,4 @@
-"""The governor's rules on made-up losses, in units of chance, and its snapshots on a real host."""
+"""The governor's rules on invented losses, in units of chance, and its snapshots on a real host."""
 
 import math
 from typing import Any
@@ -78,7 +78,7 @@ def test_no_collapse_of_a_host_that_never_was_healthy() -> None:
     assert reasons(after(make_governor(), [0.9, 0.7, 0.61, 0.94])) == [None] * 4
 
 
-def test_divergence_wants_three_checks_running() -> None:
+def test_divergence_requires_three_consecutive_checks() -> None:
     governor = make_governor()
     after(governor, [0.4] * 10)
     # Thresholds: mean + 6σ = 0.4, 1.5 · mean = 0.6, best + 0.25 = 0.65; collapse starts at 0.935.
@@ -172,7 +172,7 @@ def test_no_snapshot_while_an_anomaly_is_pending() -> None:
     same_bits(good, tensors_of(training))
 
 
-def test_a_restore_is_exact_and_training_goes_on_as_it_would_have() -> None:
+def test_a_restore_is_exact_and_so_is_training_after_it() -> None:
     governor, training = world(every=1)
     plant(training, "r0c0", stage=S.FOSSILIZED)
     epoch(governor, training)
@@ -243,7 +243,7 @@ def test_the_older_generation_is_restored_when_the_next_panic_comes_soon(gap: in
 
 
 def test_a_distrusted_generation_is_not_restored_later() -> None:
-    """After a fall back to the older snapshot, the newer one is known to lead to a panic: it is gone for good."""
+    """After a fallback to the older snapshot, the newer one, which led to a panic, is dropped."""
     governor, training, kept = two_generations()
     for _ in range(2):
         train(training)
@@ -295,7 +295,7 @@ def test_a_host_that_trains_better_than_before_does_not_diverge() -> None:
     for spike, train_loss in ((1.7, 0.9), (5.3, 0.8), (4.0, 0.7), (6.0, 0.65)):
         assert governor.check(spike * governor.chance, 0, train_loss * governor.chance) is None
         assert not governor.anomaly_pending
-    assert max(governor.losses) == governor.chance  # none became the normal loss
+    assert max(governor.losses) == governor.chance  # no anomalous loss became the normal one
     answers = [governor.check(6.0 * governor.chance, 0, 0.7 * governor.chance) for _ in range(3)]
     assert reasons(answers) == [None, None, "divergence"]
 

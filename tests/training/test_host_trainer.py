@@ -1,4 +1,4 @@
-"""M12: memory runs out in a lane. The epoch is repeated once, as if it had begun with smaller micro-batches."""
+"""Memory runs out in a lane: the epoch is repeated once, as if it had begun with smaller micro-batches (M12)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REGISTRY = BlueprintRegistry(
 
 @pytest.fixture
 def copies_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before every epoch, as on a GPU that is short of memory."""
+    """Copies the state before every epoch, as on a GPU that is short of memory."""
     monkeypatch.setattr(micro_batching, "may_run_out", lambda *_device_and_epoch: True)
 
 
@@ -48,7 +48,7 @@ def shrink(
     error: Callable[[], Exception] | None = None,
     training: bool = True,
 ) -> None:
-    """From batch number ``from_batch`` of an epoch on, or in validation, ``env`` has memory for ``room`` samples."""
+    """Limits ``env`` to memory for ``room`` samples from batch ``from_batch`` of an epoch on, or in validation."""
 
     def check(_module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         if len(arguments[0]) > room and env.host.training is training and env.batch >= from_batch:
@@ -82,7 +82,7 @@ def finished(made: Growing) -> list[Record]:
 
 
 def from_here_on(made: Growing) -> None:
-    """What a repeated epoch has to equal: twice the parts from its beginning."""
+    """The reference of a repeated epoch: twice the parts from its beginning."""
     made.trainer.policy.restore(2 * made.trainer.policy.count)
 
 
@@ -191,7 +191,7 @@ def test_another_error_is_what_it_was_even_beside_a_shortage() -> None:
 @pytest.mark.usefixtures("copies_kept")
 @pytest.mark.parametrize("workers", slow_except([0], [0, 1]))
 def test_hosts_whose_data_streams_begin_the_epoch_again(workers: int) -> None:
-    """In step: the others have learned from the batch that was too much for one."""
+    """Hosts are in step: the others have learned from the batch that was too large for one."""
     worlds = []
     for hurt in (True, False):
         env = GrowthVectorEnv(streamed(workers), tiny_config(3, 6), baseline=flat_baseline(6))
@@ -219,7 +219,7 @@ def test_validation_takes_half_at_once() -> None:
         (event,) = hurt.of_kind(MicroBatchHalved)
         assert (event.env, event.epoch) == (0, 2)
         assert hurt.training(1).evaluation_batch == 250
-        # Measured as ever; what is summed in other parts is rounded otherwise.
+        # Results are the same but for rounding, because sums have other parts.
         for one, other in zip(plain.env.backend.each, hurt.env.backend.each, strict=True):
             same_bits(tensors_of(one.training), tensors_of(other.training))
         assert plain.env.state.accuracy.tolist() == hurt.env.state.accuracy.tolist()
@@ -257,7 +257,7 @@ def test_all_hosts_of_a_run_are_cut_alike() -> None:
 def test_without_a_copy_the_first_shortage_is_the_error_that_says_what_takes_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By default on a CPU: an epoch copies nothing. Validation needs no copy and is repeated."""
+    """This is the default on a CPU: an epoch copies nothing. Validation needs no copy and is repeated."""
 
     def copies(*_arguments: object) -> None:
         raise AssertionError("a copy")
@@ -294,7 +294,7 @@ def test_the_first_epoch_and_those_that_are_short_of_memory_are_copied(monkeypat
         short = True
         made.trainer.epoch(made.envs[1:])
         assert copied == [0, 1, 1]
-        made.trainer.policy.restore(2)  # nothing can be repeated any more
+        made.trainer.policy.restore(2)  # no epoch can be repeated now
         made.epoch()
         assert copied == [0, 1, 1]
 
@@ -341,11 +341,11 @@ def test_a_resumed_run_has_its_number_of_micro_batches() -> None:
         (ValueError("not enough memory of yesterday"), False),
     ],
 )
-def test_what_counts_as_a_shortage(error: Exception, expected: bool) -> None:
+def test_errors_that_count_as_a_shortage_of_memory(error: Exception, expected: bool) -> None:
     assert ran_out(error) is expected
 
 
-def test_the_allocator_of_this_torch_says_what_is_looked_for() -> None:
+def test_the_allocator_of_this_torch_raises_a_known_message() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**58, dtype=torch.uint8)
     assert ran_out(caught.value)

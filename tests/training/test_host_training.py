@@ -1,4 +1,4 @@
-"""What torch cannot do is not asked of it."""
+"""Operations that torch does not have are not requested."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_blending_is_the_host_plus_alpha_times_the_delta() -> None:
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("draw", slow_except([0], range(3)))
 def test_every_parameter_of_every_seed_is_alive_within_two_steps(draw: int, blueprint: str, style: str) -> None:
-    """In every slot, incubating and blended, for several draws of its initial values."""
+    """Seeds are in every slot, incubating and blended, with several draws of their initial values."""
     for site in SITES:
         for stage in (S.TRAINING, S.HOLDING):
             training = make_training(tiny_config(task={"samples_per_epoch": 64, "batch_size": 32}), seed=draw)

@@ -162,7 +162,7 @@ def test_in_parts_an_incubating_seed_still_changes_no_bit_of_a_host_that_drops(i
 
 @pytest.mark.finding("L4")
 def test_batch_norm_sees_the_parts() -> None:
-    """As documented: its statistics, in training and those that it remembers, are those of a part."""
+    """Its statistics, in training and the running ones, are those of a part, as documented."""
     seen: dict[int, list[Tensor]] = {}
     for parts in (1, 2):
         env = make_training(tiny_config(task={**CONSTANT, "micro_batches": parts}))

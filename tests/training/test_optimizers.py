@@ -138,7 +138,7 @@ def adamw() -> HostTraining:
 
 
 def test_a_step_is_clipped_adamw_with_decay_of_matrices_only() -> None:
-    """Against a twin in plain PyTorch."""
+    """Steps are compared with a twin in plain PyTorch."""
     env = training_of(digits(), task={**ADAMW, "max_grad_norm": 0.3, "schedule": "constant"})
     twin = digits().build_host()
     twin.load_state_dict(env.host.state_dict())

@@ -1,4 +1,4 @@
-"""Copies of hosts on a GPU and in pinned memory: which lie where, and that they give back the same bits from anywhere.
+"""Copies of hosts on a GPU and in pinned memory: their places, and exact restores from both.
 
 Pinned memory needs a GPU: here the placements are forced on a CPU, where both places are ordinary memory, and what
 moves where is the same. tests/cuda/test_pinned_copies.py has the real thing.
@@ -18,7 +18,7 @@ from esper.config import ConfigError, RunConfig, TrainingConfig
 from esper.env.training_backend import copies_held
 from esper.lifecycle.stage import SeedStage
 from esper.training.governor import Governor
-from esper.training.host_state import RestorableHost, host_state, pinned_copy, restore_host_state
+from esper.training.host_state import RestorableHost
 from esper.training.host_training import HostTraining
 from esper.training.placement import MIB, HostCopy, copies_to_pin, pinned_copies
 from esper.training.snapshot import TensorCopies, ValidationRecord
@@ -36,6 +36,8 @@ from tests.core_helpers import (
 from tests.training.live_tensors import STATM, resident_mib
 
 OLDER, NEWEST = HostCopy.OLDER, HostCopy.NEWEST
+
+
 PLACEMENTS: list[tuple[HostCopy, ...]] = [(), (OLDER,), (OLDER, NEWEST)]
 
 
@@ -130,7 +132,7 @@ def course(pinned: tuple[HostCopy, ...], seed: int) -> list[dict[str, torch.Tens
                 governor.snapshot_if_due(
                     RestorableHost(training), RECORD, unmeasured_fossils(training), fossilized=roll < 0.2
                 )
-            if roll > 0.9:  # as a run that was stopped and goes on
+            if roll > 0.9:  # as a run that was stopped and resumed
                 state = governor.state_dict()
                 governor = Governor(config.governor, training.durations, 10, pinned)
                 governor.load_state_dict(state, training.device)
@@ -149,7 +151,7 @@ def test_rollbacks_are_the_same_bits_wherever_snapshots_lie(seed: int) -> None:
 
 
 def test_the_newest_snapshot_moves_before_its_storage_is_filled_again() -> None:
-    """Also after the older one was fallen back to, which is the only one then; storage stays where it is."""
+    """This holds after a fallback to the older one, which is then the only one; storage stays in place."""
     config = tiny_config(horizon=60, governor={"snapshot_every": 1})
     training = make_training(config)
     governor = Governor(config.governor, training.durations, 10, (OLDER,))
@@ -209,20 +211,6 @@ def test_the_newest_snapshots_are_not_pinned_alone() -> None:
         Governor(config.governor, durations, 10, (NEWEST,))
 
 
-def test_the_start_of_an_epoch_comes_back() -> None:
-    training = make_training()
-    plant(training, "r0c0", stage=SeedStage.HOLDING)
-    train(training)
-    start = host_state(training, pinned_copy)
-    before = tensors_of(training, ("r0c0",))
-    train(training)
-    after = tensors_of(training, ("r0c0",))
-    restore_host_state(training, start)
-    same_bits(tensors_of(training, ("r0c0",)), before)
-    train(training)
-    same_bits(tensors_of(training, ("r0c0",)), after)
-
-
 def test_an_env_puts_its_copies_where_its_placement_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.env.vector_env.copies_to_pin", lambda *_arguments: (OLDER,))
     with rig(n_envs=2, run={"max_device_copies_mib": 1.0}) as world:
@@ -246,7 +234,7 @@ def test_the_seeds_that_are_allowed_for_are_the_largest_within_the_budget(monkey
     assert sizes == [int(0.5 * host), int(largest)]
 
 
-def test_what_is_held_is_counted_by_host() -> None:
+def test_held_copies_are_counted_by_host() -> None:
     """Two snapshots of the host alone: twice its tensors and their momentum."""
     with rig(n_envs=2, horizon=8, governor={"snapshot_every": 1}) as world:
         for _ in range(2):

@@ -119,7 +119,7 @@ def test_every_parameter_of_every_seed_is_alive_in_bfloat16(task: str, blueprint
 @pytest.mark.finding("L3")
 @pytest.mark.parametrize("task", ["cnn", "fused cnn", "mlp"])
 def test_features_stay_in_bfloat16_at_every_site(task: str) -> None:
-    """A seed may compute its delta with float32 parameters; what the host goes on with is what it made itself."""
+    """A seed may compute its delta with float32 parameters; the host continues with its own features."""
     env = training_of(TASKS[task](), **BF16)
     name = BLUEPRINTS.names(env.host.topology)[-1]
     plant(env, env.sites[0].name, name, stage=S.HOLDING)
@@ -241,7 +241,7 @@ def test_sixteen_bits_are_refused_where_torch_has_no_autocast() -> None:
 
 
 @pytest.mark.finding("L3")
-def test_digits_are_float32_unless_told_otherwise() -> None:
+def test_digits_are_float32_by_default() -> None:
     config = resolve(tiny_config(), digits())
     assert config.task.precision == digits().precision == "float32"
     env = training_of(digits())

@@ -28,7 +28,7 @@ def planted(training: HostTraining, slot: str = "r0c0", blueprint: str = "conv_l
 
 
 def places(training: HostTraining, seed: Seed, slot: str = "r0c0") -> list[int]:
-    """Where the seed lies, with its momentum."""
+    """Addresses of the seed and its momentum."""
     group = training.seed_groups[slot]
     momenta = [group.optimizer.state[p]["momentum_buffer"] for p in group.parameters]
     return [tensor.data_ptr() for tensor in (*seed.parameters(), *seed.buffers(), *momenta)]
@@ -84,7 +84,7 @@ def test_a_seed_that_is_made_differently_does_not_take_the_memory() -> None:
     assert pool.reuse(cast, "kind") is cast
 
 
-def test_what_a_blueprint_freezes_stays_frozen_and_no_gradient_is_inherited() -> None:
+def test_frozen_parameters_of_a_blueprint_stay_frozen_and_no_gradient_is_inherited() -> None:
     pool = SeedPool()
     first = pool.reuse(seed_of(), "kind")
     for parameter in first.parameters():
@@ -99,7 +99,7 @@ def test_what_a_blueprint_freezes_stays_frozen_and_no_gradient_is_inherited() ->
     assert [(p.requires_grad, p.grad) for p in again.parameters()] == [(True, None), (False, None)]
 
 
-def test_only_so_many_kinds_are_kept_those_used_last() -> None:
+def test_only_the_kinds_used_last_are_kept() -> None:
     pool = SeedPool(max_kinds=2)
     seeds = {kind: pool.reuse(seed_of(), kind) for kind in "ab"}
     assert pool.reuse(seed_of(), "a") is seeds["a"]

@@ -1,4 +1,4 @@
-"""Snapshots: what they hold, that a restore is exact however often, and that their storage stays."""
+"""Snapshots: their content, exact repeated restores, and constant storage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def with_fossil() -> HostTraining:
 
 
 def test_a_restore_is_exact_and_a_second_one_changes_nothing() -> None:
-    """A twin that is restored twice goes on as one that is restored once."""
+    """A twin that is restored twice trains on as one that is restored once."""
     ends = []
     for times in (1, 2):
         training, snapshot = with_fossil(), Snapshot()
@@ -100,7 +100,7 @@ def count_tensors() -> int:
 
 @pytest.mark.finding("C4")
 def test_snapshots_live_in_the_same_storage_for_50_episodes() -> None:
-    """With a fossil and a rollback in every episode."""
+    """Every episode has a fossil and a rollback."""
     with rig(horizon=7, governor={"snapshot_every": 1}) as world:
         governor = world.host().governor
         places: set[tuple[int, ...]] = set()
@@ -149,7 +149,7 @@ def own(build: Callable[[int], nn.Module]) -> BlueprintRegistry:
 
 
 class Two(nn.Module):
-    """Two scales, of which the second can be frozen, or take part only when told to."""
+    """Two scales; the second can be frozen, or left out of the pass."""
 
     def __init__(self, channels: int, frozen: bool = False) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ def test_a_parameter_whose_first_gradient_comes_late_is_optimised(stage: SeedSta
     assert not torch.equal(seed.body.second, torch.full_like(seed.body.second, 0.1))
 
 
-def test_what_a_blueprint_has_frozen_stays_frozen_and_is_restored() -> None:
+def test_frozen_parameters_of_a_blueprint_are_restored() -> None:
     with rig(
         horizon=12, blueprints=own(lambda channels: Two(channels, frozen=True)), governor={"snapshot_every": 1}
     ) as world:

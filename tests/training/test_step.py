@@ -68,7 +68,7 @@ def test_a_constant_schedule_keeps_the_rate() -> None:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_a_step_is_clipped_sgd_with_momentum_and_decay(smoothing: float) -> None:
-    """Against a twin in plain PyTorch."""
+    """The step is compared with a twin in plain PyTorch."""
     rates = {"max_grad_norm": 0.3, "learning_rate": 0.1, "schedule": "constant"}
     config = tiny_config(task={**rates, "label_smoothing": smoothing})
     training = make_training(config)

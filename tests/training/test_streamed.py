@@ -138,7 +138,7 @@ def test_an_env_that_has_ended_is_left_alone() -> None:
         assert (envs[0].epoch, envs[1].epoch) == (0, 1)
 
 
-def test_a_row_that_cannot_be_read_says_which() -> None:
+def test_a_row_that_cannot_be_read_is_named() -> None:
     with trainer_of(streamed(1, torn=3), 1) as (trainer, envs), pytest.raises(SharedBatchError, match="is torn"):
         trainer.epoch(envs)
 

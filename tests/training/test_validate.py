@@ -105,7 +105,7 @@ TASKS = {"images": digits, "bytes": byte_digits, "texts": language}
 
 
 @pytest.mark.parametrize("kind", TASKS)
-def test_what_is_read_is_what_a_loop_by_hand_finds(kind: str) -> None:
+def test_validation_equals_a_loop_by_hand(kind: str) -> None:
     task: Task = TASKS[kind]()
     count, language_task = 6, task.validation.y.dim() == 2
     totals = make_metrics(3, CPU, count, len(task.validation), task.objective.dtype)
@@ -283,7 +283,7 @@ def test_alphas_of_counterfactuals_are_made_by_the_worker_that_reads_them() -> N
         plan = hosts[0].counterfactual.configurations
         assert len(plan) > 2
         assert all(type(alpha) is float for configuration in plan for alpha in configuration)
-        assert any("aten.addcmul.default" in operators for operators in on_the_lane)  # where they are read
+        assert any("aten.addcmul.default" in operators for operators in on_the_lane)  # at the place of reading
         assert len(on_the_lane) == 2
 
 
@@ -298,4 +298,4 @@ def test_the_thread_that_steps_writes_nothing_that_belongs_to_an_env() -> None:
         assert not main.written & memory
         with memory_of(world.training()) as memory, Writes() as lane:
             train_epoch(world.training())
-        assert lane.written & memory  # as the same eyes see where it is written
+        assert lane.written & memory  # as found at the place of writing

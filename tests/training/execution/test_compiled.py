@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.config import ConfigError, TrainingConfig
 from esper.data.tasks import load_task
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.grown_host import load_host, save_host
@@ -33,6 +32,8 @@ from tests.core_helpers import Rig, digits, flat_baseline, rig, tiny_config
 from tests.selection import slow_except
 
 QUICK = "aot_eager"
+
+
 """Everything of the compiler but writing code."""
 
 
@@ -58,6 +59,7 @@ HOSTS: dict[str, tuple[Callable[[], SegmentedHost], Callable[[Any, int], Tensor]
     "thin": (lambda: CNNHost(3, 10, base=3, blocks=2), images),
     "transformer": (lambda: TransformerHost(11, width=8, layers=1, heads=2, block=6, slots=1), tokens),
 }
+
 
 everyone = pytest.mark.parametrize("name", slow_except(["thin"], HOSTS))
 
@@ -85,7 +87,7 @@ def evaluated(host: Host, x: Tensor) -> Tensor:
 
 @pytest.mark.finding("H2")
 @everyone
-def test_it_computes_what_eager_does_and_other_batches_and_hosts_compile_nothing(name: str) -> None:
+def test_compiled_steps_equal_eager_ones_and_other_batches_compile_nothing(name: str) -> None:
     host, draw = made(name)
     other, _ = made(name)
     eager = copy.deepcopy(host)
@@ -102,9 +104,7 @@ def test_it_computes_what_eager_does_and_other_batches_and_hosts_compile_nothing
 
 
 @pytest.mark.parametrize("name", slow_except(["thin"], ["thin", "transformer"]))
-def test_to_compile_a_host_leaves_its_weights_buffers_gradients_and_mode_alone(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiling_a_host_changes_no_weight_buffer_gradient_or_mode(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "BACKEND", "eager")
     host, draw = made(name)
     before, names = copy.deepcopy(host.state_dict()), [name for name, _ in host.named_parameters()]
@@ -154,7 +154,7 @@ class Breaking(Moody):
 
 
 @pytest.mark.trap(41)
-def test_a_host_that_cannot_be_compiled_says_why_and_is_as_it_was() -> None:
+def test_a_host_that_cannot_be_compiled_is_unchanged_and_has_a_reason() -> None:
     host = Moody()
     before = copy.deepcopy(host.state_dict())
     reason = compile_host(host, [digits().train.x[:4]])
@@ -194,7 +194,7 @@ def test_a_failure_leaves_a_host_that_was_compiled_compiled() -> None:
     assert host.compiled is not None
 
 
-def test_a_grafted_and_a_foreign_host_and_one_that_draws_say_why() -> None:
+def test_grafted_hosts_and_hosts_that_draw_have_a_reason() -> None:
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU())
     assert "grafted" in (compile_host(graft(model, {"r0c0": "0"}), []) or "")
 
@@ -215,7 +215,7 @@ def env_of(build_host: Callable[[], Host], **sections: dict[str, Any]) -> Growth
 
 
 @pytest.mark.trap(41)
-def test_an_env_tells_why_its_hosts_are_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_env_reports_why_its_hosts_are_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(env_of(Moody)) as env:
         assert env.tier is not None
         assert env.tier.name == "eager"
@@ -333,7 +333,7 @@ def test_a_host_grown_compiled_is_saved_and_loaded(tmp_path: Path) -> None:
         torch.testing.assert_close(load_host(tmp_path / "host")(task.test.x[:20]), ours, rtol=1e-4, atol=1e-5)
 
 
-def test_reasons_why_steps_are_not_captured_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_why_steps_are_not_captured_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WorkerExecutor, "reasons", lambda self: {"dropout: it draws": 2, "another": 1})
     with rig(1, 8) as run:
         run.step()
@@ -341,7 +341,7 @@ def test_reasons_why_steps_are_not_captured_are_told_once(monkeypatch: pytest.Mo
         assert [event.reason for event in run.of_kind(StepsNotCaptured)] == ["dropout: it draws", "another"]
 
 
-def test_the_tier_that_was_named_is_no_fallback_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_tier_is_no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WorkerExecutor, "reasons", lambda self: {"dropout: it draws": 2})
     monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
     with rig(1, 8) as run:
@@ -352,7 +352,7 @@ def test_the_tier_that_was_named_is_no_fallback_of_itself(monkeypatch: pytest.Mo
             run.step()
 
 
-def test_older_torch_is_told_its_limit_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_torch_gets_its_recompile_limit_by_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its torch.compile has no argument for it."""
     given: list[tuple[bool, bool | None]] = []
 
@@ -366,10 +366,3 @@ def test_older_torch_is_told_its_limit_in_another_way(monkeypatch: pytest.Monkey
         CompiledRun("eager")
         assert torch.compiler.config.recompile_limit == compiled.MAX_VARIANTS
     assert given == [(True, True)]
-
-
-def test_graph_is_refused_on_a_cpu_and_the_others_named() -> None:
-    with pytest.raises(ConfigError, match="it can be auto, eager or compiled"), rig(1, 8, run={"tier": "graph"}):
-        pass
-    with pytest.raises(ConfigError, match="'auto', 'eager', 'compiled' or 'graph'"):
-        TrainingConfig.parse({"run": {"tier": "fast"}})

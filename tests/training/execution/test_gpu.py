@@ -35,8 +35,11 @@ class Stream:
 
 
 class TorchCuda:
-    """What Gpu uses of torch.cuda. The current device of a thread is the runtime's, or one that PyTorch will switch to
-    when it is used: a device that has no context is never switched back to, only noted."""
+    """The parts of torch.cuda that Gpu uses.
+
+    The current device of a thread is the runtime's, or one that PyTorch will switch to when it is used: a device that
+    has no context is never switched back to, only noted.
+    """
 
     def __init__(self, fake: Fake) -> None:
         self.fake = fake

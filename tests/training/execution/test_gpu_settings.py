@@ -34,7 +34,7 @@ class SyncMode:
             warnings.warn("Synchronization debug mode is a prototype feature and does not yet detect all", stacklevel=1)
 
     def wait(self) -> None:
-        """As .item() of a tensor on a GPU."""
+        """Waits as .item() of a tensor on a GPU does."""
         assert self.mode != 2
         if self.mode == 1:
             warnings.warn("called a synchronizing CUDA operation (Triggered internally at a.cpp:1.)", stacklevel=1)
@@ -84,7 +84,7 @@ def test_each_of_two_devices_has_its_own_verdict_and_the_mode_is_put_back(sync: 
     assert sync.mode == 0
 
 
-def test_what_another_thread_waits_for_is_not_counted_nor_shown(sync: SyncMode) -> None:
+def test_waits_of_another_thread_are_not_counted(sync: SyncMode) -> None:
     watched, waited = threading.Event(), threading.Event()
 
     def watch() -> bool:

@@ -1,4 +1,4 @@
-"""Messages between ranks: one that is gone is noticed."""
+"""Messages between ranks; a rank that is gone is found."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from esper.training.execution.ranks import RunRanks
 
 
 class Waiting:
-    """What `isend` and `irecv` return."""
+    """A request, as `isend` and `irecv` return it."""
 
     def __init__(self, wait: Callable[[], bool]) -> None:
         self.wait = lambda _timeout: wait()
 
 
-def test_a_rank_that_ended_before_a_call_is_noticed_by_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_ended_before_a_call_is_found_by_its_missing_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting for what is sent to a rank that has just ended may never return; waiting for its answer does."""
     order = []
 

@@ -1,4 +1,4 @@
-"""Hosts on several devices: each has the numbers that it would have anywhere, and errors are told as those of one."""
+"""Hosts on several devices: each has the same numbers as on one, and errors of all devices are one error."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_envs_take_devices_in_turn() -> None:
 
 
 def test_devices_work_side_by_side() -> None:
-    """Each waits for the others, which one after the other would never end."""
+    """Each waits for the others, so that they would never end one after the other."""
     meet = threading.Barrier(3, timeout=20)
     with three() as executor:
         executor.run(lambda _env: meet.wait() and None, [Env(0), Env(1), Env(2)])
@@ -113,7 +113,7 @@ def test_an_error_outside_of_hosts_comes_first_and_names_the_others() -> None:
 
 
 def test_the_work_of_a_device_is_always_on_the_same_thread() -> None:
-    """Also when there is none for the devices before it."""
+    """The thread is the same if the devices before it have no work."""
     devices: list[Any] = [Noting(), Noting(), Noting()]
     with MultiGpuExecutor(devices) as executor:
         for indices in ([0, 1, 2], [2], [1, 2], [2, 0], [1]):
@@ -161,7 +161,7 @@ def test_cancelling_reaches_all_devices() -> None:
 
 
 def grown(devices: int, envs: int = 5) -> tuple[list[Any], list[dict[str, Any]]]:
-    """A course of events in hosts that are spread over so many devices: random actions, one host that breaks."""
+    """Hosts spread over this number of devices, under random actions, with one host that breaks."""
     told: list[Event] = []
     config = tiny_config(envs, 8, run={"lanes": 2}, env={"embargo": 1})
     copies = [digits().to(torch.device("cpu")) for _ in range(devices - 1)]

@@ -1,4 +1,4 @@
-"""What belongs to one batch of one env is done on one lane, in one step, one after the other."""
+"""All work on a batch of an env is done on one lane, in one step, in order."""
 
 from __future__ import annotations
 

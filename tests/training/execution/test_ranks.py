@@ -1,4 +1,4 @@
-"""What a rank has: its hosts, its workers, its device."""
+"""A rank: its hosts, its workers, its device."""
 
 from __future__ import annotations
 

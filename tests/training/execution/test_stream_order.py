@@ -1,4 +1,4 @@
-"""Streams of envs without a GPU: on which stream the work of an env is, and in what order with other work."""
+"""Streams of envs without a GPU: the stream of each env's work, and its order with other work."""
 
 from contextlib import nullcontext
 
@@ -28,7 +28,7 @@ def addresses(env: HostTraining) -> dict[str, int]:
 @pytest.mark.trap(36)
 @pytest.mark.trap(39)
 def test_an_env_has_one_stream_for_warming_up_capturing_and_launching() -> None:
-    """Whatever is written in the env's memory is, by epochs, validations and new captures after a change of parts."""
+    """Epochs, validations and new captures after a change of parts write the env's memory on that stream."""
     gpu = FakeGpu()
     streams: dict[int, set[object]] = {}
 
@@ -116,7 +116,7 @@ def test_streams_follow_what_was_queued_and_are_waited_for_even_after_an_error(
 @pytest.mark.trap(32)
 @pytest.mark.parametrize("kind", slow_except(["float images"], KINDS))
 def test_no_two_streams_use_the_same_memory_in_no_order(kind: str) -> None:
-    """So no delay of any stream changes a bit."""
+    """A delay of any stream then changes no bit."""
     gpu = FakeGpu()
     with growing(gpu, kind=kind) as made:
         for env in range(2):

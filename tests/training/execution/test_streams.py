@@ -1,4 +1,4 @@
-"""The executor of a GPU, on a device that is none: captured work, when it is launched, and what happens on failure."""
+"""The executor of a GPU on a fake device: captured work, its launches, and failed captures."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -112,7 +112,7 @@ def test_captured_work_serves_later_rounds() -> None:
         made.episodes(2, 8, seed=3)
         captured = len(gpu.captured)
         made.episodes(2, 8, seed=3)
-        assert captured < len(gpu.captured)  # what had been met once by then
+        assert captured < len(gpu.captured)  # validations that were seen once by then
         captured = len(gpu.captured)
         made.episodes(2, 8, seed=3)
         assert len(gpu.captured) == captured
@@ -152,7 +152,7 @@ def test_what_is_captured_is_dropped_all_at_once_when_there_is_too_much(monkeypa
             made.executor.graphs[env.index].limit = 3  # type: ignore[union-attr]
         assert_same(made.episodes(3, 8), expected)
         sizes = [len(made.executor.graphs[env.index]) for env in made.envs]  # type: ignore[union-attr]
-        assert max(sizes) <= 4  # a validation may have met its capture in between
+        assert max(sizes) <= 4  # a validation may have been captured in between
     dropped = [i for i, call in enumerate(gpu.calls) if call == "give back"]
     assert len(dropped) > 4
     assert all(gpu.calls[i - 1] == "synchronize" for i in dropped)
@@ -173,7 +173,7 @@ def test_work_that_cannot_be_captured_is_queued_and_says_why_once(trouble: str) 
         tried = len(gpu.calls)
         assert_same(made.episodes(1, 5), expected)
         fresh = [call for call in gpu.calls[tried:] if call.startswith("capture")]
-        assert len(fresh) <= 2 * 5  # validations that were met for the second time only now
+        assert len(fresh) <= 2 * 5  # validations that are seen for the second time only now
     assert not gpu.captured
 
 
@@ -292,7 +292,7 @@ def test_float16_is_not_captured_and_says_why() -> None:
 
 
 def test_a_trainer_that_is_closed_leaves_nothing_of_its_envs_on_the_executor() -> None:
-    """The hosts of the baseline come and go, and the executor stays."""
+    """The executor stays after the hosts of the baseline are gone."""
     gpu = FakeGpu()
     with growing(gpu) as made:
         made.episodes(1, 3)
@@ -328,7 +328,7 @@ def test_captured_work_holds_its_memory() -> None:
 @pytest.mark.slow
 def test_memory_is_flat_over_1000_topologies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hosts that change in every epoch, and more captured work than is kept. What is alive depends on the seeds that
-    are; so the most of later episodes is compared with the most of earlier ones."""
+    are; so the maximum of later episodes is compared with that of earlier ones."""
     monkeypatch.setattr("esper.training.execution.graph_cache.MAX_REMEMBERED", 16)
     gpu, dice, sizes = FakeGpu(), random.Random(0), list[Live]()
     with growing(gpu, n=1) as made:

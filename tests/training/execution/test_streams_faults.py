@@ -1,4 +1,4 @@
-"""The executor of a GPU, on a device that is none: errors, cancelled epochs, and the end."""
+"""The executor of a GPU on a fake device: errors, cancelled epochs, and closing."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def growing(gpu: FakeGpu, n: int = 2, capture: bool = True) -> Growing:
 @pytest.mark.finding("M12")
 @pytest.mark.parametrize("step", [0, 2, BATCHES])
 def test_an_error_in_a_step_leaves_the_others_and_says_where(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the warm-up, and in an ordinary epoch."""
+    """The step is in the warm-up, or in an ordinary epoch."""
     gpu = FakeGpu()
     with growing(gpu, n=3, capture=step < WARM_UP) as made:
         done = 0
@@ -197,7 +197,7 @@ def test_ctrl_c_in_a_capture_gives_its_memory_back() -> None:
 
 
 def test_a_fault_of_the_gpu_is_the_error_of_the_env_that_met_it() -> None:
-    """It lasts: every later call fails as well, that which waits for the streams, too."""
+    """The fault lasts: every later call fails as well, also those that wait for streams."""
     gpu = FakeGpu()
 
     def work(env: HostTraining) -> None:
@@ -242,7 +242,7 @@ def test_ctrl_c_is_raised_though_the_gpu_fails_after_it() -> None:
 
 
 def test_an_error_on_the_way_to_a_capture_is_the_envs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as one of the GPU while captured work is dropped to make room."""
+    """One case is an error of the GPU while captured work is dropped to make room."""
     gpu = FakeGpu()
     with growing(gpu) as made:
         graphs = made.executor.graphs[made.envs[0].index]  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""The memory that a run reports after each round, and the placement of copies that it reports at its start."""
+"""Events of a run: the memory of each round, and the placement of copies at its start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.run.run_helpers import metrics, play, tiny
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="resident memory is read from /proc")
-def test_a_round_tells_the_memory_of_its_hosts_and_of_those_left_alone(tmp_path: Path) -> None:
+def test_a_round_reports_the_memory_of_its_hosts_and_of_those_left_alone(tmp_path: Path) -> None:
     """Two hosts that grow and two that are left alone; each has two snapshots of 277 weights and momentum or more."""
     summary, recorder = play(tiny(rounds=2), tmp_path / "run")
     rounds = [event for event in recorder.events if isinstance(event, RoundCompleted)]
@@ -28,7 +28,7 @@ def test_a_round_tells_the_memory_of_its_hosts_and_of_those_left_alone(tmp_path:
 
 
 @pytest.mark.parametrize("pinned", [(), tuple(HostCopy)])
-def test_a_run_says_at_its_start_which_copies_are_pinned(
+def test_a_run_reports_at_its_start_which_copies_are_pinned(
     pinned: tuple[HostCopy, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("esper.env.vector_env.copies_to_pin", lambda *_arguments: pinned)

@@ -1,11 +1,10 @@
-"""What a Grower refuses, with the reason and before anything is trained or planted."""
+"""Input that a Grower refuses, with the reason and before anything is trained or planted."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,7 +14,7 @@ from esper.grower.grower import Grower
 from tests.grower.loops import SITES, Loop, Net, net, scores
 
 
-def test_a_step_without_training_and_one_too_many_say_so() -> None:
+def test_a_step_without_training_and_one_too_many_are_refused() -> None:
     loop = Loop(epochs=3)
     assert loop.grower is not None
     with pytest.raises(RuntimeError, match=r"has not stepped since the last grower\.step"):
@@ -29,7 +28,7 @@ def test_a_step_without_training_and_one_too_many_say_so() -> None:
         loop.grower.step(scores)
 
 
-def test_an_early_start_after_training_or_a_second_one_says_so() -> None:
+def test_an_early_start_after_training_or_a_second_one_is_refused() -> None:
     loop = Loop()
     assert loop.grower is not None
     loop.train()
@@ -51,7 +50,7 @@ def test_a_model_that_never_trains_in_training_mode_is_refused_before_a_seed_is_
     assert len(loop.optimizer.param_groups) == 1
 
 
-def test_a_grower_that_was_never_stepped_says_so() -> None:
+def test_a_grower_that_was_never_stepped_cannot_finish() -> None:
     loop = Loop()
     loop.train()
     assert loop.grower is not None
@@ -59,51 +58,7 @@ def test_a_grower_that_was_never_stepped_says_so() -> None:
         loop.grower.finish()
 
 
-@pytest.mark.parametrize(
-    ("result", "error", "words"),
-    [
-        (math.nan, ValueError, "epoch 1: evaluate returned a score that is not finite"),
-        (torch.tensor([1.0, math.inf]), ValueError, "not finite"),
-        (93.5, ValueError, "points="),
-        (torch.ones(3, 3), TypeError, r"shape \[3, 3\]"),
-        (torch.ones(1), TypeError, "n >= 2"),
-        ((1.0, 2.0, 3.0), TypeError, "tuple of 3"),
-        ("good", TypeError, "returned str"),
-        (None, TypeError, "returned NoneType"),
-    ],
-)
-def test_a_score_that_is_none_says_what_it_should_be(result: object, error: type[Exception], words: str) -> None:
-    loop = Loop()
-    loop.train()
-    assert loop.grower is not None
-    with pytest.raises(error, match=words):
-        loop.grower.step(lambda _model: result)
-
-
-def test_after_a_bad_score_the_step_can_be_repeated() -> None:
-    """Nothing has advanced: the loop goes on as if the score had been right at once."""
-    loop, right = Loop(), Loop().run()
-    for epoch in range(loop.epochs):
-        loop.train()
-        assert loop.grower is not None
-        if epoch in (0, 3, 7):
-            with pytest.raises(ValueError, match=f"epoch {epoch + 1}: "):
-                loop.grower.step(lambda _model: math.nan)
-        loop.steps.append(loop.grower.step(scores))
-    assert loop.steps == right.steps
-
-
-@pytest.mark.parametrize(
-    "result", [0.5, np.float32(0.5), torch.tensor(0.5), (0.5, 1.0), ([0.0, 1.0], torch.tensor(1.0))]
-)
-def test_scores_come_in_many_forms(result: object) -> None:
-    loop = Loop()
-    loop.train()
-    assert loop.grower is not None
-    assert loop.grower.step(lambda _model: result).score == 0.5
-
-
-def test_what_cannot_work_is_refused_before_training() -> None:
+def test_impossible_arguments_are_refused_before_training() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 

@@ -1,7 +1,9 @@
-"""Which blueprints a controller may choose: what is registered, a user's own, and the list in the config."""
+"""The registry of blueprints, and the choice of those that a controller may plant."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +23,6 @@ from esper.spaces.action import HEADS
 from tests.core_helpers import digits, one_thread, rig, tiny_config
 
 __all__ = ["one_thread"]
-
 S = SeedStage
 CNN = BLUEPRINTS.names("cnn")
 
@@ -147,22 +148,12 @@ def test_the_choice_is_written_with_the_run_and_read_back(tmp_path: Path) -> Non
         TrainingConfig.parse({"env": {"blueprints": 3}})
 
 
-@pytest.mark.parametrize(("text", "names"), [("norm", ("norm",)), ("norm, lora", ("norm", "lora")), ("", ())])
-def test_names_may_be_given_as_one_string_on_the_command_line(text: str, names: tuple[str, ...]) -> None:
-    assert TrainingConfig.parse({"env": {"blueprints": text}}).env.blueprints == names
-
-
 def test_a_misspelt_name_in_such_a_string_is_answered_with_the_known_names() -> None:
     config = tiny_config(env={"blueprints": "conv_lite"})
     with pytest.raises(
         ConfigError, match=r"unknown 'conv_lite' \(did you mean 'conv_light'\?\); known for cnn hosts: norm, attention"
     ):
         GrowthVectorEnv(digits(), config)
-
-
-def test_the_other_lists_of_names_may_be_given_as_one_string_too() -> None:
-    config = tiny_config(env={"stop_on": "plateau,divergence", "auto_advance": "G1"}).env
-    assert (config.stop_on, config.auto_advance) == ({"plateau", "divergence"}, {"G1"})
 
 
 def test_simulated_hosts_are_limited_to_the_choice_too() -> None:
@@ -179,3 +170,77 @@ def test_simulated_hosts_are_limited_to_the_choice_too() -> None:
     wrong = config.with_values(env={"blueprints": ("oak", "norm")})
     with pytest.raises(ConfigError, match="unknown 'norm'; known for simulated hosts: moss, fern, oak, ivy"):
         PlantedVectorEnv(wrong)
+
+
+NAMES = ("norm", "attention", "conv_small", "bottleneck", "depthwise", "conv_light", "conv_heavy")
+
+
+@pytest.mark.parametrize("topology", ["cnn", "transformer", "mlp"])
+def test_the_page_about_growing_names_every_blueprint(topology: str) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "growing.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith(f"| `{topology}`"))
+    assert re.findall(r"`(\w+)`", row.split("|")[3]) == list(BLUEPRINTS.names(topology))
+
+
+@pytest.mark.finding("H6")
+def test_an_unknown_blueprint_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="'conv_ligth'") as caught:
+        BLUEPRINTS.get("cnn", "conv_ligth")
+    assert all(name in str(caught.value) for name in NAMES)
+    with pytest.raises(ValueError, match="unknown blueprint 'norm' for perceptron"):
+        BLUEPRINTS.get("perceptron", "norm")
+
+
+def test_a_topology_has_each_name_once() -> None:
+    registry = BlueprintRegistry()
+
+    def identity(_channels: int) -> nn.Module:
+        """Nothing at all.
+
+        More text that is not the description.
+        """
+        return nn.Identity()
+
+    registry.register("cnn", "own", parameters=lambda _c: 0)(identity)
+    registry.register("other", "own", parameters=lambda _c: 0)(identity)
+    with pytest.raises(ValueError, match="already has a blueprint named 'own'"):
+        registry.register("cnn", "own", parameters=lambda _c: 0)(nn.Identity)
+    assert registry.names("cnn") == ("own",)
+    assert registry.get("cnn", "own").description == "Nothing at all."
+
+
+def test_a_copy_of_the_registry_does_not_see_later_blueprints() -> None:
+    registry = BLUEPRINTS.copy()
+    registry.register("cnn", "later", parameters=lambda _c: 0)(lambda _c: nn.Identity())
+    assert "later" in registry.names("cnn")
+    assert "later" not in BLUEPRINTS.names("cnn")
+    assert "later" not in BLUEPRINTS.copy().names("cnn")
+
+
+def code_of(file: str, made: nn.Module) -> dict[str, Any]:
+    """Runs a file that defines a function, a class and a factory of functions, all called body."""
+    scope: dict[str, Any] = {"made": made, "__name__": file}
+    exec(
+        "def body(channels): return made\n"
+        "class Bodies:\n    def body(self, channels): return made\n"
+        "def factory():\n    def body(channels): return made\n    return body\n",
+        scope,
+    )
+    return scope
+
+
+def test_a_blueprint_is_replaced_when_its_code_runs_again_and_by_nothing_else() -> None:
+    registry = BlueprintRegistry()
+    register = registry.register("cnn", "body", parameters=lambda channels: 0)
+    for made in (nn.Identity(), nn.ReLU()):
+        register(code_of("a_file", made)["body"])
+    assert registry.names("cnn") == ("body",)
+    assert isinstance(registry.get("cnn", "body").build(1), nn.ReLU)
+    again, other = code_of("a_file", nn.Tanh()), code_of("another_file", nn.Tanh())
+    for build in (other["body"], again["factory"](), again["Bodies"]().body, lambda channels: nn.Tanh()):
+        with pytest.raises(ValueError, match="cnn already has a blueprint named 'body'"):
+            register(build)
+    made_twice = registry.register("cnn", "made", parameters=lambda channels: 0)
+    made_twice(again["factory"]())
+    with pytest.raises(ValueError, match="already has a blueprint named 'made'"):
+        made_twice(again["factory"]())

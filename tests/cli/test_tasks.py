@@ -1,4 +1,4 @@
-"""Tasks on the command line: their list, missing data, and user-defined tasks."""
+"""`esper tasks`, and tasks of commands: missing data, and tasks in a file of the user."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import pytest
 from esper.config import ConfigError
 from esper.data.tasks import SIMULATED, TASKS
 from esper.files.grown_host import load_host
+from esper.rollout.policies import NAMES
+from esper.seeds.blueprints import BLUEPRINTS
 from tests.cli.conftest import MINE, TASK, Esper, executed
 
 pytestmark = pytest.mark.usefixtures("no_plots")
+
 
 TINY = (
     "--envs",
@@ -50,7 +53,7 @@ def test_missing_data_is_a_message_and_nothing_is_started(esper: Esper, task: st
     assert not Path("nowhere").exists()
 
 
-def test_an_unknown_task_lists_the_known_ones_and_the_form_of_ones_own(esper: Esper) -> None:
+def test_an_unknown_task_lists_the_known_ones_and_the_form_of_a_users_task(esper: Esper) -> None:
     found = esper("run", "--task", "cifar11", "--out", "out")
     assert found.code == 2
     for word in ("'cifar11'", *TASKS, *SIMULATED, "path.py:function"):
@@ -111,9 +114,15 @@ def test_resuming_a_users_task(esper: Esper, monkeypatch: pytest.MonkeyPatch) ->
     assert executed() == 1
 
 
-def test_a_config_of_ones_own_may_name_ones_own_task(esper: Esper) -> None:
+def test_a_users_config_may_name_a_users_task(esper: Esper) -> None:
     Path("mine.py").write_text(MINE)
     Path("mine.toml").write_text(f'[task]\nname = "{TASK}"\n[run]\ncontroller = "random"\nrounds = 1\n')
     assert esper("run", "--config", "mine.toml", *TINY).code == 0
     assert executed() == 1
     assert [folder.name.startswith("mine-random-") for folder in Path("runs").iterdir()] == [True]
+
+
+def test_tasks_lists_tasks_blueprints_and_controllers(esper: Esper) -> None:
+    out = esper("tasks").out
+    for name in ("digits", *BLUEPRINTS.names("cnn"), *NAMES):
+        assert name in out

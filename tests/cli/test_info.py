@@ -1,0 +1,92 @@
+"""`esper info`: modules, devices, the configuration and the observation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.config import TrainingConfig, describe_fields
+from esper.seeds.blueprints import BLUEPRINTS
+
+Esper = Callable[..., Any]
+
+
+def test_info_shows_each_module_and_the_command_that_repairs(esper: Esper) -> None:
+    from esper.ops import _native
+
+    out = esper("info").out
+    for module in _native.modules():
+        line = next(line for line in out.splitlines() if line.split()[:1] == [module.name])
+        assert (str(module.path) if module.loaded else str(module.reason)) in line
+    assert _native.REPAIR_COMMAND in out
+
+
+def test_info_shows_the_capabilities_of_each_device(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def told() -> str:
+        return next(line for line in esper("info").out.splitlines() if line.split()[:1] == ["cpu"])
+
+    compiler = tmp_path / "my-compiler"
+    compiler.write_text("")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert "steps eager, compiled; no graph: graphs are CUDA's; auto precision is " in told()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "steps eager; no compiled: there is no C++ compiler no-such-compiler; install it, " in told()
+    for there, word in ((True, "bfloat16"), (False, "float32, it has no instructions for bfloat16")):
+        monkeypatch.setattr("esper.training.precision.cpu_features", lambda there=there: {"avx512bf16": there})
+        assert told().endswith(f"auto precision is {word}")
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        ("1", "Fallbacks are errors (ESPER_REQUIRE_NATIVE is 1)"),
+        ("0", "Fallbacks are allowed (ESPER_REQUIRE_NATIVE is not 1)"),
+    ],
+)
+def test_info_shows_whether_a_fallback_is_an_error(
+    value: str, line: str, esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESPER_REQUIRE_NATIVE", value)
+    assert line in esper("info").out.splitlines()
+
+
+def leaves(tables: dict[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of all values."""
+    inner = [
+        leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else [f"{prefix}{name}"]
+        for name, value in tables.items()
+    ]
+    return [name for names in inner for name in names]
+
+
+@pytest.mark.finding("M22")
+def test_info_prints_every_parameter_with_its_meaning(esper: Esper) -> None:
+    lines = esper("info", "--config").out.splitlines()
+    fields = describe_fields(TrainingConfig)
+    assert len(lines) == 2 * len(fields)
+    assert sorted(name for name, _, _ in fields) == sorted(leaves(TrainingConfig().model_dump()))
+    sections = {*TrainingConfig.model_fields}
+    assert {line.partition(".")[0] for line in lines[::2]} == sections
+    assert "ppo.episodes_per_update = None" in lines
+    for (name, default, meaning), head, text in zip(fields, lines[::2], lines[1::2], strict=True):
+        assert head == f"{name} = {default}"
+        assert meaning, f"{name} has no manual"
+        assert text.strip() == meaning
+
+
+def test_info_prints_every_entry_of_the_observation(esper: Esper) -> None:
+    from esper.data.tasks import load_task
+    from esper.spaces.observation import ObservationLayout
+
+    task = load_task("digits")
+    host = task.build_host()
+    layout = ObservationLayout(host.slot_names, BLUEPRINTS.names(host.topology), task.episode_length)
+    lines = esper("info", "--observation").out.splitlines()
+    assert len(lines) == layout.size
+    assert [line.split()[2] for line in lines] == [entry.name for entry in layout.entries]

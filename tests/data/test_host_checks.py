@@ -1,0 +1,113 @@
+"""Hosts that cannot be trained or grown are refused before a run starts, with the reason."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import esper
+from esper.data.host_checks import check_hosts
+from esper.hosts.graft import GraftedHost
+from tests.hosts.plain_models import Plain, double, splits, task_of
+
+# What is refused
+
+SHARED = Plain()
+
+
+class Checkpointed(Plain):
+    def forward(self, x: Tensor) -> Any:
+        return self.last(checkpoint(self.first, x, use_reentrant=False))
+
+
+class SwitchedOff(Plain):
+    def forward(self, x: Tensor) -> Any:
+        with torch.no_grad():
+            h = self.first(x)
+        return self.last(h)
+
+
+class Pairs(Plain):
+    def forward(self, x: Tensor) -> Any:
+        logits = super().forward(x)
+        return (logits, logits) if self.training else logits
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 8, sparse=True)
+        self.first = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.first(self.embed((x[:, 0] > 0).long()))
+
+
+class Nothing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Identity()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.first(x)[:, :3]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: SHARED, "two hosts share model.first.weight: build_host must return a new network each time"),
+        (Checkpointed, "runs layers again in the backward pass"),
+        (SwitchedOff, "gradients are switched off at slot r0c0"),
+        (Pairs, r"in training the host returns tuple, not logits \(3, 3\)"),
+        (Sparse, "gradient of model.embed.weight is sparse"),
+        (Nothing, "the host has no parameters"),
+        (double, "cannot run on inputs torch.float32 of shape"),
+    ],
+)
+def test_a_network_that_cannot_be_grown_is_refused_with_the_reason(make: Callable[[], nn.Module], words: str) -> None:
+    with pytest.raises(esper.ConfigError, match=words):
+        check_hosts(task_of(make, "first"))
+
+
+def test_seeds_that_see_the_next_token_are_refused_where_it_is_to_be_predicted() -> None:
+    text = esper.Split.of_text(torch.arange(200) % 3, 4)
+
+    def make(topology: str) -> esper.Task:
+        def host() -> GraftedHost:
+            return esper.graft(nn.Sequential(nn.Embedding(3, 8), nn.Linear(8, 3)), {"r0c0": "0"}, topology)
+
+        return esper.Task("mine", 3, host, text, text.evenly_spaced(9), text.evenly_spaced(9))
+
+    check_hosts(make("transformer"))
+    with pytest.raises(esper.ConfigError, match="the next tokens, which seeds of an encoder would see"):
+        check_hosts(make("encoder"))
+
+
+def test_features_with_the_samples_second_are_refused() -> None:
+    """torch's transformers put them there unless told otherwise."""
+    tokens = torch.randn(96, 5, 8)
+    layer = nn.TransformerEncoderLayer(8, 2, 16)
+
+    def build_host() -> GraftedHost:
+        encoder = nn.TransformerEncoder(copy.deepcopy(layer), 1, enable_nested_tensor=False)
+        return esper.graft(Swapped(encoder), {"r0c0": "encoder"}, "transformer")
+
+    task = esper.Task("mine", 3, build_host, *splits(x=tokens))
+    with pytest.raises(esper.ConfigError, match=r"returns shape \(5, 3, 8\) for 3 samples; they must come first"):
+        check_hosts(task)
+
+
+class Swapped(nn.Module):
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(self.encoder(x.transpose(0, 1)).mean(0))

@@ -1,0 +1,47 @@
+"""States and transitions of a host for rewards, and the terms that they pay."""
+
+from typing import Any
+
+from esper.config import RewardConfig
+from esper.lifecycle.stage import SeedStage
+from esper.rewards.modes import Reward
+from esper.rewards.terms import RewardState, SlotState, Transition
+from esper.spaces.action import Op
+
+DWELL = 10
+
+
+def state(*slots: tuple[SeedStage, int], **values: Any) -> RewardState:
+    given: dict[str, Any] = {
+        "accuracy": 50.0,
+        "committed": 50.0,
+        "all_off": 50.0,
+        "baseline": 50.0,
+        "loss": 20.0,
+        "committed_loss": 20.0,
+        "all_off_loss": 20.0,
+        "baseline_loss": 20.0,
+        "weighted_parameters": 0.0,
+        "fossil_parameters": 0,
+        "slots": tuple(SlotState(*slot) for slot in slots),
+    }
+    return RewardState(**{**given, **values})
+
+
+def transition(after: RewardState, before: RewardState | None = None, **values: Any) -> Transition:
+    given: dict[str, Any] = {
+        "before": before or state(),
+        "after": after,
+        "op": Op.WAIT,
+        "succeeded": True,
+        "rolled_back": False,
+        "terminated": False,
+        "horizon": 30,
+        "host_parameters": 277,
+        "budget": 2770.0,
+    }
+    return Transition(**{**given, **values})
+
+
+def pay(t: Transition, mode: str = "shaped", **values: Any) -> dict[str, float]:
+    return Reward(RewardConfig(mode=mode, **values), DWELL).pay(t)  # type: ignore[arg-type]

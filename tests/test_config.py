@@ -1,0 +1,63 @@
+"""The configuration: its bounds, errors, and durations that scale with the horizon."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from esper.config import ConfigError, Durations, TrainingConfig, describe_fields
+
+NUMBERS = [
+    name
+    for name, _, _ in describe_fields(TrainingConfig)
+    if name
+    not in ("run.controller", "run.device", "task.name", "task.schedule", "env.one_incubating", "env.auto_advance")
+    and not name.startswith("ppo.prior_")  # logits
+    and name not in ("env.gates.level", "reward.mode", "ppo.anneal", "ppo.device", "task.data", "task.download")
+]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_no_number_of_the_config_accepts_a_negative_or_infinite_value(name: str, value: float) -> None:
+    if name in ("env.gates.min_contribution", "anomaly.explained_variance") and value == -1:
+        pytest.skip("what is measured may be negative, and so may its threshold")
+    tables: dict[str, Any] = {}
+    place = tables
+    *sections, key = name.split(".")
+    for section in sections:
+        place = place.setdefault(section, {})
+    place[key] = value
+    with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
+        TrainingConfig.parse(tables)
+
+
+@pytest.mark.parametrize(
+    ("horizon", "expected"),
+    [
+        (150, (10, 10, 5, 5, 30, 10, 5, 20)),
+        (30, (2, 2, 1, 1, 6, 2, 1, 5)),
+        (75, (5, 5, 3, 3, 15, 5, 3, 10)),
+        (1, (2, 2, 1, 1, 4, 2, 1, 5)),
+    ],
+)
+def test_durations_scale_with_the_horizon_rounded_up(horizon: int, expected: tuple[int, ...]) -> None:
+    d = Durations.of(TrainingConfig(), horizon)
+    assert (
+        d.min_training_epochs,
+        d.min_blending_epochs,
+        d.min_prune_age,
+        d.embargo,
+        d.max_training_epochs,
+        d.stage_dwell,
+        d.snapshot_every,
+        d.governor_window,
+    ) == expected
+
+
+def test_an_error_tells_of_a_few_problems_and_counts_the_others() -> None:
+    with pytest.raises(ConfigError, match=r"and 4 problems more$") as found:
+        TrainingConfig.parse({"run": {f"x{i}": 1 for i in range(9)}})
+    assert len(str(found.value).splitlines()) == 6

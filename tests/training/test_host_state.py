@@ -1,0 +1,110 @@
+"""The state of a host in training: copies, restoring and resuming."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from esper.lifecycle.stage import SeedStage
+from esper.seeds.blueprints import BLUEPRINTS
+from esper.training.host_state import (
+    RestorableHost,
+    all_tensors,
+    cpu_copy,
+    fill,
+    generators_of,
+    host_state,
+    load_host_state,
+    memory_like,
+    pinned_copy,
+    restore_host_state,
+)
+from esper.training.host_training import HostTraining
+from tests.core_helpers import (
+    make_training,
+    plant,
+    same_bits,
+    tensors_of,
+    train,
+)
+
+
+def test_the_start_of_an_epoch_comes_back() -> None:
+    training = make_training()
+    plant(training, "r0c0", stage=SeedStage.HOLDING)
+    train(training)
+    start = host_state(training, pinned_copy)
+    before = tensors_of(training, ("r0c0",))
+    train(training)
+    after = tensors_of(training, ("r0c0",))
+    restore_host_state(training, start)
+    same_bits(tensors_of(training, ("r0c0",)), before)
+    train(training)
+    same_bits(tensors_of(training, ("r0c0",)), after)
+
+
+def grown() -> HostTraining:
+    training = make_training()
+    plant(training, "r0c0", stage=SeedStage.HOLDING)
+    plant(training, "r0c1", "norm", "GATED_GATE")
+    train(training, 2)
+    return training
+
+
+def test_another_host_resumes_to_the_same_bits() -> None:
+    training, other, slots = grown(), make_training(seed=9), ("r0c0", "r0c1")
+    load_host_state(other, host_state(training), BLUEPRINTS)
+    for site, wanted in ((other.site_by_name[name], training.site_by_name[name]) for name in slots):
+        site.assign(wanted.role, wanted.alpha, wanted.target)
+    assert (other.epoch, other.germinations, other.run_seed) == (2, 2, 0)
+    for _ in range(2):
+        same_bits(tensors_of(other, slots), tensors_of(training, slots))
+        train(other)
+        train(training)
+
+
+def test_a_state_without_a_tensor_of_the_host_is_refused() -> None:
+    state = host_state(grown())
+    state["tensors"] = {name: value for name, value in state["tensors"].items() if name != "r0c1 is finite"}
+    with pytest.raises(ValueError, match=r"its tensors are .*'r0c1 is finite'"):
+        load_host_state(make_training(), state, BLUEPRINTS)
+
+
+def test_saved_tensors_share_no_memory_with_the_host() -> None:
+    training = grown()
+    state = host_state(training)
+    live = {tensor.data_ptr() for _, tensor in all_tensors(training)}
+    assert not live & {tensor.data_ptr() for tensor in state["tensors"].values()}
+    assert {"r0c0 is finite", "r0c1.shadow.0"} <= state["tensors"].keys()
+
+
+def test_a_snapshot_keeps_the_seeds_that_are_named_and_drops_gradients() -> None:
+    training = grown()
+    host = RestorableHost(training)
+    assert {name.partition(".")[0] for name, _ in host.network_tensors(("r0c0",))} == {"host", "r0c0"}
+    host.discard(kept=("r0c0",), saved=())
+    assert set(training.seed_groups) == {"r0c0"}
+    assert training.site_by_name["r0c1"].seed is None
+    assert all(p.grad is None for p in training.host.parameters())
+
+
+def test_generators_of_removed_seeds_are_not_saved() -> None:
+    training = grown()
+    assert set(generators_of(training)) == {"order", "dropout", "r0c0.shadow", "r0c1.shadow"}
+    training.remove(training.site_by_name["r0c1"])
+    assert set(generators_of(training)) == {"order", "dropout", "r0c0.shadow"}
+
+
+def test_a_copy_has_the_strides_of_its_tensor() -> None:
+    images = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    found = memory_like(images, images.device, pinned=True)
+    assert (found.shape, found.stride(), found.dtype) == (images.shape, images.stride(), images.dtype)
+    weight = torch.nn.Parameter(torch.randn(2))
+    copied = cpu_copy(weight)
+    assert not copied.requires_grad
+    assert copied.data_ptr() != weight.data_ptr()
+
+
+def test_a_tensor_that_was_not_saved_is_an_error() -> None:
+    with pytest.raises(KeyError, match="b"):
+        fill([("a", torch.zeros(1)), ("b", torch.zeros(1))], {"a": torch.ones(1)})
