@@ -9,8 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
-
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.config_resolved import ResolvedConfig
 from esper.data.task import Task
@@ -39,7 +37,7 @@ from esper.telemetry.event import (
     RunResumed,
 )
 from esper.telemetry.hub import Sink
-from esper.telemetry.seeds_tried import SeedsTried, TriedSeed
+from esper.telemetry.seed_history import Life, TriedSeed
 from esper.telemetry.sinks.console import TerminalConsole
 from esper.telemetry.sinks.live import progress_sink
 from esper.training.validate import committed_configuration, evaluate
@@ -195,16 +193,17 @@ def _result(watch: Watch, summary: RunSummary | None, interrupted: bool, folder:
 
 def _tried(events: Sequence[Event], env: GrowthVectorEnv, config: TrainingConfig) -> tuple[TriedSeed, ...]:
     """Returns the seeds that were planted; those that are still there with what keeps them from passing on."""
-    found = SeedsTried()
+    life = Life(0, 0)
     for event in events:
-        found.handle(event)
+        life.handle(event)
     slots = env.state.slots
     gates = Gates(slots, env.state.anomaly_pending, config.env.gates, env.loop.durations)
-    for s in np.flatnonzero(slots.living[0]).tolist():
-        reason, name = gates.explain((0, s)).reason, GATES[SeedStage(int(slots.stage[0, s]))]
-        unused = f"gate {name} was open, but {config.run.controller} did not let it pass"
-        found.stand(env.action_spec.slots[s], f"gate {name} was closed: {reason}" if reason else unused)
-    return tuple(found.seeds)
+    for seed in (seed for seed in life.present.values() if not seed.kept):
+        s = env.action_spec.slots.index(seed.slot)
+        reason, gate = gates.explain((0, s)).reason, GATES[SeedStage(int(slots.stage[0, s]))]
+        unused = f"gate {gate} was open, but {config.run.controller} did not let it pass"
+        seed.standing = f"gate {gate} was closed: {reason}" if reason else unused
+    return tuple(life.seeds)
 
 
 def _divergence(events: Sequence[Event], config: ResolvedConfig) -> list[str]:
