@@ -70,7 +70,7 @@ def _pace(run: Run) -> list[str]:
         return [f"took {duration(completed.seconds)}" for completed in run.of(RunCompleted)[-1:]]
     words = []
     if view.current:
-        words.append(f"round {view.done + 1}, epoch {max(e.epoch for e in view.current)}")
+        words.append(f"round {view.done + 1}, epoch {max(view.curve_epochs)}")
     elif practice and not view.hosts:
         words.append(f"practice on simulated hosts, round {practice.round} of {practice.rounds}")
     if arm and run.view.done >= run.rounds:

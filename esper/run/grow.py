@@ -40,6 +40,7 @@ from esper.telemetry.hub import Sink
 from esper.telemetry.seed_history import Life, TriedSeed
 from esper.telemetry.sinks.console import TerminalConsole
 from esper.telemetry.sinks.live import progress_sink
+from esper.telemetry.workload import Workload
 from esper.training.validate import committed_configuration, evaluate
 
 logger = logging.getLogger(__name__)
@@ -91,8 +92,9 @@ def grow(
     with ExitStack() as stack:
         place = Path(stack.enter_context(TemporaryDirectory()) if folder is None else folder)
         watch = Watch(callbacks, alone)
-        sinks: list[Sink] = [watch, *([progress_sink(TerminalConsole())] if progress else [])]
-        experiment = watch.experiment = _opened(settings, place, sinks, task, controller)
+        work = Workload()
+        sinks: list[Sink] = [watch, *([progress_sink(TerminalConsole(), work)] if progress else [])]
+        experiment = watch.experiment = _opened(settings, place, sinks, task, controller, work)
         summary, interrupted = _run(experiment)
         return _result(watch, summary, interrupted, None if folder is None else place)
 
@@ -129,11 +131,16 @@ class Watch(Sink):
 
 
 def _opened(
-    settings: TrainingConfig, place: Path, sinks: Sequence[Sink], task: Task, controller: str | OwnController
+    settings: TrainingConfig,
+    place: Path,
+    sinks: Sequence[Sink],
+    task: Task,
+    controller: str | OwnController,
+    work: Workload,
 ) -> Experiment:
     """Returns the run in ``place``, or a new one. Raises ConfigError if the one there has another config."""
     if not checkpoint.files(place):
-        return Experiment(settings, place, sinks, task, controller=controller)
+        return Experiment(settings, place, sinks, task, controller=controller, work=work)
     asked = EnvMaker.of(settings, task).config.model_dump(mode="json", exclude_none=True)
     there = TrainingConfig.parse(read_toml(place / CONFIG)).model_dump(mode="json", exclude_none=True)
     changed = [f"{name}.{key}" for name in asked for key in asked[name] if asked[name][key] != there[name].get(key)]
@@ -141,7 +148,7 @@ def _opened(
         raise ConfigError(
             f"{place} was grown with another {', '.join(changed)}: give the same arguments to continue, or a new folder"
         )
-    return Experiment.resume(place, sinks, task, controller)
+    return Experiment.resume(place, sinks, task, controller, work)
 
 
 def _run(experiment: Experiment) -> tuple[RunSummary | None, bool]:
