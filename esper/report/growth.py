@@ -7,10 +7,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from esper.report.charts import MAX_LANES, IntervalRow, Line, interval_chart, lanes_chart, line_figure
-from esper.report.curves import NORMAL, by_epoch, score_of, shown_epochs
+from esper.report.curves import NORMAL, by_epoch, mean, score_of, shown_epochs
 from esper.report.html import figure, figures, heading, note, section, table
 from esper.report.read import Run
-from esper.telemetry.analytics import mean
 from esper.telemetry.event import EpisodeCompleted, RunStarted, StageChanged, WorthsEstimated
 from esper.telemetry.seed_history import Life
 from esper.telemetry.stages import STAGE_MEANINGS

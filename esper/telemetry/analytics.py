@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from esper.telemetry.event import EpisodeCompleted, Event, HostEvent
@@ -124,9 +124,3 @@ def _row(name: str, sums: Sums) -> BlueprintRow:
         *(int(sums[count]) for count in counts),
         *(sums[mean] / sums[f"{mean} known"] if sums[f"{mean} known"] else None for mean in means),
     )
-
-
-def mean(values: Iterable[float | None]) -> float | None:
-    """Returns the mean of the finite values; None if there is none."""
-    finite = [value for value in values if value is not None and math.isfinite(value)]
-    return sum(finite) / len(finite) if finite else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from esper.telemetry import event as events
 from esper.telemetry.event import Event
 from esper.telemetry.memory import memory_words
@@ -23,15 +21,6 @@ MIN_SHARE = 0.005
 
 Section = tuple[str, list[str]]
 """A heading and its lines."""
-
-
-def layout(sections: Iterable[Section]) -> list[str]:
-    """Returns all lines, each section's heading in front of its first line. Control codes are removed."""
-    return [
-        f"{'' if number else head:{HEAD_WIDTH}s}{clean(line, MAX_LINE)}".rstrip()
-        for head, lines in sections
-        for number, line in enumerate(lines)
-    ]
 
 
 def accuracies(event: events.RoundCompleted, view: RunView) -> str:
@@ -119,7 +108,7 @@ def slots(view: RunView, width: int | None = None) -> Section:
 
 
 def _cell(slot: str, stage: str, blueprint: str | None) -> str:
-    contents = "-" if stage in ("DORMANT", "") else f"{blueprint or 'seed'} {stage.lower()}"
+    contents = "-" if stage in ("DORMANT", "") else f"{blueprint or 'seed'} {STAGE_WORDS.get(stage, stage.lower())}"
     return clean(f"{slot} {contents}", 60)
 
 

@@ -37,13 +37,9 @@ class LiveSink(ConsoleSink):
 
     def handle(self, event: Event) -> None:
         self._view.handle(event)
-        match event:
-            case events.PolicyUpdated():
-                pass  # only drawn
-            case events.PracticeRound() | events.RoundCompleted() if event.round < event.rounds:
-                pass
-            case _:
-                self._tell(event)
+        rounds = isinstance(event, events.PracticeRound | events.RoundCompleted) and event.round < event.rounds
+        if not rounds and not isinstance(event, events.PolicyUpdated):  # those are only drawn
+            self._tell(event)
         if isinstance(event, events.RunStarted | events.RunResumed):
             self._live.start()
         self._draw(always=isinstance(event, events.RoundCompleted | events.RunCompleted))
@@ -73,14 +69,14 @@ class LiveSink(ConsoleSink):
         wide = width >= picture.WIDE
         half = (width - 2) // 2 if wide else width
         last = view.last(events.RoundCompleted)
-        found = status.worths(view, 1) if view.last(events.WorthsEstimated) else status.blueprints(view)
+        seeds = status.worths(view, most=1)
         here = [
             (shorten(view.score.name, picture.HEAD - 1), picture.curves(view, half, blocks)),
             ("slots", picture.slots(view, half, ascii_only)),
             *([("hosts", picture.hosts(view))] if wide else []),
         ]
         beside = [
-            picture.plain(*found),
+            picture.plain(*(seeds if seeds[1] else status.blueprints(view))),
             ("agent", picture.agent(view, half, blocks)),
             picture.plain(*status.warnings(view)),
             picture.plain(*status.time(view)),
