@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from esper.run.seed_comparison import Learned
     from esper.telemetry.event import RoundCompleted
     from esper.telemetry.sinks.console import ConsoleSink
-    from esper.telemetry.sinks.live import LiveSink
     from esper.telemetry.workload import Workload
     from esper.training.execution.ranks import RunRanks
 
@@ -145,7 +144,7 @@ def is_comparison_of(folder: Path, arms: Sequence[Arm]) -> bool:
 
 
 def _compare(
-    set_up: Callable[[ConsoleSink | LiveSink, Workload, RunRanks | None], ComparisonRun],
+    set_up: Callable[[ConsoleSink, Workload, RunRanks | None], ComparisonRun],
     folder: Path,
     arms: Sequence[Arm],
     ranks: RankOptions,
@@ -212,7 +211,7 @@ def _new(
     train_seeds: int | None,
     reference: str | None,
     part: Part,
-    sink: ConsoleSink | LiveSink,
+    sink: ConsoleSink,
     work: Workload,
     ranks: RunRanks | None,
 ) -> ComparisonRun:
@@ -237,7 +236,7 @@ def _resumed(
     task: str | None,
     reference: str | None,
     controllers: Sequence[str],
-    sink: ConsoleSink | LiveSink,
+    sink: ConsoleSink,
     work: Workload,
     ranks: RunRanks | None,
 ) -> ComparisonRun:
@@ -249,7 +248,7 @@ def _resumed(
     )
 
 
-def _learned(sink: ConsoleSink | LiveSink) -> Learned:
+def _learned(sink: ConsoleSink) -> Learned:
     """Returns what prints a line for each round that an arm has learned from."""
 
     def learned(arm: str, seed: int, event: RoundCompleted) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from esper.report.chart_style import MARKERS, PALETTE, REFERENCE, chart_style, inline_svg
 from esper.report.html import MAX_ROWS, figure, note, table
-from esper.report.lifecycles import Life, Stretch
+from esper.telemetry.seed_history import Life, Stretch
 from esper.telemetry.stages import STAGE_COLORS
 from esper.telemetry.text import clean, number, shorten
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from esper.report.charts import grouped, stacked_bars, total
+from esper.report.curves import mean
 from esper.report.html import figure, figures, note, section, table
 from esper.report.read import Run
-from esper.telemetry.analytics import mean
 from esper.telemetry.event import RanksWaited, RoundCompleted
 from esper.telemetry.memory import MEMORY, size
 from esper.telemetry.run_view import REST, phase_seconds

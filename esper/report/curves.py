@@ -85,3 +85,9 @@ def score_of(runs: Sequence[Run]) -> ScoreUnit:
 def label(runs: Sequence[Run], run: Run, name: str) -> str:
     """Returns the name of a line, with that of its run if several runs are shown."""
     return f"{run.name}: {name}" if len(runs) > 1 else name
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Returns the mean of the finite values; None if there is none."""
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else None

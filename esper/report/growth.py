@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from esper.report.charts import MAX_LANES, IntervalRow, Line, interval_chart, lanes_chart, line_figure
-from esper.report.curves import NORMAL, by_epoch, score_of, shown_epochs
+from esper.report.curves import NORMAL, by_epoch, mean, score_of, shown_epochs
 from esper.report.html import figure, figures, heading, note, section, table
-from esper.report.lifecycles import STAGES, Life, lives, slots_of
 from esper.report.read import Run
-from esper.telemetry.analytics import mean
 from esper.telemetry.event import EpisodeCompleted, RunStarted, StageChanged, WorthsEstimated
+from esper.telemetry.seed_history import Life
+from esper.telemetry.stages import STAGE_MEANINGS
 from esper.telemetry.text import count, number
 
 MAX_LIVES = 240
@@ -34,7 +34,9 @@ COUNTS = {
 
 def lives_section(runs: Sequence[Run]) -> str:
     """Lanes of the slots round by round, the newest one open, followed by the fate of each blueprint."""
-    parts = [table(["stage", "meaning"], [[stage.lower(), words] for stage, words in STAGES.items()], style="facts")]
+    parts = [
+        table(["stage", "meaning"], [[stage.lower(), words] for stage, words in STAGE_MEANINGS.items()], style="facts")
+    ]
     for run in runs:
         parts += [heading(run.name, len(runs) > 1), _lanes(run, MAX_LIVES // len(runs)), blueprint_table(run)]
         parts.append(worth_table(run))
@@ -43,11 +45,11 @@ def lives_section(runs: Sequence[Run]) -> str:
 
 def _lanes(run: Run, max_lives: int) -> str:
     rounds: dict[int, list[Life]] = defaultdict(list)
-    for life in lives(run):
-        rounds[life.episode].append(life)
+    for (episode, _), life in sorted(run.lives.items()):
+        rounds[episode].append(life)
     if not rounds:
         return note("No epochs and no slot changes were logged.")
-    slots = slots_of(run)
+    slots = run.slots
     max_hosts = max(1, min(max_lives, MAX_LANES // max(1, min(MAX_SLOTS, len(slots)))))
     parts: list[str] = []
     drawn = 0
@@ -150,7 +152,7 @@ def slots_figure(run: Run) -> str:
     """Mean contribution of the seed in each slot, by epoch."""
     epochs, words = shown_epochs(run)
     lines, score = [], run.view.score
-    for place, slot in enumerate(slots_of(run)[:8]):
+    for place, slot in enumerate(run.slots[:8]):
         curve = by_epoch(epochs, lambda e, slot=slot: e.contributions.get(slot))  # type: ignore[misc]
         if curve.x:
             low, high = (
@@ -167,7 +169,7 @@ def slots_figure(run: Run) -> str:
 
 def seeds_figure(run: Run) -> str:
     """Contribution of each seed at the last epoch of its host, in the newest round."""
-    places = {slot: place for place, slot in enumerate(slots_of(run))}
+    places = {slot: place for place, slot in enumerate(run.slots)}
     seeds = [
         (env, slot, last.contributions[slot], last.contribution_errors.get(slot))
         for env, last in sorted(run.view.hosts.items())
@@ -197,7 +199,7 @@ def _intervals(
     if not seeds:
         return ""
     planted = {(c.env, c.slot): c.blueprint for c in run.of(StageChanged) if c.episode == episode and c.blueprint}
-    places = {slot: place for place, slot in enumerate(slots_of(run))}
+    places = {slot: place for place, slot in enumerate(run.slots)}
     rows, score = [], run.view.score
     for env, slot, points, error in seeds:
         value = score.of(points)

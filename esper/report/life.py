@@ -12,10 +12,10 @@ from esper.files.atomic import write_atomic
 from esper.report.chart_style import PALETTE, REFERENCE, chart_style, inline_svg
 from esper.report.charts import draw_seeds
 from esper.report.html import figure
-from esper.report.lifecycles import Life, Stretch, lives, slots_of
 from esper.report.read import Run
 from esper.telemetry.event import EpisodeCompleted, EpochCompleted
 from esper.telemetry.score import ScoreUnit
+from esper.telemetry.seed_history import Life, Stretch
 from esper.telemetry.stages import STAGE_COLORS, STAGE_WORDS
 from esper.telemetry.text import clean, shorten
 
@@ -66,10 +66,9 @@ def best_life(run: Run) -> HostLife | None:
     best, score = max(done, key=lambda episode: episode.committed_accuracy), run.view.score
     own = [e for e in run.of(EpochCompleted) if (e.episode, e.env) == (best.episode, best.env)]
     known = run.view.alone is not None
-    life = next(life for life in lives(run) if (life.episode, life.env) == (best.episode, best.env))
     return HostLife(
-        life,
-        slots_of(run),
+        run.lives[best.episode, best.env],
+        run.slots,
         [score.of(e.validation_accuracy) for e in own],
         [score.of(e.baseline_accuracy) for e in own] if known else [],
         best.committed_accuracy,

@@ -23,6 +23,7 @@ from esper.report.saved_comparison import is_comparison
 from esper.telemetry import event as events
 from esper.telemetry.event import Event
 from esper.telemetry.run_view import RunView
+from esper.telemetry.seed_history import Life
 from esper.telemetry.sinks.jsonl import being_written
 from esper.telemetry.sinks.metrics_csv import TABLES
 from esper.telemetry.text import clean, count
@@ -49,6 +50,8 @@ class Run:
     """Seconds since the event log was last written."""
     view: RunView = field(default_factory=RunView)
     """The state of the run so far."""
+    lives: dict[tuple[int, int], Life] = field(default_factory=dict)
+    """The life of every host, by episode and env."""
 
     def __post_init__(self) -> None:
         self.log = EventLog(self.folder / EVENTS)
@@ -70,6 +73,7 @@ class Run:
         new, restarted = self.log.read()
         if restarted or not self.log.exists:
             self.events.clear()
+            self.lives.clear()
             self.view = RunView()
         for event in new:
             self._add(event)
@@ -83,6 +87,9 @@ class Run:
     def _add(self, event: Event) -> None:
         self.events.setdefault(type(event), []).append(event)
         self.view.handle(event)
+        if isinstance(event, events.HostEvent):
+            key = event.episode, event.env
+            (self.lives.get(key) or self.lives.setdefault(key, Life(*key))).handle(event)
 
     def all_problems(self) -> list[str]:
         return [*self.log.problems(), *self.problems]
@@ -130,6 +137,13 @@ class Run:
         """Planned number of rounds; 0 if unknown."""
         planned = self.view.rounds or self.value("run", "rounds")
         return planned if isinstance(planned, int) else 0
+
+    @property
+    def slots(self) -> list[str]:
+        """Slots in the host's order, or sorted by name if the start of the run is not logged."""
+        started = self.last(events.RunStarted)
+        named = list(started.slots) if started else []
+        return named + sorted({change.slot for change in self.of(events.StageChanged)} - set(named))
 
     @property
     def learns(self) -> bool:

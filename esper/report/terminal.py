@@ -15,8 +15,9 @@ from esper.report.read import Run
 from esper.telemetry import status
 from esper.telemetry.event import ArmPlayed, PracticeRound, RoundCompleted, RunCompleted, RunStarted
 from esper.telemetry.sinks.console import TerminalConsole
-from esper.telemetry.text import count, duration
+from esper.telemetry.text import clean, count, duration
 
+HEAD = status.HEAD_WIDTH
 REFRESH_SECONDS = 1.0
 MAX_SILENCE = 60.0
 """Seconds without a new event after which a run of unknown state counts as ended."""
@@ -40,14 +41,18 @@ def short_form(run: Run, width: int | None = None) -> str:
         status.last_events(view),
         ("problems", run.all_problems()),
     ]
-    return "\n".join(part for line in status.layout(sections) for part in _wrapped(line, width))
+    return "\n".join(
+        part
+        for head, lines in sections
+        for place, line in enumerate(lines)
+        for part in _wrapped(f"{'' if place else head:{HEAD}s}{clean(line, status.MAX_LINE)}".rstrip(), width)
+    )
 
 
 def _wrapped(line: str, width: int | None) -> list[str]:
     if width is None or len(line) <= width:
         return [line]
-    indent = status.HEAD_WIDTH
-    return textwrap.wrap(line, max(width, 2 * indent), subsequent_indent=" " * indent, drop_whitespace=True)
+    return textwrap.wrap(line, max(width, 2 * HEAD), subsequent_indent=" " * HEAD, drop_whitespace=True)
 
 
 def _description(run: Run) -> str:
@@ -70,7 +75,7 @@ def _pace(run: Run) -> list[str]:
         return [f"took {duration(completed.seconds)}" for completed in run.of(RunCompleted)[-1:]]
     words = []
     if view.current:
-        words.append(f"round {view.done + 1}, epoch {max(e.epoch for e in view.current)}")
+        words.append(f"round {view.done + 1}, epoch {max(view.curve_epochs)}")
     elif practice and not view.hosts:
         words.append(f"practice on simulated hosts, round {practice.round} of {practice.rounds}")
     if arm and run.view.done >= run.rounds:

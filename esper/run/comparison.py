@@ -238,7 +238,7 @@ class ComparisonRun:
         )
 
     def close(self) -> None:
-        """Stops the lanes and closes the logs; a second call does nothing."""
+        """Stops all threads and closes the logs; a second call does nothing."""
         if self._next is not None:
             self._next.close()
 

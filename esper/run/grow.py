@@ -9,8 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
-
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.config_resolved import ResolvedConfig
 from esper.data.task import Task
@@ -39,9 +37,10 @@ from esper.telemetry.event import (
     RunResumed,
 )
 from esper.telemetry.hub import Sink
-from esper.telemetry.seeds_tried import SeedsTried, TriedSeed
+from esper.telemetry.seed_history import Life, TriedSeed
 from esper.telemetry.sinks.console import TerminalConsole
 from esper.telemetry.sinks.live import progress_sink
+from esper.telemetry.workload import Workload
 from esper.training.validate import committed_configuration, evaluate
 
 logger = logging.getLogger(__name__)
@@ -93,8 +92,9 @@ def grow(
     with ExitStack() as stack:
         place = Path(stack.enter_context(TemporaryDirectory()) if folder is None else folder)
         watch = Watch(callbacks, alone)
-        sinks: list[Sink] = [watch, *([progress_sink(TerminalConsole())] if progress else [])]
-        experiment = watch.experiment = _opened(settings, place, sinks, task, controller)
+        work = Workload()
+        sinks: list[Sink] = [watch, *([progress_sink(TerminalConsole(), work)] if progress else [])]
+        experiment = watch.experiment = _opened(settings, place, sinks, task, controller, work)
         summary, interrupted = _run(experiment)
         return _result(watch, summary, interrupted, None if folder is None else place)
 
@@ -131,11 +131,16 @@ class Watch(Sink):
 
 
 def _opened(
-    settings: TrainingConfig, place: Path, sinks: Sequence[Sink], task: Task, controller: str | OwnController
+    settings: TrainingConfig,
+    place: Path,
+    sinks: Sequence[Sink],
+    task: Task,
+    controller: str | OwnController,
+    work: Workload,
 ) -> Experiment:
     """Returns the run in ``place``, or a new one. Raises ConfigError if the one there has another config."""
     if not checkpoint.files(place):
-        return Experiment(settings, place, sinks, task, controller=controller)
+        return Experiment(settings, place, sinks, task, controller=controller, work=work)
     asked = EnvMaker.of(settings, task).config.model_dump(mode="json", exclude_none=True)
     there = TrainingConfig.parse(read_toml(place / CONFIG)).model_dump(mode="json", exclude_none=True)
     changed = [f"{name}.{key}" for name in asked for key in asked[name] if asked[name][key] != there[name].get(key)]
@@ -143,7 +148,7 @@ def _opened(
         raise ConfigError(
             f"{place} was grown with another {', '.join(changed)}: give the same arguments to continue, or a new folder"
         )
-    return Experiment.resume(place, sinks, task, controller)
+    return Experiment.resume(place, sinks, task, controller, work)
 
 
 def _run(experiment: Experiment) -> tuple[RunSummary | None, bool]:
@@ -195,16 +200,17 @@ def _result(watch: Watch, summary: RunSummary | None, interrupted: bool, folder:
 
 def _tried(events: Sequence[Event], env: GrowthVectorEnv, config: TrainingConfig) -> tuple[TriedSeed, ...]:
     """Returns the seeds that were planted; those that are still there with what keeps them from passing on."""
-    found = SeedsTried()
+    life = Life(0, 0)
     for event in events:
-        found.handle(event)
+        life.handle(event)
     slots = env.state.slots
     gates = Gates(slots, env.state.anomaly_pending, config.env.gates, env.loop.durations)
-    for s in np.flatnonzero(slots.living[0]).tolist():
-        reason, name = gates.explain((0, s)).reason, GATES[SeedStage(int(slots.stage[0, s]))]
-        unused = f"gate {name} was open, but {config.run.controller} did not let it pass"
-        found.stand(env.action_spec.slots[s], f"gate {name} was closed: {reason}" if reason else unused)
-    return tuple(found.seeds)
+    for seed in (seed for seed in life.present.values() if not seed.kept):
+        s = env.action_spec.slots.index(seed.slot)
+        reason, gate = gates.explain((0, s)).reason, GATES[SeedStage(int(slots.stage[0, s]))]
+        unused = f"gate {gate} was open, but {config.run.controller} did not let it pass"
+        seed.standing = f"gate {gate} was closed: {reason}" if reason else unused
+    return tuple(life.seeds)
 
 
 def _divergence(events: Sequence[Event], config: ResolvedConfig) -> list[str]:

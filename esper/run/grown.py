@@ -9,7 +9,7 @@ from pathlib import Path
 from esper.hosts.grown import GrownHost
 from esper.telemetry.event import EpochCompleted
 from esper.telemetry.score import ACCURACY, ScoreUnit
-from esper.telemetry.seeds_tried import TriedSeed
+from esper.telemetry.seed_history import TriedSeed
 from esper.telemetry.text import count
 
 WIDTH = 116

@@ -162,7 +162,7 @@ class SeedComparison:
         return runners
 
     def close(self) -> None:
-        """Stops the lanes and closes the logs; a second call does nothing."""
+        """Stops all threads and closes the logs; a second call does nothing."""
         self._opened.close()
 
 

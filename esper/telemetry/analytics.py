@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from esper.telemetry.event import ActionTaken, EpisodeCompleted, EpochCompleted, Event, StageChanged
+from esper.telemetry.event import EpisodeCompleted, Event, HostEvent
+from esper.telemetry.seed_history import Life
 from esper.telemetry.sink import Sink
 
 ALL = "all"
 """Name of the totals row."""
 FATES = {"rollback": "rolled_back", "not finite": "cut"}
 """Fate of a seed by the cause of its removal; for any other cause, it is ``pruned``."""
+Sums = defaultdict[str, float]
+"""Sums over seeds by column, and of the columns that are means also the number of values, ``NAME known``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +52,6 @@ class BlueprintRow:
     """Mean number of parameters of the kept seeds."""
 
 
-@dataclass(slots=True)
-class _Seed:
-    blueprint: str
-    born: int
-    """Epoch of germination."""
-    end: int
-    """Epoch of removal, or the newest epoch of its host."""
-    fate: str = "living"
-    """Name of the count in BlueprintRow."""
-    blended: bool = False
-    contribution: float | None = None
-    """The newest one, or the one when the seed was kept."""
-    parameters: int | None = None
-
-
 class BlueprintAnalytics(Sink):
     """A sink: pass it to a run as a callback, or feed it the events of a log in order.
 
@@ -71,85 +59,68 @@ class BlueprintAnalytics(Sink):
     """
 
     def __init__(self) -> None:
-        self._seeds: list[_Seed] = []
-        self._rejected: Counter[str] = Counter()
-        self._hosts: dict[tuple[int, int], dict[str, _Seed]] = defaultdict(dict)
-        """Seeds in their hosts, by (env, episode) and slot."""
-        self._fossil_parameters: Counter[tuple[int, int]] = Counter()
+        self._hosts: dict[tuple[int, int], Life] = {}
+        """Hosts under way, by (env, episode). Of others, only sums are kept: a run may have any number of them."""
+        self._ended: dict[str, Sums] = {}
+        """Sums over the seeds of hosts whose episode has ended, by blueprint."""
 
     def rows(self) -> list[BlueprintRow]:
         """Returns a row for each blueprint that was planted or refused, the most planted first."""
-        groups: dict[str, list[_Seed]] = {name: [] for name in self._rejected}
-        for seed in self._seeds:
-            groups.setdefault(seed.blueprint, []).append(seed)
-        rows = [_row(name, seeds, self._rejected[name]) for name, seeds in groups.items()]
+        rows = [_row(name, sums) for name, sums in self._sums().items()]
         return sorted(rows, key=lambda row: (-row.germinated, row.blueprint))
 
     def total(self) -> BlueprintRow:
         """Returns the totals over all blueprints, named ``ALL``."""
-        return _row(ALL, self._seeds, self._rejected.total())
+        total: Sums = defaultdict(float)
+        for sums in self._sums().values():
+            _add(total, sums)
+        return _row(ALL, total)
 
     def handle(self, event: Event) -> None:
-        match event:
-            case ActionTaken(accepted=False):
-                seed = self._hosts[event.env, event.episode].get(event.slot or "")
-                name = event.blueprint or (seed.blueprint if seed else None)
-                if name is not None:
-                    self._rejected[name] += 1
-            case StageChanged():
-                self._change(event, self._hosts[event.env, event.episode])
-            case EpochCompleted():
-                self._measure(event)
-            case EpisodeCompleted():
-                for seed in self._hosts.pop((event.env, event.episode), {}).values():
-                    seed.end = event.epochs
-                self._fossil_parameters.pop((event.env, event.episode), None)
+        if isinstance(event, HostEvent):
+            key = event.env, event.episode
+            host = self._hosts.get(key) or self._hosts.setdefault(key, Life(event.episode, event.env))
+            host.handle(event)
+        elif isinstance(event, EpisodeCompleted) and (ended := self._hosts.pop((event.env, event.episode), None)):
+            ended.end = event.epochs
+            _count(ended, self._ended)
 
-    def _change(self, event: StageChanged, host: dict[str, _Seed]) -> None:
-        if event.after == "GERMINATED" and event.blueprint is not None:
-            host[event.slot] = _Seed(event.blueprint, event.epoch, event.epoch)
-            self._seeds.append(host[event.slot])
-        elif (seed := host.get(event.slot)) is None:
-            return
-        elif event.after == "FOSSILIZED":
-            seed.fate = "fossilized"
-        elif event.after == "BLENDING":
-            seed.blended = True
-        elif event.after == "PRUNED":
-            seed.fate, seed.end = FATES.get(event.cause, "pruned"), event.epoch
-            del host[event.slot]
-
-    def _measure(self, event: EpochCompleted) -> None:
-        """Records contributions of seeds that are not fossils yet, and the size of a seed kept in this epoch."""
-        key = event.env, event.episode
-        seeds = self._hosts[key]
-        new = [seed for seed in seeds.values() if seed.fate == "fossilized" and seed.parameters is None]
-        added = event.fossil_parameters - self._fossil_parameters[key]
-        if len(new) == 1 and added > 0:  # an env takes one action per epoch
-            new[0].parameters = added
-        self._fossil_parameters[key] = event.fossil_parameters
-        for slot, seed in seeds.items():
-            seed.end = max(seed.born, event.epoch)
-            if seed.fate != "fossilized" and slot in event.contributions:
-                seed.contribution = event.contributions[slot]
+    def _sums(self) -> dict[str, Sums]:
+        """Returns sums over all seeds, by blueprint."""
+        sums = {name: own.copy() for name, own in self._ended.items()}
+        for host in self._hosts.values():
+            _count(host, sums)
+        return sums
 
 
-def _row(name: str, seeds: list[_Seed], rejected: int) -> BlueprintRow:
-    fates = Counter(seed.fate for seed in seeds)
+def _count(host: Life, sums: dict[str, Sums]) -> None:
+    """Adds the seeds of a host to the sums of their blueprints."""
+    for name, refused in host.refused.items():
+        _add(sums.setdefault(name, defaultdict(float)), {"rejected": refused})
+    for seed in host.seeds:
+        fate = "fossilized" if seed.kept else "living" if seed.cause is None else FATES.get(seed.cause, "pruned")
+        measured = {
+            "contribution_kept": seed.contribution_kept if seed.kept else None,
+            "contribution_pruned": seed.contribution if fate == "pruned" else None,
+            "epochs_lived": (host.end if seed.cause is None else seed.until) - seed.planted,
+            "parameters": seed.parameters if seed.kept else None,
+        }
+        known = {name: value for name, value in measured.items() if value is not None and math.isfinite(value)}
+        own = sums.setdefault(seed.blueprint, defaultdict(float))
+        _add(own, {"germinated": 1, "blended": seed.blended, fate: 1, "rejected": seed.refusals, **known})
+        _add(own, {f"{name} known": 1 for name in known})
+
+
+def _add(sums: Sums, others: Mapping[str, float]) -> None:
+    for name, value in others.items():
+        sums[name] += value
+
+
+def _row(name: str, sums: Sums) -> BlueprintRow:
+    counts = "germinated", "blended", "fossilized", "pruned", "cut", "rolled_back", "living", "rejected"
+    means = "contribution_kept", "contribution_pruned", "epochs_lived", "parameters"
     return BlueprintRow(
         name,
-        germinated=len(seeds),
-        blended=sum(seed.blended for seed in seeds),
-        **{fate: fates[fate] for fate in ("fossilized", "pruned", "cut", "rolled_back", "living")},
-        rejected=rejected,
-        contribution_kept=mean(seed.contribution for seed in seeds if seed.fate == "fossilized"),
-        contribution_pruned=mean(seed.contribution for seed in seeds if seed.fate == "pruned"),
-        epochs_lived=mean(seed.end - seed.born for seed in seeds),
-        parameters=mean(seed.parameters for seed in seeds if seed.fate == "fossilized"),
+        *(int(sums[count]) for count in counts),
+        *(sums[mean] / sums[f"{mean} known"] if sums[f"{mean} known"] else None for mean in means),
     )
-
-
-def mean(values: Iterable[float | None]) -> float | None:
-    """Returns the mean of the finite values; None if there is none."""
-    finite = [value for value in values if value is not None and math.isfinite(value)]
-    return sum(finite) / len(finite) if finite else None

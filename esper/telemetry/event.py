@@ -56,7 +56,7 @@ class RunStarted(Event):
     time: float = volatile()
     folder: str = volatile()
     cublas_workspace: str | None = None
-    """cuBLAS workspace of each lane and its origin, on which results may depend; None without a GPU."""
+    """cuBLAS workspace of each stream and its origin, on which results may depend; None without a GPU."""
     pinned_copies: tuple[str, ...] = ()
     """Copies of hosts in pinned CPU memory because of ``run.max_device_copies_mib``; empty in older logs."""
 

@@ -50,8 +50,6 @@ class RunView:
     _last: dict[type[Event], Event] = field(default_factory=dict)
     _round_seconds: list[float] = field(default_factory=list)
     _epochs_per_round: int = 0
-    _resumed_part: float = 0.0
-    """Part of the current round that was done before the run was resumed."""
 
     def handle(self, event: Event) -> None:
         self._last[type(event)] = event
@@ -60,7 +58,7 @@ class RunView:
             case events.RunStarted() | events.RunResumed():
                 self.rounds, self._epochs_per_round = event.rounds, event.n_envs * event.episode_length
                 if isinstance(event, events.RunResumed):
-                    self.done, self._resumed_part = event.round, event.epochs / max(1, event.episode_length)
+                    self.done = event.round
             case events.EpochCompleted():
                 if event.episode != self.episode:
                     self.hosts.clear()
@@ -136,21 +134,14 @@ class RunView:
         """The number of slots of the newest round in each stage."""
         return Counter(stage for epoch in self.hosts.values() for stage in epoch.stages.values())
 
-    def seconds_left(self, elapsed: float | None = None) -> float | None:
+    def seconds_left(self) -> float | None:
         """Estimates the seconds until all rounds are played: the mean duration of a round, times the remaining rounds.
 
-        Args:
-            elapsed: seconds since this process began to train hosts. It is used before the first round is completed;
-                None if unknown.
-
-        Returns:
-            None if no duration is known yet.
+        A log has no better clock. Where a run is at work, :class:`~esper.telemetry.workload.Workload` knows more. None
+        if no duration is known yet.
         """
         left = max(0.0, self.rounds - self.done - self.part_of_round)
-        if self._round_seconds:
-            return left * sum(self._round_seconds) / len(self._round_seconds)
-        played = self.part_of_round - self._resumed_part
-        return left * elapsed / played if elapsed is not None and played > 0 else None
+        return left * sum(self._round_seconds) / len(self._round_seconds) if self._round_seconds else None
 
     def warnings(self) -> list[tuple[int, events.AnomalyDetected]]:
         """Returns how often each anomaly occurred, and its newest event."""

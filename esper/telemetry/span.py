@@ -28,7 +28,7 @@ class Spans:
     Spans nest. The time of an inner span is not counted in the outer one, so the sum over all phases is the wall time.
     A block that raises is counted like any other.
 
-    One thread uses an object of this class at a time; lanes use none, because their parallel work is one phase.
+    One thread uses an object of this class at a time; workers use none, because their parallel work is one phase.
 
     Args:
         marks: see the attribute.

@@ -15,3 +15,14 @@ STAGE_WORDS = {
     "FOSSILIZED": "kept",
 }
 """Stages in which a slot holds a seed, in a word."""
+STAGE_MEANINGS = {
+    "GERMINATED": "planted, not trained yet",
+    "TRAINING": "incubated beside the host",
+    "BLENDING": "its alpha is changing",
+    "HOLDING": "fully blended, not kept yet",
+    "FOSSILIZED": "kept for good",
+    "PRUNED": "removed",
+    "EMBARGOED": "the slot rests",
+    "RESETTING": "the slot is almost free again",
+}
+"""Stages in which a slot is not free, in a few words."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from esper.telemetry import event as events
 from esper.telemetry.event import Event
 from esper.telemetry.memory import memory_words
 from esper.telemetry.run_view import RunView, phase_seconds
+from esper.telemetry.stages import STAGE_WORDS
 from esper.telemetry.text import clean, duration, number, shorten
 
-LIVING = ("GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED")
-"""Stages in which a slot holds a seed."""
 HEAD_WIDTH = 13
 MAX_LINE = 500
 MAX_BLUEPRINTS = 8
@@ -24,15 +21,6 @@ MIN_SHARE = 0.005
 
 Section = tuple[str, list[str]]
 """A heading and its lines."""
-
-
-def layout(sections: Iterable[Section]) -> list[str]:
-    """Returns all lines, each section's heading in front of its first line. Control codes are removed."""
-    return [
-        f"{'' if number else head:{HEAD_WIDTH}s}{clean(line, MAX_LINE)}".rstrip()
-        for head, lines in sections
-        for number, line in enumerate(lines)
-    ]
 
 
 def accuracies(event: events.RoundCompleted, view: RunView) -> str:
@@ -70,11 +58,10 @@ def rates(event: events.RoundCompleted) -> str:
 def accuracy(view: RunView) -> Section:
     """The accuracy, or other score, of the current and of the last round."""
     lines, score = [], view.score
-    if epochs := view.current:
-        grown = sum(e.validation_accuracy for e in epochs) / len(epochs)
-        baseline = sum(e.baseline_accuracy for e in epochs) / len(epochs)
+    if view.current:
+        grown, baseline = view.curve[-1], view.alone_curve[-1]
         beside = f", baseline {score.value(baseline, 1)} ({score.difference(grown - baseline, 1)})"
-        now = f"this round, epoch {max(e.epoch for e in epochs)}: validation {score.name} {score.value(grown, 1)}"
+        now = f"this round, epoch {max(view.curve_epochs)}: validation {score.name} {score.value(grown, 1)}"
         lines.append(now + (beside if view.alone else ""))
     if last := view.last(events.RoundCompleted):
         lines.append(
@@ -97,17 +84,12 @@ def verdict(view: RunView) -> Section:
     ] or ["nothing was compared" if completed else "not compared yet"]
 
 
-def seed_counts(view: RunView) -> Section:
-    """The number of seeds of the newest round in each stage."""
-    counts = ", ".join(f"{view.stages[stage]} {stage.lower()}" for stage in LIVING if view.stages[stage])
-    return "slots", [f"round {view.episode + 1}: {counts or 'no seeds'}"] if view.hosts else []
-
-
 def slots(view: RunView, width: int | None = None) -> Section:
     """The seeds of the newest round, and the contents of each of its slots, in columns if ``width`` has room."""
     epochs = [view.hosts[env] for env in sorted(view.hosts)]
     if not epochs:
         return "slots", []
+    counts = ", ".join(f"{view.stages[stage]} {word}" for stage, word in STAGE_WORDS.items() if view.stages[stage])
     names = list(dict.fromkeys(slot for epoch in epochs for slot in epoch.stages))
     rows = [
         [f"host {e.env}", *(_cell(name, e.stages.get(name, ""), view.planted.get((e.env, name))) for name in names)]
@@ -118,11 +100,15 @@ def slots(view: RunView, width: int | None = None) -> Section:
         widths = [0] * len(widths)
     lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)) for row in rows]
     more = len(epochs) - MAX_HOSTS
-    return "slots", [*seed_counts(view)[1], *lines, *([f"and {more} more hosts"] if more > 0 else [])]
+    return "slots", [
+        f"round {view.episode + 1}: {counts or 'no seeds'}",
+        *lines,
+        *([f"and {more} more hosts"] if more > 0 else []),
+    ]
 
 
 def _cell(slot: str, stage: str, blueprint: str | None) -> str:
-    contents = "-" if stage in ("DORMANT", "") else f"{blueprint or 'seed'} {stage.lower()}"
+    contents = "-" if stage in ("DORMANT", "") else f"{blueprint or 'seed'} {STAGE_WORDS.get(stage, stage.lower())}"
     return clean(f"{slot} {contents}", 60)
 
 
@@ -144,21 +130,21 @@ def blueprints(view: RunView) -> Section:
     return "blueprints", [*lines, *([f"and {more} more blueprints"] if more > 0 else []), *meaning]
 
 
-def worths(view: RunView) -> Section:
-    """The blueprints that are worth most in each slot, by the experience of all rounds."""
-    found = view.last(events.WorthsEstimated)
+def worths(view: RunView, most: int = MAX_WORTHS) -> Section:
+    """The blueprints that are worth most in each slot, by the experience of all rounds; those that were kept first."""
+    found, score = view.last(events.WorthsEstimated), view.score
     if found is None or not found.episodes:
         return "worth", []
     lines = []
     for slot, row in list(found.worths.items())[:MAX_SLOTS]:
-        best = sorted(row.items(), key=lambda item: -item[1][0])[:MAX_WORTHS]
-        seeds = (
-            f"{clean(name, 24)} {view.score.difference(mean, 1, unit=False)} ± {view.score.value(error, 1, unit=False)}"
-            for name, (mean, error, _) in best
+        best = sorted(row.items(), key=lambda item: (not item[1][2], -item[1][0]))[:most]
+        seeds = ", ".join(
+            f"{clean(name, 24)} {score.difference(mean, 1)} ± {score.value(error, 1, unit=False)} (kept {kept}x)"
+            for name, (mean, error, kept) in best
         )
-        lines.append(f"{clean(slot, 24)}: {', '.join(seeds)}")
+        lines.append(f"{clean(slot, 24)}: {seeds}")
     more = len(found.worths) - MAX_SLOTS
-    meaning = f"what a kept seed adds to the final {view.score.name}, estimate ± error over {found.episodes:,} episodes"
+    meaning = f"what a kept seed adds to the final {score.name}, estimate ± error over {found.episodes:,} episodes"
     return "worth", [*lines, *([f"and {more} more slots"] if more > 0 else []), meaning]
 
 

@@ -129,9 +129,9 @@ class Workload:
         return self.clock() - self.started
 
     def seconds_left(self) -> float | None:
-        """Estimates the seconds that all phases still take; None before anything was measured."""
+        """Estimates the seconds that all phases still take; None before anything was planned and measured."""
         left = [self._left(phase) for phase in self.phases.values()]
-        return None if None in left else sum(seconds for seconds in left if seconds is not None)
+        return None if None in left or not left else sum(seconds for seconds in left if seconds is not None)
 
     def by_phase(self) -> dict[str, float]:
         """Returns the estimated seconds that each phase still takes, as far as they are known."""

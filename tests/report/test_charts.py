@@ -24,9 +24,8 @@ from esper.report.charts import (
     stacked_bars,
     tick_label,
 )
-from esper.report.lifecycles import Life, Stretch, lives
-from esper.report.read import Run
-from esper.telemetry.event import EpochCompleted, StageChanged
+from esper.telemetry.event import GovernorRollback, StageChanged
+from esper.telemetry.seed_history import Life
 from esper.telemetry.text import clean, number
 from tests.telemetry.sample_events import epoch
 
@@ -154,37 +153,18 @@ def change(at: int, before: str, after: str, slot: str = "r0c0") -> StageChanged
     )
 
 
-def test_a_lane_holds_every_stage_from_change_to_change() -> None:
-    changes = [
-        change(2, "DORMANT", "GERMINATED"),
-        change(3, "GERMINATED", "TRAINING"),
-        change(5, "TRAINING", "PRUNED"),
-        change(6, "PRUNED", "EMBARGOED"),
-        change(8, "EMBARGOED", "DORMANT"),
-        change(9, "DORMANT", "GERMINATED"),
-        change(4, "DORMANT", "GERMINATED", slot="r0c1"),
-    ]
-    run = Run.__new__(Run)
-    run.events = {StageChanged: changes, EpochCompleted: [epoch(0, number) for number in range(1, 11)]}
-    (life,) = lives(run)
-    read = [(s.slot, s.stage, s.begin, s.end) for s in life.stretches]
-    assert read == [
-        ("r0c0", "GERMINATED", 2, 3),
-        ("r0c0", "TRAINING", 3, 5),
-        ("r0c0", "PRUNED", 5, 6),
-        ("r0c0", "EMBARGOED", 6, 8),
-        ("r0c0", "GERMINATED", 9, 10),
-        ("r0c1", "GERMINATED", 4, 10),
-    ]
-
-
 def test_lanes_are_drawn_to_scale_and_described_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = drawn(monkeypatch)
-    stretches = [
-        Stretch("r0c0", stage, "norm", *ends, "why")
-        for stage, ends in (("GERMINATED", (0, 2)), ("TRAINING", (2, 10)), ("HOLDING", (10, 30)))
-    ]
-    words = lanes_chart("t", [Life(0, 3, 30, stretches, [12]), Life(0, 4, 30, [], [])], ["r0c0", "r0c1"], 30)
+    life = Life(0, 3)
+    for event in (
+        change(0, "DORMANT", "GERMINATED"),
+        change(2, "GERMINATED", "TRAINING"),
+        change(10, "TRAINING", "HOLDING"),
+        GovernorRollback(3, 0, 12, "loss spike", 8.5, 4.25, 10, 1),
+        epoch(3, 30),
+    ):
+        life.handle(event)
+    words = lanes_chart("t", [life, Life(0, 4)], ["r0c0", "r0c1"], 30)
     assert words == (
         "host 3: r0c0: norm germinated from epoch 0 to 2; r0c0: norm training from epoch 2 to 10; "
         "r0c0: norm holding from epoch 10 to 30; rollback at epoch 12; host 4: no seed was planted"

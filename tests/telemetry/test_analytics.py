@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import pickle
 from typing import Any
 
 from esper.telemetry.analytics import BlueprintAnalytics, BlueprintRow
@@ -143,3 +145,15 @@ def test_asking_in_between_changes_nothing() -> None:
         asked.rows()
         asked.total()
     assert asked.rows() == told(*events).rows()
+
+
+def test_of_hosts_whose_episode_has_ended_only_sums_stay_in_memory() -> None:
+    analytics = BlueprintAnalytics()
+    for event in [*kept(), refused("lora"), ended(10)]:
+        analytics.handle(event)
+    size = len(pickle.dumps(analytics))
+    for episode in range(1, 200):
+        for event in [*kept(), refused("lora"), ended(10)]:
+            analytics.handle(dataclasses.replace(event, episode=episode))  # type: ignore[call-arg]
+    assert analytics.total().germinated == 200
+    assert len(pickle.dumps(analytics)) < size + 100

@@ -114,3 +114,9 @@ def test_every_count_is_reported() -> None:
     work.counter("baseline")(2)
     work.advance("unplanned", 1)
     assert reported == ["baseline"]
+
+
+def test_without_planned_work_the_time_left_is_unknown() -> None:
+    work, _ = workload()
+    assert work.seconds_left() is None
+    assert work.part == 0.0

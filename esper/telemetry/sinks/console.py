@@ -28,40 +28,34 @@ class ConsoleSink(Sink):
 
     Args:
         console: where to print.
-        view: the state of the run, if another sink keeps it up to date; None: this sink does.
-        work: the work of the run, for estimates of the time that is left for all of it; None: that of its rounds.
+        work: the work of the run, for estimates of the time that is left; None: nothing is estimated.
     """
 
-    def __init__(self, console: Console, view: RunView | None = None, work: Workload | None = None) -> None:
-        self._console, self._owns_view = console, view is None
-        self._view, self._work = view or RunView(), work
-        self._told = work is None
-        if work is not None and self._owns_view:
-            work.report = lambda _: self.tell_plan()
+    def __init__(self, console: Console, work: Workload | None = None) -> None:
+        self._console, self._view, self._work = console, RunView(), work or Workload()
+        self._told = False
+        self._work.report = self._worked
 
-    def tell_plan(self) -> None:
+    def _worked(self, work: Workload) -> None:
         """Prints once what the run does and how long that takes, as soon as it can be estimated."""
-        if self._told or self._work is None or self._work.elapsed < MIN_MEASURED:
+        if self._told or work.elapsed < MIN_MEASURED or (left := work.seconds_left()) is None:
             return
-        if (left := self._work.seconds_left()) is not None:
-            self._told = True
-            if left < MIN_MEASURED:  # soon done
-                return
-            parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in self._work.by_phase().items())
+        self._told = True
+        if left >= MIN_MEASURED:
+            parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in work.by_phase().items())
             self.print(f"about {duration(left)} left: {parts}")
 
     def handle(self, event: Event) -> None:
-        if self._owns_view:
-            self._view.handle(event)
-        for line in lines(event, self._view, self._eta()):
+        self._view.handle(event)
+        self._tell(event)
+
+    def _tell(self, event: Event) -> None:
+        left = self._work.seconds_left()
+        for line in lines(event, self._view, f"  ETA {duration(left)}" if left else ""):
             self.print(line)
 
     def start(self) -> None:
         """Does nothing: lines need no preparation, as a live view does."""
-
-    def _eta(self) -> str:
-        left = None if self._work is None else self._work.seconds_left()
-        return f"  ETA {duration(left)}" if left else ""
 
     def print(self, line: str) -> None:
         """Prints a line of text."""
@@ -133,8 +127,6 @@ def _execution(event: events.RunStarted | events.RunResumed, precision: str = ""
 
 
 def _round(event: events.RoundCompleted, view: RunView, eta: str) -> str:
-    if not eta and (left := view.seconds_left()) is not None:
-        eta = f"  ETA {duration(left)}"
     speed = f"{event.images_per_second:,.0f} images/s" if event.samples else f"{event.epochs_per_second:,.0f} epochs/s"
     return (
         f"round {event.round}/{event.rounds}  {accuracies(event, view)}  {event.fossils:.1f} fossils per host  "

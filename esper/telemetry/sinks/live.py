@@ -12,7 +12,6 @@ from rich.text import Text
 from esper.telemetry import event as events
 from esper.telemetry import status
 from esper.telemetry.event import Event
-from esper.telemetry.run_view import RunView
 from esper.telemetry.sinks import picture
 from esper.telemetry.sinks.console import ConsoleSink
 from esper.telemetry.text import shorten
@@ -21,59 +20,39 @@ from esper.telemetry.workload import Workload
 REFRESH_SECONDS = 0.25
 
 
-class LiveSink:
-    """Redraws the view in place a few times per second.
+class LiveSink(ConsoleSink):
+    """Redraws the view in place a few times per second, whenever there is an event or work was done.
 
-    Lasting information (the header, rollbacks, cut seeds, the comparison) is printed above it by :class:`ConsoleSink`.
-
-    Args:
-        console: where to draw.
-        work: the work of the run, for one estimate of all of it; the view is then redrawn whenever some of it is done.
+    Lasting information (the header, rollbacks, cut seeds, the comparison) is printed above it, as by its base.
     """
 
     def __init__(self, console: Console, work: Workload | None = None) -> None:
-        self._view, self._work = RunView(), work
-        self._lines = ConsoleSink(console, self._view, work)
-        self._console = console
+        super().__init__(console, work)
         self._live = Live(console=console, auto_refresh=False, transient=True)
-        self._start = time.perf_counter()
         self._drawn = 0.0
-        if work is not None:
-            work.report = self._worked
 
     def start(self) -> None:
         """Begins to draw; the start of a run does so by itself."""
         self._live.start()
 
-    def print(self, line: str) -> None:
-        """Prints a line above the view."""
-        self._lines.print(line)
-
     def handle(self, event: Event) -> None:
         self._view.handle(event)
-        match event:
-            case events.PolicyUpdated():
-                pass  # only drawn
-            case events.PracticeRound() | events.RoundCompleted() if event.round < event.rounds:
-                pass
-            case _:
-                self._lines.handle(event)
+        rounds = isinstance(event, events.PracticeRound | events.RoundCompleted) and event.round < event.rounds
+        if not rounds and not isinstance(event, events.PolicyUpdated):  # those are only drawn
+            self._tell(event)
         if isinstance(event, events.RunStarted | events.RunResumed):
             self._live.start()
-        elif isinstance(event, events.PracticeRound) and self._work is None:
-            self._start = time.perf_counter()  # the time left is estimated from real rounds
         self._draw(always=isinstance(event, events.RoundCompleted | events.RunCompleted))
 
     def close(self) -> None:
         """Removes the view; prints the last round as a line, unless it was the run's final one."""
-        if self._work is not None:
-            self._work.report = None
+        self._work.report = None
         self._live.stop()
         if (last := self._view.last(events.RoundCompleted)) and last.round < last.rounds:
-            self._lines.handle(last)
+            self._tell(last)
 
     def _worked(self, work: Workload) -> None:
-        self._lines.tell_plan()
+        super()._worked(work)
         self._draw(always=False)
 
     def _draw(self, always: bool) -> None:
@@ -81,31 +60,30 @@ class LiveSink:
         if not self._live.is_started or (now - self._drawn < REFRESH_SECONDS and not always):
             return
         self._drawn = now
-        self._live.update(self.picture(now - self._start), refresh=True)
+        self._live.update(self.picture(), refresh=True)
 
-    def picture(self, elapsed: float) -> RenderableType:
-        """Returns the view after ``elapsed`` seconds of this process."""
+    def picture(self) -> RenderableType:
+        """Returns the view as it is now."""
         view, width, ascii_only = self._view, self._console.width, self._console.options.ascii_only
         blocks = picture.ASCII_BLOCKS if ascii_only else picture.BLOCKS
         wide = width >= picture.WIDE
         half = (width - 2) // 2 if wide else width
         last = view.last(events.RoundCompleted)
-        if self._work is not None:
-            elapsed = self._work.elapsed
+        seeds = status.worths(view, most=1)
         here = [
             (shorten(view.score.name, picture.HEAD - 1), picture.curves(view, half, blocks)),
             ("slots", picture.slots(view, half, ascii_only)),
             *([("hosts", picture.hosts(view))] if wide else []),
         ]
         beside = [
-            ("worth" if view.last(events.WorthsEstimated) else "seeds", picture.planted(view)),
+            picture.plain(*(seeds if seeds[1] else status.blueprints(view))),
             ("agent", picture.agent(view, half, blocks)),
-            ("warnings", picture.plain(status.warnings(view)[1])),
-            ("time", picture.plain(status.time(view)[1])),
-            ("rate", picture.plain([status.rates(last)] if last else [])),
+            picture.plain(*status.warnings(view)),
+            picture.plain(*status.time(view)),
+            picture.plain("rate", [status.rates(last)] if last else []),
         ]
         columns = [[picture.part(head, lines) for head, lines in side if lines] for side in (here, beside)]
-        progress = picture.progress(view, self._work, elapsed, width)
+        progress = picture.progress(view, self._work, width)
         # Last, so that the ^C of an interrupt is not echoed behind a full line: it would wrap, and the view scroll.
         end = Text("")
         if not wide:
@@ -117,6 +95,6 @@ class LiveSink:
         return Group(*progress, table, end)
 
 
-def progress_sink(console: Console, work: Workload | None = None) -> ConsoleSink | LiveSink:
+def progress_sink(console: Console, work: Workload) -> ConsoleSink:
     """Returns a live view if the output is an interactive terminal, otherwise plain lines."""
-    return LiveSink(console, work) if console.is_interactive else ConsoleSink(console, work=work)
+    return LiveSink(console, work) if console.is_interactive else ConsoleSink(console, work)

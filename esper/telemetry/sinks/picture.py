@@ -10,7 +10,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from esper.telemetry import event as events
 from esper.telemetry import status
 from esper.telemetry.run_view import RunView
 from esper.telemetry.stages import STAGE_COLORS, STAGE_WORDS
@@ -22,7 +21,6 @@ HEAD = 12
 WIDE = 140
 """Columns from which parts stand side by side."""
 GROWN, ALONE = "bold #009e73", "#888888"
-MAX_WORTHS = 5
 
 
 def spark(values: Sequence[float], width: int, low: float, high: float, blocks: str = BLOCKS) -> str:
@@ -44,18 +42,14 @@ def part(head: str, lines: Iterable[Text]) -> Table:
     return table
 
 
-def progress(view: RunView, work: Workload | None, elapsed: float, width: int) -> list[Table | Text]:
+def progress(view: RunView, work: Workload, width: int) -> list[Table | Text]:
     """The part of the run that is done, the time that the rest takes, and the phases of the run."""
-    if work is None or not work.phases:
-        left, done = view.seconds_left(elapsed), (view.done + view.part_of_round) / max(view.rounds, 1)
-        steps = Text(f"round {min(view.done + 1, view.rounds)}/{view.rounds}")
-    else:
-        left, done, steps = work.seconds_left(), work.part, phases(view, work)
+    left = work.seconds_left()
     row = Table.grid(padding=(0, 2))
     remaining = "estimating the rest" if left is None else f"about {duration(left)} left"
-    bar = ProgressBar(total=1.0, completed=min(1.0, done), width=max(10, min(60, width - 44)))
-    row.add_row(bar, Text(f"{done:4.0%}  {duration(elapsed)} so far, {remaining}", no_wrap=True))
-    return [row, steps]
+    bar = ProgressBar(total=1.0, completed=work.part, width=max(10, min(60, width - 44)))
+    row.add_row(bar, Text(f"{work.part:4.0%}  {duration(work.elapsed)} so far, {remaining}", no_wrap=True))
+    return [row, phases(view, work)]
 
 
 def phases(view: RunView, work: Workload) -> Text:
@@ -151,27 +145,6 @@ def hosts(view: RunView, most: int = status.MAX_HOSTS) -> list[Text]:
     return lines
 
 
-def planted(view: RunView) -> list[Text]:
-    """The seeds that the run has found to be worth planting, best first; before that, those planted and kept."""
-    found, score = view.last(events.WorthsEstimated), view.score
-    if found is not None and found.episodes:
-        seeds = [(name, slot, *entry) for slot, row in found.worths.items() for name, entry in row.items()]
-        best = sorted((seed for seed in seeds if seed[4]), key=lambda seed: -seed[2])[:MAX_WORTHS]
-        return [
-            Text.assemble(
-                (f"{clean(name, 14):14s}", "bold"),
-                f" in {clean(slot, 12)}: {score.difference(mean, 1)}",
-                f" ± {score.value(error, 1, unit=False)}, kept {kept}x",
-            )
-            for name, slot, mean, error, kept in best
-        ]
-    rows = view.blueprints.rows()[:MAX_WORTHS]
-    return [
-        Text.assemble((f"{clean(r.blueprint, 14):14s}", "bold"), f" planted {r.germinated}x, kept {r.fossilized}x")
-        for r in rows
-    ]
-
-
 def agent(view: RunView, width: int, blocks: str) -> list[Text]:
     """The last update of the agent, with the history of each figure."""
     updates = list(view.updates)
@@ -193,5 +166,5 @@ def agent(view: RunView, width: int, blocks: str) -> list[Text]:
     return [Text("  ".join(cells[start : start + columns])) for start in range(0, len(cells), columns)]
 
 
-def plain(lines: Iterable[str]) -> list[Text]:
-    return [Text(clean(line, status.MAX_LINE)) for line in lines]
+def plain(head: str, lines: Iterable[str]) -> tuple[str, list[Text]]:
+    return head, [Text(clean(line, status.MAX_LINE)) for line in lines]

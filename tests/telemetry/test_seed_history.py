@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from esper.telemetry.event import ActionTaken, EpochCompleted, StageChanged
-from esper.telemetry.seeds_tried import SeedsTried
+from esper.telemetry.seed_history import Life
 
 
 def change(epoch: int, before: str, after: str, cause: str = "advance", slot: str = "r0c0") -> StageChanged:
@@ -18,15 +18,15 @@ def epoch(number: int, stages: dict[str, str], contributions: dict[str, float]) 
     return EpochCompleted(0, 0, number, *measured, contributions, stages, 0.0, {}, errors)
 
 
-def tried(*events: Any) -> SeedsTried:
-    found = SeedsTried()
+def lived(*events: Any) -> Life:
+    found = Life(0, 0)
     for event in events:
         found.handle(event)
     return found
 
 
 def test_a_seed_is_followed_from_its_germination_to_its_end() -> None:
-    found = tried(
+    found = lived(
         change(2, "DORMANT", "GERMINATED", "germinate"),
         change(3, "GERMINATED", "TRAINING"),
         ActionTaken(0, 0, 4, "ADVANCE", "r0c0", None, False, "gradient health: 0.1, at least 0.7 required"),
@@ -43,7 +43,7 @@ def test_a_seed_is_followed_from_its_germination_to_its_end() -> None:
 
 
 def test_a_slot_that_is_used_again_has_two_seeds() -> None:
-    found = tried(
+    found = lived(
         change(1, "DORMANT", "GERMINATED"),
         change(2, "GERMINATED", "PRUNED", "not finite"),
         change(4, "RESETTING", "DORMANT", "cooldown"),
@@ -59,10 +59,53 @@ def test_a_slot_that_is_used_again_has_two_seeds() -> None:
 
 
 def test_a_seed_that_is_still_there_says_what_it_stands_before() -> None:
-    found = tried(
+    found = lived(
         change(1, "DORMANT", "GERMINATED"), change(2, "GERMINATED", "TRAINING"), epoch(3, {"r0c0": "TRAINING"}, {})
     )
-    found.stand("r0c0", "gate G2 was closed")
-    found.stand("r0c1", "nobody is there")
     (seed,) = found.seeds
+    assert found.present == {"r0c0": seed}
+    seed.standing = "gate G2 was closed"
     assert (seed.until, seed.kept, seed.end) == (3, False, "in TRAINING at the end: gate G2 was closed")
+
+
+def test_a_fossil_that_a_rollback_takes_back_was_removed() -> None:
+    found = lived(
+        change(1, "DORMANT", "GERMINATED"),
+        change(9, "HOLDING", "FOSSILIZED", "fossilize"),
+        change(11, "FOSSILIZED", "PRUNED", "rollback"),
+    )
+    (seed,) = found.seeds
+    assert not seed.kept
+    assert seed.end == "lost when the governor restored the host at epoch 11, in FOSSILIZED"
+
+
+def test_an_action_on_a_slot_whose_seed_is_gone_is_not_a_refusal_of_that_seed() -> None:
+    found = lived(
+        change(1, "DORMANT", "GERMINATED"),
+        change(2, "GERMINATED", "PRUNED", "prune"),
+        ActionTaken(0, 0, 3, "ADVANCE", "r0c0", None, False, "no seed"),
+        ActionTaken(0, 0, 4, "GERMINATE", "r0c0", "norm", False, "the slot is not free"),
+    )
+    assert [seed.refusals for seed in found.seeds] == [0]
+    assert found.refused == {"norm": 1}
+
+
+def test_a_slot_has_every_stage_from_change_to_change() -> None:
+    found = lived(
+        change(2, "DORMANT", "GERMINATED"),
+        change(3, "GERMINATED", "TRAINING"),
+        change(5, "TRAINING", "PRUNED"),
+        change(6, "PRUNED", "EMBARGOED"),
+        change(8, "EMBARGOED", "DORMANT"),
+        change(9, "DORMANT", "GERMINATED"),
+        change(4, "DORMANT", "GERMINATED", slot="r0c1"),
+        *(epoch(number, {}, {}) for number in range(1, 11)),
+    )
+    assert [(s.slot, s.stage, s.begin, s.end) for s in found.stretches] == [
+        ("r0c0", "GERMINATED", 2, 3),
+        ("r0c0", "TRAINING", 3, 5),
+        ("r0c0", "PRUNED", 5, 6),
+        ("r0c0", "EMBARGOED", 6, 8),
+        ("r0c0", "GERMINATED", 9, 10),
+        ("r0c1", "GERMINATED", 4, 10),
+    ]

@@ -1,0 +1,186 @@
+"""The history of one host's seeds, folded from its events: the stages of every slot, and how each seed ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from esper.telemetry.event import ActionTaken, EpochCompleted, Event, GovernorRollback, StageChanged
+from esper.telemetry.score import ACCURACY, ScoreUnit
+from esper.telemetry.text import count
+
+CAUSES = {
+    "prune": "pruned by the controller",
+    "faded": "pruned by the controller, after its alpha had faded to 0",
+    "rollback": "lost when the governor restored the host",
+    "not finite": "removed because a value was not finite",
+    "stuck in training": "removed because gate G2 did not open in time",
+}
+
+
+@dataclass(slots=True)
+class TriedSeed:
+    """One seed, from its germination on. Epochs are those trained before; contributions are in pp of the score."""
+
+    slot: str
+    blueprint: str
+    planted: int
+    """Epoch of its germination."""
+    stage: str
+    """Stage at the end, or when it was removed; FOSSILIZED if it was kept."""
+    until: int
+    """Epoch at which it was kept, removed or last seen."""
+    cause: str | None = None
+    """Cause of its removal, as in StageChanged; None if it was not removed."""
+    contribution: float | None = None
+    """Accuracy with all seeds minus accuracy without this one, when last measured; None if never.
+
+    It is how much the grown host leans on the seed. What keeping the seed won is known only beside the same host alone.
+    """
+    contribution_error: float | None = None
+    """Paired standard error of the contribution."""
+    contribution_kept: float | None = None
+    """Contribution when it was kept."""
+    refusals: int = 0
+    """Number of times that a gate refused to let it pass."""
+    refusal: str = ""
+    """The gate's last reason."""
+    standing: str = ""
+    """The reason that it had not passed on when the host ended; empty if it was kept or removed."""
+    blended: bool = False
+    """Whether it was ever blended into the host."""
+    parameters: int | None = None
+    """Its number of parameters; known if it was kept."""
+
+    @property
+    def kept(self) -> bool:
+        return self.stage == "FOSSILIZED" and self.cause is None
+
+    @property
+    def removed(self) -> str:
+        """The reason that it was removed; empty if it was not."""
+        return "" if self.cause is None else CAUSES.get(self.cause, self.cause)
+
+    @property
+    def end(self) -> str:
+        """Its fate, and the reason that it was not kept."""
+        if self.kept:
+            return f"kept at epoch {self.until}"
+        if not self.removed:
+            return f"in {self.stage} at the end: {self.standing}" if self.standing else f"in {self.stage} at the end"
+        refused = f"; a gate refused it {count(self.refusals, 'time')}, last: {self.refusal}" if self.refusals else ""
+        return f"{self.removed} at epoch {self.until}, in {self.stage}{refused}"
+
+    def __str__(self) -> str:
+        return self.words(ACCURACY)
+
+    def words(self, score: ScoreUnit) -> str:
+        """Describes the seed, with its contribution in the unit of the score."""
+        worth = "" if self.contribution is None else f", contribution {score.difference(self.contribution)}"
+        error = "" if self.contribution_error is None else score.value(self.contribution_error, unit=False)
+        error = f" (standard error {error})" if error else ""
+        return f"{self.slot} {self.blueprint}: planted at epoch {self.planted}, {self.end}{worth}{error}"
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A slot in one stage, from one epoch to another."""
+
+    slot: str
+    stage: str
+    blueprint: str | None
+    begin: int
+    end: int
+    cause: str
+
+
+@dataclass
+class Life:
+    """Folds the events of one host, in order, into everything that happened in its slots.
+
+    A seed planted before the first event is not among its seeds.
+    """
+
+    episode: int
+    env: int
+    end: int = 0
+    """Number of epochs done so far."""
+    seeds: list[TriedSeed] = field(default_factory=list)
+    """In order of germination."""
+    present: dict[str, TriedSeed] = field(default_factory=dict)
+    """Seeds that are in the host, by slot."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Number of seeds that could not be planted, by blueprint."""
+    rollbacks: list[int] = field(default_factory=list)
+    """Their epochs."""
+    changes: dict[str, list[StageChanged]] = field(default_factory=dict)
+    """By slot, in the order of time."""
+    _fossil_parameters: int = 0
+
+    def handle(self, event: Event) -> None:
+        """Takes one event of this host; irrelevant ones are ignored."""
+        match event:
+            case StageChanged():
+                self._change(event)
+            case EpochCompleted():
+                self._measure(event)
+            case ActionTaken(accepted=False, blueprint=str() as blueprint):
+                self.refused[blueprint] += 1
+            case ActionTaken(accepted=False) if seed := self.present.get(event.slot or ""):
+                seed.refusals, seed.refusal = seed.refusals + 1, event.reason
+            case GovernorRollback():
+                self.rollbacks.append(event.epoch)
+
+    def _change(self, event: StageChanged) -> None:
+        self.end = max(self.end, event.epoch)
+        self.changes.setdefault(event.slot, []).append(event)
+        seed = self.present.get(event.slot)
+        if event.after == "GERMINATED" and event.blueprint is not None:
+            seed = self.present[event.slot] = TriedSeed(event.slot, event.blueprint, event.epoch, "", event.epoch)
+            self.seeds.append(seed)
+        if seed is None:
+            return
+        seed.until = event.epoch
+        if event.after == "PRUNED":
+            seed.cause = event.cause
+            del self.present[event.slot]
+            return
+        seed.stage = event.after
+        if event.after == "BLENDING":
+            seed.blended = True
+        elif event.after == "FOSSILIZED":
+            seed.contribution_kept = seed.contribution
+
+    def _measure(self, event: EpochCompleted) -> None:
+        """Records contributions, and the size of a seed kept in this epoch."""
+        self.end = max(self.end, event.epoch)
+        new = [seed for seed in self.present.values() if seed.kept and seed.parameters is None]
+        added = event.fossil_parameters - self._fossil_parameters
+        if len(new) == 1 and added > 0:  # an env takes one action per epoch
+            new[0].parameters = added
+        self._fossil_parameters = event.fossil_parameters
+        for slot, seed in self.present.items():
+            if not seed.kept:
+                seed.until = event.epoch
+            if slot in event.contributions:
+                seed.contribution = event.contributions[slot]
+                seed.contribution_error = event.contribution_errors.get(slot)
+
+    @property
+    def stretches(self) -> list[Stretch]:
+        """The stages of every slot that was not free, by slot; those shorter than an epoch have length 0."""
+        return [
+            Stretch(slot, change.after, change.blueprint, change.epoch, until, change.cause)
+            for slot, own in self.changes.items()
+            for change, until in zip(own, [*(later.epoch for later in own[1:]), self.end], strict=True)
+            if change.after != "DORMANT"
+        ]
+
+    def words(self) -> str:
+        """Describes the lifecycles for readers who cannot see the chart."""
+        events = [
+            f"{s.slot}: {s.blueprint or 'seed'} {s.stage.lower()} from epoch {s.begin} to {s.end}"
+            for s in self.stretches
+        ]
+        events += [f"rollback at epoch {epoch}" for epoch in self.rollbacks]
+        return f"host {self.env}: " + ("; ".join(events) or "no seed was planted")
