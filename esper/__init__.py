@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from esper.env.make import make_env
     from esper.evaluation.comparison import compare_controllers
     from esper.files.grown_host import accuracy, export, load_host
-    from esper.files.plain import plain
     from esper.grower.grower import Grower
     from esper.grower.report import GrowthStep
     from esper.hosts.graft import graft
+    from esper.hosts.plain import plain
     from esper.hosts.sizes import HostFamily
     from esper.run.experiment import Experiment
     from esper.run.grow import grow
@@ -61,7 +61,7 @@ _HOMES = {
     "grow": "esper.run.grow",
     "load_host": "esper.files.grown_host",
     "make_env": "esper.env.make",
-    "plain": "esper.files.plain",
+    "plain": "esper.hosts.plain",
 }
 __all__ = [
     "Augmentation",

@@ -64,7 +64,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "lifecycle": ("spaces",),
     # what trains a host
     "seeds": ("lifecycle",),
-    "hosts": ("seeds",),
+    "hosts": ("lifecycle", "seeds"),
     "data": ("seeds", "hosts"),
     "training": ("lifecycle", "seeds", "hosts", "data"),
     # what a run has learned of its seeds

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.files.test_plain import seed_of, without_esper
 from torch import Tensor, nn
 
 import esper
 from esper.hosts.graft import graft
 from esper.hosts.grown_module import grown_in_place
 from esper.lifecycle.ramps import BlendOperator
-from tests.files.test_plain import seed_of, without_esper
 from tests.grower.loops import GROWS, LENIENT
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed; see the extra integrations")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.files.test_plain import seed_of
 from torch import Tensor, nn
 
 import esper
@@ -14,7 +15,6 @@ from esper.hosts.grown import GrownHost, KeptSeed
 from esper.hosts.transformer import TransformerHost
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blueprints import BLUEPRINTS
-from tests.files.test_plain import seed_of
 from tests.grower.loops import Loop
 
 pytest.importorskip("onnxscript", reason="onnxscript is not installed; see the extra integrations")

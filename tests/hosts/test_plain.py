@@ -22,8 +22,8 @@ from esper.hosts.transformer import TransformerHost
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS
-from tests.files.grown_modules import grown, require_same, seed_of
 from tests.grower.loops import Loop
+from tests.hosts.grown_modules import grown, require_same, seed_of
 
 SHAPES = {"cnn": (2, 8, 5, 5), "transformer": (2, 7, 8), "encoder": (2, 7, 8), "mlp": (2, 8)}
 

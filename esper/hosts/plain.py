@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from esper.config import ConfigError
-from esper.files.merge import merge_seeds
 from esper.hosts.graft import GraftedHost
 from esper.hosts.grown import GrownHost
 from esper.hosts.grown_module import GrownModule, grown_in_place
 from esper.hosts.inputs import as_inputs, call
+from esper.hosts.merge import merge_seeds
 from esper.hosts.outputs import logits_of
 from esper.lifecycle.ramps import BlendOperator
 from esper.ops import NormReluPool

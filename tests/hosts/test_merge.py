@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import esper
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blend import Seed
-from tests.files.grown_modules import grown, require_same, seed_of
+from tests.hosts.grown_modules import grown, require_same, seed_of
 
 
 @pytest.mark.parametrize("bias", [True, False])
