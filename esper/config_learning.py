@@ -29,13 +29,13 @@ class ExperienceConfig(Section):
     """Part that a blueprint has in all slots."""
     by_slot: Fraction = 0.1
     """Part that a slot has with all blueprints; the rest is each blueprint's own in each slot."""
-    slope: Finite = 0.5
+    slope: NonNegative = 0.5
     """Mean of the prior of what a trial or a contribution changes by when a worth is 1 pp higher, pp."""
     slope_std: Positive = 0.5
     """Standard deviation of that prior."""
     offset_std: Positive = 30.0
     """Standard deviation of what hosts lean on all seeds of a slot, whatever they are worth, pp."""
-    loss_slope: Finite = 1.0
+    loss_slope: NonNegative = 1.0
     """Mean of the prior of what the gain by the final loss changes by when the sum of worths is 1 pp higher, pp."""
     loss_slope_std: Positive = 0.5
     """Standard deviation of that prior, and of the correction of the unit of worths."""

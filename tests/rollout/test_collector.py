@@ -45,9 +45,7 @@ def test_a_round_is_one_episode_of_the_controller_and_then_of_the_control() -> N
     played = made.play()
     assert order == [(which, step) for which in (1, 2) for step in range(HORIZON)]
     assert played.stats.epochs.tolist() == [HORIZON] * 3
-    assert played.test is not None
-    assert played.control_test is not None
-    assert (played.test.tolist(), played.control_test.tolist()) == ([0, 0, 0], [1, 1, 1])
+    assert [accuracies.tolist() for accuracies in played.tests] == [[0, 0, 0], [1, 1, 1]]
 
 
 def test_the_next_round_begins_only_after_the_last_one_was_used() -> None:
@@ -62,7 +60,7 @@ def test_the_next_round_begins_only_after_the_last_one_was_used() -> None:
 
 def test_without_a_control_no_test_accuracy_is_measured() -> None:
     played = collector().play()
-    assert played.test is played.control_test is None
+    assert played.tests == ()
 
 
 def test_an_interrupt_takes_effect_at_the_end_of_a_step_and_the_rest_is_played_later() -> None:
@@ -113,4 +111,4 @@ def test_a_round_goes_on_from_saved_state_to_the_same_results() -> None:
     assert [rollout.steps for rollout in other.running] == [3]
     whole, resumed = collector(control=True).play(), other.play()
     np.testing.assert_array_equal(resumed.stats.returns, whole.stats.returns)
-    np.testing.assert_array_equal(resumed.control_test, whole.control_test)
+    np.testing.assert_array_equal(resumed.tests, whole.tests)
