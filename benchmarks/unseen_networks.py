@@ -1,6 +1,6 @@
 """Tasks that the hand-written rule was not made for: an MLP on a table, a GRU on text, and a CNN.
 
-Figures of the MLP and the CNN are in results/heuristic.md.
+Figures are in results/heuristic.md.
 
 esper compare --task benchmarks/unseen_networks.py:mlp --arm heuristic --arm none --pairs 16
 """
