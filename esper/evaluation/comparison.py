@@ -1,7 +1,7 @@
-"""Comparisons on the same hosts: of controllers under one config, and of arms that have their own.
+"""Controllers under one config on the same hosts, and the result of any comparison.
 
-The first kind is held in memory: the end of a run, `esper eval` and ``esper.compare_controllers``. The second, `esper
-compare`, is saved as it goes and can be resumed.
+Nothing is saved while controllers play: this is the end of a run, `esper eval` and ``esper.compare_controllers``. Arms
+with configs of their own, which are saved as they play, are compared by :mod:`esper.run.comparison`.
 """
 
 from __future__ import annotations
