@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.files.test_plain import seed_of, without_esper
 from torch import Tensor, nn
 
 import esper
@@ -14,6 +13,8 @@ from esper.hosts.graft import graft
 from esper.hosts.grown_module import grown_in_place
 from esper.lifecycle.ramps import BlendOperator
 from tests.grower.loops import GROWS, LENIENT
+from tests.hosts.grown_modules import seed_of
+from tests.hosts.test_plain import without_esper
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed; see the extra integrations")
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.files.test_plain import seed_of
 from torch import Tensor, nn
 
 import esper
@@ -16,6 +15,7 @@ from esper.hosts.transformer import TransformerHost
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blueprints import BLUEPRINTS
 from tests.grower.loops import Loop
+from tests.hosts.grown_modules import seed_of
 
 pytest.importorskip("onnxscript", reason="onnxscript is not installed; see the extra integrations")
 runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed; see the extra integrations")
