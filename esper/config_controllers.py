@@ -35,14 +35,14 @@ class PlansConfig(Section):
     ramp: Positive = 1 / 30
     """Share over which alpha rises, rounded to the nearest tempo."""
     patience: Fraction = 1 / 3
-    """A seed that waits for its gate for longer than this share is given up, be it incubating or blended: a host that
-    leans on a seed needs time to do without it."""
+    """A seed that waits for its gate for longer than this share is given up, whether incubating or blended. It goes
+    early, because a host that leans on it needs time to recover."""
     life: Fraction = 1 / 5
-    """Share from planting a seed to keeping it: later, nothing is planted."""
+    """Share that a seed needs from planting to keeping; nothing is planted when less is left."""
     min_life_epochs: Count = 7
     """The same in epochs, if that is more."""
     blend: Fraction = 2 / 15
-    """Share from the start of blending to keeping: later, nothing is blended, since a seed that is blended and not kept
-    is a loss."""
+    """Share that a seed needs from the start of blending to keeping; nothing is blended when less is left, since a seed
+    that is blended and not kept is a loss."""
     min_blend_epochs: Count = 4
     """The same in epochs, if that is more."""

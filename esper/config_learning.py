@@ -30,13 +30,13 @@ class ExperienceConfig(Section):
     by_slot: Fraction = 0.1
     """Part that a slot has with all blueprints; the rest is each blueprint's own in each slot."""
     slope: NonNegative = 0.5
-    """Mean of the prior of what a trial or a contribution changes by when a worth is 1 pp higher, pp."""
+    """Prior mean of the change in a trial or a contribution per pp of worth."""
     slope_std: Positive = 0.5
     """Standard deviation of that prior."""
     offset_std: Positive = 30.0
-    """Standard deviation of what hosts lean on all seeds of a slot, whatever they are worth, pp."""
+    """Prior standard deviation of the part of a contribution that all seeds of a slot share, pp."""
     loss_slope: NonNegative = 1.0
-    """Mean of the prior of what the gain by the final loss changes by when the sum of worths is 1 pp higher, pp."""
+    """Prior mean of the change in the gain by the final loss per pp of summed worths."""
     loss_slope_std: Positive = 0.5
     """Standard deviation of that prior, and of the correction of the unit of worths."""
 

@@ -26,7 +26,7 @@ from benchmarks.gpu.runner import Result, Step, run_all
 from esper.bench import CASES
 
 ROOT = Path(__file__).resolve().parents[1]
-ORDER = ["machine", "packages", "build", "import", "kernels", "memcheck", "lanes"]
+ORDER = ["machine", "packages", "build", "import", "kernels", "memcheck", "streams"]
 ORDER += ["racecheck", "synccheck", "initcheck", "bench", "run"]
 
 # A plan in a process of its own, ended by a signal while its second step runs.
@@ -100,20 +100,20 @@ def test_the_plan_is_in_order_and_its_limits_add_up_to_the_budget(tmp_path: Path
 
 def test_every_test_for_a_gpu_has_a_step_and_every_kernel_a_file() -> None:
     files = {f"tests/cuda/{file.name}" for file in (ROOT / "tests/cuda").glob("test_*.py")}
-    selections = plan.lane_selections()
+    selections = plan.stream_selections()
     assert {*plan.kernel_files(), *(test.split("::")[0] for tests in selections for test in tests)} == files
     assert {f"tests/cuda/test_{file.stem}.py" for file in (ROOT / "csrc/cuda").glob("*.cu")} <= {*plan.kernel_files()}
     selected = [test for tests in selections for test in tests]
     there = [
         f"tests/cuda/{name}::{test}"
-        for name in plan.LANE_FILES
+        for name in plan.STREAM_FILES
         for test in re.findall(r"^def (test_\w+)", (ROOT / "tests/cuda" / name).read_text(), flags=re.MULTILINE)
     ]
     assert sorted(selected) == sorted(there)
     assert max(map(len, selections)) <= plan.SELECTION
 
 
-def test_memory_is_not_cached_under_memcheck_and_is_in_lanes(tmp_path: Path) -> None:
+def test_memory_is_not_cached_under_memcheck_and_is_in_streams(tmp_path: Path) -> None:
     steps = plan.make_plan(tmp_path, tmp_path / "site", None)
     uncached = {step.name for step in steps if step.environment.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1"}
     assert uncached == {"memcheck", "initcheck"}

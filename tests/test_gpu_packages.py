@@ -74,7 +74,7 @@ def test_tests_of_kernels_need_nothing_but_torch_numpy_and_pytest() -> None:
 @pytest.mark.slow
 def test_the_rest_needs_no_package_that_is_not_asked_for() -> None:
     assert {"matplotlib"} == packages.UNUSED < OTHERS
-    found = collect([f"tests/cuda/{name}" for name in plan.LANE_FILES], OTHERS)
+    found = collect([f"tests/cuda/{name}" for name in plan.STREAM_FILES], OTHERS)
     assert found.returncode == 0, found.stdout + found.stderr
     found = without(OTHERS, "benchmarks.gpu.imports", "runs")
     # On a machine without a GPU only the CUDA module is missing.

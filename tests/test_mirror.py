@@ -30,7 +30,6 @@ TESTED_ELSEWHERE = {
     "telemetry/record.py": "records of events: tests/telemetry/test_event.py",
     "telemetry/sink.py": "through the hub: tests/telemetry/test_hub.py",
     "telemetry/sinks/picture.py": "through the live sink: tests/telemetry/test_live.py",
-    "telemetry/status.py": "through what is printed: tests/report/test_terminal.py",
     "telemetry/text.py": "through what is printed: tests/report/test_charts.py, tests/report/test_terminal.py",
     "training/execution/graph_cache.py": "on fake and real GPUs: tests/training/execution/test_streams.py",
 }

@@ -10,7 +10,7 @@ from benchmarks.gpu.runner import ROOT, Step
 
 BUDGET = 540  # seconds that the limits of all steps add up to
 # Tests of whole hosts in training, which need every package. All other files in tests/cuda need torch and pytest alone.
-LANE_FILES = (
+STREAM_FILES = (
     "test_gpu_streams.py",
     "test_devices.py",
     "test_no_fallback.py",
@@ -32,7 +32,7 @@ LIMITS = {
     "import-runs": 10,
     "kernels": 90,
     "memcheck": 50,
-    "lanes": 84,
+    "streams": 84,
     "racecheck": 30,
     "synccheck": 18,
     "initcheck": 18,
@@ -45,13 +45,13 @@ MODULE = (*PYTHON, "-m")
 
 def kernel_files() -> list[str]:
     """Test files of single kernels, relative to the repository."""
-    return [f"tests/cuda/{file.name}" for file in _test_files() if file.name not in LANE_FILES]
+    return [f"tests/cuda/{file.name}" for file in _test_files() if file.name not in STREAM_FILES]
 
 
-def lane_selections() -> list[list[str]]:
-    """Tests of lanes, a few a process, so that a fault in one of them takes few others along."""
+def stream_selections() -> list[list[str]]:
+    """Tests of streams, a few a process, so that a fault in one of them takes few others along."""
     selections: list[list[str]] = []
-    for name in LANE_FILES:
+    for name in STREAM_FILES:
         tree = ast.parse((ROOT / "tests/cuda" / name).read_text())
         tests = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
         names = [f"tests/cuda/{name}::{test}" for test in tests]
@@ -77,7 +77,7 @@ def make_plan(folder: Path, site: Path, wheels: Path | None) -> list[Step]:
         *_imports(),
         *_kernels(folder),
         _sanitizer(folder, "memcheck", uncached=True),
-        *_lanes(folder),
+        *_streams(folder),
         _sanitizer(folder, "racecheck"),
         _sanitizer(folder, "synccheck"),
         _sanitizer(folder, "initcheck", uncached=True),
@@ -115,11 +115,11 @@ def _kernels(folder: Path) -> list[Step]:
     ]
 
 
-def _lanes(folder: Path) -> list[Step]:
-    selections = lane_selections()
-    limit = LIMITS["lanes"] / len(selections)
+def _streams(folder: Path) -> list[Step]:
+    selections = stream_selections()
+    limit = LIMITS["streams"] / len(selections)
     return [
-        _tests(folder, f"lanes-{number}", limit, selected, "import-runs")
+        _tests(folder, f"streams-{number}", limit, selected, "import-runs")
         for number, selected in enumerate(selections, start=1)
     ]
 

@@ -65,9 +65,9 @@ def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
 
 def _at(envs: int, epochs: int, device: torch.device, task: Task, samples: int) -> Iterator[BenchCase]:
     train = task.train
-    assert isinstance(train, Split)
-    classes = int(train.y.max()) + 1
-    hosts = [plain_cnn(1, classes, base=3, blocks=2, pool_last=False) for _ in range(envs)]
+    if not isinstance(train, Split) or task.classes is None:
+        raise TypeError(f"{task.name} is not a task of images with classes")
+    hosts = [plain_cnn(1, task.classes, base=3, blocks=2, pool_last=False) for _ in range(envs)]
     plain = PlainTraining(hosts, Split(train.x[:samples], train.y[:samples]).to(device), task.batch_size)
     steps: tuple[list[float], list[float]] = ([], [])
 

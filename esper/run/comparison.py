@@ -85,10 +85,7 @@ class ComparisonRun:
         part: Part = WHOLE,
     ) -> None:
         self.reference, self.part, self.pairs = reference_of(arms, reference), part, pairs
-        learns = any(arm.learns for arm in arms)
-        if train_seeds is not None and not learns:
-            raise ConfigError("training seeds are for arms that learn, and no arm does; add one, such as ppo")
-        self.train_seeds = (train_seeds or MIN_SEEDS) if learns else None
+        self.train_seeds = count_seeds(arms, train_seeds)
         """Number of training seeds; None if no arm learns."""
         self.files = ComparisonFolder(Path(folder))
         self.resumed = results is not None
@@ -96,14 +93,14 @@ class ComparisonRun:
             require_empty(self.files.path)
         check_devices(arms[0].config.run.device)
         first = self.first = EnvMaker.of(arms[0].config, task, whole_messages(ranks))
-        self.arms = tuple(resolved(arm, first.task) for arm in arms)
+        self.arms = tuple(resolved(arm, first) for arm in arms)
         self.progress, self.learned, self.order_seed = progress, learned, order_seed
         self.all_rounds, self.n_envs = split_pairs(pairs, first.config.env.n_envs)
         seeds, rounds = range(self.train_seeds or 1), range(self.all_rounds)
-        if learns:
-            seeds = part.of(len(seeds), "training seeds")
-        else:
+        if self.train_seeds is None:
             rounds = part.of(len(rounds), f"rounds of {self.n_envs} hosts")
+        else:
+            seeds = part.of(len(seeds), "training seeds")
         self.seeds, self.rounds = seeds, rounds
         """The training seeds that are played here, counted from 0, and the rounds of each."""
         self.results = self._by_seed(results or {})
@@ -175,7 +172,7 @@ class ComparisonRun:
                 for index in self._unfinished():
                     self._next = self._next or self._open(index)
                     with closing(self._next) as one:
-                        one.run(self.pairs, self.rounds, self.results[index], self._save(index), self._tell(one))
+                        one.run(self.pairs, self.rounds, self.results[index], self._save(index), self._tell(one.seed))
                     self._next = None
             finally:
                 result = self.result = self._analyse()
@@ -204,12 +201,12 @@ class ComparisonRun:
     def _save(self, index: int) -> Callable[[str, int, list[HostResult]], None]:
         return lambda arm, number, hosts: self.files.save_round(arm, index * self.all_rounds + number, hosts)
 
-    def _tell(self, one: SeedComparison) -> Progress:
-        """Returns ``progress`` for a training seed, with whose number it names arms."""
+    def _tell(self, seed: int) -> Progress:
+        """Returns ``progress``, with the training seed added to the names of arms."""
 
         def tell(event: ArmPlayed | ScoreDefined) -> None:
             if isinstance(event, ArmPlayed) and self.train_seeds is not None:
-                event = replace(event, controller=f"{event.controller}, training seed {one.seed},")
+                event = replace(event, controller=f"{event.controller}, training seed {seed},")
             if self.progress is not None:
                 self.progress(event)
 
@@ -225,7 +222,8 @@ class ComparisonRun:
 
     def _analyse(self) -> ComparisonResult | None:
         """Returns the result of what every arm has finished; None if there is nothing."""
-        left = [] if self.train_seeds is None else self._unfinished()  # rounds count by themselves if no arm learns
+        # Without training seeds, every complete round counts.
+        left = [] if self.train_seeds is None else self._unfinished()
         done = [in_order(self.results[index], self.pairs) for index in self.seeds if index not in left]
         hosts = {arm.name: [host for seed in done for host in seed[arm.name]] for arm in self.arms}
         if not hosts[self.reference]:
@@ -243,10 +241,10 @@ class ComparisonRun:
             self._next.close()
 
 
-def resolved(arm: Arm, task: Task | None) -> Arm:
-    """Returns the arm with all sizes that its config leaves to the task. Raises ConfigError if they do not fit."""
+def resolved(arm: Arm, first: EnvMaker) -> Arm:
+    """Returns the arm with all sizes that its config leaves to the task of ``first``. Raises ConfigError."""
     with errors_name(arm):
-        return replace(arm, config=EnvMaker.of(arm.config, task).config)
+        return replace(arm, config=EnvMaker.of(arm.config, first.task, first.ranks).config)
 
 
 def with_confirmed_task(arms: Sequence[Arm], task: Task | str | None, folder: Path | str) -> list[Arm]:
@@ -257,6 +255,16 @@ def with_confirmed_task(arms: Sequence[Arm], task: Task | str | None, folder: Pa
     name = task.name if isinstance(task, Task) else task
     confirmed = confirmed_task(arms[0].config.task.name, name, str(folder))
     return [replace(arm, config=arm.config.with_values(task={"name": confirmed})) for arm in arms]
+
+
+def count_seeds(arms: Sequence[Arm], wanted: int | None) -> int | None:
+    """Returns the number of training seeds; None if no arm learns. Raises ConfigError if ``wanted`` cannot be it."""
+    learns = any(arm.learns for arm in arms)
+    if wanted is not None and not learns:
+        raise ConfigError("training seeds are for arms that learn, and no arm does; add one, such as ppo")
+    if wanted is not None and wanted < 1:
+        raise ConfigError(f"train_seeds is {wanted}; give 1 or more, and {MIN_SEEDS} for a verdict")
+    return None if not learns else MIN_SEEDS if wanted is None else wanted
 
 
 def reference_of(arms: Sequence[Arm], named: str | None) -> str:

@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.config_resolved import ResolvedConfig
 from esper.data.task import Task
@@ -205,8 +207,10 @@ def _tried(events: Sequence[Event], env: GrowthVectorEnv, config: TrainingConfig
         life.handle(event)
     slots = env.state.slots
     gates = Gates(slots, env.state.anomaly_pending, config.env.gates, env.loop.durations)
-    for seed in (seed for seed in life.present.values() if not seed.kept):
-        s = env.action_spec.slots.index(seed.slot)
+    for s in np.flatnonzero(slots.living[0]).tolist():
+        seed = life.present.get(env.action_spec.slots[s])
+        if seed is None:  # its germination is missing in the log, such as after a full disk
+            continue
         reason, gate = gates.explain((0, s)).reason, GATES[SeedStage(int(slots.stage[0, s]))]
         unused = f"gate {gate} was open, but {config.run.controller} did not let it pass"
         seed.standing = f"gate {gate} was closed: {reason}" if reason else unused

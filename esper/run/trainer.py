@@ -138,14 +138,16 @@ class Trainer:
         return self.earlier_seconds + time.perf_counter() - self.started
 
     def state_dict(self) -> checkpoint.State:
-        """Returns all state needed to resume, and the policy on its own."""
-        parts = self.maker.parts
+        """Returns all state needed to resume, and the policy on its own. Raises RuntimeError before the baseline."""
+        parts, baseline = self.maker.parts, self.env.baseline
+        if baseline is None:
+            raise RuntimeError("a run has no state before its baseline is measured: call prepare() first")
         return {
             "round": self.done,
             "env_steps": self.env_steps,
             "best": self.best.accuracy,
             "seconds": self.seconds,
-            "baseline": asdict(self.env.prepare().baseline),
+            "baseline": asdict(baseline),
             "micro_batches": None if parts is None else parts.count,
             "collector": self.collector.state_dict(),
             "agent": self.agent.state_dict(),

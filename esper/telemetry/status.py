@@ -58,10 +58,11 @@ def rates(event: events.RoundCompleted) -> str:
 def accuracy(view: RunView) -> Section:
     """The accuracy, or other score, of the current and of the last round."""
     lines, score = [], view.score
-    if view.current:
-        grown, baseline = view.curve[-1], view.alone_curve[-1]
+    if epochs := view.current:
+        grown = sum(e.validation_accuracy for e in epochs) / len(epochs)
+        baseline = sum(e.baseline_accuracy for e in epochs) / len(epochs)
         beside = f", baseline {score.value(baseline, 1)} ({score.difference(grown - baseline, 1)})"
-        now = f"this round, epoch {max(view.curve_epochs)}: validation {score.name} {score.value(grown, 1)}"
+        now = f"this round, epoch {max(e.epoch for e in epochs)}: validation {score.name} {score.value(grown, 1)}"
         lines.append(now + (beside if view.alone else ""))
     if last := view.last(events.RoundCompleted):
         lines.append(
@@ -131,18 +132,18 @@ def blueprints(view: RunView) -> Section:
 
 
 def worths(view: RunView, most: int = MAX_WORTHS) -> Section:
-    """The blueprints that are worth most in each slot, by the experience of all rounds; those that were kept first."""
+    """The blueprints that are worth most in each slot where one was kept, by the experience of all rounds."""
     found, score = view.last(events.WorthsEstimated), view.score
     if found is None or not found.episodes:
         return "worth", []
     lines = []
     for slot, row in list(found.worths.items())[:MAX_SLOTS]:
-        best = sorted(row.items(), key=lambda item: (not item[1][2], -item[1][0]))[:most]
-        seeds = ", ".join(
+        best = sorted(((*worth, name) for name, worth in row.items() if worth[2]), reverse=True)[:most]
+        seeds = (
             f"{clean(name, 24)} {score.difference(mean, 1)} ± {score.value(error, 1, unit=False)} (kept {kept}x)"
-            for name, (mean, error, kept) in best
+            for mean, error, kept, name in best
         )
-        lines.append(f"{clean(slot, 24)}: {seeds}")
+        lines += [f"{clean(slot, 24)}: {', '.join(seeds)}"] if best else []
     more = len(found.worths) - MAX_SLOTS
     meaning = f"what a kept seed adds to the final {score.name}, estimate ± error over {found.episodes:,} episodes"
     return "worth", [*lines, *([f"and {more} more slots"] if more > 0 else []), meaning]

@@ -215,7 +215,7 @@ class HostTraining:
         return [self.host_group, *(self.seed_groups[site.name] for site in self.sites if site.learning)]
 
     def fossils(self) -> dict[str, PlantedSeed]:
-        """Returns the fossils by the names of their sites, in the order of these."""
+        """Returns the fossils by site name, in site order."""
         seeds = ((site.name, site.planted) for site in self.sites)
         return {name: seed for name, seed in seeds if seed is not None and seed.fossil}
 

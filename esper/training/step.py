@@ -215,8 +215,9 @@ def shadow_gradients(
 
 
 def step_groups(groups: list[ParameterGroup], stats: GradStats, overflowed: Tensor | None) -> None:
-    """Clips and steps every group, except those with a non-finite gradient; their seeds are marked unless they
-    ``overflowed``.
+    """Clips and steps every group, except those with a non-finite gradient.
+
+    The seed of such a group is marked, unless the group ``overflowed``.
 
     The optimizers multiply gradients by the clip coefficient, which is 0 if they are not finite, and read it from
     device memory, so that clipping needs neither a pass of its own nor a sync. ``overflowed`` [G] is as

@@ -140,7 +140,7 @@ def _walk_tree(
     """Returns the logits of every configuration, in order.
 
     ``alphas`` [K, S] on the device are those of the ``configurations``, which define the tree. With ``own_buffers``,
-    incubating seeds use their own ones.
+    incubating seeds use their own buffers.
     """
     results: dict[int, Tensor] = {}
     vacant = [site for site in range(len(training.sites)) if not any(one[site] for one in configurations)]

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from esper.config import ConfigError, TrainingConfig
+from esper.env.make import EnvMaker
 from esper.evaluation.arms import read_arms
 from esper.evaluation.comparison import ComparisonResult
 from esper.evaluation.runner import GrowingRunner
 from esper.run.comparison import ComparisonRun
 from esper.run.experiment import Experiment
 from esper.telemetry.event import ArmPlayed
+from tests.run.rank_helpers import ranks_of
 from tests.selection import slow_except
 
 ARMS = ("none", "random", "heuristic", "few:controller=heuristic,env.max_seeds=1,reward.mode=sparse")
@@ -230,3 +232,26 @@ def test_a_loss_that_is_not_finite_gives_no_verdict(tmp_path: Path) -> None:
     loss = ComparisonRun.resume(tmp_path / "o").run().metrics[1]
     assert loss.missing == "no verdict: some values are not finite (random 1 of 4)"
     assert not loss.comparisons
+
+
+@pytest.mark.parametrize("wrong", [0, -1])
+def test_fewer_than_one_training_seed_is_refused(wrong: int, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"train_seeds is {wrong}; give 1 or more"):
+        ComparisonRun(read_arms(("ppo", "none"), PLANTED), 2, tmp_path / "o", train_seeds=wrong)
+    assert not (tmp_path / "o").exists()
+
+
+def test_every_arm_is_set_up_for_the_devices_of_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The config of a run names the GPUs of all ranks; without its ranks, a maker would use those of others, too."""
+    makes, seen = EnvMaker.of, []
+
+    def noted(config: TrainingConfig, task: Any = None, ranks: Any = None, **rest: Any) -> EnvMaker:
+        seen.append(ranks)
+        return makes(config, task, ranks, **rest)
+
+    base = {**DIGITS, "task": {"samples_per_epoch": 64}}
+    with ranks_of(2) as ranks:
+        monkeypatch.setattr(EnvMaker, "of", noted)
+        ComparisonRun(read_arms(("random", "none"), base), 2, tmp_path / "o", ranks=ranks).close()
+    assert len(seen) > 2
+    assert all(each is ranks for each in seen)

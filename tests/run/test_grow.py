@@ -11,7 +11,9 @@ from torch import nn
 
 import esper
 from esper.hosts.cnn import CNNHost
-from tests.core_helpers import EASY_GATES, digits
+from esper.run.grow import _tried
+from esper.telemetry.event import StageChanged
+from tests.core_helpers import EASY_GATES, digits, rig
 
 SCHEDULE = """
 [[action]]
@@ -169,3 +171,15 @@ def test_a_baseline_that_does_not_fit_is_an_error_before_the_agent_learns(tmp_pa
     with pytest.raises(esper.ConfigError, match=r"digits\.toml.*is not one of: r0c0"):
         esper.Experiment(config(n_envs=2, episode_length=5).with_values(run={"rounds": 1}), tmp_path / "run", task=task)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_log_with_gaps_costs_nothing_of_the_result() -> None:
+    """On a full disk events get lost; the host that was grown is worth more."""
+    with rig(1, 8) as world:
+        world.do("GERMINATE", "r0c0", "norm")
+        planted = world.of_kind(StageChanged)
+        assert _tried([], world.env, world.env.config) == ()
+        world.do("PRUNE", "r0c0")
+        assert not world.env.state.slots.living[0].any()
+        (seed,) = _tried(planted, world.env, world.env.config)
+        assert (seed.slot, seed.kept, seed.standing) == ("r0c0", False, "")

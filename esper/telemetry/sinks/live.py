@@ -37,8 +37,8 @@ class LiveSink(ConsoleSink):
 
     def handle(self, event: Event) -> None:
         self._view.handle(event)
-        rounds = isinstance(event, events.PracticeRound | events.RoundCompleted) and event.round < event.rounds
-        if not rounds and not isinstance(event, events.PolicyUpdated):  # those are only drawn
+        under_way = isinstance(event, events.PracticeRound | events.RoundCompleted) and event.round < event.rounds
+        if not under_way and not isinstance(event, events.PolicyUpdated):  # those are only drawn
             self._tell(event)
         if isinstance(event, events.RunStarted | events.RunResumed):
             self._live.start()

@@ -10,7 +10,7 @@ from esper.training.host_training import HostTraining
 
 
 class HasPlace(Protocol):
-    """A host, or what is done for one; error messages contain its position."""
+    """An object with the position of a host, which error messages contain."""
 
     @property
     def index(self) -> int: ...

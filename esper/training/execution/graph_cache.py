@@ -28,7 +28,7 @@ REPLACES = "a layer replaces a buffer by a new tensor, but a captured step keeps
 
 
 def _active_seeds(training: HostTraining) -> dict[str, PlantedSeed]:
-    """Returns the seeds that take part in passes by the names of their sites, in the order of these."""
+    """Returns the seeds that take part in passes by site name, in site order."""
     seeds = ((site.name, site.planted) for site in training.sites)
     return {name: seed for name, seed in seeds if seed is not None and seed.role is not Role.ABSENT}
 
