@@ -33,6 +33,17 @@ TINY = (
     "--set",
     "env.baseline_episodes=1",
 )
+TWO_EPOCHS = [
+    "--envs",
+    "2",
+    "--episode-length",
+    "2",
+    "--set",
+    "task.samples_per_epoch=64",
+    "--set",
+    "env.baseline_episodes=1",
+]
+"""Options of a comparison of two hosts in training."""
 MINE = """
 from dataclasses import replace
 from esper.data.tasks import load_task

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +13,11 @@ from esper.env.make import EnvMaker
 from esper.evaluation.runner import GrowingRunner
 from esper.evaluation.statistics import MIN_PAIRS
 from esper.run.trainer import Trainer
+from tests.cli.conftest import TWO_EPOCHS, Esper
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
-Esper = Callable[..., Any]
-
 PLANTED = ("--task", "planted", "--envs", "2", "--episode-length", "10")
-TINY = (
-    "--envs",
-    "2",
-    "--episode-length",
-    "2",
-    "--set",
-    "task.samples_per_epoch=64",
-    "--set",
-    "env.baseline_episodes=1",
-)
 
 
 def results(folder: str) -> dict[str, Any]:
@@ -77,7 +65,7 @@ def test_by_default_there_are_pairs_enough_to_name_a_winner(esper: Esper, monkey
 @pytest.mark.slow
 def test_controls_are_made_for_the_arm_that_is_named(esper: Esper) -> None:
     arms = ("--arm", "random", "--arm", "heuristic", "--arm", "static", "--arm", "bigger", "--arm", "same-compute")
-    found = esper("compare", *TINY, *arms, "--of", "heuristic", "--pairs", "1", "--out", "out")
+    found = esper("compare", *TWO_EPOCHS, *arms, "--of", "heuristic", "--pairs", "1", "--out", "out")
     assert (found.code, found.err) == (0, "")
     assert {name: arm["of"] for name, arm in results("out")["arms"].items() if arm["of"]} == dict.fromkeys(
         ("static", "bigger", "same-compute"), "heuristic"
@@ -221,7 +209,7 @@ def test_options_of_learning_need_an_arm_that_learns(option: str, esper: Esper) 
 
 
 def test_the_report_says_that_an_agent_was_trained_once(esper: Esper) -> None:
-    found = esper("compare", *TINY, "--arm", "pretrained", "--arm", "none", "--pairs", "1", "--out", "out")
+    found = esper("compare", *TWO_EPOCHS, "--arm", "pretrained", "--arm", "none", "--pairs", "1", "--out", "out")
     assert (found.code, found.err) == (0, "")
     note = "pretrained: trained once, so the intervals leave out the spread of training."
     assert note in " ".join(found.out.split())
@@ -240,7 +228,7 @@ def test_the_report_says_that_an_agent_was_trained_once(esper: Esper) -> None:
 )
 def test_arms_that_cannot_be_compared_are_refused(arms: tuple[str, ...], told: str, esper: Esper) -> None:
     options = [word for arm in arms for word in ("--arm", arm)]
-    found = esper("compare", *TINY, "--seed", "0", *options)
+    found = esper("compare", *TWO_EPOCHS, "--seed", "0", *options)
     assert (found.code, found.out) == (2, "")
     assert told in found.err
     assert not list(Path().iterdir())

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Esper = Callable[..., Any]
-
-
-TINY = (
-    "--envs",
-    "2",
-    "--episode-length",
-    "2",
-    "--set",
-    "task.samples_per_epoch=64",
-    "--set",
-    "env.baseline_episodes=1",
-)
+from tests.cli.conftest import TWO_EPOCHS, Esper
 
 
 def test_compare_prints_a_row_an_arm_and_a_verdict_a_comparison(esper: Esper) -> None:
-    found = esper("compare", *TINY, "--arm", "random", "--arm", "none", "--arm", "heuristic", "--pairs", "3")
+    found = esper("compare", *TWO_EPOCHS, "--arm", "random", "--arm", "none", "--arm", "heuristic", "--pairs", "3")
     assert found.code == 0
     lines = found.out.splitlines()
     table = next(i for i, line in enumerate(lines) if line.startswith("arm "))
@@ -40,7 +27,7 @@ def test_compare_prints_a_row_an_arm_and_a_verdict_a_comparison(esper: Esper) ->
 
 
 def test_compare_of_one_pair_prints_no_nan(esper: Esper) -> None:
-    found = esper("compare", *TINY, "--arm", "random", "--arm", "none", "--pairs", "1")
+    found = esper("compare", *TWO_EPOCHS, "--arm", "random", "--arm", "none", "--pairs", "1")
     assert found.code == 0
     assert "nan" not in found.out
     assert "inf" not in found.out
@@ -48,7 +35,7 @@ def test_compare_of_one_pair_prints_no_nan(esper: Esper) -> None:
 
 
 def test_compare_writes_the_printed_results(esper: Esper) -> None:
-    found = esper("compare", *TINY, "--arm", "random", "--arm", "none", "--pairs", "3", "--json", "o.json")
+    found = esper("compare", *TWO_EPOCHS, "--arm", "random", "--arm", "none", "--pairs", "3", "--json", "o.json")
     written = json.loads(Path("o.json").read_text(), parse_constant=_refuse)
     assert written["pairs"] == 3
     assert set(written["arms"]) == {"random", "none"}
@@ -65,7 +52,7 @@ def test_compare_writes_the_printed_results(esper: Esper) -> None:
 
 def test_compare_writes_json_that_every_parser_reads(esper: Esper) -> None:
     """One pair has no spread and an interval without limits; JSON has neither NaN nor Infinity."""
-    esper("compare", *TINY, "--arm", "random", "--arm", "none", "--pairs", "1", "--json", "o.json")
+    esper("compare", *TWO_EPOCHS, "--arm", "random", "--arm", "none", "--pairs", "1", "--json", "o.json")
     assert json.loads(Path("o.json").read_text(), parse_constant=_refuse)["pairs"] == 1
 
 

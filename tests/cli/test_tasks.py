@@ -13,21 +13,9 @@ from esper.data.tasks import SIMULATED, TASKS
 from esper.files.grown_host import load_host
 from esper.rollout.policies import NAMES
 from esper.seeds.blueprints import BLUEPRINTS
-from tests.cli.conftest import MINE, TASK, Esper, executed
+from tests.cli.conftest import MINE, TASK, TWO_EPOCHS, Esper, executed
 
 pytestmark = pytest.mark.usefixtures("no_plots")
-
-
-TINY = (
-    "--envs",
-    "2",
-    "--episode-length",
-    "2",
-    "--set",
-    "task.samples_per_epoch=64",
-    "--set",
-    "env.baseline_episodes=1",
-)
 
 
 def test_tasks_lists_all_without_loading_data(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +50,7 @@ def test_an_unknown_task_lists_the_known_ones_and_the_form_of_a_users_task(esper
 
 def test_a_run_of_a_users_task_asks_for_it_again(esper: Esper) -> None:
     Path("mine.py").write_text(MINE)
-    found = esper("run", "--task", TASK, "--controller", "random", "--rounds", "1", "--out", "out", *TINY)
+    found = esper("run", "--task", TASK, "--controller", "random", "--rounds", "1", "--out", "out", *TWO_EPOCHS)
     assert (found.code, found.err) == (0, "")
     assert executed() == 1
     assert "task mine.py:make_task" in found.out
@@ -86,7 +74,7 @@ def test_resuming_a_users_task(esper: Esper, monkeypatch: pytest.MonkeyPatch) ->
     from esper.rollout.collector import Collector
 
     Path("mine.py").write_text(MINE)
-    arguments = ("run", "--task", TASK, "--controller", "random", "--rounds", "2", "--out", "out", *TINY)
+    arguments = ("run", "--task", TASK, "--controller", "random", "--rounds", "2", "--out", "out", *TWO_EPOCHS)
     play, calls = Collector.play, []
 
     def interrupted(self: Collector) -> Any:
@@ -117,7 +105,7 @@ def test_resuming_a_users_task(esper: Esper, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_users_config_may_name_a_users_task(esper: Esper) -> None:
     Path("mine.py").write_text(MINE)
     Path("mine.toml").write_text(f'[task]\nname = "{TASK}"\n[run]\ncontroller = "random"\nrounds = 1\n')
-    assert esper("run", "--config", "mine.toml", *TINY).code == 0
+    assert esper("run", "--config", "mine.toml", *TWO_EPOCHS).code == 0
     assert executed() == 1
     assert [folder.name.startswith("mine-random-") for folder in Path("runs").iterdir()] == [True]
 
