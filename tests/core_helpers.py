@@ -40,7 +40,7 @@ Actions = Mapping[int, NDArray[np.int64]]
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Hosts train with one intra-op thread, as they do in a lane: the same bits whatever the machine, and no waiting.
+    """Hosts train with one intra-op thread, as they do in a worker: the same bits whatever the machine, and no waiting.
 
     A folder whose conftest imports this fixture has it for all its tests.
     """
@@ -73,7 +73,7 @@ def flat_baseline(horizon: int, accuracy: float = 10.0, loss: float = 2.3) -> Ba
 
 
 def tiny_config(n_envs: int = 1, horizon: int = 8, **sections: dict[str, Any]) -> TrainingConfig:
-    """64 samples in batches of 32, one lane, gates that open."""
+    """64 samples in batches of 32, one worker, gates that open."""
     tables: dict[str, dict[str, Any]] = {
         "run": {"lanes": 1},
         "task": {"samples_per_epoch": 64, "batch_size": 32},

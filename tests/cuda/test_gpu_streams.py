@@ -107,7 +107,7 @@ def test_a_gpu_and_a_cpu_train_the_same_hosts_but_for_rounding(kind: str) -> Non
 
 
 class OneStream(Gpu):
-    """Every lane is the same stream."""
+    """Every host is on the same stream."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)

@@ -23,10 +23,10 @@ from tests.training.byte_images import byte_digits
 from tests.training.test_foreign_hosts import training_of
 
 
-def trained(task_values: dict[str, object], lanes: int, batch: int = 32) -> list[HostTraining]:
+def trained(task_values: dict[str, object], workers: int, batch: int = 32) -> list[HostTraining]:
     task = byte_digits(**task_values)
     envs = [training_of(task, index=index, task={"batch_size": batch}) for index in range(3)]
-    with WorkerExecutor(lanes) as pool:
+    with WorkerExecutor(workers) as pool:
         trainer = HostTrainer(task, envs, pool)
         for _ in range(2):
             trainer.epoch(envs)
@@ -91,8 +91,8 @@ def test_a_run_on_bytes_resumes_as_if_it_had_never_stopped(tmp_path: Path) -> No
 def test_an_env_of_bytes_is_the_same_for_any_number_of_workers() -> None:
     """Its counterfactuals are calibrated on staged images."""
     found = []
-    for lanes in (1, 3):
-        config = tiny_config(3, 4, run={"lanes": lanes}, env={"recalibrate": True})
+    for workers in (1, 3):
+        config = tiny_config(3, 4, run={"lanes": workers}, env={"recalibrate": True})
         env = GrowthVectorEnv(byte_digits(augmentation=Augmentation(crop=1)), config)
         try:
             env.reset(seed=4)

@@ -11,7 +11,7 @@ from tests.rehearsal import steps
 HEAD = """# A rehearsal of the CUDA side, without a GPU
 
 No GPU took part: no kernel of this project, of PyTorch or of NVIDIA's libraries was executed. PyTorch's CUDA build ran
-for real, with its allocator, streams, events, graphs and sync warnings, and so did Esper's lanes, its CUDA module's
+for real, with its allocator, streams, events, graphs and sync warnings, and so did Esper's executors, its CUDA module's
 launchers and its loop that launches graphs. The CUDA runtime, the driver and cuBLAS below them were fakes: work is
 queued on streams and done late, streams are interleaved at random within the order that CUDA guarantees, and the rules
 of capture are enforced. What a kernel would have done was done by the same operator of the CPU. cuDNN was switched off.

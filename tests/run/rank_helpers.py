@@ -33,7 +33,7 @@ def fail(_server: RankServer) -> Any:
 
 
 def break_a_host(server: RankServer) -> Any:
-    """Its first host cannot train: the lane's error names it."""
+    """Its first host cannot train: the executor's error names it."""
     server.groups[min(server.groups)].backend.each[0].training.host = None  # type: ignore[assignment]
 
 

@@ -142,7 +142,7 @@ def test_updates_comparisons_and_resumes_have_lines() -> None:
 
 
 def test_the_header_names_the_cublas_workspaces() -> None:
-    size = "up to 8.125 MiB a lane (CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8, set by Esper)"
+    size = "up to 8.125 MiB per stream (CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8, set by Esper)"
     assert f"cuBLAS workspaces: {size}" in printed(started(cublas_workspace=size))
     resumed = RunResumed(3, 10, 8, 30, None, None, 0.0, cublas_workspace=size)
     assert f"cuBLAS workspaces: {size}" in printed(resumed)

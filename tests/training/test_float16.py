@@ -147,12 +147,12 @@ def test_a_gradient_that_no_scale_makes_finite_is_the_seeds_fault_after_all(stag
 
 @pytest.mark.trap(34)
 def test_every_env_has_a_scale_of_its_own() -> None:
-    def trained(scales: dict[int, float], lanes: int) -> list[tuple[dict[str, Tensor], float]]:
+    def trained(scales: dict[int, float], workers: int) -> list[tuple[dict[str, Tensor], float]]:
         envs = [training_of(digits(), index=index, **FP16) for index in range(3)]
         for index, scale in scales.items():
             set_scale(envs[index], scale)
         assert len({id(scaler_of(env)) for env in envs}) == 3
-        with WorkerExecutor(lanes) as pool:
+        with WorkerExecutor(workers) as pool:
             for _ in range(2):
                 pool.run(train_epoch, envs)
         return [(tensors_of(env), scaler_of(env).get_scale()) for env in envs]

@@ -1,4 +1,4 @@
-"""Memory runs out in a lane: the epoch is repeated once, as if it had begun with smaller micro-batches (M12)."""
+"""Memory runs out in a worker: the epoch is repeated once, as if it had begun with smaller micro-batches (M12)."""
 
 from __future__ import annotations
 

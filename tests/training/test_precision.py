@@ -315,12 +315,12 @@ def test_a_layer_that_runs_twice_has_the_same_gradient_whatever_other_threads_do
 @pytest.mark.finding("L3")
 def test_bfloat16_is_the_same_bits_for_any_number_of_workers() -> None:
     found = []
-    for lanes in (1, 3):
+    for workers in (1, 3):
         envs = [training_of(byte_digits(), index=index, **BF16) for index in range(4)]
         for env in envs:
             plant(env, "r0c1", stage=S.BLENDING, target=0.7)
             plant(env, "r1c0")
-        with WorkerExecutor(lanes) as pool:
+        with WorkerExecutor(workers) as pool:
             for _ in range(2):
                 pool.run(train_epoch, envs)
         found.append([tensors_of(env, ("r0c1", "r1c0")) for env in envs])

@@ -197,11 +197,11 @@ def bits_of(envs: list[HostTraining]) -> dict[str, Tensor]:
 @pytest.mark.finding("C1")
 @pytest.mark.parametrize("kind", ["images", "bytes"])
 def test_any_number_of_workers_gives_the_bits_of_one(kind: str) -> None:
-    """Trap 31: each row is zeroed and added to by its env's lane alone, in hosts with seeds of every stage."""
+    """Trap 31: each row is zeroed and added to by its env's worker alone, in hosts with seeds of every stage."""
     found = []
-    for lanes in (1, 2, 3, 7):
+    for workers in (1, 2, 3, 7):
         envs = fleet(task=TASKS[kind]())
-        with WorkerExecutor(lanes) as pool:
+        with WorkerExecutor(workers) as pool:
             for _ in range(2):
                 pool.run(epoch, envs)
         found.append(bits_of(envs))
@@ -214,12 +214,12 @@ def test_any_number_of_workers_gives_the_bits_of_one(kind: str) -> None:
 @settings(max_examples=12, deadline=None)
 @given(
     rounds=st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True), min_size=1, max_size=3),
-    lanes=st.integers(2, 6),
+    workers=st.integers(2, 6),
 )
-def test_a_row_changes_when_its_env_runs_and_at_no_other_time(rounds: list[list[int]], lanes: int) -> None:
+def test_a_row_changes_when_its_env_runs_and_at_no_other_time(rounds: list[list[int]], workers: int) -> None:
     torch.set_num_threads(1)
     envs, alone = fleet(5), fleet(5)
-    with WorkerExecutor(lanes) as pool:
+    with WorkerExecutor(workers) as pool:
         for active in rounds:
             before = envs[0].totals.accumulators.read()
             pool.run(epoch, [envs[index] for index in active])

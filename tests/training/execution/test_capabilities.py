@@ -68,12 +68,12 @@ def test_info_names_the_driver_and_each_gpu_that_lacks_something(monkeypatch: py
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda number: f"GPU {number}")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _number: (9, 0))
-    monkeypatch.setattr(environment.workspaces, "describe", lambda: "up to 32 MiB a lane")
+    monkeypatch.setattr(environment.workspaces, "describe", lambda: "up to 32 MiB per stream")
     lines = environment.summary_lines()
     (place,) = (i for i, line in enumerate(lines) if "driver: CUDA 12.0; GPUs: GPU 0, GPU 1" in line)
     assert [line.split()[0] for line in lines[place + 1 : place + 3]] == ["cuda:0", "cuda:1"]
     assert all("install NVIDIA driver 530" in line for line in lines[place + 1 : place + 3])
-    assert lines[place + 3] == "cuBLAS workspaces: up to 32 MiB a lane"
+    assert lines[place + 3] == "cuBLAS workspaces: up to 32 MiB per stream"
 
 
 def test_info_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

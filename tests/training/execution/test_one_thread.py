@@ -1,4 +1,4 @@
-"""All work on a batch of an env is done on one lane, in one step, in order."""
+"""All work on a batch of an env is done by one worker, in one step, in order."""
 
 from __future__ import annotations
 

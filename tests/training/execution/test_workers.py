@@ -166,7 +166,7 @@ def test_by_default_each_core_has_a_worker_and_closed_ones_refuse_work() -> None
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system cannot pin threads")
 def test_workers_stay_on_their_cores_only_if_they_fill_the_machine() -> None:
-    """Two processes with one lane each would be kept on the same core."""
+    """Two processes with one worker each would be kept on the same core."""
     cores, everywhere = physical_cores(), os.sched_getaffinity(0)
     for count in {1, cores - 1, cores, cores + 1} - {0}:
         places: list[set[int]] = []
