@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from esper.config import Durations, TrainingConfig
 from esper.control.controller import EnvView, PerEnvController
 from esper.lifecycle.stage import SeedStage
-from esper.spaces.action import TEMPOS, ActionSpec, Op
+from esper.spaces.action import ActionSpec, Op, nearest_tempo
 from esper.spaces.observation import ObservationLayout
 
 Action = NDArray[np.int64]
@@ -44,7 +44,7 @@ class HeuristicController(PerEnvController):
         self.rule = config.heuristic
         self.incubation = Durations.of(config, layout.horizon).min_training_epochs
         self.patience = max(self.incubation, math.ceil(self.rule.patience * layout.horizon))
-        self.tempo = min(TEMPOS, key=lambda tempo: abs(tempo - self.rule.ramp * layout.horizon))
+        self.tempo = nearest_tempo(self.rule.ramp * layout.horizon)
         self.kept: list[list[str]] = [[] for _ in range(n_envs)]
         """Blueprints of the seeds kept in this episode."""
         self.failed: list[list[list[str]]] = [[] for _ in range(n_envs)]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from esper.config import TrainingConfig
 from esper.control.controller import EnvView, PerEnvController
 from esper.lifecycle.stage import SeedStage
-from esper.spaces.action import TEMPOS, ActionSpec, Op
+from esper.spaces.action import ActionSpec, Op, nearest_tempo
 from esper.spaces.observation import ObservationLayout
 
 
@@ -41,7 +41,7 @@ class PlansController(PerEnvController):
         super().__init__(spec, layout, n_envs, run_seed)
         rule, horizon = (config or TrainingConfig()).plans, layout.horizon
         self.patience = rule.patience
-        self.tempo = min(TEMPOS, key=lambda tempo: abs(tempo - rule.ramp * horizon))
+        self.tempo = nearest_tempo(rule.ramp * horizon)
         self.life = max(rule.min_life_epochs, math.ceil(rule.life * horizon))
         """Epochs from planting a seed to keeping it."""
         self.blend = max(rule.min_blend_epochs, math.ceil(rule.blend * horizon))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 
 from rich.console import Console
@@ -41,12 +41,14 @@ def short_form(run: Run, width: int | None = None) -> str:
         status.last_events(view),
         ("problems", run.all_problems()),
     ]
-    return "\n".join(
-        part
-        for head, lines in sections
-        for place, line in enumerate(lines)
-        for part in _wrapped(f"{'' if place else head:{HEAD}s}{clean(line, status.MAX_LINE)}".rstrip(), width)
-    )
+    return "\n".join(part for line in _lines(sections) for part in _wrapped(line, width))
+
+
+def _lines(sections: Iterable[status.Section]) -> Iterator[str]:
+    """Yields the lines of all sections, with the heading in front of the first line of each."""
+    for head, lines in sections:
+        for place, line in enumerate(lines):
+            yield f"{'' if place else head:{HEAD}s}{clean(line, status.MAX_LINE)}".rstrip()
 
 
 def _wrapped(line: str, width: int | None) -> list[str]:

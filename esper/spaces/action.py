@@ -115,3 +115,8 @@ def joint_actions(spec: ActionSpec) -> NDArray[np.int64]:
         choices = [range(n) if head in RELEVANT[op] else (0,) for head, n in zip(HEADS, spec.sizes, strict=True)]
         rows += itertools.product((int(op),), *choices[1:])
     return np.array(rows, dtype=np.int64)
+
+
+def nearest_tempo(epochs: float) -> int:
+    """Returns the tempo that is nearest to a number of epochs; of two that are equally near, the shorter one."""
+    return min(TEMPOS, key=lambda tempo: abs(tempo - epochs))

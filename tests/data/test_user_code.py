@@ -13,13 +13,6 @@ from esper.data.tasks import load_task
 from tests.data.user_files import GOOD
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    made = tmp_path / "mine.py"
-    made.write_text(GOOD)
-    return made
-
-
 def test_an_edited_file_is_read_again(file: Path) -> None:
     load_task(f"{file}:make_task")
     file.write_text(GOOD.replace("rate: float = 0.5", "rate: float = 0.2"))  # as long as before

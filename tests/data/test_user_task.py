@@ -9,14 +9,6 @@ import pytest
 from esper.config import ConfigError
 from esper.data.tasks import build_host, load_task
 from esper.data.user_task import confirmed_task, is_user_task
-from tests.data.user_files import GOOD
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    made = tmp_path / "mine.py"
-    made.write_text(GOOD)
-    return made
 
 
 def test_the_function_makes_the_task(file: Path) -> None:

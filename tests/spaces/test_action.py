@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from esper.spaces.action import HEADS, RELEVANT, ActionSpec, Op
+from esper.spaces.action import HEADS, RELEVANT, ActionSpec, Op, nearest_tempo
 from tests.spaces.spaces_helpers import Action
 
 SPEC = ActionSpec(("r0c0", "r0c1", "r1c0"), ("norm", "conv_light"))
@@ -78,3 +78,8 @@ def test_a_value_that_no_head_has_is_an_error_with_the_choices(heads: dict[str, 
     with pytest.raises(ValueError, match=r"is not one of|choose one of") as caught:
         SPEC.encode(Op.GERMINATE, **given)  # type: ignore[arg-type]
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("epochs", "tempo"), [(0.5, 3), (4.0, 3), (4.1, 5), (6.5, 5), (7.0, 8), (100.0, 8)])
+def test_the_nearest_tempo_is_the_shorter_of_two(epochs: float, tempo: int) -> None:
+    assert nearest_tempo(epochs) == tempo
