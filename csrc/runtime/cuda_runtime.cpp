@@ -1,6 +1,7 @@
-// The functions of the CUDA runtime that GPU lanes need, and the launch loop that calls them: one graph a lane,
-// launched once a step, with no Python between steps. The functions are looked up in the library that torch loaded:
-// nothing is linked, so this module loads everywhere. Handles are integers, as in `torch.cuda.Stream.cuda_stream`.
+// The functions of the CUDA runtime that training on GPU streams needs, and the launch loop that calls them: one
+// graph a stream, launched once a step, with no Python between steps. The functions are looked up in the library that
+// torch loaded: nothing is linked, so this module loads everywhere. Handles are integers, as in
+// `torch.cuda.Stream.cuda_stream`.
 #include <dlfcn.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -230,47 +231,47 @@ struct LaunchResult {
 };
 
 // A graph, the stream that it is launched on, and how often.
-struct Lane {
+struct StreamWork {
     Handle graph;
     Handle stream;
     std::int64_t steps;
 };
 
-std::vector<Lane> zip(const std::vector<Handle>& graphs, const std::vector<Handle>& streams,
-                      const std::vector<std::int64_t>& steps) {
+std::vector<StreamWork> zip(const std::vector<Handle>& graphs, const std::vector<Handle>& streams,
+                            const std::vector<std::int64_t>& steps) {
     if (graphs.size() != streams.size() || graphs.size() != steps.size()) {
-        throw py::value_error("a lane has a graph, a stream and a number of steps; got " +
-                              std::to_string(graphs.size()) + " graphs, " + std::to_string(streams.size()) +
-                              " streams and " + std::to_string(steps.size()) + " numbers of steps");
+        throw py::value_error("each stream needs a graph and a number of steps; got " + std::to_string(graphs.size()) +
+                              " graphs, " + std::to_string(streams.size()) + " streams and " +
+                              std::to_string(steps.size()) + " numbers of steps");
     }
-    std::vector<Lane> lanes;
+    std::vector<StreamWork> all;
     for (size_t i = 0; i < graphs.size(); ++i) {
-        const std::string lane = "lane " + std::to_string(i);
-        if (graphs[i] == 0) throw py::value_error(lane + " has no graph: its handle is 0");
-        if (steps[i] < 0) throw py::value_error(lane + " has " + std::to_string(steps[i]) + " steps");
-        lanes.push_back({graphs[i], streams[i], steps[i]});
+        const std::string stream = "stream " + std::to_string(i);
+        if (graphs[i] == 0) throw py::value_error(stream + " has no graph: its handle is 0");
+        if (steps[i] < 0) throw py::value_error(stream + " has " + std::to_string(steps[i]) + " steps");
+        all.push_back({graphs[i], streams[i], steps[i]});
     }
-    return lanes;
+    return all;
 }
 
-// Launches the lanes on the current device until `stop`, which may be null, is set or a signal handler raises. Throws
-// nothing. A lane that fails has no steps left.
-LaunchResult launch_lanes(const CudaRuntime& runtime, std::vector<Lane> lanes, const StopFlag* stop,
-                          WithoutGil& without_gil) {
+// Launches the graphs on the current device until `stop`, which may be null, is set or a signal handler raises. Throws
+// nothing. A stream that fails has no steps left.
+LaunchResult launch_in_turn(const CudaRuntime& runtime, std::vector<StreamWork> all, const StopFlag* stop,
+                            WithoutGil& without_gil) {
     LaunchResult result;
-    result.launched.assign(lanes.size(), 0);
-    while (std::any_of(lanes.begin(), lanes.end(), [](const Lane& lane) { return lane.steps > 0; })) {
+    result.launched.assign(all.size(), 0);
+    while (std::any_of(all.begin(), all.end(), [](const StreamWork& work) { return work.steps > 0; })) {
         result.stopped = (stop != nullptr && stop->is_set()) || without_gil.interruptions() > 0;
         if (result.stopped) break;
-        for (size_t i = 0; i < lanes.size(); ++i) {
-            if (lanes[i].steps == 0) continue;
-            const int code = runtime.launch(lanes[i].graph, lanes[i].stream);
+        for (size_t i = 0; i < all.size(); ++i) {
+            if (all[i].steps == 0) continue;
+            const int code = runtime.launch(all[i].graph, all[i].stream);
             if (code == kSuccess) {
                 ++result.launched[i];
-                --lanes[i].steps;
+                --all[i].steps;
             } else {
                 result.failures.emplace_back(i, result.launched[i], code, runtime.explain(code));
-                lanes[i].steps = 0;
+                all[i].steps = 0;
             }
         }
     }
@@ -279,10 +280,10 @@ LaunchResult launch_lanes(const CudaRuntime& runtime, std::vector<Lane> lanes, c
 
 LaunchResult launch(const CudaRuntime& runtime, int device, const std::vector<Handle>& graphs,
                     const std::vector<Handle>& streams, const std::vector<std::int64_t>& steps, const StopFlag* stop) {
-    const auto lanes = zip(graphs, streams, steps);
+    const auto all = zip(graphs, streams, steps);
     const CudaRuntime::OnDevice on(runtime, device);
     WithoutGil without_gil;
-    const auto result = launch_lanes(runtime, lanes, stop, without_gil);
+    const auto result = launch_in_turn(runtime, all, stop, without_gil);
     if (without_gil.interruptions() > 0) runtime.wait(streams, without_gil);
     without_gil.end();
     without_gil.raise();
@@ -299,9 +300,10 @@ void bind_cuda_runtime(py::module_& m) {
         .def_property_readonly("is_set", &StopFlag::is_set, "Whether a stop is requested.");
 
     py::class_<LaunchResult>(m, "LaunchResult", "Result of CudaRuntime.launch.")
-        .def_readonly("launched", &LaunchResult::launched, "Steps launched on each lane.")
-        .def_readonly("failures", &LaunchResult::failures,
-                      "(lane, step, CUDA error code, message) of each lane that failed.")
+        .def_readonly("launched", &LaunchResult::launched, "Steps launched on each stream.")
+        .def_readonly(
+            "failures", &LaunchResult::failures,
+            "(stream, step, CUDA error code, message) of each stream that failed, the stream by its place in the list.")
         .def_readonly("stopped", &LaunchResult::stopped, "Whether `stop` ended the launches early.");
 
     py::class_<CudaRuntime>(m, "CudaRuntime", R"(The CUDA runtime that torch loaded, or the library at `path`.
@@ -317,7 +319,7 @@ if there is no runtime, and with CUDA's own message if a call fails.)")
         .def("launch", &launch, py::arg("device"), py::arg("graphs"), py::arg("streams"), py::arg("steps"),
              py::arg("stop") = py::none(), R"(Launch graph i on stream i, steps[i] times, without the GIL.
 
-Batch-major: step 0 of all lanes, then step 1, so that lanes share the device. A failed launch ends its own lane only.
+Batch-major: step 0 of all streams, then step 1, so that they share the device. A failed launch ends its own stream only.
 The call does not wait for the device, so launched work may still be running when it returns. `stop` is checked between
 steps. Ctrl-C stops the same way and is raised once the streams are idle; a second Ctrl-C does not wait for that.
 Raises RuntimeError for a device that does not exist, ValueError for lists of different lengths.)");

@@ -292,21 +292,21 @@ def test_many_threads_at_a_time() -> None:
     accumulators = Accumulators(len(cases))
     wrong: list[int] = []
 
-    def lane(env: int) -> None:
+    def repeat(case: int) -> None:
         for _ in range(50):
-            result = cross_entropy(*cases[env])
-            cross_entropy_into(*cases[env], accumulators, env)
-            if not all(torch.equal(a, b) for a, b in zip(result, expected[env], strict=True)):
-                wrong.append(env)
+            result = cross_entropy(*cases[case])
+            cross_entropy_into(*cases[case], accumulators, case)
+            if not all(torch.equal(a, b) for a, b in zip(result, expected[case], strict=True)):
+                wrong.append(case)
 
-    lanes = [threading.Thread(target=lane, args=(env,)) for env in range(len(cases))]
-    for thread in lanes:
+    threads = [threading.Thread(target=repeat, args=(case,)) for case in range(len(cases))]
+    for thread in threads:
         thread.start()
-    for thread in lanes:
+    for thread in threads:
         thread.join()
     assert not wrong
-    for env, result in enumerate(expected):
-        torch.testing.assert_close(accumulators.block[env, 0], 50 * result.stats)
+    for case, result in enumerate(expected):
+        torch.testing.assert_close(accumulators.block[case, 0], 50 * result.stats)
 
 
 # --- wrong arguments ----------------------------------------------------------------------------------------------

@@ -194,20 +194,20 @@ def test_same_bits_for_any_number_of_threads() -> None:
 def test_many_threads_at_a_time() -> None:
     images, table = dataset(64, 16, 16, 3)
     indices = torch.randperm(64)
-    expected = [stage_images(images, indices, table, seed=lane, padding=4, flip=True)[0] for lane in range(4)]
+    expected = [stage_images(images, indices, table, seed=seed, padding=4, flip=True)[0] for seed in range(4)]
     wrong: list[int] = []
 
-    def run(lane: int) -> None:
+    def run(seed: int) -> None:
         out = channels_last((64, 3, 16, 16))
         for _ in range(30):
-            stage_images(images, indices, table, seed=lane, padding=4, flip=True, out=out)
-            if not torch.equal(out, expected[lane]):
-                wrong.append(lane)
+            stage_images(images, indices, table, seed=seed, padding=4, flip=True, out=out)
+            if not torch.equal(out, expected[seed]):
+                wrong.append(seed)
 
-    lanes = [threading.Thread(target=run, args=(lane,)) for lane in range(4)]
-    for thread in lanes:
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
+    for thread in threads:
         thread.start()
-    for thread in lanes:
+    for thread in threads:
         thread.join()
     assert not wrong
 

@@ -139,8 +139,8 @@ def test_python_runs_beside_the_loop_and_may_stop_it_between_steps(fake: Fake, r
     [
         ([1, 2], [1], [1, 1], "2 graphs, 1 streams and 2 numbers of steps"),
         ([1], [1], [], "1 graphs, 1 streams and 0 numbers of steps"),
-        ([1, 0], [1, 2], [1, 1], "lane 1 has no graph: its handle is 0"),
-        ([1], [1], [-3], "lane 0 has -3 steps"),
+        ([1, 0], [1, 2], [1, 1], "stream 1 has no graph: its handle is 0"),
+        ([1], [1], [-3], "stream 0 has -3 steps"),
     ],
 )
 def test_bad_streams_are_refused(

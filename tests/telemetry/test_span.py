@@ -125,7 +125,7 @@ def test_two_objects_know_nothing_of_each_other(clock: Clock) -> None:
 def test_another_thread_is_refused_while_a_span_is_open() -> None:
     spans, errors = Spans(), []
 
-    def lane() -> None:
+    def open_span() -> None:
         try:
             with spans("stage"):
                 pass
@@ -133,7 +133,7 @@ def test_another_thread_is_refused_while_a_span_is_open() -> None:
             errors.append(str(error))
 
     def in_a_thread() -> None:
-        thread = threading.Thread(target=lane)
+        thread = threading.Thread(target=open_span)
         thread.start()
         thread.join()
 

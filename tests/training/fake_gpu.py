@@ -78,8 +78,8 @@ class FakeGpu:
         self.failed: list[FakeStream] = []
         """Streams of captures that failed and were not given back."""
         self.fail_at: tuple[int, int] | None = None
-        """(lane, step) of the next launch that fails."""
-        self.before_launch: Callable[[int, int], object] = lambda _lane, _step: None
+        """(stream, step) of the next launch that fails."""
+        self.before_launch: Callable[[int, int], object] = lambda _stream, _step: None
         self.order = StreamOrder()
 
     def watched(self) -> AbstractContextManager[Accesses]:
@@ -144,20 +144,18 @@ class FakeGpu:
             if stop.is_set:
                 result.stopped = True
                 break
-            for lane, one in enumerate(captured):
-                if not left[lane]:
+            for i, one in enumerate(captured):
+                if not left[i]:
                     continue
-                if self.fail_at == (lane, result.launched[lane]):
-                    result.failures.append(
-                        (lane, result.launched[lane], 719, "unspecified launch failure (CUDA error 719)")
-                    )
-                    left[lane] = 0
+                if self.fail_at == (i, result.launched[i]):
+                    result.failures.append((i, result.launched[i], 719, "unspecified launch failure (CUDA error 719)"))
+                    left[i] = 0
                     continue
-                self.before_launch(lane, result.launched[lane])
-                with self.on(streams[lane]):
+                self.before_launch(i, result.launched[i])
+                with self.on(streams[i]):
                     one.replay()
-                result.launched[lane] += 1
-                left[lane] -= 1
+                result.launched[i] += 1
+                left[i] -= 1
         return result
 
     def synchronize(self) -> None:
@@ -203,5 +201,5 @@ class FakeGpu:
                 seed.alpha, seed.target = alpha, target
 
 
-def fake_lanes(gpu: FakeGpu, capture: bool = True) -> StreamExecutor:
+def fake_executor(gpu: FakeGpu, capture: bool = True) -> StreamExecutor:
     return StreamExecutor(cast(Gpu, gpu), capture)

@@ -25,7 +25,7 @@ from esper.training.host_training import HostTraining
 from esper.training.micro_batching import MicroBatchPolicy, OutOfMemory, may_run_out, ran_out
 from tests.core_helpers import digits, flat_baseline, rig, same_bits, tensors_of, tiny_config
 from tests.selection import slow_except
-from tests.training.fake_gpu import FakeGpu, fake_lanes
+from tests.training.fake_gpu import FakeGpu, fake_executor
 from tests.training.growing import BATCH, KINDS, Dropping, Growing, Record, assert_same, validate
 from tests.training.test_streamed import streamed
 
@@ -138,15 +138,15 @@ def test_no_memory_for_copies_of_how_the_epoch_began(fitting: int, monkeypatch: 
 def test_captured_work_of_whole_batches_is_dropped() -> None:
     gpu, other = FakeGpu(), FakeGpu()
     hurt = course(
-        fake_lanes(gpu), lambda made: shrink(made.envs[0], BATCH // 2, error=lambda: torch.OutOfMemoryError("CUDA"))
+        fake_executor(gpu), lambda made: shrink(made.envs[0], BATCH // 2, error=lambda: torch.OutOfMemoryError("CUDA"))
     )
     before = len(gpu.captured)
     assert before
-    expected = finished(course(fake_lanes(other), from_here_on))
+    expected = finished(course(fake_executor(other), from_here_on))
     assert_same(finished(hurt), expected)
     assert sum(one.times for one in gpu.captured[before:]) > 10
     assert "give back" in gpu.calls
-    with course(fake_lanes(FakeGpu()), lambda _made: None) as whole, pytest.raises(AssertionError):
+    with course(fake_executor(FakeGpu()), lambda _made: None) as whole, pytest.raises(AssertionError):
         assert_same(expected[:2], whole.epoch())  # what BatchNorm sees in parts is something else
 
 

@@ -25,7 +25,7 @@ from esper.training.execution.workers import WorkerExecutor
 from tests.core_helpers import DAMAGE, digits, flat_baseline, tiny_config
 from tests.run.run_helpers import assert_same_bits, flat
 from tests.selection import slow_except
-from tests.training.fake_gpu import FakeGpu, fake_lanes
+from tests.training.fake_gpu import FakeGpu, fake_executor
 from tests.training.growing import KINDS, Growing, assert_same, float_images
 
 
@@ -192,7 +192,7 @@ def test_hosts_on_several_devices_have_the_bits_of_one() -> None:
 
 
 def lanes_of(gpus: list[FakeGpu]) -> Any:
-    return fake_lanes(gpus[0]) if len(gpus) == 1 else MultiGpuExecutor([fake_lanes(gpu) for gpu in gpus])
+    return fake_executor(gpus[0]) if len(gpus) == 1 else MultiGpuExecutor([fake_executor(gpu) for gpu in gpus])
 
 
 @pytest.mark.finding("T1")

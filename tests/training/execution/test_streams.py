@@ -14,7 +14,7 @@ from esper.training.execution.graph_cache import REPLACES, WAITS
 from esper.training.execution.streams import WARM_UP
 from esper.training.execution.workers import WorkerExecutor
 from tests.selection import slow_except
-from tests.training.fake_gpu import FakeGpu, fake_lanes
+from tests.training.fake_gpu import FakeGpu, fake_executor
 from tests.training.growing import BATCHES, KINDS, Dropping, Growing, Kind, assert_same, float_images
 from tests.training.live_tensors import Live, live_tensors
 
@@ -23,7 +23,7 @@ S = SeedStage
 
 @contextmanager
 def growing(gpu: FakeGpu, n: int = 2, kind: str = "float images", capture: bool = True) -> Iterator[Growing]:
-    with Growing(KINDS[kind], fake_lanes(gpu, capture), n) as made:
+    with Growing(KINDS[kind], fake_executor(gpu, capture), n) as made:
         gpu.envs = made.envs
         made.reset()
         yield made
@@ -231,7 +231,7 @@ def test_seeds_that_cannot_be_captured_train_as_ever(odd: str) -> None:
     kind = KINDS["float images"]
     with (
         Growing(kind, WorkerExecutor(1), registry=registry) as plain,
-        Growing(kind, fake_lanes(gpu), registry=registry) as made,
+        Growing(kind, fake_executor(gpu), registry=registry) as made,
     ):
         gpu.envs = made.envs
         for world in (plain, made):
@@ -255,7 +255,7 @@ def test_a_seed_that_does_not_take_part_yet_hinders_no_capture() -> None:
     registry.register("cnn", "global", parameters=lambda c: c)(Noisy)
     registry.register("cnn", "dropout", parameters=lambda c: 2 * c)(Dropping)
     gpu = FakeGpu()
-    with Growing(KINDS["float images"], fake_lanes(gpu), registry=registry) as made:
+    with Growing(KINDS["float images"], fake_executor(gpu), registry=registry) as made:
         gpu.envs = made.envs
         made.reset()
         made.plant(0, "r0c0", S.GERMINATED, "global")
@@ -282,7 +282,7 @@ def test_a_host_without_gradients_trains_as_ever() -> None:
 
 def test_float16_is_not_captured_and_says_why() -> None:
     gpu = FakeGpu()
-    with Growing(Kind(float_images, precision="float16"), fake_lanes(gpu), 1) as made:
+    with Growing(Kind(float_images, precision="float16"), fake_executor(gpu), 1) as made:
         gpu.envs = made.envs
         made.reset()
         made.trainer.epoch(made.envs)

@@ -10,12 +10,12 @@ from esper.training.execution.executor import Cancelled, DeviceFailed, HostError
 from esper.training.execution.streams import WARM_UP
 from esper.training.execution.workers import WorkerExecutor
 from esper.training.host_training import HostTraining
-from tests.training.fake_gpu import FakeGpu, fake_lanes
+from tests.training.fake_gpu import FakeGpu, fake_executor
 from tests.training.growing import BATCHES, KINDS, Growing, assert_same
 
 
 def growing(gpu: FakeGpu, n: int = 2, capture: bool = True) -> Growing:
-    made = Growing(KINDS["float images"], fake_lanes(gpu, capture), n)
+    made = Growing(KINDS["float images"], fake_executor(gpu, capture), n)
     gpu.envs = made.envs
     made.reset()
     return made
