@@ -1,4 +1,4 @@
-"""What a comparison has left in its folder."""
+"""The tables that a comparison has left in its folder."""
 
 from __future__ import annotations
 
