@@ -56,9 +56,7 @@ def command(
     resume: Path | None,
     config_file: Path | None,
     assignments: tuple[str, ...],
-    processes: str | None,
-    max_restarts: int | None,
-    rank_timeout: float,
+    ranks: RankOptions,
     **flags: Any,
 ) -> None:
     """Grow hosts with a controller, and compare it with hosts left alone and other baselines.
@@ -66,10 +64,6 @@ def command(
     Defaults not shown below come from the task. The run folder receives config.toml, env.json, baseline.json,
     events.jsonl, metrics.csv, the best grown host and a checkpoint.
     """
-    ranks = RankOptions.of(processes, max_restarts, rank_timeout)
-    if ranks.is_other:
-        ranks.serve()
-        return
     task = flags["task"]
     if resume is not None:
         named_again = controller is not None and is_user_code(controller)
