@@ -150,9 +150,7 @@ def _compare(
     """
     from esper.evaluation.folder import SETTINGS, ComparisonFolder, resume_command
     from esper.run.comparison import ComparisonRun
-    from esper.telemetry.sinks.console import TerminalConsole
     from esper.telemetry.sinks.live import progress_sink
-    from esper.telemetry.workload import Workload
 
     if ranks.processes is not None:
         config = arms[0].config if arms else TrainingConfig.parse(ComparisonFolder(folder).read()["arms"][0]["config"])
@@ -167,11 +165,10 @@ def _compare(
     if arms and ranks.restarted and is_comparison_of(folder, arms):
         set_up = partial(ComparisonRun.resume, folder)
         values = {"task": arms[0].config.task.name, "controllers": [arm.controller for arm in arms]}
-    work = Workload()
-    sink = progress_sink(TerminalConsole(), work)
+    sink = progress_sink()
     with ranks.joined() as joined:
         learned = partial(_print_learned, sink)
-        comparison = set_up(**values, progress=sink.handle, learned=learned, work=work, ranks=joined)
+        comparison = set_up(**values, progress=sink.handle, learned=learned, work=sink.work, ranks=joined)
         try:
             with closing(sink):
                 sink.start()

@@ -127,15 +127,12 @@ def _evaluate(
     """Evaluates, prints the result, and saves it as far as that was asked for."""
     from esper.files.atomic import write_json
     from esper.files.policy import save_policy
-    from esper.telemetry.sinks.console import TerminalConsole
     from esper.telemetry.sinks.live import progress_sink
-    from esper.telemetry.workload import Workload
 
-    start, work = time.perf_counter(), Workload()
-    sink = progress_sink(TerminalConsole(), work)
+    start, sink = time.perf_counter(), progress_sink()
     with ranks.joined() as joined, closing(sink):
         sink.start()
-        found = evaluate(progress=sink.handle, work=work, ranks=joined)
+        found = evaluate(progress=sink.handle, work=sink.work, ranks=joined)
     # Printed before anything is written: a full disk should not lose an hour of results.
     click.echo(words(found))
     click.echo(f"{found.pairs * len(found.arms)} hosts in {time.perf_counter() - start:.0f} s")

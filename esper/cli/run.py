@@ -88,17 +88,14 @@ def command(
         return
 
     from esper.run.experiment import Experiment
-    from esper.telemetry.sinks.console import TerminalConsole
     from esper.telemetry.sinks.live import progress_sink
-    from esper.telemetry.workload import Workload
 
-    work = Workload()
-    sinks = [progress_sink(TerminalConsole(), work)]
+    sink = progress_sink()
     with ranks.joined() as joined:
         if resume is not None:
-            chosen = Experiment.resume(resume, sinks, task=task, controller=controller, work=work, ranks=joined)
+            chosen = Experiment.resume(resume, [sink], task=task, controller=controller, work=sink.work, ranks=joined)
         else:
-            chosen = Experiment(config, folder, sinks, work=work, ranks=joined)
+            chosen = Experiment(config, folder, [sink], work=sink.work, ranks=joined)
         with shown(chosen, joined) as show:
             show(chosen.run())
 
