@@ -13,7 +13,6 @@ import click
 
 from esper.cli.launch import RankOptions, is_same, leave_to_launcher, rank_options, waiting_words
 from esper.cli.options import PATH, build_tables, check_json_file, check_resume, config_options, new_folder
-from esper.cli.run import is_expected
 from esper.config import ConfigError, TrainingConfig
 from esper.data.user_code import is_user_code
 
@@ -151,6 +150,7 @@ def _compare(
     from esper.evaluation.folder import SETTINGS, ComparisonFolder, resume_command
     from esper.run.comparison import ComparisonRun
     from esper.telemetry.sinks.live import progress_sink
+    from esper.training.execution.faults import is_expected
 
     if ranks.processes is not None:
         config = arms[0].config if arms else TrainingConfig.parse(ComparisonFolder(folder).read()["arms"][0]["config"])

@@ -14,7 +14,6 @@ import click
 
 from esper.cli.launch import RankOptions, leave_to_launcher, rank_options, waiting_words
 from esper.cli.options import PATH, check_json_file, put
-from esper.cli.run import is_expected
 from esper.config import ConfigError, set_dotted
 from esper.data.user_code import is_user_code
 
@@ -94,6 +93,7 @@ def command(
 
     from esper.evaluation.policy import evaluate_controller, hosts_config
     from esper.files.policy import check_target, find_policy
+    from esper.training.execution.faults import is_expected
 
     policy = None if is_user_code(controller) else find_policy(controller)
     if without_experience and save is None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +73,10 @@ def command(
         config = TrainingConfig.parse(build_tables(config_file, assignments, flags, said))
         task, controller = config.task.name, config.run.controller
         folder = out or new_folder(task, short_name(controller))
-        if ranks.restarted and found_run(ranks, folder, config):
+        if ranks.restarted and is_run_of(folder, config):
             resume, controller = folder, controller if is_user_code(controller) else None
+        else:
+            ranks.clear(folder)
     if ranks.processes is not None:
         try:
             if resume is not None:
@@ -96,21 +96,17 @@ def command(
             chosen = Experiment.resume(resume, [sink], task=task, controller=controller, work=sink.work, ranks=joined)
         else:
             chosen = Experiment(config, folder, [sink], work=sink.work, ranks=joined)
-        with shown(chosen, joined) as show:
-            show(chosen.run())
+        play(chosen, joined)
 
 
-@contextmanager
-def shown(experiment: Experiment, ranks: RunRanks | None = None) -> Iterator[Callable[[RunSummary], None]]:
-    """Yields a function that takes the result of ``experiment``, which is run and closed in this block.
+def play(experiment: Experiment, ranks: RunRanks | None = None) -> None:
+    """Runs and closes ``experiment``; then shows its best host, the result and what to try next, or how to resume."""
+    from esper.training.execution.faults import is_expected
 
-    Then shows its best host, the result and what to try next, or how to resume.
-    """
-    outcome: list[RunSummary] = []
     folder, task, name = experiment.folder, experiment.config.task.name, experiment.config.run.controller
     with experiment:
         try:
-            yield outcome.append
+            summary = experiment.run()
         except KeyboardInterrupt:
             if not experiment.finished:
                 click.echo(how_to_go_on(folder, task, name))
@@ -123,7 +119,6 @@ def shown(experiment: Experiment, ranks: RunRanks | None = None) -> Iterator[Cal
                 raise click.ClickException(f"{error}\n{how_to_go_on(folder, task, name)}") from error
             click.echo(how_to_go_on(folder, task, name), err=True)
             raise
-    (summary,) = outcome
     if not summary.interrupted:
         show_life(folder)
     click.echo(closing_words(summary, task))
@@ -158,13 +153,6 @@ def show_life(folder: Path) -> None:
         click.echo(f"No picture of the best host: {error}")
 
 
-def is_expected(error: Exception) -> bool:
-    """Whether the error's message says enough without a traceback, see ``esper.training.execution.faults``."""
-    from esper.training.execution import faults
-
-    return faults.is_expected(error)
-
-
 def _named_again(task: str) -> list[str]:
     """Returns the option that commands on a run's folder need if its task is user-defined."""
     return ["--task", task] if is_user_task(task) else []
@@ -181,14 +169,6 @@ def checkpoint_files(folder: Path) -> list[Path]:
     from esper.files import checkpoint
 
     return checkpoint.files(folder)
-
-
-def found_run(ranks: RankOptions, folder: Path, config: TrainingConfig) -> bool:
-    """Returns whether an earlier attempt of the command has left a run to resume; removes what else it has left."""
-    if is_run_of(folder, config):
-        return True
-    ranks.clear(folder)
-    return False
 
 
 def is_run_of(folder: Path, config: TrainingConfig) -> bool:
