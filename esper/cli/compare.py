@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esper.cli.launch import RankOptions, is_same, leave_to_launcher, rank_options, waiting_words
+from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launcher, rank_options
 from esper.cli.options import PATH, build_tables, check_json_file, check_resume, config_options, new_folder
 from esper.config import ConfigError, TrainingConfig
 from esper.data.user_code import is_user_code
@@ -182,8 +182,7 @@ def _compare(
                 raise click.ClickException(str(error)) from error
             raise
         report(comparison, json_file)
-    if joined is not None:
-        click.echo(waiting_words(joined))
+    echo_waiting(joined)
 
 
 def _part(text: str | None, json_file: Path | None) -> Part:

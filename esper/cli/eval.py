@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esper.cli.launch import RankOptions, leave_to_launcher, rank_options, waiting_words
+from esper.cli.launch import RankOptions, echo_waiting, leave_to_launcher, rank_options
 from esper.cli.options import PATH, check_json_file, put
 from esper.config import ConfigError, set_dotted
 from esper.data.user_code import is_user_code
@@ -136,8 +136,7 @@ def _evaluate(
     # Printed before anything is written: a full disk should not lose an hour of results.
     click.echo(words(found))
     click.echo(f"{found.pairs * len(found.arms)} hosts in {time.perf_counter() - start:.0f} s")
-    if joined is not None:
-        click.echo(waiting_words(joined))
+    echo_waiting(joined)
     if json_file is not None:
         write_json(json_file, found.plain())
     if save is not None and policy is not None:

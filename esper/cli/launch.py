@@ -260,10 +260,12 @@ def quiet_launcher() -> Iterator[None]:
         logging.disable(before)
 
 
-def waiting_words(ranks: RunRanks) -> str:
-    """Formats how much of the time of joint work each rank only waited."""
+def echo_waiting(ranks: RunRanks | None) -> None:
+    """Prints how much of the time of joint work each rank only waited; nothing without ranks."""
+    if ranks is None:
+        return
     shares = ", ".join(f"rank {rank} {100 * idle / ranks.seconds:.0f} %" for rank, idle in enumerate(ranks.idle))
-    return f"Waiting for other ranks, of {ranks.seconds:.0f} s of joint work: {shares}."
+    click.echo(f"Waiting for other ranks, of {ranks.seconds:.0f} s of joint work: {shares}.")
 
 
 def leave_to_launcher(error: BaseException) -> None:

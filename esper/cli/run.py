@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esper.cli.launch import RankOptions, is_same, leave_to_launcher, rank_options, waiting_words
+from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launcher, rank_options
 from esper.cli.options import PATH, build_tables, check_resume, config_options, new_folder
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.data.user_code import is_user_code
 from esper.data.user_task import is_user_task
+from esper.telemetry.text import count, trained_once
 
 if TYPE_CHECKING:
     from esper.run.experiment import Experiment
@@ -122,8 +123,7 @@ def play(experiment: Experiment, ranks: RunRanks | None = None) -> None:
     if not summary.interrupted:
         show_life(folder)
     click.echo(closing_words(summary, task))
-    if ranks is not None:
-        click.echo(waiting_words(ranks))
+    echo_waiting(ranks)
     if summary.interrupted:
         raise click.Abort
 
@@ -193,8 +193,6 @@ def resume_command(folder: Path, task: str, controller: str) -> str:
 
 def closing_words(summary: RunSummary, task: str) -> str:
     """Formats the final report: the result beside each baseline, the cost, the folder, and what to try next."""
-    from esper.telemetry.text import count
-
     if summary.comparisons:
         results = [*result_lines(summary), *plain_words(summary)]
     elif summary.rounds == summary.total_rounds and not summary.interrupted:
@@ -222,8 +220,6 @@ def closing_words(summary: RunSummary, task: str) -> str:
 
 def result_lines(summary: RunSummary) -> list[str]:
     """Formats a table of the baselines, and whether the controller did better than each."""
-    from esper.telemetry.text import trained_once
-
     ours, first, score = summary.controller, summary.comparisons[0].pair, summary.score
     return [
         f"Test {score.name} of {first.pairs} hosts grown by {ours}: {score.value(first.mean_a)}.",
