@@ -18,7 +18,6 @@ from esper.data.user_code import is_user_code
 
 if TYPE_CHECKING:
     from esper.evaluation.arms import Arm
-    from esper.evaluation.folder import Part
     from esper.run.comparison import ComparisonRun
     from esper.telemetry.event import RoundCompleted
     from esper.telemetry.sinks.console import ConsoleSink
@@ -116,14 +115,18 @@ def command(
         raise ConfigError(f"{ignored[0]} has no effect on a comparison: use --arm, --pairs and --rounds instead")
 
     from esper.evaluation.arms import read_arms
+    from esper.evaluation.folder import WHOLE, Part
 
     read = read_arms(arms, tables, control_of)
     if not any(arm.learns for arm in read) and (train_seeds or rounds):
         option = "--train-seeds" if train_seeds else "--rounds"
         raise ConfigError(f"{option} is for arms that learn, and no arm does; add one, such as --arm ppo")
     folder = out or new_folder("compare", read[0].config.task.name if read else "")
-    chosen = {"pairs": pairs or 10, "reference": reference, "train_seeds": train_seeds, "part": _part(part, json_file)}
-    _compare(folder, read, ranks, json_file, chosen)
+    if part is not None and json_file is not None:
+        raise ConfigError("--json is for whole comparisons: give it to --merge, not to --part")
+    played = WHOLE if part is None else Part.parse(part)
+    values = {"pairs": pairs or 10, "reference": reference, "train_seeds": train_seeds, "part": played}
+    _compare(folder, read, ranks, json_file, values)
 
 
 def is_comparison_of(folder: Path, arms: Sequence[Arm]) -> bool:
@@ -183,15 +186,6 @@ def _compare(
             raise
         report(comparison, json_file)
     echo_waiting(joined)
-
-
-def _part(text: str | None, json_file: Path | None) -> Part:
-    """Returns the part of the comparison that is named."""
-    from esper.evaluation.folder import WHOLE, Part
-
-    if text is not None and json_file is not None:
-        raise ConfigError("--json is for whole comparisons: give it to --merge, not to --part")
-    return WHOLE if text is None else Part.parse(text)
 
 
 def _print_learned(sink: ConsoleSink, arm: str, seed: int, event: RoundCompleted) -> None:

@@ -164,23 +164,18 @@ def short_name(controller: str) -> str:
     return Path(kind).stem if is_user_code(controller) else Path(file).stem if file else kind
 
 
-def checkpoint_files(folder: Path) -> list[Path]:
-    """Returns the checkpoints in a run folder."""
-    from esper.files import checkpoint
-
-    return checkpoint.files(folder)
-
-
 def is_run_of(folder: Path, config: TrainingConfig) -> bool:
     """True if ``folder`` has a checkpoint of a run with this config."""
-    if not checkpoint_files(folder):
-        return False
-    return is_same(config, TrainingConfig.parse(read_toml(folder / "config.toml")))
+    from esper.files import checkpoint
+
+    return bool(checkpoint.files(folder)) and is_same(config, TrainingConfig.parse(read_toml(folder / "config.toml")))
 
 
 def how_to_go_on(folder: Path, task: str, controller: str) -> str:
     """Explains how to resume a run that ended early, or that it has no checkpoint yet."""
-    if checkpoint_files(folder):
+    from esper.files import checkpoint
+
+    if checkpoint.files(folder):
         return f"Progress was saved. To continue: {resume_command(folder, task, controller)}"
     return f"No checkpoint was written yet, so the run cannot be resumed; its events so far are in {folder}."
 
