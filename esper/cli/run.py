@@ -73,7 +73,7 @@ def command(
         said = {("run", "controller"): controller, ("run", "rounds"): rounds, ("track", "to"): track or None}
         config = TrainingConfig.parse(build_tables(config_file, assignments, flags, said))
         task, controller = config.task.name, config.run.controller
-        folder = out or new_folder(task, short_name(controller))
+        folder = out or new_folder(task, controller)
         if ranks.restarted and is_run_of(folder, config):
             resume, controller = folder, controller if is_user_code(controller) else None
         else:
@@ -156,12 +156,6 @@ def show_life(folder: Path) -> None:
 def _named_again(task: str) -> list[str]:
     """Returns the option that commands on a run's folder need if its task is user-defined."""
     return ["--task", task] if is_user_task(task) else []
-
-
-def short_name(controller: str) -> str:
-    """Returns the part of a controller's name that a folder is called by: the stem of its file, if it has one."""
-    kind, _, file = controller.partition(":")
-    return Path(kind).stem if is_user_code(controller) else Path(file).stem if file else kind
 
 
 def is_run_of(folder: Path, config: TrainingConfig) -> bool:
