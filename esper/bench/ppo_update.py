@@ -82,9 +82,10 @@ def sb3_update(env: PlantedVectorEnv, device: torch.device) -> Callable[[], None
         ) from None
     ppo, envs, steps = env.config.ppo, env.num_envs, env.horizon
     network = {"net_arch": [ppo.width], "lstm_hidden_size": ppo.width, "shared_lstm": True, "enable_critic_lstm": False}
+    theirs = SB3VecEnv(PlantedVectorEnv(env.config, env.law, AutoresetMode.SAME_STEP))
     model = RecurrentPPO(
         "MlpLstmPolicy",
-        SB3VecEnv(PlantedVectorEnv(env.config, env.law, AutoresetMode.SAME_STEP)),
+        theirs,
         learning_rate=ppo.learning_rate,
         n_steps=steps,
         batch_size=envs * steps // min(ppo.n_minibatches, envs),
@@ -94,9 +95,7 @@ def sb3_update(env: PlantedVectorEnv, device: torch.device) -> Callable[[], None
         policy_kwargs=network,
     )
     _, callback = model._setup_learn(envs * steps)
-    if model.env is None:
-        raise RuntimeError("sb3-contrib did not keep the env")
-    model.collect_rollouts(model.env, callback, model.rollout_buffer, steps)
+    model.collect_rollouts(theirs, callback, model.rollout_buffer, steps)
     rollout, last = model.rollout_buffer, torch.zeros(envs, 1, device=device)
 
     def update() -> None:

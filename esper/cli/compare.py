@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -11,21 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esper.cli.launch import RankOptions, is_same, leave_to_launcher, rank_options, waiting_words
+from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launcher, rank_options
 from esper.cli.options import PATH, build_tables, check_json_file, check_resume, config_options, new_folder
-from esper.cli.run import is_expected
 from esper.config import ConfigError, TrainingConfig
 from esper.data.user_code import is_user_code
 
 if TYPE_CHECKING:
     from esper.evaluation.arms import Arm
-    from esper.evaluation.folder import Part
     from esper.run.comparison import ComparisonRun
-    from esper.run.seed_comparison import Learned
     from esper.telemetry.event import RoundCompleted
     from esper.telemetry.sinks.console import ConsoleSink
-    from esper.telemetry.workload import Workload
-    from esper.training.execution.ranks import RunRanks
 
 ARM = """An arm; give two or more. A controller: no-growth, random, heuristic, schedule, schedule:FILE.toml, or one of
 your own, path.py:function. One that the comparison trains: ppo or plans. A trained one: ppo:RUN_FOLDER,
@@ -88,9 +83,7 @@ def command(
     folders: tuple[Path, ...],
     config_file: Path | None,
     assignments: tuple[str, ...],
-    processes: str | None,
-    max_restarts: int | None,
-    rank_timeout: float,
+    ranks: RankOptions,
     **flags: Any,
 ) -> None:
     """Compare arms on the same hosts: same initial weights, same batches, test accuracy of the committed networks.
@@ -99,21 +92,22 @@ def command(
     if an arm learns, with fewer than 5 training seeds. The folder receives every pair's values, the tables and the
     plots.
     """
-    ranks = RankOptions.of(processes, max_restarts, rank_timeout)
-    if ranks.is_other:
-        ranks.serve()
-        return
     check_json_file(None if ranks.restarted else json_file)  # an attempt that was ended has written what it had
     if folders and not merge:
         raise ConfigError(f"unexpected argument {folders[0]}: folders are given after --merge")
     if resume is not None or merge:
-        own = (pairs, train_seeds, rounds, control_of, part, config_file, *([resume, processes] if merge else [out]))
+        other = (resume, ranks.processes) if merge else (out,)
+        own = (pairs, train_seeds, rounds, control_of, part, config_file, *other)
         given = (*(arm for arm in arms if not is_user_code(arm)), *own, *assignments)
         allowed = "--reference, --json and the same user-defined --task and --arm path.py:function"
         merging = (f"--out, {allowed}", "--merge FOLDER...") if merge else (allowed,)
         check_resume(given, flags, "comparison", *merging)
-        resume = resume or _merged(folders, out or new_folder("compare", "merged"), arms)
-        _compare(partial(_resumed, resume, flags["task"], reference, arms), resume, (), ranks, json_file)
+        if resume is None:
+            from esper.evaluation.merge import merge as merge_parts
+
+            resume = out or new_folder("compare", "merged")
+            merge_parts(folders, resume, arms)
+        _compare(resume, None, ranks, json_file, {"task": flags["task"], "reference": reference, "controllers": arms})
         return
     tables = build_tables(config_file, assignments, flags, {("run", "rounds"): rounds})
     ignored = [a for a in assignments if a.partition("=")[0].strip() in ("run.controller", "run.rounds")]
@@ -121,14 +115,18 @@ def command(
         raise ConfigError(f"{ignored[0]} has no effect on a comparison: use --arm, --pairs and --rounds instead")
 
     from esper.evaluation.arms import read_arms
+    from esper.evaluation.folder import WHOLE, Part
 
     read = read_arms(arms, tables, control_of)
     if not any(arm.learns for arm in read) and (train_seeds or rounds):
         option = "--train-seeds" if train_seeds else "--rounds"
         raise ConfigError(f"{option} is for arms that learn, and no arm does; add one, such as --arm ppo")
     folder = out or new_folder("compare", read[0].config.task.name if read else "")
-    new = partial(_new, read, pairs or 10, folder, train_seeds, reference, _part(part, json_file))
-    _compare(new, folder, read, ranks, json_file)
+    if part is not None and json_file is not None:
+        raise ConfigError("--json is for whole comparisons: give it to --merge, not to --part")
+    played = WHOLE if part is None else Part.parse(part)
+    values = {"pairs": pairs or 10, "reference": reference, "train_seeds": train_seeds, "part": played}
+    _compare(folder, read, ranks, json_file, values)
 
 
 def is_comparison_of(folder: Path, arms: Sequence[Arm]) -> bool:
@@ -144,17 +142,18 @@ def is_comparison_of(folder: Path, arms: Sequence[Arm]) -> bool:
 
 
 def _compare(
-    set_up: Callable[[ConsoleSink, Workload, RunRanks | None], ComparisonRun],
-    folder: Path,
-    arms: Sequence[Arm],
-    ranks: RankOptions,
-    json_file: Path | None,
+    folder: Path, arms: Sequence[Arm] | None, ranks: RankOptions, json_file: Path | None, values: Mapping[str, Any]
 ) -> None:
-    """Plays the comparison of ``folder``, or starts the ranks that do; ``arms`` are those of a new one."""
+    """Plays the comparison of ``folder``, or starts the ranks that do.
+
+    Args:
+        arms: those of a new comparison; None if it is resumed.
+        values: further arguments of ``ComparisonRun``, or of its ``resume``.
+    """
     from esper.evaluation.folder import SETTINGS, ComparisonFolder, resume_command
-    from esper.telemetry.sinks.console import TerminalConsole
+    from esper.run.comparison import ComparisonRun
     from esper.telemetry.sinks.live import progress_sink
-    from esper.telemetry.workload import Workload
+    from esper.training.execution.faults import is_expected
 
     if ranks.processes is not None:
         config = arms[0].config if arms else TrainingConfig.parse(ComparisonFolder(folder).read()["arms"][0]["config"])
@@ -165,12 +164,14 @@ def _compare(
             words = f"\nTo continue: {again}" if (folder / SETTINGS).exists() else ""
             raise click.ClickException(f"{error.message}{words}") from None
         return
+    set_up = partial(ComparisonRun.resume, folder) if arms is None else partial(ComparisonRun, arms, folder=folder)
     if arms and ranks.restarted and is_comparison_of(folder, arms):
-        set_up = partial(_resumed, folder, arms[0].config.task.name, None, [arm.controller for arm in arms])
-    work = Workload()
-    sink = progress_sink(TerminalConsole(), work)
+        set_up = partial(ComparisonRun.resume, folder)
+        values = {"task": arms[0].config.task.name, "controllers": [arm.controller for arm in arms]}
+    sink = progress_sink()
     with ranks.joined() as joined:
-        comparison = set_up(sink, work, joined)
+        learned = partial(_print_learned, sink)
+        comparison = set_up(**values, progress=sink.handle, learned=learned, work=sink.work, ranks=joined)
         try:
             with closing(sink):
                 sink.start()
@@ -184,78 +185,13 @@ def _compare(
                 raise click.ClickException(str(error)) from error
             raise
         report(comparison, json_file)
-    if joined is not None:
-        click.echo(waiting_words(joined))
+    echo_waiting(joined)
 
 
-def _part(text: str | None, json_file: Path | None) -> Part:
-    """Returns the part of the comparison that is named."""
-    from esper.evaluation.folder import WHOLE, Part
-
-    if text is not None and json_file is not None:
-        raise ConfigError("--json is for whole comparisons: give it to --merge, not to --part")
-    return WHOLE if text is None else Part.parse(text)
-
-
-def _merged(folders: Sequence[Path], target: Path, controllers: Sequence[str]) -> Path:
-    from esper.evaluation.merge import merge
-
-    merge(folders, target, controllers)
-    return target
-
-
-def _new(
-    arms: Sequence[Arm],
-    pairs: int,
-    folder: Path,
-    train_seeds: int | None,
-    reference: str | None,
-    part: Part,
-    sink: ConsoleSink,
-    work: Workload,
-    ranks: RunRanks | None,
-) -> ComparisonRun:
-    from esper.run.comparison import ComparisonRun
-
-    return ComparisonRun(
-        arms,
-        pairs,
-        folder,
-        reference,
-        train_seeds=train_seeds,
-        progress=sink.handle,
-        learned=_learned(sink),
-        work=work,
-        ranks=ranks,
-        part=part,
-    )
-
-
-def _resumed(
-    folder: Path,
-    task: str | None,
-    reference: str | None,
-    controllers: Sequence[str],
-    sink: ConsoleSink,
-    work: Workload,
-    ranks: RunRanks | None,
-) -> ComparisonRun:
-    from esper.run.comparison import ComparisonRun
-
-    learned = _learned(sink)
-    return ComparisonRun.resume(
-        folder, sink.handle, task, reference, controllers, learned=learned, work=work, ranks=ranks
-    )
-
-
-def _learned(sink: ConsoleSink) -> Learned:
-    """Returns what prints a line for each round that an arm has learned from."""
-
-    def learned(arm: str, seed: int, event: RoundCompleted) -> None:
-        text = f"training seed {seed}, round {event.round}/{event.rounds}: {arm}, mean return {event.mean_return:.3f}"
-        sink.print(text)
-
-    return learned
+def _print_learned(sink: ConsoleSink, arm: str, seed: int, event: RoundCompleted) -> None:
+    """Prints a line for a round that an arm has learned from."""
+    text = f"training seed {seed}, round {event.round}/{event.rounds}: {arm}, mean return {event.mean_return:.3f}"
+    sink.print(text)
 
 
 def report(comparison: ComparisonRun, json_file: Path | None) -> None:

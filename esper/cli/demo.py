@@ -33,14 +33,10 @@ def command(seed: int, out: Path | None) -> None:
         "the same batches of images.\n"
     )
     # Imported only now: torch takes a second or more, and the first words should not.
-    from esper.cli.run import shown
+    from esper.cli.run import play
     from esper.run.experiment import Experiment
-    from esper.telemetry.sinks.console import TerminalConsole
     from esper.telemetry.sinks.live import progress_sink
-    from esper.telemetry.workload import Workload
 
-    work = Workload()
-    sinks = [progress_sink(TerminalConsole(), work)]
-    experiment = Experiment(configuration(seed), out or new_folder("demo"), sinks, work=work)
-    with shown(experiment) as show:
-        show(experiment.run())
+    sink = progress_sink()
+    experiment = Experiment(configuration(seed), out or new_folder("demo"), [sink], work=sink.work)
+    play(experiment)

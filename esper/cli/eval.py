@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esper.cli.launch import RankOptions, leave_to_launcher, rank_options, waiting_words
+from esper.cli.launch import RankOptions, echo_waiting, leave_to_launcher, rank_options
 from esper.cli.options import PATH, check_json_file, put
-from esper.cli.run import is_expected
 from esper.config import ConfigError, set_dotted
 from esper.data.user_code import is_user_code
 
@@ -75,9 +74,7 @@ def command(
     json_file: Path | None,
     save: Path | None,
     without_experience: bool,
-    processes: str | None,
-    max_restarts: int | None,
-    rank_timeout: float,
+    ranks: RankOptions,
 ) -> None:
     """Evaluate a trained agent on held-out hosts, beside the same hosts left alone.
 
@@ -87,10 +84,6 @@ def command(
     bandit "plans" is evaluated with the same experience. RUN can also be a controller of your own, path.py:function,
     which plays once.
     """
-    ranks = RankOptions.of(processes, max_restarts, rank_timeout)
-    if ranks.is_other:
-        ranks.serve()
-        return
     check_json_file(json_file)
     changes: dict[str, Any] = {}
     for assignment in assignments:
@@ -100,6 +93,7 @@ def command(
 
     from esper.evaluation.policy import evaluate_controller, hosts_config
     from esper.files.policy import check_target, find_policy
+    from esper.training.execution.faults import is_expected
 
     policy = None if is_user_code(controller) else find_policy(controller)
     if without_experience and save is None:
@@ -133,20 +127,16 @@ def _evaluate(
     """Evaluates, prints the result, and saves it as far as that was asked for."""
     from esper.files.atomic import write_json
     from esper.files.policy import save_policy
-    from esper.telemetry.sinks.console import TerminalConsole
     from esper.telemetry.sinks.live import progress_sink
-    from esper.telemetry.workload import Workload
 
-    start, work = time.perf_counter(), Workload()
-    sink = progress_sink(TerminalConsole(), work)
+    start, sink = time.perf_counter(), progress_sink()
     with ranks.joined() as joined, closing(sink):
         sink.start()
-        found = evaluate(progress=sink.handle, work=work, ranks=joined)
+        found = evaluate(progress=sink.handle, work=sink.work, ranks=joined)
     # Printed before anything is written: a full disk should not lose an hour of results.
     click.echo(words(found))
     click.echo(f"{found.pairs * len(found.arms)} hosts in {time.perf_counter() - start:.0f} s")
-    if joined is not None:
-        click.echo(waiting_words(joined))
+    echo_waiting(joined)
     if json_file is not None:
         write_json(json_file, found.plain())
     if save is not None and policy is not None:

@@ -10,8 +10,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -42,11 +43,22 @@ OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 Otherwise ranks that were started again find the addresses of those before them, and wait for those forever
 (https://github.com/pytorch/pytorch/issues/135712).
 """
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def rank_options(command: Command) -> Command:
-    """Adds the options of ranks: the arguments of :meth:`RankOptions.of`."""
+def rank_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options of ranks to a command, which receives them as ``ranks``. In ranks other than 0, it only serves.
+
+    Raises ConfigError as :meth:`RankOptions.of` does.
+    """
+
+    @wraps(command)
+    def play_or_serve(processes: str | None, max_restarts: int | None, rank_timeout: float, **values: Any) -> None:
+        ranks = RankOptions.of(processes, max_restarts, rank_timeout)
+        if ranks.is_other:
+            ranks.serve()
+        else:
+            command(ranks=ranks, **values)
+
     for option in (
         click.option(
             "--rank-timeout",
@@ -67,8 +79,8 @@ def rank_options(command: Command) -> Command:
             help="Spread the hosts over N processes; auto: one per physical core, or per GPU.",
         ),
     ):
-        command = option(command)
-    return command
+        play_or_serve = option(play_or_serve)
+    return play_or_serve
 
 
 @dataclass(frozen=True)
@@ -248,10 +260,12 @@ def quiet_launcher() -> Iterator[None]:
         logging.disable(before)
 
 
-def waiting_words(ranks: RunRanks) -> str:
-    """Formats how much of the time of joint work each rank only waited."""
+def echo_waiting(ranks: RunRanks | None) -> None:
+    """Prints how much of the time of joint work each rank only waited; nothing without ranks."""
+    if ranks is None:
+        return
     shares = ", ".join(f"rank {rank} {100 * idle / ranks.seconds:.0f} %" for rank, idle in enumerate(ranks.idle))
-    return f"Waiting for other ranks, of {ranks.seconds:.0f} s of joint work: {shares}."
+    click.echo(f"Waiting for other ranks, of {ranks.seconds:.0f} s of joint work: {shares}.")
 
 
 def leave_to_launcher(error: BaseException) -> None:

@@ -98,9 +98,13 @@ def check_resume(
 
 
 def new_folder(*parts: str) -> Path:
-    """Returns ``runs/PART-...-TIME``; a part like ``path.py:function`` is shortened to the stem of its path."""
-    names = [Path(part.rpartition(":")[0]).stem if ":" in part else part for part in parts]
-    return Path("runs") / "-".join([*names, time.strftime("%Y%m%d-%H%M%S")])
+    """Returns ``runs/PART-...-TIME``; a part that names a file, as a task or a controller may, becomes its stem."""
+
+    def short(name: str) -> str:
+        kind, _, file = name.partition(":")
+        return Path(kind).stem if is_user_code(name) else Path(file).stem if file else kind
+
+    return Path("runs") / "-".join([*map(short, parts), time.strftime("%Y%m%d-%H%M%S")])
 
 
 def put(tables: dict[str, Any], section: str, key: str, value: Any) -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from esper.cli.launch import RankOptions, is_same, leave_to_launcher, rank_options, waiting_words
+from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launcher, rank_options
 from esper.cli.options import PATH, build_tables, check_resume, config_options, new_folder
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.data.user_code import is_user_code
 from esper.data.user_task import is_user_task
+from esper.telemetry.text import count, trained_once
 
 if TYPE_CHECKING:
     from esper.run.experiment import Experiment
@@ -56,9 +55,7 @@ def command(
     resume: Path | None,
     config_file: Path | None,
     assignments: tuple[str, ...],
-    processes: str | None,
-    max_restarts: int | None,
-    rank_timeout: float,
+    ranks: RankOptions,
     **flags: Any,
 ) -> None:
     """Grow hosts with a controller, and compare it with hosts left alone and other baselines.
@@ -66,10 +63,6 @@ def command(
     Defaults not shown below come from the task. The run folder receives config.toml, env.json, baseline.json,
     events.jsonl, metrics.csv, the best grown host and a checkpoint.
     """
-    ranks = RankOptions.of(processes, max_restarts, rank_timeout)
-    if ranks.is_other:
-        ranks.serve()
-        return
     task = flags["task"]
     if resume is not None:
         named_again = controller is not None and is_user_code(controller)
@@ -80,9 +73,11 @@ def command(
         said = {("run", "controller"): controller, ("run", "rounds"): rounds, ("track", "to"): track or None}
         config = TrainingConfig.parse(build_tables(config_file, assignments, flags, said))
         task, controller = config.task.name, config.run.controller
-        folder = out or new_folder(task, short_name(controller))
-        if ranks.restarted and found_run(ranks, folder, config):
+        folder = out or new_folder(task, controller)
+        if ranks.restarted and is_run_of(folder, config):
             resume, controller = folder, controller if is_user_code(controller) else None
+        else:
+            ranks.clear(folder)
     if ranks.processes is not None:
         try:
             if resume is not None:
@@ -94,32 +89,25 @@ def command(
         return
 
     from esper.run.experiment import Experiment
-    from esper.telemetry.sinks.console import TerminalConsole
     from esper.telemetry.sinks.live import progress_sink
-    from esper.telemetry.workload import Workload
 
-    work = Workload()
-    sinks = [progress_sink(TerminalConsole(), work)]
+    sink = progress_sink()
     with ranks.joined() as joined:
         if resume is not None:
-            chosen = Experiment.resume(resume, sinks, task=task, controller=controller, work=work, ranks=joined)
+            chosen = Experiment.resume(resume, [sink], task=task, controller=controller, work=sink.work, ranks=joined)
         else:
-            chosen = Experiment(config, folder, sinks, work=work, ranks=joined)
-        with shown(chosen, joined) as show:
-            show(chosen.run())
+            chosen = Experiment(config, folder, [sink], work=sink.work, ranks=joined)
+        play(chosen, joined)
 
 
-@contextmanager
-def shown(experiment: Experiment, ranks: RunRanks | None = None) -> Iterator[Callable[[RunSummary], None]]:
-    """Yields a function that takes the result of ``experiment``, which is run and closed in this block.
+def play(experiment: Experiment, ranks: RunRanks | None = None) -> None:
+    """Runs and closes ``experiment``; then shows its best host, the result and what to try next, or how to resume."""
+    from esper.training.execution.faults import is_expected
 
-    Then shows its best host, the result and what to try next, or how to resume.
-    """
-    outcome: list[RunSummary] = []
     folder, task, name = experiment.folder, experiment.config.task.name, experiment.config.run.controller
     with experiment:
         try:
-            yield outcome.append
+            summary = experiment.run()
         except KeyboardInterrupt:
             if not experiment.finished:
                 click.echo(how_to_go_on(folder, task, name))
@@ -132,12 +120,10 @@ def shown(experiment: Experiment, ranks: RunRanks | None = None) -> Iterator[Cal
                 raise click.ClickException(f"{error}\n{how_to_go_on(folder, task, name)}") from error
             click.echo(how_to_go_on(folder, task, name), err=True)
             raise
-    (summary,) = outcome
     if not summary.interrupted:
         show_life(folder)
     click.echo(closing_words(summary, task))
-    if ranks is not None:
-        click.echo(waiting_words(ranks))
+    echo_waiting(ranks)
     if summary.interrupted:
         raise click.Abort
 
@@ -167,49 +153,23 @@ def show_life(folder: Path) -> None:
         click.echo(f"No picture of the best host: {error}")
 
 
-def is_expected(error: Exception) -> bool:
-    """Whether the error's message says enough without a traceback, see ``esper.training.execution.faults``."""
-    from esper.training.execution import faults
-
-    return faults.is_expected(error)
-
-
 def _named_again(task: str) -> list[str]:
     """Returns the option that commands on a run's folder need if its task is user-defined."""
     return ["--task", task] if is_user_task(task) else []
 
 
-def short_name(controller: str) -> str:
-    """Returns the part of a controller's name that a folder is called by: the stem of its file, if it has one."""
-    kind, _, file = controller.partition(":")
-    return Path(kind).stem if is_user_code(controller) else Path(file).stem if file else kind
-
-
-def checkpoint_files(folder: Path) -> list[Path]:
-    """Returns the checkpoints in a run folder."""
-    from esper.files import checkpoint
-
-    return checkpoint.files(folder)
-
-
-def found_run(ranks: RankOptions, folder: Path, config: TrainingConfig) -> bool:
-    """Returns whether an earlier attempt of the command has left a run to resume; removes what else it has left."""
-    if is_run_of(folder, config):
-        return True
-    ranks.clear(folder)
-    return False
-
-
 def is_run_of(folder: Path, config: TrainingConfig) -> bool:
     """True if ``folder`` has a checkpoint of a run with this config."""
-    if not checkpoint_files(folder):
-        return False
-    return is_same(config, TrainingConfig.parse(read_toml(folder / "config.toml")))
+    from esper.files import checkpoint
+
+    return bool(checkpoint.files(folder)) and is_same(config, TrainingConfig.parse(read_toml(folder / "config.toml")))
 
 
 def how_to_go_on(folder: Path, task: str, controller: str) -> str:
     """Explains how to resume a run that ended early, or that it has no checkpoint yet."""
-    if checkpoint_files(folder):
+    from esper.files import checkpoint
+
+    if checkpoint.files(folder):
         return f"Progress was saved. To continue: {resume_command(folder, task, controller)}"
     return f"No checkpoint was written yet, so the run cannot be resumed; its events so far are in {folder}."
 
@@ -222,8 +182,6 @@ def resume_command(folder: Path, task: str, controller: str) -> str:
 
 def closing_words(summary: RunSummary, task: str) -> str:
     """Formats the final report: the result beside each baseline, the cost, the folder, and what to try next."""
-    from esper.telemetry.text import count
-
     if summary.comparisons:
         results = [*result_lines(summary), *plain_words(summary)]
     elif summary.rounds == summary.total_rounds and not summary.interrupted:
@@ -251,8 +209,6 @@ def closing_words(summary: RunSummary, task: str) -> str:
 
 def result_lines(summary: RunSummary) -> list[str]:
     """Formats a table of the baselines, and whether the controller did better than each."""
-    from esper.telemetry.text import trained_once
-
     ours, first, score = summary.controller, summary.comparisons[0].pair, summary.score
     return [
         f"Test {score.name} of {first.pairs} hosts grown by {ours}: {score.value(first.mean_a)}.",

@@ -91,11 +91,6 @@ def assemble(host: Host, kept: Mapping[str, KeptSeed], blueprints: Mapping[str, 
     return GrownHost(host, seeds, kept, task)
 
 
-def save_host(training: HostTraining, stem: Path, facts: dict[str, Any]) -> HostFiles:
-    """Saves the committed network of an env as :func:`export` does."""
-    return export(committed_network(training), stem, facts)
-
-
 def export(network: GrownHost, stem: Path | str, facts: Mapping[str, Any] = MappingProxyType({})) -> HostFiles:
     """Saves ``network`` for :func:`load_host`: weights as ``stem.safetensors``, topology as ``stem.json``.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv
-from esper.files.grown_host import save_host
+from esper.files.grown_host import committed_network, export
 from esper.rollout.collector import Round
 
 
@@ -30,4 +30,4 @@ class BestHost:
         test = played.tests[0] if played.tests else self.env.test_accuracy()
         facts = {"env": winner, "episode": training.episode, "seed": self.env.config.run.seed}
         accuracies = {"validation_accuracy": self.accuracy, "test_accuracy": float(test[winner])}
-        save_host(training, self.folder / "best_host", {**facts, **accuracies})
+        export(committed_network(training), self.folder / "best_host", {**facts, **accuracies})

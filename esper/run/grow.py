@@ -40,7 +40,6 @@ from esper.telemetry.event import (
 )
 from esper.telemetry.hub import Sink
 from esper.telemetry.seed_history import Life, TriedSeed
-from esper.telemetry.sinks.console import TerminalConsole
 from esper.telemetry.sinks.live import progress_sink
 from esper.telemetry.workload import Workload
 from esper.training.validate import committed_configuration, evaluate
@@ -94,9 +93,9 @@ def grow(
     with ExitStack() as stack:
         place = Path(stack.enter_context(TemporaryDirectory()) if folder is None else folder)
         watch = Watch(callbacks, alone)
-        work = Workload()
-        sinks: list[Sink] = [watch, *([progress_sink(TerminalConsole(), work)] if progress else [])]
-        experiment = watch.experiment = _opened(settings, place, sinks, task, controller, work)
+        shown = [progress_sink()] if progress else []
+        work = shown[0].work if shown else Workload()
+        experiment = watch.experiment = _opened(settings, place, [watch, *shown], task, controller, work)
         summary, interrupted = _run(experiment)
         return _result(watch, summary, interrupted, None if folder is None else place)
 

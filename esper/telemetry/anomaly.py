@@ -9,26 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from esper.config import AnomalyConfig
 from esper.telemetry.event import AnomalyDetected, PolicyUpdated
 
-KINDS = MappingProxyType(
-    {
-        "not_finite": "check the task's losses and rewards, and lower ppo.learning_rate; if the agent's weights are "
-        "not finite either, return to an earlier checkpoint",
-        "ratio_exploded": "lower ppo.learning_rate, ppo.update_epochs or ppo.target_kl",
-        "ratio_collapsed": "lower ppo.learning_rate, ppo.update_epochs or ppo.target_kl",
-        "entropy_collapsed": "raise ppo.entropy_start, or lower ppo.learning_rate or ppo.prior",
-        "value_collapsed": "raise ppo.value_coefficient or ppo.update_epochs; check whether rewards are clipped "
-        "(ppo.reward_clip)",
-        "value_wrong": "lower ppo.learning_rate, set ppo.value_clip, or raise env.n_envs for more data per update",
-        "gradient_vanished": "check whether rewards differ between hosts; raise ppo.entropy_start, or start with "
-        "another run.seed",
-        "gradient_exploded": "lower ppo.learning_rate or ppo.reward_clip, or raise ppo.max_grad_norm",
-    }
-)
+KINDS = {
+    "not_finite": "check the task's losses and rewards, and lower ppo.learning_rate; if the agent's weights are "
+    "not finite either, return to an earlier checkpoint",
+    "ratio_exploded": "lower ppo.learning_rate, ppo.update_epochs or ppo.target_kl",
+    "ratio_collapsed": "lower ppo.learning_rate, ppo.update_epochs or ppo.target_kl",
+    "entropy_collapsed": "raise ppo.entropy_start, or lower ppo.learning_rate or ppo.prior",
+    "value_collapsed": "raise ppo.value_coefficient or ppo.update_epochs; check whether rewards are clipped "
+    "(ppo.reward_clip)",
+    "value_wrong": "lower ppo.learning_rate, set ppo.value_clip, or raise env.n_envs for more data per update",
+    "gradient_vanished": "check whether rewards differ between hosts; raise ppo.entropy_start, or start with "
+    "another run.seed",
+    "gradient_exploded": "lower ppo.learning_rate or ppo.reward_clip, or raise ppo.max_grad_norm",
+}
 """Advice by anomaly."""
 
 Finding = tuple[str, str | None, float, float, str]

@@ -34,19 +34,17 @@ class CUDATimer:
         self.device = torch.device(device)
         if self.device.type not in TYPES:
             raise ValueError(f"a CUDATimer measures work on {', '.join(TYPES)}; not on {self.device}")
-        self._running = False
         self._times: list[Any] = []
         """The beginning and the end of the last block, as far as it has come."""
 
     def __enter__(self) -> Self:
-        if self._running:
+        if len(self._times) == 1:
             raise RuntimeError("this timer is already running; use a separate timer for a nested block")
-        self._running, self._times = True, [self._now()]
+        self._times = [self._now()]
         return self
 
     def __exit__(self, *error: object) -> None:
         self._times.append(self._now())
-        self._running = False
 
     @property
     def seconds(self) -> float:

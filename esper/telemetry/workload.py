@@ -50,18 +50,15 @@ class Workload:
     """Counts work by phase, and estimates how long the rest takes.
 
     Args:
-        report: called with this object whenever work was done; dropped if it raises.
         clock: seconds from any starting point.
     """
 
-    def __init__(
-        self,
-        report: Callable[[Workload], None] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.phases: dict[str, Phase] = {}
         """By name, in the order in which they are done."""
-        self.report, self.clock = report, clock
+        self.clock = clock
+        self.report: Callable[[Workload], None] | None = None
+        """Called with this object whenever work was done; dropped if it raises."""
         self.complete = False
         """Whether :meth:`repeat` was called."""
         self.current: str | None = None

@@ -17,7 +17,7 @@ from esper.config import ConfigError, TrainingConfig, read_toml, set_dotted
 from esper.control.script import SCHEDULES, encode, read_schedule
 from esper.data.task import resolve
 from esper.data.tasks import load_task
-from esper.files.grown_host import load_host, save_host
+from esper.files.grown_host import committed_network, export, load_host
 from esper.lifecycle.stage import SeedStage
 from esper.report.page import report_html
 from esper.report.read import open_run
@@ -259,7 +259,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     training.reset(0, 0)
     plant(training, "r0c0", "conv_light", stage=SeedStage.FOSSILIZED)
     stem = tmp_path_factory.mktemp("hosts") / "host"
-    save_host(training, stem, {"seed": 1})
+    export(committed_network(training), stem, {"seed": 1})
     load_host(stem)
     return stem
 

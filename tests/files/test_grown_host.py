@@ -16,7 +16,7 @@ from torch import nn
 from esper.config import ConfigError, TrainingConfig
 from esper.data.task import resolve
 from esper.data.tasks import load_task
-from esper.files.grown_host import accuracy, load_host, save_host
+from esper.files.grown_host import accuracy, committed_network, export, load_host
 from esper.lifecycle.ramps import STYLES
 from esper.run.experiment import Experiment
 from esper.seeds.blueprints import BLUEPRINTS
@@ -163,7 +163,7 @@ def test_a_stem_may_have_dots(tmp_path: Path) -> None:
     env.reset(0, 0)
     assert all(site.seed is None for site in env.sites)
     for version in ("best.v1", "best.v2"):
-        save_host(env, tmp_path / version, {})
+        export(committed_network(env), tmp_path / version)
         load_host(tmp_path / version)
     assert len(list(tmp_path.iterdir())) == 4
 

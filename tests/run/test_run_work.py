@@ -22,7 +22,8 @@ class Watched:
 
     def __init__(self) -> None:
         self.order: list[str] = []
-        self.work = Workload(self.note)
+        self.work = Workload()
+        self.work.report = self.note
 
     def note(self, work: Workload) -> None:
         if work.current is not None and work.current not in self.order[-1:]:

@@ -265,8 +265,11 @@ def test_a_sink_that_saw_nothing_can_be_closed() -> None:
     ],
     ids=["terminal", "one that cannot redraw", "file"],
 )
-def test_a_picture_only_where_it_can_be_redrawn(console: Console, kind: type[ConsoleSink]) -> None:
-    sink = progress_sink(console, Workload())
+def test_a_picture_only_where_it_can_be_redrawn(
+    console: Console, kind: type[ConsoleSink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "TerminalConsole", lambda: console)
+    sink = progress_sink()
     assert type(sink) is kind
     for event in (started(), updated(), completed(1), ended()):
         sink.handle(event)

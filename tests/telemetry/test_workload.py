@@ -100,7 +100,8 @@ def test_a_report_that_fails_does_not_stop_the_work() -> None:
     def fails(_work: Workload) -> None:
         raise OSError("no terminal")
 
-    work = Workload(fails)
+    work = Workload()
+    work.report = fails
     work.add([Phase("rounds", 2)])
     work.advance("rounds", 1)
     assert work.report is None
@@ -109,7 +110,8 @@ def test_a_report_that_fails_does_not_stop_the_work() -> None:
 
 def test_every_count_is_reported() -> None:
     reported: list[str | None] = []
-    work = Workload(lambda work: reported.append(work.current))
+    work = Workload()
+    work.report = lambda work: reported.append(work.current)
     work.add([Phase("baseline", 2)])
     work.counter("baseline")(2)
     work.advance("unplanned", 1)

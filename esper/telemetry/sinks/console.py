@@ -28,13 +28,13 @@ class ConsoleSink(Sink):
 
     Args:
         console: where to print.
-        work: the work of the run, for estimates of the time that is left; None: nothing is estimated.
+        work: the work of the run, for estimates of the time that is left; None: a new object, to be given to the run.
     """
 
     def __init__(self, console: Console, work: Workload | None = None) -> None:
-        self._console, self._view, self._work = console, RunView(), work or Workload()
+        self._console, self._view, self.work = console, RunView(), work or Workload()
         self._told = False
-        self._work.report = self._worked
+        self.work.report = self._worked
 
     def _worked(self, work: Workload) -> None:
         """Prints once what the run does and how long that takes, as soon as it can be estimated."""
@@ -50,7 +50,7 @@ class ConsoleSink(Sink):
         self._tell(event)
 
     def _tell(self, event: Event) -> None:
-        left = self._work.seconds_left()
+        left = self.work.seconds_left()
         for line in lines(event, self._view, f"  ETA {duration(left)}" if left else ""):
             self.print(line)
 

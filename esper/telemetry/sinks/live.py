@@ -13,7 +13,7 @@ from esper.telemetry import event as events
 from esper.telemetry import status
 from esper.telemetry.event import Event
 from esper.telemetry.sinks import picture
-from esper.telemetry.sinks.console import ConsoleSink
+from esper.telemetry.sinks.console import ConsoleSink, TerminalConsole
 from esper.telemetry.text import shorten
 from esper.telemetry.workload import Workload
 
@@ -46,7 +46,7 @@ class LiveSink(ConsoleSink):
 
     def close(self) -> None:
         """Removes the view; prints the last round as a line, unless it was the run's final one."""
-        self._work.report = None
+        self.work.report = None
         self._live.stop()
         if (last := self._view.last(events.RoundCompleted)) and last.round < last.rounds:
             self._tell(last)
@@ -83,7 +83,7 @@ class LiveSink(ConsoleSink):
             picture.plain("rate", [status.rates(last)] if last else []),
         ]
         columns = [[picture.part(head, lines) for head, lines in side if lines] for side in (here, beside)]
-        progress = picture.progress(view, self._work, width)
+        progress = picture.progress(view, self.work, width)
         # Last, so that the ^C of an interrupt is not echoed behind a full line: it would wrap, and the view scroll.
         end = Text("")
         if not wide:
@@ -95,6 +95,7 @@ class LiveSink(ConsoleSink):
         return Group(*progress, table, end)
 
 
-def progress_sink(console: Console, work: Workload) -> ConsoleSink:
+def progress_sink() -> ConsoleSink:
     """Returns a live view if the output is an interactive terminal, otherwise plain lines."""
-    return LiveSink(console, work) if console.is_interactive else ConsoleSink(console, work)
+    console = TerminalConsole()
+    return LiveSink(console) if console.is_interactive else ConsoleSink(console)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Iterable
 from pathlib import Path
 
 from esper.telemetry.event import Event, RoundCompleted
@@ -38,20 +37,13 @@ class MetricsCsvSink(FileSink):
             raise ValueError(
                 f"{self.path} has different columns than this version of Esper writes; move it away, or log elsewhere"
             )
-        self._writer = csv.writer(self._file, lineterminator="\n")
+        self._writer = csv.DictWriter(self._file, COLUMNS, restval="", lineterminator="\n")
         if header is None:
-            self._writer.writerow(COLUMNS)
+            self._writer.writeheader()
 
     def handle(self, event: Event) -> None:
         if isinstance(event, RoundCompleted):
-            plain = [getattr(event, name) for name in PLAIN_COLUMNS]
-            phases = _cells("phases", event.phase_seconds, PHASES)
-            self._writer.writerow([*plain, *phases, *_cells("kinds of memory", by_kind(event.memory), MEMORY)])
-
-
-def _cells(what: str, values: dict[str, float] | dict[str, int], known: Iterable[str]) -> list[float | str]:
-    """Returns a cell for each known name. Raises ValueError listing them for a name that has no column."""
-    unknown = sorted(values.keys() - set(known))
-    if unknown:
-        raise ValueError(f"unknown {what} {', '.join(unknown)}; known: {', '.join(known)}")
-    return [values.get(name, "") for name in known]
+            row = {name: getattr(event, name) for name in PLAIN_COLUMNS}
+            row |= {f"phase/{phase}": seconds for phase, seconds in event.phase_seconds.items()}
+            row |= {f"memory/{kind}": held for kind, held in by_kind(event.memory).items()}
+            self._writer.writerow(row)

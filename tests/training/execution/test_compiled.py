@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from esper.data.tasks import load_task
 from esper.env.vector_env import GrowthVectorEnv
-from esper.files.grown_host import load_host, save_host
+from esper.files.grown_host import committed_network, export, load_host
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
@@ -327,7 +327,7 @@ def test_a_host_grown_compiled_is_saved_and_loaded(tmp_path: Path) -> None:
     with closing(GrowthVectorEnv(task, config, baseline=flat_baseline(8))) as env:
         env.reset(seed=0)
         env.step(env.action_spec.encode(Op.WAIT)[None])
-        save_host(env.training[0], tmp_path / "host", {})
+        export(committed_network(env.training[0]), tmp_path / "host")
         ours = evaluated(env.training[0].host, task.test.x[:20])
     with torch.inference_mode():
         torch.testing.assert_close(load_host(tmp_path / "host")(task.test.x[:20]), ours, rtol=1e-4, atol=1e-5)
