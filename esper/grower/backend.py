@@ -95,9 +95,9 @@ class LoopBackend(Backend):
         """Gives each site its role for the epoch that the loop trains next."""
         slots = state.slots
         for s, site in enumerate(self.sites):
-            if site.planted is not None:
+            if site.seed is not None:
                 alpha, target = float(slots.alpha[0, s]), float(slots.incubation_target[0, s])
-                site.planted.assign(role_of(int(slots.stage[0, s]), alpha), alpha, target, bool(slots.learning[0, s]))
+                site.assign(role_of(int(slots.stage[0, s]), alpha), alpha, target, bool(slots.learning[0, s]))
         self.groups.set_learning([site.name for site in self.sites if site.learning])
         self.hooks.prepare_epoch()
 
@@ -163,12 +163,12 @@ class LoopBackend(Backend):
 
     def state_dict(self) -> Any:
         """Returns the seeds in the order of their parameter groups; their optimizer state is the optimizer's."""
-        seeds, styles = {}, {style: name for name, style in BLEND_STYLES.items()}
+        seeds = {}
         for name in self.groups.groups:
             seed = self.hooks.sites[name].planted
             if seed is not None:
                 weights = {key: value.detach().cpu().clone() for key, value in seed.module.state_dict().items()}
-                seeds[name] = {"blueprint": seed.blueprint.name, "style": styles[seed.style], "weights": weights}
+                seeds[name] = {"blueprint": seed.blueprint.name, "style": seed.style.name, "weights": weights}
         return {
             "seeds": seeds,
             "buffers": {

@@ -187,8 +187,8 @@ class Grower:
     @property
     def kept(self) -> dict[str, str]:
         """Blueprints of the seeds that were kept, by slot."""
-        seeds = ((name, site.planted) for name, site in self.hooks.sites.items())
-        return {name: seed.blueprint.name for name, seed in seeds if seed is not None and seed.fossil}
+        fossils = ((name, site.planted) for name, site in self.hooks.sites.items() if site.fossil)
+        return {name: seed.blueprint.name for name, seed in fossils if seed is not None}
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a loop that continues needs: load it before the optimizer's state, which includes the seeds'."""

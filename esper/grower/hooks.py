@@ -184,22 +184,21 @@ class SiteHooks:
         return None if out is h else with_features(output, out)
 
     def _grown(self, site: Site, h: Tensor, training: bool) -> Tensor:
-        seed = site.planted
-        if seed is None:
+        if site.seed is None:
             return h
-        if seed.module.training != training:
-            seed.module.train(training)
+        if site.seed.training != training:
+            site.seed.train(training)
         if self._alphas is not None:
             alpha = self._alphas.get(site.name, 0.0)
         elif site.name == self._shadowed:
             h = h.detach()
-            return torch.add(h, delta_of(seed, h), alpha=seed.target)
-        elif seed.incubating:
+            return torch.add(h, delta_of(site, h), alpha=site.target)
+        elif site.incubating:
             learns = self.straight_through and self._shadowed is None and training and torch.is_grad_enabled()
-            return straight_through(seed, h, nullcontext()) if learns else h
+            return straight_through(site, h, nullcontext()) if learns else h
         else:
-            alpha = seed.alpha if seed.on else 0.0
-        return torch.add(h, delta_of(seed, h), alpha=alpha) if alpha else h
+            alpha = site.alpha if site.on else 0.0
+        return torch.add(h, delta_of(site, h), alpha=alpha) if alpha else h
 
     def _check(self, name: str, h: object) -> None:
         """Adds the site of a submodule that runs for the first time, if its features can hold seeds."""

@@ -108,14 +108,13 @@ def host_state(training: HostTraining, copy: Callable[[Tensor], Tensor] = cpu_co
 
     Roles and alphas of sites are the caller's.
     """
-    styles = {style: name for name, style in STYLES.items()}
     return {
         "run_seed": training.run_seed,
         "episode": training.episode,
         "epoch": training.epoch,
         "germinations": training.germinations,
         "seeds": {
-            site.name: (site.planted.blueprint.name, styles[site.planted.style])
+            site.name: (site.planted.blueprint.name, site.planted.style.name)
             for site in training.sites
             if site.planted is not None
         },

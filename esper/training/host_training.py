@@ -150,10 +150,8 @@ class HostTraining:
         self.shadows.pop(site.name, None)
 
     def assign(self, site: Site, role: Role, alpha: float, target: float, learning: bool) -> None:
-        """Sets what the seed of a site does from now on, if it has one; one that is no longer incubated loses its
-        shadow buffers."""
-        if site.planted is not None:
-            site.planted.assign(role, alpha, target, learning)
+        """Sets what the seed of a site does from now on; one that is no longer incubated loses its shadow buffers."""
+        site.assign(role, alpha, target, learning)
         if role is not Role.INCUBATING:
             self.shadows.pop(site.name, None)
 
@@ -216,8 +214,7 @@ class HostTraining:
 
     def fossils(self) -> dict[str, PlantedSeed]:
         """Returns the fossils by site name, in site order."""
-        seeds = ((site.name, site.planted) for site in self.sites)
-        return {name: seed for name, seed in seeds if seed is not None and seed.fossil}
+        return {site.name: site.planted for site in self.sites if site.fossil and site.planted is not None}
 
     def _seed(self, purpose: RngStream, *counters: int) -> int:
         return derive_seed(self.run_seed, self.index, self.episode, purpose, *counters)

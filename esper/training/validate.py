@@ -164,13 +164,13 @@ def _walk_tree(
 
             def hook(reached: int, arriving: Tensor) -> Tensor:
                 nonlocal members
-                seed = training.sites[reached].planted
+                here = training.sites[reached]
                 by_alpha: dict[float, list[int]] = {}
                 for member in members:
                     by_alpha.setdefault(configurations[member][reached], []).append(member)
                 delta = None
-                if seed is not None and any(by_alpha):  # any alpha but 0
-                    delta = delta_of(seed, arriving, track_finite)
+                if here.seed is not None and any(by_alpha):  # any alpha but 0
+                    delta = delta_of(here, arriving, track_finite)
                 first, *others = by_alpha.items()
                 for alpha, branch in others:
                     out = arriving if delta is None or not alpha else blend(arriving, delta, alphas[branch[0], reached])
@@ -178,7 +178,7 @@ def _walk_tree(
                 alpha, members = first
                 if delta is None or not alpha:
                     return arriving
-                on_trial(training.sites[reached])
+                on_trial(here)
                 return blend(arriving, delta, alphas[members[0], reached])
 
             if site >= 0 and configurations[members[0]][site]:

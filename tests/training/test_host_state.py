@@ -55,7 +55,7 @@ def test_another_host_resumes_to_the_same_bits() -> None:
     training, other, slots = grown(), make_training(seed=9), ("r0c0", "r0c1")
     load_host_state(other, host_state(training), BLUEPRINTS)
     for site, wanted in ((other.site_by_name[name], training.site_by_name[name]) for name in slots):
-        site.planted.assign(wanted.role, wanted.alpha, wanted.target)
+        site.assign(wanted.role, wanted.alpha, wanted.target)
     assert (other.epoch, other.germinations, other.run_seed) == (2, 2, 0)
     for _ in range(2):
         same_bits(tensors_of(other, slots), tensors_of(training, slots))
