@@ -29,7 +29,6 @@ from esper.training.host_state import host_state, load_host_state
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics
-from esper.training.placement import HostCopy
 from esper.training.rng import seeded
 from esper.training.validate import committed_configuration, evaluate
 
@@ -59,7 +58,7 @@ class TrainingBackend(Backend):
     Args:
         spec: names of slots and blueprints in actions.
         spans: the phases, among which training times of GPUs are moved.
-        pinned: the copies that lie in pinned CPU memory where hosts are on a GPU.
+        pinned: number of snapshots of each host that lie in pinned CPU memory where hosts are on a GPU.
         governed: whether bad hosts are rolled back.
     """
 
@@ -69,7 +68,7 @@ class TrainingBackend(Backend):
         spec: ActionSpec,
         blueprints: BlueprintRegistry,
         spans: Spans,
-        pinned: tuple[HostCopy, ...] = (),
+        pinned: int = 0,
         governed: bool = True,
     ) -> None:
         self.trainer, self.spec, self.blueprints, self.governed = trainer, spec, blueprints, governed

@@ -23,6 +23,7 @@ from esper.training.execution.executor import Cancelled
 from esper.training.host_training import HostTraining, feed_of
 from esper.training.precision import Arithmetic
 from esper.training.seed_pool import ParameterGroup
+from esper.training.shadow import copied_buffers
 
 ALPHA, TARGET = 0, 1
 """Rows of ``HostTraining.alphas``."""
@@ -153,8 +154,8 @@ def straight_through(site: Site, h: Tensor, randomness: AbstractContextManager[N
 
 
 def delta_of(site: Site, h: Tensor, track_finite: bool = True, arithmetic: Arithmetic | None = None) -> Tensor:
-    """Returns d(h) of the seed at ``site``, in the shape [B, ...] of h; zero for a living seed once it has been
-    non-finite.
+    """Returns d(h) of the seed at ``site``, in the shape [B, ...] of h; zero without a seed, and for a living one once it
+    has been non-finite.
 
     The cut is made on the device, forward and backward, without a sync, and with ``where``, because 0 · NaN is NaN. A
     fossil is part of the host and is left to the governor.
@@ -163,7 +164,8 @@ def delta_of(site: Site, h: Tensor, track_finite: bool = True, arithmetic: Arith
     caused them; a seed that the host's own pass has marked is still absent. ``arithmetic`` may have scaled the loss.
     """
     seed = site.planted
-    assert seed is not None
+    if seed is None:
+        return torch.zeros_like(h)
     if site.fossil:
         return seed.module(h)  # type: ignore[no-any-return]
     entry, finite = h, seed.finite
@@ -199,7 +201,9 @@ def shadow_gradients(
     """
     site = training.sites[number]
     parameters = [p for p in training.seed_groups[site.name].parameters if p.requires_grad]
-    with training.shadow_pass(site), training.arithmetic.casting():
+    others = [other.seed for other in training.sites if other is not site and other.seed is not None]
+    own_buffers, randomness = training.shadow_of(site).in_place(), training.draws_of(site)
+    with own_buffers, copied_buffers(others), randomness, training.arithmetic.casting():
         grown = blend(h, delta_of(site, h), training.alphas[TARGET, number])
         outputs = training.host.forward_from(x, number, grown, blending(training, track_finite=False), training.vacant)
     loss, _ = training.task.objective.measure(outputs, y, training.config.task.label_smoothing)
