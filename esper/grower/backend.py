@@ -21,6 +21,7 @@ from esper.grower.hooks import SiteHooks
 from esper.grower.host import LoopHost
 from esper.grower.optimizer import SeedGroups
 from esper.grower.scores import Evaluate, Score, read_score
+from esper.hosts.host import kept_modes
 from esper.lifecycle.ramps import STYLES as BLEND_STYLES
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.seeds.blueprints import BlueprintRegistry
@@ -129,15 +130,9 @@ class LoopBackend(Backend):
 
     def _score(self, evaluate: Evaluate, alphas: dict[str, float], epoch: int) -> Score:
         """Evaluates the model with these alphas; every module's mode is as before afterwards."""
-        model = self.hooks.model
-        modes = [(module, module.training) for module in model.modules()]
-        finite = self.governor is None or self.governor.chance is None
-        try:
-            with self.hooks.trying(alphas), torch.no_grad():
-                return self.groups.ranks.of_first(read_score(evaluate(model), epoch, self.points, finite))
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        model, finite = self.hooks.model, self.governor is None or self.governor.chance is None
+        with kept_modes(model), self.hooks.trying(alphas), torch.no_grad():
+            return self.groups.ranks.of_first(read_score(evaluate(model), epoch, self.points, finite))
 
     def take_first_snapshots(self, starting: Bools, state: EnvState) -> None:
         self.governance.take_first_snapshot(state)

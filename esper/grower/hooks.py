@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from esper.config import ConfigError
 from esper.hosts.graft import LAYOUTS, check_features
+from esper.hosts.host import kept_modes
 from esper.hosts.outputs import features_of, with_features
 from esper.seeds.site import Site, SlotSite
 from esper.training.shadow import ShadowBuffers, copied_buffers
@@ -75,15 +76,12 @@ class SiteHooks:
 
     def find_sites(self, evaluate: Callable[[nn.Module], object]) -> None:
         """Runs the untrained model once, with probes from this pass."""
-        modes = [(module, module.training) for module in self.model.modules()]
         self._finding = True
         try:
-            with torch.no_grad():
+            with kept_modes(self.model), torch.no_grad():
                 evaluate(self.model)
         finally:
             self._finding = False
-            for module, mode in modes:
-                module.training = mode
 
     def place(self, name: str, channels: int) -> None:
         """Adds a site that no forward pass has reached yet."""

@@ -20,6 +20,7 @@ from esper.config import ConfigError
 from esper.hosts.graft import GraftedHost
 from esper.hosts.grown import GrownHost
 from esper.hosts.grown_module import GrownModule, grown_in_place
+from esper.hosts.host import kept_modes
 from esper.hosts.inputs import as_inputs, call
 from esper.hosts.merge import merge_seeds
 from esper.hosts.outputs import logits_of
@@ -237,17 +238,13 @@ def _default(value: Any) -> Any:
 
 def _output(network: nn.Module, example: Any) -> Tensor:
     """Returns the logits of ``example`` in eval mode; every module's mode is as before afterwards."""
-    modes = [(module, module.training) for module in network.modules()]
     try:
-        with torch.no_grad():
+        with kept_modes(network), torch.no_grad():
             output = logits_of(call(network.eval(), as_inputs(example).clone()))
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(f"the network cannot run on the example: {type(error).__name__}: {error}") from error
-    finally:
-        for module, mode in modes:
-            module.training = mode
     if not isinstance(output, Tensor):
         raise ConfigError(f"the network returns {type(output).__name__} for the example, not a tensor or logits")
     return output

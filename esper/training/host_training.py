@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from esper.config_resolved import HostTrainingConfig, ResolvedTask
 from esper.data.split import Split
 from esper.data.task import Task
+from esper.hosts.host import kept_modes
 from esper.lifecycle.ramps import BlendStyle
 from esper.ops import SGD, AdamW, grad_stats
 from esper.seeds.blend import Seed
@@ -282,11 +283,8 @@ def _features_at(training: HostTraining, site: Site, x: Tensor) -> Tensor:
             found.append(host.protected(h))
         return h
 
-    mode = host.training
-    host.eval()
-    with host.without_gradients():
-        host.forward_with_hook(x, keep)
-    host.train(mode)
+    with kept_modes(host), host.without_gradients():
+        host.eval().forward_with_hook(x, keep)
     return found[0]
 
 

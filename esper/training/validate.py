@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from esper.data.split import Split
+from esper.hosts.host import kept_modes
 from esper.ops import ACCUMULATOR_FIELDS
 from esper.seeds.blend import blend
 from esper.seeds.site import Site
@@ -199,15 +200,10 @@ def _walk_tree(
 def _evaluating(training: HostTraining) -> Iterator[None]:
     """Runs a block with host and seeds in eval mode, without gradients."""
     modules = [training.host, *(site.seed for site in training.sites if site.seed is not None)]
-    before = [module.training for module in modules]
-    for module in modules:
-        module.eval()
-    try:
-        with training.host.without_gradients():
-            yield
-    finally:
-        for module, mode in zip(modules, before, strict=True):
-            module.train(mode)
+    with kept_modes(*modules), training.host.without_gradients():
+        for module in modules:
+            module.eval()
+        yield
 
 
 def committed_configuration(training: HostTraining) -> Configuration:
