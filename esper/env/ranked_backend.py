@@ -43,7 +43,7 @@ class OtherRanks:
     """
 
     def __init__(self, ranks: RunRanks, count: int, policy: MicroBatchPolicy) -> None:
-        self.ranks, self.policy, self.name = ranks, policy, ranks.new_name()
+        self.ranks, self.policy, self.name = ranks, policy, next(ranks.names)
         shares = {rank: ranks.share(count, rank) for rank in range(1, ranks.size)}
         self.shares = {rank: slice(share.start, share.stop) for rank, share in shares.items() if share}
         """Rows of the hosts of every other rank that has some."""

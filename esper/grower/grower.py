@@ -13,13 +13,7 @@ from esper.config_resolved import ResolvedConfig
 from esper.control.controller import Controller
 from esper.env.reporting import Reporter
 from esper.grower.backend import LoopBackend
-from esper.grower.checks import (
-    FORMAT,
-    check_arguments,
-    check_state,
-    plain_model,
-    require_trained,
-)
+from esper.grower.checks import FORMAT, check_arguments, check_state, plain_model, require_trained
 from esper.grower.env import LoopEnv
 from esper.grower.hooks import SiteHooks
 from esper.grower.log import LoopLog
@@ -112,9 +106,10 @@ class Grower:
         self.epoch = 0
         """Number of epochs trained so far."""
         self.env: LoopEnv | None = None
-        self.log = LoopLog.at(folder, type(model).__name__, controller, points) if ranks.first else None
+        name = type(model).__name__
+        self.log = LoopLog(folder, name, controller, points) if folder is not None and ranks.first else None
         """The run folder; None without one, and on ranks other than 0."""
-        self.hooks.before_first_pass(lambda: self.log.create(self.config) if self.log else None)
+        self.hooks.before_first_pass = lambda: self.log.create(self.config) if self.log else None
         self._listeners = (*([self.log.emit] if self.log else ()), *callbacks)
         self._events: list[Event] = []
         self._steps_before, self._incubated = 0, False
@@ -215,7 +210,7 @@ class Grower:
             self.controller.load_memory_state(state["controller"])
         self.epoch = state["epoch"]
         if self.log is not None and state["log"] is not None:
-            self.hooks.before_first_pass(None)
+            self.hooks.before_first_pass = None
             self.log.resume(state["log"], self.config, self.epoch)
 
     def _opened(self, new: bool = True) -> LoopEnv:

@@ -56,15 +56,12 @@ class SiteHooks:
             )
             for name, path in self.paths.items()
         ]
-        self._before_first: Callable[[], None] | None = None
+        self.before_first_pass: Callable[[], None] | None = None
+        """Done once, before the next forward pass of the model."""
         self._finding = False  # in find_sites
         self._inside = False  # a forward pass of the whole model is running
         self._handles.append(model.register_forward_pre_hook(lambda *_: self._enter()))
         self._handles.append(model.register_forward_hook(lambda *_: self._leave(), always_call=True))
-
-    def before_first_pass(self, action: Callable[[], None] | None) -> None:
-        """Sets what is done once, before the next forward pass of the model."""
-        self._before_first = action
 
     def require_reached(self) -> None:
         """Raises ConfigError for a site that no forward pass has reached."""
@@ -142,11 +139,8 @@ class SiteHooks:
         that were gathered without a seed would be wrong in its trials.
         """
         self._fresh.clear()
-        incubating = [name for name, site in self.sites.items() if site.incubating]
-        earlier = self.own_buffers
-        self.own_buffers = {
-            name: earlier.get(name) or ShadowBuffers(self.model) for name in incubating if not self.straight_through
-        }
+        incubating = () if self.straight_through else [name for name, site in self.sites.items() if site.incubating]
+        self.own_buffers = {name: self.own_buffers.get(name) or ShadowBuffers(self.model) for name in incubating}
 
     def remove(self) -> None:
         """Removes the hooks; the model is as it was."""
@@ -155,9 +149,9 @@ class SiteHooks:
         self._handles.clear()
 
     def _enter(self) -> None:
-        if self._before_first is not None:
-            self._before_first()
-            self._before_first = None
+        if self.before_first_pass is not None:
+            self.before_first_pass()
+            self.before_first_pass = None
         self._reached.clear()
         self._inside = True
 
