@@ -61,7 +61,7 @@ def measure(name: str, task: Task) -> str:
     capture = smallest(lambda: snapshot.save(training, RECORD, measured), 20)
     restore = smallest(lambda: snapshot.restore(training), 20)
     env.close()
-    parameters = training.host_parameters + sum(site.parameters for site in training.sites)
+    parameters = training.host.parameter_count + sum(site.parameters for site in training.sites)
     return (
         f"| {name} | {parameters:,} | {snapshot.copies.bytes / 1024:,.0f} | {whole:.1f} | {capture:.3f} | "
         f"{100 * capture / whole:.2f} % | {restore:.3f} |"

@@ -40,7 +40,7 @@ class EnvHost:
         """Number of non-finite values in losses, scores, the host with its buffers, fossils, and their gradients."""
         self.finite: NDArray[np.bool_] = np.ones(len(slots), dtype=np.bool_)
         """[S]: False for a seed that had a non-finite value."""
-        self.governance = Governance(row, training, self.slot_sites, training.remove, self.counterfactual, governor)
+        self.governance = Governance(row, training, self.slot_sites, self.counterfactual, governor)
 
     # Executors report errors by index, epoch and batch.
     @property

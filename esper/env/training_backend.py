@@ -72,7 +72,7 @@ class TrainingBackend(Backend):
         governed: bool = True,
     ) -> None:
         self.trainer, self.spec, self.blueprints, self.governed = trainer, spec, blueprints, governed
-        self.host_parameters = trainer.hosts[0].host_parameters
+        self.host_parameters = trainer.hosts[0].host.parameter_count
         self.each = []
         for row, training in enumerate(trainer.hosts):
             classes = training.task.classes if training.task.loss == "cross_entropy" else None

@@ -22,7 +22,6 @@ from esper.env.training_backend import make_trainings
 from esper.evaluation.compute import ComputeMeter, EpochKind, episodes, watch
 from esper.evaluation.runner import ArmRunner, HostResult
 from esper.files.grown_host import assemble
-from esper.hosts.grown import StaticHost
 from esper.hosts.host import Host
 from esper.hosts.sizes import Sized, nearest_in_size
 from esper.seeds.blueprints import BLUEPRINTS
@@ -95,7 +94,7 @@ class ControlRunner(ArmRunner):
             HostResult(
                 accuracy=float(accuracy[i]),
                 loss=float(state.committed_loss[i]),
-                parameters=float(each.host_parameters),
+                parameters=float(each.host.parameter_count),
                 host_parameters=float(self.host.parameter_count),
                 flops=meters[i].flops(trained[i]),
                 epochs=float(state.epoch[i]),
@@ -124,7 +123,7 @@ class StaticRunner(ControlRunner):
         def build() -> Host:
             host = task.build_host()
             host.probe(sample)  # initialises lazy layers and finds the sites of a graft
-            return StaticHost(assemble(host, grown.kept, blueprints, task.name))
+            return assemble(host, grown.kept, blueprints, task.name)
 
         return replace(task, build_host=build), self.config, {"built_in": names}
 

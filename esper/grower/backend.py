@@ -65,8 +65,7 @@ class LoopBackend(Backend):
         self.host = LoopHost(hooks, groups)
         durations = Durations.of(config, config.env.episode_length)
         self.governor = Governor(config.governor, durations, classes=None) if governed else None
-        remove, results = self.host.remove, self.counterfactual
-        self.governance = Governance(0, self.host, self.sites, remove, results, self.governor)
+        self.governance = Governance(0, self.host, self.sites, self.counterfactual, self.governor)
         self.gradient_stats = groups.gradient_stats = SeedGradientCollector(1 + len(self.sites), groups.host[0].device)
 
     def reset(self, starting: Bools, run_seed: int, episodes: NDArray[np.int64]) -> None:

@@ -165,18 +165,17 @@ def _unfused(layer: NormReluPool) -> nn.Sequential:
 class _Call:
     """The form of a call of a grown submodule, and whether it returned a tuple."""
 
-    positional: int = 0
-    keywords: tuple[str, ...] = ()
-    in_tuple: bool = False
-    ran: bool = False
+    positional: int
+    keywords: tuple[str, ...]
+    in_tuple: bool
 
 
 def _replace_grown_modules(model: nn.Module, example: Any) -> None:
     grown = {path: module for path, module in model.named_modules() if isinstance(module, GrownModule)}
-    calls = {path: _Call() for path in grown}
+    calls: dict[str, _Call] = {}
 
     def note(path: str, arguments: tuple[Any, ...], keywords: dict[str, Any], output: object) -> None:
-        calls[path] = _Call(len(arguments), tuple(keywords), isinstance(output, tuple), ran=True)
+        calls[path] = _Call(len(arguments), tuple(keywords), isinstance(output, tuple))
 
     handles = [
         module.register_forward_hook(
@@ -191,7 +190,7 @@ def _replace_grown_modules(model: nn.Module, example: Any) -> None:
         for handle in handles:
             handle.remove()
     for path, module in sorted(grown.items(), reverse=True):  # inner ones first
-        if not calls[path].ran:
+        if path not in calls:
             raise ConfigError(f"the example does not reach {path}, which has grown: pass other inputs")
         model.set_submodule(path, _wrapped(path, module, calls[path]))
 

@@ -96,7 +96,6 @@ class HostTraining:
         self.batch = 0
         self.part = 0
         self.germinations = 0
-        self.host_parameters = self.host.parameter_count
 
     def reset(self, run_seed: int, episode: int) -> None:
         """Makes a new host for ``episode`` in the memory of the last one."""
@@ -169,11 +168,9 @@ class HostTraining:
     def shadow_of(self, site: Site) -> ShadowBuffers:
         """Returns the buffers of ``site``'s incubating seed; the first call copies the host's current ones."""
         if site.name not in self.shadows:
-            buffers = self.pool.shadows.get(site.name)
-            if buffers is None:
-                buffers = self.pool.shadows[site.name] = ShadowBuffers(self.host)
+            buffers = self.pool.shadows.get(site.name) or ShadowBuffers(self.host)
+            self.shadows[site.name] = self.pool.shadows[site.name] = buffers
             buffers.refill()
-            self.shadows[site.name] = buffers
         return self.shadows[site.name]
 
     @contextmanager

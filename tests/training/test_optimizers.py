@@ -121,7 +121,7 @@ def test_parameters_that_are_not_trained_may_be_of_any_kind() -> None:
 
     task = task_of(frozen, "first")
     env = training_of(task, task={"samples_per_epoch": 32, "batch_size": 16})
-    assert check_hosts(task).parameter_count == env.host_parameters
+    assert check_hosts(task).parameter_count == env.host.parameter_count
     before = env.host.get_parameter("model.phase").clone()
     train(env)
     assert torch.equal(before, env.host.get_parameter("model.phase"))
