@@ -178,7 +178,7 @@ class RankedBackend(Backend):
         ((_, saved),) = self.others.finish()
         (training,) = make_trainings([task], [config], [env])
         load_host_state(training, saved, self.local.blueprints)
-        assign_roles(training, [training.site_by_name[name] for name in self.local.spec.slots], state.slots, env)
+        assign_roles(training.assign, [training.site_by_name[name] for name in self.local.spec.slots], state.slots, env)
         return training
 
     def of_each(self, question: Callable[[Any], list[Any]]) -> list[Any]:

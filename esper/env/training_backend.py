@@ -110,7 +110,7 @@ class TrainingBackend(Backend):
     def train(self, active: Bools, state: EnvState) -> None:
         hosts = self._of(active)
         for host in hosts:
-            assign_roles(host.training, host.slot_sites, state.slots, host.row)
+            assign_roles(host.training.assign, host.slot_sites, state.slots, host.row)
         with self.training_time.queueing():
             self.trainer.epoch([host.training for host in hosts])
 
@@ -160,7 +160,7 @@ class TrainingBackend(Backend):
         for host, mine in zip(self.each, saved, strict=True):
             load_host_state(host.training, mine["training"], self.blueprints)
             host.governor.load_state_dict(mine["governor"], host.training.device)
-            assign_roles(host.training, host.slot_sites, state.slots, host.row)
+            assign_roles(host.training.assign, host.slot_sites, state.slots, host.row)
 
     def close(self) -> None:
         try:

@@ -14,8 +14,9 @@ from esper.attribution.paired import Paired
 from esper.config import Durations
 from esper.config_resolved import ResolvedConfig
 from esper.env.backend import Backend
+from esper.env.env_host import assign_roles
 from esper.env.governance import Governance
-from esper.env.measurements import record_seeds, record_validation, role_of
+from esper.env.measurements import record_seeds, record_validation
 from esper.env.state import EnvState
 from esper.grower.hooks import SiteHooks
 from esper.grower.host import LoopHost
@@ -25,7 +26,7 @@ from esper.hosts.host import kept_modes
 from esper.lifecycle.ramps import STYLES as BLEND_STYLES
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.seeds.blueprints import BlueprintRegistry
-from esper.seeds.site import GerminationFailed
+from esper.seeds.site import GerminationFailed, Site
 from esper.spaces.action import STYLES, ActionSpec
 from esper.training.governor import Governor, Panic
 from esper.training.metrics import SeedGradientCollector
@@ -93,11 +94,7 @@ class LoopBackend(Backend):
 
     def train(self, active: Bools, state: EnvState) -> None:
         """Gives each site its role for the epoch that the loop trains next."""
-        slots = state.slots
-        for s, site in enumerate(self.sites):
-            if site.seed is not None:
-                alpha, target = float(slots.alpha[0, s]), float(slots.incubation_target[0, s])
-                site.assign(role_of(int(slots.stage[0, s]), alpha), alpha, target, bool(slots.learning[0, s]))
+        assign_roles(Site.assign, self.sites, state.slots, row=0)
         self.groups.set_learning([site.name for site in self.sites if site.learning])
         self.hooks.prepare_epoch()
 
