@@ -23,7 +23,7 @@ from esper.evaluation.compute import ComputeMeter, EpochKind, episodes, watch
 from esper.evaluation.runner import ArmRunner, HostResult
 from esper.files.grown_host import assemble
 from esper.hosts.host import Host
-from esper.hosts.sizes import Sized, nearest_in_size
+from esper.hosts.sizes import HostFamily, nearest_in_size
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.training.execution.tiers import make_executor
 from esper.training.host_trainer import HostTrainer
@@ -141,11 +141,11 @@ class BiggerRunner(ControlRunner):
         self._nearest(self.host.parameter_count)  # refuses a host that cannot be widened
 
     def make(self, grown: HostResult) -> Control:
-        size = self._nearest(int(grown.parameters))
-        facts = {"width": size.width, "wanted_parameters": grown.parameters}
-        return replace(self.task, build_host=size.build), self.config, facts
+        family = self._nearest(int(grown.parameters))
+        facts = {"width": family.width, "wanted_parameters": grown.parameters}
+        return replace(self.task, build_host=family), self.config, facts
 
-    def _nearest(self, parameters: int) -> Sized:
+    def _nearest(self, parameters: int) -> HostFamily:
         with seeded(0):  # the weights are not used
             return nearest_in_size(self.task.build_host, parameters, self.task.sample.cpu())
 
