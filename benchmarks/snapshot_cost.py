@@ -24,7 +24,6 @@ from esper.files.system_info import summary_lines
 from esper.hosts.cnn import CNNHost
 from esper.lifecycle.ramps import STYLES
 from esper.seeds.site import Role
-from esper.training.host_state import RestorableHost
 from esper.training.snapshot import Snapshot, ValidationRecord
 
 RECORD = ValidationRecord(1.0, 50.0, 40.0, 1.5)
@@ -58,11 +57,11 @@ def measure(name: str, task: Task) -> str:
     whole = smallest(epoch, 5)
     snapshot = Snapshot()
     measured: dict[str, dict[str, float]] = {site.name: {} for site in training.sites}
-    snapshot.save(RestorableHost(training), RECORD, measured)
-    capture = smallest(lambda: snapshot.save(RestorableHost(training), RECORD, measured), 20)
-    restore = smallest(lambda: snapshot.restore(RestorableHost(training)), 20)
+    snapshot.save(training, RECORD, measured)
+    capture = smallest(lambda: snapshot.save(training, RECORD, measured), 20)
+    restore = smallest(lambda: snapshot.restore(training), 20)
     env.close()
-    parameters = training.host_parameters + sum(site.parameters for site in training.sites)
+    parameters = training.host.parameter_count + sum(site.parameters for site in training.sites)
     return (
         f"| {name} | {parameters:,} | {snapshot.copies.bytes / 1024:,.0f} | {whole:.1f} | {capture:.3f} | "
         f"{100 * capture / whole:.2f} % | {restore:.3f} |"

@@ -70,5 +70,5 @@ def max_seed_parameters(training: HostTraining, spec: ActionSpec, blueprints: Bl
     """Returns the most parameters that seeds of a host may have at a time."""
     host = training.host
     sizes = largest_sizes(host.topology, {site.name: site.channels for site in host.sites}, spec, blueprints)
-    budget = training.config.env.parameter_budget * training.host_parameters
+    budget = training.config.env.parameter_budget * training.host.parameter_count
     return int(min(sizes.max(axis=1, initial=0).sum(), budget))

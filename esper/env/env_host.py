@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -15,11 +16,9 @@ from esper.env.governance import Governance
 from esper.env.measurements import record_seeds, record_validation, role_of
 from esper.env.state import EnvState
 from esper.lifecycle.slots import Slots
-from esper.ops import grad_stats
-from esper.seeds.site import Site
+from esper.seeds.site import Role, Site
 from esper.training.governor import Governor, Panic
-from esper.training.host_state import RestorableHost
-from esper.training.host_training import HOST, HostTraining
+from esper.training.host_training import HOST, HostTraining, count_not_finite
 from esper.training.metrics import EpochMetrics
 from esper.training.snapshot import Snapshot
 from esper.training.validate import Evaluation, evaluate
@@ -41,8 +40,7 @@ class EnvHost:
         """Number of non-finite values in losses, scores, the host with its buffers, fossils, and their gradients."""
         self.finite: NDArray[np.bool_] = np.ones(len(slots), dtype=np.bool_)
         """[S]: False for a seed that had a non-finite value."""
-        restorable = RestorableHost(training)
-        self.governance = Governance(row, restorable, self.slot_sites, training.remove, self.counterfactual, governor)
+        self.governance = Governance(row, training, self.slot_sites, self.counterfactual, governor)
 
     # Executors report errors by index, epoch and batch.
     @property
@@ -64,13 +62,10 @@ class EnvHost:
         plan = self.counterfactual.plan(training.sites, costly=training.epoch % every == 0)
         evaluate(training, training.task.validation, plan, training.calibration, training.totals)
         fossils = (training.seed_groups[name].parameters for name in training.fossils())
-        committed = [training.host_group.parameters, *fossils]
-        weights = [[p.detach() for p in parameters if p.is_floating_point()] for parameters in committed]
-        buffers = [buffer for name, buffer in training.host.named_buffers() if name in training.finite_buffers]
-        values = grad_stats([*weights, buffers])
+        committed = chain(training.host_group.parameters, *fossils)
+        not_finite = count_not_finite(training.host, training.finite_buffers, committed).view(1)
         true = torch.ones((), device=training.device)
         finite = torch.stack([true if site.planted is None else site.planted.finite for site in self.slot_sites])
-        not_finite = (values.nan + values.inf).sum().view(1)
         self.packed = torch.cat((not_finite, finite.double(), training.gradient_stats.packed()))
 
     def read(self, packed: Tensor, totals: EpochMetrics, state: EnvState) -> None:
@@ -112,10 +107,12 @@ class EnvHost:
         return self.governance.govern(state, float(state.train_loss[self.row]), self.not_finite, self.finite)
 
 
-def assign_roles(training: HostTraining, sites: Sequence[Site], slots: Slots, row: int) -> None:
-    """Gives each of ``sites``, in the order of the arrays' slots, the role, alphas and learning flag that follow from
-    the lifecycle in ``row``."""
+def assign_roles(
+    assign: Callable[[Site, Role, float, float, bool], None], sites: Sequence[Site], slots: Slots, row: int
+) -> None:
+    """Gives the seed of each of ``sites``, in the order of the arrays' slots, by ``assign`` the role, alphas and
+    learning flag that follow from the lifecycle in ``row``."""
     fields = (slots.stage, slots.alpha, slots.incubation_target, slots.learning)
     for site, stage, alpha, target, learning in zip(sites, *(values[row].tolist() for values in fields), strict=True):
         if site.seed is not None:
-            training.assign(site, role_of(stage, alpha), alpha, target, learning)
+            assign(site, role_of(stage, alpha), alpha, target, learning)

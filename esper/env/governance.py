@@ -6,7 +6,7 @@ The same code governs the hosts of a vector env and the model of an ``esper.Grow
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -26,7 +26,6 @@ class Governance:
     Args:
         host: rolled back if it goes bad.
         sites: its sites, in the order of the arrays' slots.
-        remove: removes the seed at a site.
         results: the host's last validation.
         governor: decides; None if the host is never rolled back, so that only broken seeds are cut.
     """
@@ -36,11 +35,10 @@ class Governance:
         row: int,
         host: Restorable,
         sites: Sequence[Site],
-        remove: Callable[[Site], None],
         results: CounterfactualHelper,
         governor: Governor | None,
     ) -> None:
-        self.row, self.host, self.sites, self.remove = row, host, sites, remove
+        self.row, self.host, self.sites = row, host, sites
         self.results, self.governor = results, governor
 
     def take_first_snapshot(self, state: EnvState) -> None:
@@ -78,7 +76,7 @@ class Governance:
             gone[row] = slots.living[row] & ~finite
             transitions.cut(slots, gone)
             for s in np.flatnonzero(gone[row]).tolist():
-                self.remove(self.sites[s])
+                self.host.remove(self.sites[s])
         if governor is not None:
             self._take_snapshot_if_due(governor, state)
         return None

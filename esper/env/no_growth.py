@@ -22,15 +22,12 @@ from esper.training.execution.ranks import RunRanks
 from esper.training.execution.tiers import prepare_hosts
 from esper.training.host_trainer import HostTrainer
 from esper.training.micro_batching import MicroBatchPolicy
-from esper.training.placement import HostCopy
 
 FIRST_INDEX = 1_000_000
 """Env index of the first baseline host: streams of random numbers that no env of a run shares."""
 
 
-def no_growth_loop(
-    trainer: HostTrainer, slots: tuple[str, ...], pinned: tuple[HostCopy, ...] = ()
-) -> tuple[EpochLoop, TrainingBackend]:
+def no_growth_loop(trainer: HostTrainer, slots: tuple[str, ...], pinned: int = 0) -> tuple[EpochLoop, TrainingBackend]:
     """Returns a phase loop for the hosts of ``trainer``, each with the horizon of its own config, and its backend."""
     spans, config = Spans(), trainer.hosts[0].config
     hosts = TrainingBackend(trainer, ActionSpec(slots, ()), BLUEPRINTS, spans, pinned)

@@ -43,7 +43,7 @@ class OtherRanks:
     """
 
     def __init__(self, ranks: RunRanks, count: int, policy: MicroBatchPolicy) -> None:
-        self.ranks, self.policy, self.name = ranks, policy, ranks.new_name()
+        self.ranks, self.policy, self.name = ranks, policy, next(ranks.names)
         shares = {rank: ranks.share(count, rank) for rank in range(1, ranks.size)}
         self.shares = {rank: slice(share.start, share.stop) for rank, share in shares.items() if share}
         """Rows of the hosts of every other rank that has some."""
@@ -178,7 +178,7 @@ class RankedBackend(Backend):
         ((_, saved),) = self.others.finish()
         (training,) = make_trainings([task], [config], [env])
         load_host_state(training, saved, self.local.blueprints)
-        assign_roles(training, [training.site_by_name[name] for name in self.local.spec.slots], state.slots, env)
+        assign_roles(training.assign, [training.site_by_name[name] for name in self.local.spec.slots], state.slots, env)
         return training
 
     def of_each(self, question: Callable[[Any], list[Any]]) -> list[Any]:

@@ -35,7 +35,6 @@ from esper.spaces.observation import LIMIT, ObservationLayout
 from esper.telemetry.score import ACCURACY
 from esper.telemetry.span import Spans
 from esper.training.execution.tiers import Tier
-from esper.training.placement import HostCopy
 from esper.training.rng import RngStream, derive_seed
 
 Float32s = NDArray[np.float32]
@@ -118,7 +117,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.count_epochs: Callable[[int], None] = lambda hosts: None  # called after each epoch, the baseline's too
         self.tier: Tier | None = None
         """Execution tier of training steps; None for simulated hosts."""
-        self.pinned: tuple[HostCopy, ...] = ()  # copies in pinned CPU memory, so that a limit on GPU memory holds
+        self.pinned = 0  # snapshots of each host in pinned CPU memory, so that a limit on GPU memory holds
 
     @property
     def phase_seconds(self) -> dict[str, float]:

@@ -29,7 +29,6 @@ from esper.training.host_state import host_state, load_host_state
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics
-from esper.training.placement import HostCopy
 from esper.training.rng import seeded
 from esper.training.validate import committed_configuration, evaluate
 
@@ -59,7 +58,7 @@ class TrainingBackend(Backend):
     Args:
         spec: names of slots and blueprints in actions.
         spans: the phases, among which training times of GPUs are moved.
-        pinned: the copies that lie in pinned CPU memory where hosts are on a GPU.
+        pinned: number of snapshots of each host that lie in pinned CPU memory where hosts are on a GPU.
         governed: whether bad hosts are rolled back.
     """
 
@@ -69,11 +68,11 @@ class TrainingBackend(Backend):
         spec: ActionSpec,
         blueprints: BlueprintRegistry,
         spans: Spans,
-        pinned: tuple[HostCopy, ...] = (),
+        pinned: int = 0,
         governed: bool = True,
     ) -> None:
         self.trainer, self.spec, self.blueprints, self.governed = trainer, spec, blueprints, governed
-        self.host_parameters = trainer.hosts[0].host_parameters
+        self.host_parameters = trainer.hosts[0].host.parameter_count
         self.each = []
         for row, training in enumerate(trainer.hosts):
             classes = training.task.classes if training.task.loss == "cross_entropy" else None
@@ -111,7 +110,7 @@ class TrainingBackend(Backend):
     def train(self, active: Bools, state: EnvState) -> None:
         hosts = self._of(active)
         for host in hosts:
-            assign_roles(host.training, host.slot_sites, state.slots, host.row)
+            assign_roles(host.training.assign, host.slot_sites, state.slots, host.row)
         with self.training_time.queueing():
             self.trainer.epoch([host.training for host in hosts])
 
@@ -161,7 +160,7 @@ class TrainingBackend(Backend):
         for host, mine in zip(self.each, saved, strict=True):
             load_host_state(host.training, mine["training"], self.blueprints)
             host.governor.load_state_dict(mine["governor"], host.training.device)
-            assign_roles(host.training, host.slot_sites, state.slots, host.row)
+            assign_roles(host.training.assign, host.slot_sites, state.slots, host.row)
 
     def close(self) -> None:
         try:

@@ -79,9 +79,9 @@ def episodes(hosts: TrainingBackend) -> list[list[EpochKind]]:
 
 def _occupant(site: Site) -> Occupant | None:
     seed = site.planted
-    if seed is None or seed.role is Role.ABSENT:
+    if seed is None or site.role is Role.ABSENT:
         return None
-    role = INCUBATING if seed.incubating else LEARNING if seed.learning else FROZEN
+    role = INCUBATING if site.incubating else LEARNING if site.learning else FROZEN
     return Occupant(seed.blueprint.name, seed.style, role)
 
 

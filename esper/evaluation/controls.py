@@ -22,9 +22,8 @@ from esper.env.training_backend import make_trainings
 from esper.evaluation.compute import ComputeMeter, EpochKind, episodes, watch
 from esper.evaluation.runner import ArmRunner, HostResult
 from esper.files.grown_host import assemble
-from esper.hosts.grown import StaticHost
 from esper.hosts.host import Host
-from esper.hosts.sizes import Sized, nearest_in_size
+from esper.hosts.sizes import HostFamily, nearest_in_size
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.training.execution.tiers import make_executor
 from esper.training.host_trainer import HostTrainer
@@ -95,7 +94,7 @@ class ControlRunner(ArmRunner):
             HostResult(
                 accuracy=float(accuracy[i]),
                 loss=float(state.committed_loss[i]),
-                parameters=float(each.host_parameters),
+                parameters=float(each.host.parameter_count),
                 host_parameters=float(self.host.parameter_count),
                 flops=meters[i].flops(trained[i]),
                 epochs=float(state.epoch[i]),
@@ -124,7 +123,7 @@ class StaticRunner(ControlRunner):
         def build() -> Host:
             host = task.build_host()
             host.probe(sample)  # initialises lazy layers and finds the sites of a graft
-            return StaticHost(assemble(host, grown.kept, blueprints, task.name))
+            return assemble(host, grown.kept, blueprints, task.name)
 
         return replace(task, build_host=build), self.config, {"built_in": names}
 
@@ -142,11 +141,11 @@ class BiggerRunner(ControlRunner):
         self._nearest(self.host.parameter_count)  # refuses a host that cannot be widened
 
     def make(self, grown: HostResult) -> Control:
-        size = self._nearest(int(grown.parameters))
-        facts = {"width": size.width, "wanted_parameters": grown.parameters}
-        return replace(self.task, build_host=size.build), self.config, facts
+        family = self._nearest(int(grown.parameters))
+        facts = {"width": family.width, "wanted_parameters": grown.parameters}
+        return replace(self.task, build_host=family), self.config, facts
 
-    def _nearest(self, parameters: int) -> Sized:
+    def _nearest(self, parameters: int) -> HostFamily:
         with seeded(0):  # the weights are not used
             return nearest_in_size(self.task.build_host, parameters, self.task.sample.cpu())
 

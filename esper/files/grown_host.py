@@ -29,7 +29,7 @@ from esper.hosts.outputs import logits_of
 from esper.lifecycle.ramps import STYLES
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.seeds.site import PlantedSeed, SlotSite
+from esper.seeds.site import SlotSite
 from esper.training.host_training import HostTraining
 from esper.training.rng import seeded
 
@@ -57,7 +57,10 @@ def committed_network(training: HostTraining) -> GrownHost:
     Living seeds are left out.
     """
     task, fossils = training.task, training.fossils()
-    kept = {name: kept_seed(seed) for name, seed in fossils.items()}
+    kept = {
+        name: KeptSeed(seed.blueprint.name, seed.style.name, training.site_by_name[name].alpha)
+        for name, seed in fossils.items()
+    }
     blueprints = {name: seed.blueprint for name, seed in fossils.items()}
     with seeded(0):  # all weights are overwritten
         host = task.build_host()
@@ -70,12 +73,6 @@ def committed_network(training: HostTraining) -> GrownHost:
             for own, first in zip(new.buffers(), old.buffers(), strict=True):
                 own.copy_(first)  # includes non-persistent buffers
     return network.eval()
-
-
-def kept_seed(seed: PlantedSeed) -> KeptSeed:
-    """Returns what a seed was made of."""
-    style = next(name for name, style in STYLES.items() if style == seed.style)
-    return KeptSeed(seed.blueprint.name, style, seed.alpha)
 
 
 def assemble(host: Host, kept: Mapping[str, KeptSeed], blueprints: Mapping[str, Blueprint], task: str) -> GrownHost:

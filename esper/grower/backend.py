@@ -14,17 +14,19 @@ from esper.attribution.paired import Paired
 from esper.config import Durations
 from esper.config_resolved import ResolvedConfig
 from esper.env.backend import Backend
+from esper.env.env_host import assign_roles
 from esper.env.governance import Governance
-from esper.env.measurements import record_seeds, record_validation, role_of
+from esper.env.measurements import record_seeds, record_validation
 from esper.env.state import EnvState
 from esper.grower.hooks import SiteHooks
 from esper.grower.host import LoopHost
 from esper.grower.optimizer import SeedGroups
 from esper.grower.scores import Evaluate, Score, read_score
+from esper.hosts.host import kept_modes
 from esper.lifecycle.ramps import STYLES as BLEND_STYLES
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.seeds.blueprints import BlueprintRegistry
-from esper.seeds.site import GerminationFailed
+from esper.seeds.site import GerminationFailed, Site
 from esper.spaces.action import STYLES, ActionSpec
 from esper.training.governor import Governor, Panic
 from esper.training.metrics import SeedGradientCollector
@@ -64,8 +66,7 @@ class LoopBackend(Backend):
         self.host = LoopHost(hooks, groups)
         durations = Durations.of(config, config.env.episode_length)
         self.governor = Governor(config.governor, durations, classes=None) if governed else None
-        remove, results = self.host.remove, self.counterfactual
-        self.governance = Governance(0, self.host, self.sites, remove, results, self.governor)
+        self.governance = Governance(0, self.host, self.sites, self.counterfactual, self.governor)
         self.gradient_stats = groups.gradient_stats = SeedGradientCollector(1 + len(self.sites), groups.host[0].device)
 
     def reset(self, starting: Bools, run_seed: int, episodes: NDArray[np.int64]) -> None:
@@ -93,11 +94,7 @@ class LoopBackend(Backend):
 
     def train(self, active: Bools, state: EnvState) -> None:
         """Gives each site its role for the epoch that the loop trains next."""
-        slots = state.slots
-        for s, site in enumerate(self.sites):
-            if site.planted is not None:
-                alpha, target = float(slots.alpha[0, s]), float(slots.incubation_target[0, s])
-                site.planted.assign(role_of(int(slots.stage[0, s]), alpha), alpha, target, bool(slots.learning[0, s]))
+        assign_roles(Site.assign, self.sites, state.slots, row=0)
         self.groups.set_learning([site.name for site in self.sites if site.learning])
         self.hooks.prepare_epoch()
 
@@ -129,15 +126,9 @@ class LoopBackend(Backend):
 
     def _score(self, evaluate: Evaluate, alphas: dict[str, float], epoch: int) -> Score:
         """Evaluates the model with these alphas; every module's mode is as before afterwards."""
-        model = self.hooks.model
-        modes = [(module, module.training) for module in model.modules()]
-        finite = self.governor is None or self.governor.chance is None
-        try:
-            with self.hooks.trying(alphas), torch.no_grad():
-                return self.groups.ranks.of_first(read_score(evaluate(model), epoch, self.points, finite))
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        model, finite = self.hooks.model, self.governor is None or self.governor.chance is None
+        with kept_modes(model), self.hooks.trying(alphas), torch.no_grad():
+            return self.groups.ranks.of_first(read_score(evaluate(model), epoch, self.points, finite))
 
     def take_first_snapshots(self, starting: Bools, state: EnvState) -> None:
         self.governance.take_first_snapshot(state)
@@ -163,12 +154,12 @@ class LoopBackend(Backend):
 
     def state_dict(self) -> Any:
         """Returns the seeds in the order of their parameter groups; their optimizer state is the optimizer's."""
-        seeds, styles = {}, {style: name for name, style in BLEND_STYLES.items()}
+        seeds = {}
         for name in self.groups.groups:
             seed = self.hooks.sites[name].planted
             if seed is not None:
                 weights = {key: value.detach().cpu().clone() for key, value in seed.module.state_dict().items()}
-                seeds[name] = {"blueprint": seed.blueprint.name, "style": styles[seed.style], "weights": weights}
+                seeds[name] = {"blueprint": seed.blueprint.name, "style": seed.style.name, "weights": weights}
         return {
             "seeds": seeds,
             "buffers": {

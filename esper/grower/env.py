@@ -105,12 +105,10 @@ class LoopEnv(SlotVectorEnv):
         self.rules = replace(self.rules, baseline=self._curve())
 
     def _curve(self) -> Baseline:
-        measured = ~np.isnan(self.without_seeds[0])
-        last = np.flatnonzero(measured).max(initial=-1)
-        score, loss = (curve[last] if last >= 0 else 0.0 for curve in self.without_seeds)
-        accuracy, losses = (
-            np.where(measured, curve, now) for curve, now in zip(self.without_seeds, (score, loss), strict=True)
-        )
+        measured = int((~np.isnan(self.without_seeds[0])).sum())
+        accuracy, losses = self.without_seeds.copy()
+        for curve in (accuracy, losses):
+            curve[measured:] = curve[measured - 1] if measured else 0.0
         spread = LOSS_SPREAD * max(float(losses[0]), 1e-3)
         known = self.known and (*accuracy[: len(accuracy) - len(self.known)].tolist(), *self.known)
         return Baseline(known or tuple(accuracy.tolist()), tuple(losses.tolist()), spread, episodes=1)

@@ -13,13 +13,7 @@ from esper.config_resolved import ResolvedConfig
 from esper.control.controller import Controller
 from esper.env.reporting import Reporter
 from esper.grower.backend import LoopBackend
-from esper.grower.checks import (
-    FORMAT,
-    check_arguments,
-    check_state,
-    plain_model,
-    require_trained,
-)
+from esper.grower.checks import FORMAT, check_arguments, check_state, plain_model, require_trained
 from esper.grower.env import LoopEnv
 from esper.grower.hooks import SiteHooks
 from esper.grower.log import LoopLog
@@ -112,9 +106,10 @@ class Grower:
         self.epoch = 0
         """Number of epochs trained so far."""
         self.env: LoopEnv | None = None
-        self.log = LoopLog.at(folder, type(model).__name__, controller, points) if ranks.first else None
+        name = type(model).__name__
+        self.log = LoopLog(folder, name, controller, points) if folder is not None and ranks.first else None
         """The run folder; None without one, and on ranks other than 0."""
-        self.hooks.before_first_pass(lambda: self.log.create(self.config) if self.log else None)
+        self.hooks.before_first_pass = lambda: self.log.create(self.config) if self.log else None
         self._listeners = (*([self.log.emit] if self.log else ()), *callbacks)
         self._events: list[Event] = []
         self._steps_before, self._incubated = 0, False
@@ -187,8 +182,8 @@ class Grower:
     @property
     def kept(self) -> dict[str, str]:
         """Blueprints of the seeds that were kept, by slot."""
-        seeds = ((name, site.planted) for name, site in self.hooks.sites.items())
-        return {name: seed.blueprint.name for name, seed in seeds if seed is not None and seed.fossil}
+        fossils = ((name, site.planted) for name, site in self.hooks.sites.items() if site.fossil)
+        return {name: seed.blueprint.name for name, seed in fossils if seed is not None}
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a loop that continues needs: load it before the optimizer's state, which includes the seeds'."""
@@ -215,7 +210,7 @@ class Grower:
             self.controller.load_memory_state(state["controller"])
         self.epoch = state["epoch"]
         if self.log is not None and state["log"] is not None:
-            self.hooks.before_first_pass(None)
+            self.hooks.before_first_pass = None
             self.log.resume(state["log"], self.config, self.epoch)
 
     def _opened(self, new: bool = True) -> LoopEnv:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from esper.config import ConfigError
 from esper.hosts.graft import LAYOUTS, check_features
+from esper.hosts.host import kept_modes
 from esper.hosts.outputs import features_of, with_features
 from esper.seeds.site import Site, SlotSite
 from esper.training.shadow import ShadowBuffers, copied_buffers
@@ -55,15 +56,12 @@ class SiteHooks:
             )
             for name, path in self.paths.items()
         ]
-        self._before_first: Callable[[], None] | None = None
+        self.before_first_pass: Callable[[], None] | None = None
+        """Done once, before the next forward pass of the model."""
         self._finding = False  # in find_sites
         self._inside = False  # a forward pass of the whole model is running
         self._handles.append(model.register_forward_pre_hook(lambda *_: self._enter()))
         self._handles.append(model.register_forward_hook(lambda *_: self._leave(), always_call=True))
-
-    def before_first_pass(self, action: Callable[[], None] | None) -> None:
-        """Sets what is done once, before the next forward pass of the model."""
-        self._before_first = action
 
     def require_reached(self) -> None:
         """Raises ConfigError for a site that no forward pass has reached."""
@@ -75,15 +73,12 @@ class SiteHooks:
 
     def find_sites(self, evaluate: Callable[[nn.Module], object]) -> None:
         """Runs the untrained model once, with probes from this pass."""
-        modes = [(module, module.training) for module in self.model.modules()]
         self._finding = True
         try:
-            with torch.no_grad():
+            with kept_modes(self.model), torch.no_grad():
                 evaluate(self.model)
         finally:
             self._finding = False
-            for module, mode in modes:
-                module.training = mode
 
     def place(self, name: str, channels: int) -> None:
         """Adds a site that no forward pass has reached yet."""
@@ -144,11 +139,8 @@ class SiteHooks:
         that were gathered without a seed would be wrong in its trials.
         """
         self._fresh.clear()
-        incubating = [name for name, site in self.sites.items() if site.incubating]
-        earlier = self.own_buffers
-        self.own_buffers = {
-            name: earlier.get(name) or ShadowBuffers(self.model) for name in incubating if not self.straight_through
-        }
+        incubating = () if self.straight_through else [name for name, site in self.sites.items() if site.incubating]
+        self.own_buffers = {name: self.own_buffers.get(name) or ShadowBuffers(self.model) for name in incubating}
 
     def remove(self) -> None:
         """Removes the hooks; the model is as it was."""
@@ -157,9 +149,9 @@ class SiteHooks:
         self._handles.clear()
 
     def _enter(self) -> None:
-        if self._before_first is not None:
-            self._before_first()
-            self._before_first = None
+        if self.before_first_pass is not None:
+            self.before_first_pass()
+            self.before_first_pass = None
         self._reached.clear()
         self._inside = True
 
@@ -184,22 +176,21 @@ class SiteHooks:
         return None if out is h else with_features(output, out)
 
     def _grown(self, site: Site, h: Tensor, training: bool) -> Tensor:
-        seed = site.planted
-        if seed is None:
+        if site.seed is None:
             return h
-        if seed.module.training != training:
-            seed.module.train(training)
+        if site.seed.training != training:
+            site.seed.train(training)
         if self._alphas is not None:
             alpha = self._alphas.get(site.name, 0.0)
         elif site.name == self._shadowed:
             h = h.detach()
-            return torch.add(h, delta_of(seed, h), alpha=seed.target)
-        elif seed.incubating:
+            return torch.add(h, delta_of(site, h), alpha=site.target)
+        elif site.incubating:
             learns = self.straight_through and self._shadowed is None and training and torch.is_grad_enabled()
-            return straight_through(seed, h, nullcontext()) if learns else h
+            return straight_through(site, h, nullcontext()) if learns else h
         else:
-            alpha = seed.alpha if seed.on else 0.0
-        return torch.add(h, delta_of(seed, h), alpha=alpha) if alpha else h
+            alpha = site.alpha if site.on else 0.0
+        return torch.add(h, delta_of(site, h), alpha=alpha) if alpha else h
 
     def _check(self, name: str, h: object) -> None:
         """Adds the site of a submodule that runs for the first time, if its features can hold seeds."""

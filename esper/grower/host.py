@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 
-import torch
 from torch import Tensor
 
 from esper.grower.hooks import SiteHooks
 from esper.grower.optimizer import SeedGroups
-from esper.ops import grad_stats
 from esper.seeds.blend import Seed
 from esper.seeds.site import Site
-from esper.training.host_training import HOST
+from esper.training.host_training import HOST, count_not_finite, finite_buffers
 
 
 class LoopHost:
@@ -27,8 +25,7 @@ class LoopHost:
         self.hooks, self.groups = hooks, groups
         self.epoch = 0
         """Number of epochs since the first :meth:`Grower.step`."""
-        self._finite = {name for name, buffer in _floating(hooks.model.named_buffers()) if _all_finite(buffer)}
-        """Names of buffers that are finite at first, so that only a bad model makes them non-finite (no −inf masks)."""
+        self._finite = finite_buffers(hooks.model)
 
     def remove(self, site: Site) -> None:
         site.remove()
@@ -74,16 +71,5 @@ class LoopHost:
     def not_finite(self) -> float:
         """Returns the number of non-finite values in the model's parameters and buffers and in its kept seeds."""
         seeds = [site.seed for site in self.hooks.sites.values() if site.seed is not None and site.fossil]
-        named = chain(self.hooks.model.named_parameters(), *(seed.named_parameters() for seed in seeds))
-        buffers = (buffer for name, buffer in self.hooks.model.named_buffers() if name in self._finite)
-        values = [value.detach() for _, value in _floating(named)] + list(buffers)
-        stats = grad_stats([values])
-        return float((stats.nan + stats.inf).sum())
-
-
-def _floating(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-    return [(name, tensor) for name, tensor in named if tensor.is_floating_point()]
-
-
-def _all_finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(tensor).all())
+        parameters = chain(self.hooks.model.parameters(), *(seed.parameters() for seed in seeds))
+        return float(count_not_finite(self.hooks.model, self._finite, parameters))

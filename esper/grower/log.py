@@ -28,24 +28,19 @@ class LoopLog:
     """Writes the events of one loop, as the only round of a run with one host.
 
     Args:
-        path: a new or empty folder, or that of the loop that is resumed.
+        folder: a new or empty folder, or that of the loop that is resumed.
         task: name of what is trained.
         controller: what grows it.
         points: percentage points in a unit of the score.
     """
 
-    def __init__(self, path: Path, task: str, controller: str | OwnController, points: float) -> None:
-        self.folder, self.score = RunFolder(path, resumed=True), ScoreDefined("score", "", points)
+    def __init__(self, folder: str | Path, task: str, controller: str | OwnController, points: float) -> None:
+        self.folder, self.score = RunFolder(Path(folder), resumed=True), ScoreDefined("score", "", points)
         self.task, self.controller = task, name_of(controller)
         self.hub: TelemetryHub | None = None
         self.began = time.perf_counter()
         self.seconds_before = 0.0
         """Seconds before the loop was resumed."""
-
-    @classmethod
-    def at(cls, path: str | Path | None, task: str, controller: str | OwnController, points: float) -> LoopLog | None:
-        """Returns the log in that folder; None without one."""
-        return None if path is None else cls(Path(path), task, controller, points)
 
     def create(self, config: ResolvedConfig) -> None:
         """Makes the folder. Raises ConfigError if it is not empty: a loop is continued by its state only."""
@@ -121,9 +116,6 @@ class LoopLog:
             )
         )
         self.emit(RunCompleted(self.controller, 0, (), env.host_parameters, parameters, fossils, self.seconds))
-        self.close()
-
-    def close(self) -> None:
         if self.hub is not None:
             self.hub.close()
             self.hub = None

@@ -58,9 +58,13 @@ def unwrapped(optimizer: object) -> Optimizer:
 
 
 def plain_schedulers(given: object) -> list[Scheduler]:
-    """Returns the torch schedulers in ``given``, one or several, each of which may be wrapped as in accelerate."""
+    """Returns the torch schedulers in ``given``, one or several, each of which may be wrapped as in accelerate.
+
+    They are followed by those that they are made of.
+    """
     each: list[Any] = [given] if hasattr(given, "step") else list(given)  # type: ignore[call-overload]
-    return [one if isinstance(one, Scheduler) else one.scheduler for one in each]
+    plain = [one if isinstance(one, Scheduler) else one.scheduler for one in each]
+    return [*plain, *(inner for one in plain for inner in plain_schedulers(getattr(one, "_schedulers", ())))]
 
 
 class SeedGroups:
@@ -71,7 +75,7 @@ class SeedGroups:
 
     Args:
         optimizer: the host's.
-        schedulers: those of ``optimizer``.
+        schedulers: those of ``optimizer``, see :func:`plain_schedulers`.
         factor: learning rate of a seed in units of the host's.
         weight_decay: of seeds.
         config: how the gradients of a seed are clipped and judged.
@@ -97,15 +101,14 @@ class SeedGroups:
         self.host = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.learning: tuple[str, ...] = ()
         """Slots whose seeds are stepped."""
-        self._count = len(self.optimizer.param_groups)
-        self._schedulers = list(schedulers)
+        self._schedulers: list[Any] = list(schedulers)
         if not self._schedulers and hasattr(self.optimizer.step, "_wrapped_by_lr_sched"):
             raise ConfigError(
                 "a learning-rate scheduler uses this optimizer: pass it as scheduler=, because schedulers fail when an "
                 "optimizer gets parameter groups that they do not know"
             )
         for scheduler in self._schedulers:
-            self._hide_seeds(scheduler)
+            scheduler.optimizer = HostGroups(scheduler.optimizer, len(self.optimizer.param_groups))
         self.gradient_stats: SeedGradientCollector | None = None
         """Receives the statistics of every step's gradients; None: they are not measured."""
         self._aside: list[tuple[Tensor, Tensor]] = []
@@ -169,7 +172,7 @@ class SeedGroups:
         for handle in self._handles:
             handle.remove()
         for scheduler in self._schedulers:
-            self._show_all(scheduler)
+            scheduler.optimizer = scheduler.optimizer.whole
 
     def _before_step(self, optimizer: Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         self.steps += 1
@@ -205,16 +208,6 @@ class SeedGroups:
         for mine, factor in zip(gradients[1:], stats.clip_coef[1:], strict=True):
             for gradient in mine:
                 gradient.mul_(factor)
-
-    def _hide_seeds(self, scheduler: Any) -> None:
-        for inner in getattr(scheduler, "_schedulers", ()):
-            self._hide_seeds(inner)
-        scheduler.optimizer = HostGroups(scheduler.optimizer, self._count)
-
-    def _show_all(self, scheduler: Any) -> None:
-        for inner in getattr(scheduler, "_schedulers", ()):
-            self._show_all(inner)
-        scheduler.optimizer = scheduler.optimizer.whole
 
 
 def _set_rate(group: Group, rate: float | Tensor) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.hosts.host import Host, SiteHook, row_major
+from esper.hosts.host import Host, SiteHook, kept_modes, row_major
 from esper.hosts.inputs import Inputs, as_inputs, call
 from esper.hosts.outputs import features_of, logits_of, with_features
 from esper.seeds.site import SlotSite
@@ -72,10 +72,8 @@ class GraftedHost(Host):
             found[name] = output
             return output
 
-        training = self.training
-        with torch.no_grad():
+        with kept_modes(self), torch.no_grad():
             self.eval().forward_with_hook(x, see)
-        self.train(training)
         if missing := [name for name in self.paths if name not in found]:
             where = ", ".join(f"{name} ({self.paths[name]})" for name in missing)
             raise ConfigError(f"the forward pass never runs the submodule of slot {where}")

@@ -77,6 +77,17 @@ class Host(nn.Module, ABC):
         return row_major(site.name for site in self.sites)
 
 
+@contextmanager
+def kept_modes(*networks: nn.Module) -> Iterator[None]:
+    """Restores the mode of every module of ``networks`` after a block."""
+    modes = [(module, module.training) for network in networks for module in network.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
 def run_segment(segment: nn.Module, h: Tensor) -> Tensor:
     """Runs a segment. It is a function so that it can be compiled once for all segments of all hosts."""
     return segment(h)  # type: ignore[no-any-return]

@@ -24,7 +24,7 @@ def merge_seeds(model: nn.Module) -> dict[str, str]:
     for path, grown in [(path, m) for path, m in model.named_modules() if isinstance(m, GrownModule)]:
         seed, layer = grown.get_submodule("seed"), _last(grown.module)
         assert isinstance(seed, Seed)
-        if reason := _obstacle(seed, layer) or _sharing(layer, uses):
+        if reason := _obstacle(seed, layer, uses):
             reasons[path] = reason
             continue
         _merge(layer, seed, grown.alpha)
@@ -37,8 +37,11 @@ def _last(module: nn.Module) -> nn.Module:
     return _last(module[-1]) if type(module) is nn.Sequential and len(module) else module
 
 
-def _obstacle(seed: Seed, layer: nn.Module) -> str | None:
-    """Returns why the seed is not linear in the output of a linear layer; None if it is."""
+def _obstacle(seed: Seed, layer: nn.Module, uses: Counter[int]) -> str | None:
+    """Returns why the seed cannot become a part of the layer's weights; None if it can.
+
+    It is linear in the output of a linear layer, and no other layer uses the same weights.
+    """
     if type(layer) is not nn.Linear and not _is_transposed(layer):
         return f"its output comes from a {type(layer).__name__}, not from a linear layer"
     if seed.operator is not BlendOperator.ADD:
@@ -46,13 +49,9 @@ def _obstacle(seed: Seed, layer: nn.Module) -> str | None:
     linear = (nn.Linear, ChannelScale, nn.Identity, nn.Sequential)
     if other := next((m for m in seed.body.modules() if type(m) not in linear), None):
         return f"{type(other).__name__} is not linear"
+    if any(uses[id(p)] > 1 for p in layer.parameters(recurse=False)):
+        return "another layer uses the same weights"
     return None
-
-
-def _sharing(layer: nn.Module, uses: Counter[int]) -> str | None:
-    """Returns that ``layer`` shares its weights with another one, if it does."""
-    shared = any(uses[id(p)] > 1 for p in layer.parameters(recurse=False))
-    return "another layer uses the same weights" if shared else None
 
 
 def _is_transposed(layer: nn.Module) -> bool:

@@ -20,6 +20,7 @@ from esper.config import ConfigError
 from esper.hosts.graft import GraftedHost
 from esper.hosts.grown import GrownHost
 from esper.hosts.grown_module import GrownModule, grown_in_place
+from esper.hosts.host import kept_modes
 from esper.hosts.inputs import as_inputs, call
 from esper.hosts.merge import merge_seeds
 from esper.hosts.outputs import logits_of
@@ -164,18 +165,17 @@ def _unfused(layer: NormReluPool) -> nn.Sequential:
 class _Call:
     """The form of a call of a grown submodule, and whether it returned a tuple."""
 
-    positional: int = 0
-    keywords: tuple[str, ...] = ()
-    in_tuple: bool = False
-    ran: bool = False
+    positional: int
+    keywords: tuple[str, ...]
+    in_tuple: bool
 
 
 def _replace_grown_modules(model: nn.Module, example: Any) -> None:
     grown = {path: module for path, module in model.named_modules() if isinstance(module, GrownModule)}
-    calls = {path: _Call() for path in grown}
+    calls: dict[str, _Call] = {}
 
     def note(path: str, arguments: tuple[Any, ...], keywords: dict[str, Any], output: object) -> None:
-        calls[path] = _Call(len(arguments), tuple(keywords), isinstance(output, tuple), ran=True)
+        calls[path] = _Call(len(arguments), tuple(keywords), isinstance(output, tuple))
 
     handles = [
         module.register_forward_hook(
@@ -190,7 +190,7 @@ def _replace_grown_modules(model: nn.Module, example: Any) -> None:
         for handle in handles:
             handle.remove()
     for path, module in sorted(grown.items(), reverse=True):  # inner ones first
-        if not calls[path].ran:
+        if path not in calls:
             raise ConfigError(f"the example does not reach {path}, which has grown: pass other inputs")
         model.set_submodule(path, _wrapped(path, module, calls[path]))
 
@@ -237,17 +237,13 @@ def _default(value: Any) -> Any:
 
 def _output(network: nn.Module, example: Any) -> Tensor:
     """Returns the logits of ``example`` in eval mode; every module's mode is as before afterwards."""
-    modes = [(module, module.training) for module in network.modules()]
     try:
-        with torch.no_grad():
+        with kept_modes(network), torch.no_grad():
             output = logits_of(call(network.eval(), as_inputs(example).clone()))
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(f"the network cannot run on the example: {type(error).__name__}: {error}") from error
-    finally:
-        for module, mode in modes:
-            module.training = mode
     if not isinstance(output, Tensor):
         raise ConfigError(f"the network returns {type(output).__name__} for the example, not a tensor or logits")
     return output

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -25,7 +25,7 @@ class HostFamily:
     build: Callable[[int], Host]
     """Makes the host of a width; more parameters for a larger one, and the same slots."""
     width: int
-    """Width of the task's host, such as the channels of its first block."""
+    """Width of the task's host: channels of the first block of a CNN, or features of a transformer's token."""
     step: int = 1
     """Widths are multiples of it, such as the number of heads of a transformer."""
 
@@ -37,18 +37,8 @@ class HostFamily:
         return self.build(self.width)
 
 
-@dataclass(frozen=True)
-class Sized:
-    """A factory of hosts of another width, and their size."""
-
-    build: Callable[[], Host]
-    width: int
-    """Channels of the first block of a CNN, or features of a transformer's token."""
-    parameters: int
-
-
-def nearest_in_size(build_host: Callable[[], Host], parameters: int, sample: Tensor) -> Sized:
-    """Finds the host like those of ``build_host``, no narrower, whose size is nearest to ``parameters``.
+def nearest_in_size(build_host: Callable[[], Host], parameters: int, sample: Tensor) -> HostFamily:
+    """Finds the width of the host like those of ``build_host``, no narrower, whose size is nearest to ``parameters``.
 
     A tie goes to the smaller host. A CNNHost is widened by its ``base``, a TransformerHost by its ``width``, in steps
     of its number of heads, the host of a :class:`HostFamily` as that says. ``sample`` are inputs that initialise the
@@ -56,23 +46,23 @@ def nearest_in_size(build_host: Callable[[], Host], parameters: int, sample: Ten
     """
     family = _family(build_host)
 
-    def sized(width: int) -> Sized:
+    def missing(width: int) -> int:
         if family is build_host:
             host = family.build(width)
             host.probe(sample)
         else:
             with torch.device("meta"):
                 host = family.build(width)
-        return Sized(partial(family.build, width), width, host.parameter_count)
+        return abs(host.parameter_count - parameters)
 
-    best, wider = sized(family.width), sized(family.width + family.step)
-    while abs(wider.parameters - parameters) < abs(best.parameters - parameters):
-        best, wider = wider, sized(wider.width + family.step)
-    return best
+    width, least = family.width, missing(family.width)
+    while (wider := missing(width + family.step)) < least:
+        width, least = width + family.step, wider
+    return replace(family, width=width)
 
 
 def at_width(build_host: Callable[[], Host], width: int) -> Callable[[], Host]:
-    """Returns a factory of hosts like those of ``build_host``, narrower or wider, with that :class:`Sized` width.
+    """Returns a factory of hosts like those of ``build_host``, narrower or wider: those of ``width``, see HostFamily.
 
     Raises ConfigError for a host of another kind, or for a width that such a host cannot have.
     """

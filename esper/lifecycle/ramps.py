@@ -49,16 +49,20 @@ class BlendOperator(Enum):
 class BlendStyle:
     """The controller's choice at germination: an operator and the curve of the first ramp."""
 
+    name: str
     operator: BlendOperator
     curve: AlphaCurve
 
 
 STYLES: Mapping[str, BlendStyle] = MappingProxyType(
     {
-        "LINEAR_ADD": BlendStyle(BlendOperator.ADD, AlphaCurve.LINEAR),
-        "LINEAR_MULTIPLY": BlendStyle(BlendOperator.MULTIPLY, AlphaCurve.LINEAR),
-        "SIGMOID_ADD": BlendStyle(BlendOperator.ADD, AlphaCurve.LOGISTIC_12),
-        "GATED_GATE": BlendStyle(BlendOperator.GATE, AlphaCurve.LINEAR),
+        style.name: style
+        for style in (
+            BlendStyle("LINEAR_ADD", BlendOperator.ADD, AlphaCurve.LINEAR),
+            BlendStyle("LINEAR_MULTIPLY", BlendOperator.MULTIPLY, AlphaCurve.LINEAR),
+            BlendStyle("SIGMOID_ADD", BlendOperator.ADD, AlphaCurve.LOGISTIC_12),
+            BlendStyle("GATED_GATE", BlendOperator.GATE, AlphaCurve.LINEAR),
+        )
     }
 )
 

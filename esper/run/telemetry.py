@@ -32,6 +32,7 @@ from esper.telemetry.score import ACCURACY, ScoreUnit
 from esper.telemetry.span import Spans
 from esper.training.execution import workspaces
 from esper.training.execution.multi_gpu import devices_of
+from esper.training.placement import COPIES
 
 
 class RunTelemetry:
@@ -88,7 +89,7 @@ class RunTelemetry:
                 time=time.time(),
                 folder=str(self.files.path),
                 cublas_workspace=workspaces.of_run(config.run.device),
-                pinned_copies=tuple(copy.value for copy in env.pinned),
+                pinned_copies=COPIES[: env.pinned],
             )
         )
         self._name_score(env.score)

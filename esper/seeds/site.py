@@ -42,25 +42,45 @@ class GerminationFailed(RuntimeError):
 
 @dataclass(eq=False)
 class PlantedSeed:
-    """A seed at a site: its module, its role and its alphas."""
+    """A seed at a site: its module, and what it was made of."""
 
     module: Seed
     blueprint: Blueprint
     style: BlendStyle
     finite: Tensor
     """False once the seed had a non-finite value, a bool scalar on the device."""
-    role: Role = Role.ABSENT
-    alpha: float = 0.0
-    """Its share in the forward pass."""
-    target: float = 0.0
-    """The alpha of its trials."""
-    learning: bool = False
-    """Whether the optimizer steps it."""
+
+
+class Site:
+    """One site and the seed in it; an empty one has the role ABSENT and alphas of 0."""
+
+    def __init__(self, place: SlotSite) -> None:
+        self.place = place
+        self.name = place.name
+        self._flags: WeakKeyDictionary[Seed, Tensor] = WeakKeyDictionary()
+        self.remove()
+
+    def remove(self) -> None:
+        """Empties the site."""
+        self.planted: PlantedSeed | None = None
+        self.assign(Role.ABSENT)
 
     def assign(self, role: Role, alpha: float = 0.0, target: float = 0.0, learning: bool | None = None) -> None:
-        """Sets what the seed does from now on; by default it learns in every role but ABSENT."""
+        """Sets what the seed does from now on.
+
+        Args:
+            role: its role.
+            alpha: its share in the forward pass.
+            target: the alpha of its trials.
+            learning: whether the optimizer steps it; None: in every role but ABSENT.
+        """
         self.role, self.alpha, self.target = role, alpha, target
         self.learning = role is not Role.ABSENT if learning is None else learning
+
+    @property
+    def seed(self) -> Seed | None:
+        """The seed's module."""
+        return None if self.planted is None else self.planted.module
 
     @property
     def incubating(self) -> bool:
@@ -74,54 +94,6 @@ class PlantedSeed:
     @property
     def fossil(self) -> bool:
         return self.role is Role.FOSSIL
-
-
-class Site:
-    """One site and the seed in it; an empty one has the role ABSENT and alphas of 0."""
-
-    def __init__(self, place: SlotSite) -> None:
-        self.place = place
-        self.name = place.name
-        self._flags: WeakKeyDictionary[Seed, Tensor] = WeakKeyDictionary()
-        self.planted: PlantedSeed | None = None
-
-    def remove(self) -> None:
-        """Empties the site."""
-        self.planted = None
-
-    @property
-    def seed(self) -> Seed | None:
-        """The seed's module."""
-        return None if self.planted is None else self.planted.module
-
-    @property
-    def role(self) -> Role:
-        return Role.ABSENT if self.planted is None else self.planted.role
-
-    @property
-    def alpha(self) -> float:
-        return 0.0 if self.planted is None else self.planted.alpha
-
-    @property
-    def target(self) -> float:
-        return 0.0 if self.planted is None else self.planted.target
-
-    @property
-    def learning(self) -> bool:
-        return self.planted is not None and self.planted.learning
-
-    @property
-    def incubating(self) -> bool:
-        return self.planted is not None and self.planted.incubating
-
-    @property
-    def on(self) -> bool:
-        """True if a seed is in the host's forward pass: a blended one or a fossil."""
-        return self.planted is not None and self.planted.on
-
-    @property
-    def fossil(self) -> bool:
-        return self.planted is not None and self.planted.fossil
 
     @property
     def parameters(self) -> int:
@@ -163,4 +135,5 @@ class Site:
         flag = torch.ones((), dtype=torch.bool, device=probe.device)
         finite = self._flags.setdefault(seed, flag).fill_(True)  # a seed that is planted again keeps its memory
         self.planted = PlantedSeed(seed.train(), blueprint, style, finite)
+        self.assign(Role.ABSENT)
         return self.planted

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from esper.config import Durations, GovernorConfig
-from esper.training.placement import HostCopy
 from esper.training.snapshot import Restorable, Snapshot, ValidationRecord
 
 
@@ -37,23 +36,17 @@ class Governor:
         durations: epochs between snapshots, and number of losses remembered.
         classes: number of classes of the task, with a loss of ln(classes) as chance; None if the loss is not
             cross-entropy: chance is then the size of an episode's first loss.
-        pinned: copies that lie in pinned CPU memory if the host is on a GPU; restored bits do not depend on it.
-
-    Raises:
-        ValueError: the newest snapshot is pinned, but not the older one.
+        pinned: number of snapshots that lie in pinned CPU memory if the host is on a GPU, the older one first; restored
+            bits do not depend on it.
     """
 
-    def __init__(
-        self, config: GovernorConfig, durations: Durations, classes: int | None, pinned: Collection[HostCopy] = ()
-    ) -> None:
-        if HostCopy.NEWEST in pinned and HostCopy.OLDER not in pinned:
-            raise ValueError("the older snapshots go to pinned memory before the newest ones")
+    def __init__(self, config: GovernorConfig, durations: Durations, classes: int | None, pinned: int = 0) -> None:
         self.config = config
         self.durations = durations
         self.classes = classes
-        self._pins_newest = HostCopy.NEWEST in pinned
+        self._pins_newest = pinned > 1
         # Newest first. Memory stays where it is; its contents move.
-        self._generations = [Snapshot(self._pins_newest), Snapshot(HostCopy.OLDER in pinned)]
+        self._generations = [Snapshot(self._pins_newest), Snapshot(pinned > 0)]
         self.reset()
 
     def reset(self) -> None:

@@ -5,8 +5,7 @@ Restoring copies into the existing tensors, because captured steps refer to thei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,46 +19,9 @@ State = dict[str, Any]
 """Nested dicts and lists of CPU tensors, numbers, strings and None."""
 
 
-def network_tensors(training: HostTraining, sites: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-    """Yields every parameter and buffer of the host and of the seeds at ``sites``, with the optimizers' state."""
-    seeds = [(training.site_by_name[name].seed, training.seed_groups[name]) for name in sites]
-    owners = [(training.host, training.host_group), *((seed, group) for seed, group in seeds if seed is not None)]
-    for module, group in owners:
-        for name, tensor in chain(module.named_parameters(), module.named_buffers()):
-            yield f"{group.name}.{name}", tensor
-        for index, parameter in enumerate(group.parameters):
-            for name, value in group.optimizer.state.get(parameter, {}).items():
-                if value is not None:
-                    yield f"{group.name}.{name.removesuffix('_buffer')}.{index}", value
-
-
-class RestorableHost:
-    """A host that snapshots of ``esper.training.snapshot`` restore."""
-
-    def __init__(self, training: HostTraining) -> None:
-        self.training = training
-
-    @property
-    def epoch(self) -> int:
-        return self.training.epoch
-
-    def network_tensors(self, slots: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        return network_tensors(self.training, slots)
-
-    def discard(self, kept: Collection[str], saved: Collection[str]) -> None:
-        """Removes all seeds but ``kept``, and gradients; momentum is always saved. The scale of losses restarts."""
-        training = self.training
-        for site in training.sites:
-            if site.seed is not None and site.name not in kept:
-                training.remove(site)
-        training.arithmetic.reset()
-        for group in (training.host_group, *training.seed_groups.values()):
-            group.drop_gradients()
-
-
 def all_tensors(training: HostTraining) -> Iterator[tuple[str, Tensor]]:
     """Yields all that training writes and later epochs read: networks, flags of finite seeds, buffers of shadows."""
-    yield from network_tensors(training, (site.name for site in training.sites if site.seed is not None))
+    yield from training.network_tensors(site.name for site in training.sites if site.seed is not None)
     for site in training.sites:
         if site.planted is not None:
             yield f"{site.name} is finite", site.planted.finite
@@ -108,14 +70,13 @@ def host_state(training: HostTraining, copy: Callable[[Tensor], Tensor] = cpu_co
 
     Roles and alphas of sites are the caller's.
     """
-    styles = {style: name for name, style in STYLES.items()}
     return {
         "run_seed": training.run_seed,
         "episode": training.episode,
         "epoch": training.epoch,
         "germinations": training.germinations,
         "seeds": {
-            site.name: (site.planted.blueprint.name, styles[site.planted.style])
+            site.name: (site.planted.blueprint.name, site.planted.style.name)
             for site in training.sites
             if site.planted is not None
         },
@@ -130,8 +91,7 @@ def restore_host_state(training: HostTraining, state: State) -> None:
     """Restores, bit for bit, a host that has the seeds of ``state``; drops its gradients and later shadow buffers."""
     training.epoch, training.germinations = state["epoch"], state["germinations"]
     training.batch, training.part = 0, 0
-    for group in (training.host_group, *training.seed_groups.values()):
-        group.drop_gradients()
+    training.drop_gradients()
     for name in training.shadows.keys() - set(state["shadows"]):
         del training.shadows[name]
     training.arithmetic.load_state_dict(state["scale"])
@@ -147,7 +107,7 @@ def load_host_state(training: HostTraining, state: State, blueprints: BlueprintR
     every value is overwritten. Raises ValueError if the tensors do not match those of ``state``.
     """
     training.reset(state["run_seed"], state["episode"])
-    fill(network_tensors(training, ()), state["tensors"])  # seeds are probed with these weights
+    fill(training.network_tensors(()), state["tensors"])  # seeds are probed with these weights
     for site in training.sites:
         if site.name in state["seeds"]:
             blueprint, style = state["seeds"][site.name]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 from esper.config_resolved import HostTrainingConfig, ResolvedTask
 from esper.data.split import Split
 from esper.data.task import Task
+from esper.hosts.host import kept_modes
 from esper.lifecycle.ramps import BlendStyle
-from esper.ops import SGD, AdamW
+from esper.ops import SGD, AdamW, grad_stats
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import Blueprint
 from esper.seeds.site import PlantedSeed, Role, Site
@@ -21,7 +23,7 @@ from esper.training.metrics import EpochMetrics, SeedGradientCollector
 from esper.training.precision import Arithmetic
 from esper.training.rng import RngHandle, RngStream, derive_seed, draws_globally, own_dropout, seeded
 from esper.training.seed_pool import ParameterGroup, SeedPool
-from esper.training.shadow import ShadowBuffers, copied_buffers
+from esper.training.shadow import ShadowBuffers
 from esper.training.warmup import WarmUp
 
 HOST = "host"
@@ -94,16 +96,13 @@ class HostTraining:
         self.batch = 0
         self.part = 0
         self.germinations = 0
-        self.host_parameters = self.host.parameter_count
 
     def reset(self, run_seed: int, episode: int) -> None:
         """Makes a new host for ``episode`` in the memory of the last one."""
         self.run_seed, self.episode, self.epoch, self.germinations = run_seed, episode, 0, 0
         with seeded(self._seed(RngStream.HOST)):
             _copy_fresh_host(self)
-        named = [(name, buffer) for name, buffer in self.host.named_buffers() if buffer.is_floating_point()]
-        self.finite_buffers = {name for name, buffer in named if bool(buffer.isfinite().all())}
-        """Names of buffers that are finite at first, so that only a bad host makes them non-finite (no −inf masks)."""
+        self.finite_buffers = finite_buffers(self.host)
         self.host_group.optimizer.zero_state()
         self.arithmetic.reset()
         self.order.manual_seed(self._seed(RngStream.DATA))
@@ -150,10 +149,8 @@ class HostTraining:
         self.shadows.pop(site.name, None)
 
     def assign(self, site: Site, role: Role, alpha: float, target: float, learning: bool) -> None:
-        """Sets what the seed of a site does from now on, if it has one; one that is no longer incubated loses its
-        shadow buffers."""
-        if site.planted is not None:
-            site.planted.assign(role, alpha, target, learning)
+        """Sets what the seed of a site does from now on; one that is no longer incubated loses its shadow buffers."""
+        site.assign(role, alpha, target, learning)
         if role is not Role.INCUBATING:
             self.shadows.pop(site.name, None)
 
@@ -171,19 +168,10 @@ class HostTraining:
     def shadow_of(self, site: Site) -> ShadowBuffers:
         """Returns the buffers of ``site``'s incubating seed; the first call copies the host's current ones."""
         if site.name not in self.shadows:
-            buffers = self.pool.shadows.get(site.name)
-            if buffers is None:
-                buffers = self.pool.shadows[site.name] = ShadowBuffers(self.host)
+            buffers = self.pool.shadows.get(site.name) or ShadowBuffers(self.host)
+            self.shadows[site.name] = self.pool.shadows[site.name] = buffers
             buffers.refill()
-            self.shadows[site.name] = buffers
         return self.shadows[site.name]
-
-    @contextmanager
-    def shadow_pass(self, site: Site) -> Iterator[None]:
-        """Runs a training pass with buffers and random numbers of ``site``'s seed, not the host's or other seeds'."""
-        others = [other.seed for other in self.sites if other is not site and other.seed is not None]
-        with self.shadow_of(site).in_place(), copied_buffers(others), self.draws_of(site):
-            yield
 
     @contextmanager
     def draws_of(self, site: Site) -> Iterator[None]:
@@ -216,8 +204,31 @@ class HostTraining:
 
     def fossils(self) -> dict[str, PlantedSeed]:
         """Returns the fossils by site name, in site order."""
-        seeds = ((site.name, site.planted) for site in self.sites)
-        return {name: seed for name, seed in seeds if seed is not None and seed.fossil}
+        return {site.name: site.planted for site in self.sites if site.fossil and site.planted is not None}
+
+    def network_tensors(self, slots: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yields every parameter and buffer of the host and of the seeds in ``slots``, with the optimizers' state."""
+        seeds = [(self.site_by_name[name].seed, self.seed_groups[name]) for name in slots]
+        owners = [(self.host, self.host_group), *((seed, group) for seed, group in seeds if seed is not None)]
+        for module, group in owners:
+            for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+                yield f"{group.name}.{name}", tensor
+            for index, parameter in enumerate(group.parameters):
+                for name, value in group.optimizer.state.get(parameter, {}).items():
+                    if value is not None:
+                        yield f"{group.name}.{name.removesuffix('_buffer')}.{index}", value
+
+    def discard(self, kept: Collection[str], saved: Collection[str]) -> None:
+        """Removes all seeds but ``kept``, and gradients; momentum is always saved. The scale of losses restarts."""
+        for site in self.sites:
+            if site.seed is not None and site.name not in kept:
+                self.remove(site)
+        self.arithmetic.reset()
+        self.drop_gradients()
+
+    def drop_gradients(self) -> None:
+        for group in (self.host_group, *self.seed_groups.values()):
+            group.drop_gradients()
 
     def _seed(self, purpose: RngStream, *counters: int) -> int:
         return derive_seed(self.run_seed, self.index, self.episode, purpose, *counters)
@@ -246,6 +257,20 @@ def _make_optimizer(module: nn.Module, task: ResolvedTask, rate: Tensor, weight_
     return optimizer
 
 
+def finite_buffers(network: nn.Module) -> set[str]:
+    """Returns the names of buffers that are finite now, so that only a bad network makes them non-finite (no −inf
+    masks)."""
+    named = [(name, buffer) for name, buffer in network.named_buffers() if buffer.is_floating_point()]
+    return {name for name, buffer in named if bool(buffer.isfinite().all())}
+
+
+def count_not_finite(network: nn.Module, buffers: Collection[str], parameters: Iterable[Tensor]) -> Tensor:
+    """Returns the number of non-finite values in ``parameters`` and in the named buffers of ``network``, float64 []."""
+    own = (buffer for name, buffer in network.named_buffers() if name in buffers)
+    stats = grad_stats([[value.detach() for value in chain(parameters, own) if value.is_floating_point()]])
+    return (stats.nan + stats.inf).sum()
+
+
 def _features_at(training: HostTraining, site: Site, x: Tensor) -> Tensor:
     """Returns the features of inputs ``x`` at ``site``, in eval mode, so that no buffer of the host changes."""
     host, place, found = training.host, training.sites.index(site), list[Tensor]()
@@ -255,11 +280,8 @@ def _features_at(training: HostTraining, site: Site, x: Tensor) -> Tensor:
             found.append(host.protected(h))
         return h
 
-    mode = host.training
-    host.eval()
-    with host.without_gradients():
-        host.forward_with_hook(x, keep)
-    host.train(mode)
+    with kept_modes(host), host.without_gradients():
+        host.eval().forward_with_hook(x, keep)
     return found[0]
 
 

@@ -4,43 +4,37 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from enum import Enum
 
 from esper.config import RunConfig
 from esper.ops import AdamW
-from esper.training.host_state import network_tensors
 from esper.training.host_training import HostTraining
 
 MIB = 2**20
 
 
-class HostCopy(Enum):
-    """The copies kept of each host, in the order in which they move to pinned memory."""
-
-    OLDER = "older snapshots"
-    NEWEST = "newest snapshots"
+COPIES = ("older snapshots", "newest snapshots")
+"""The copies kept of each host, in the order in which they move to pinned memory."""
 
 
-def copies_to_pin(run: RunConfig, hosts: Sequence[HostTraining], seed_parameters: int = 0) -> tuple[HostCopy, ...]:
-    """Returns the copies that move to pinned memory, so that the others of any one GPU fit
-    ``run.max_device_copies_mib``; none on a CPU.
+def copies_to_pin(run: RunConfig, hosts: Sequence[HostTraining], seed_parameters: int = 0) -> int:
+    """Returns the number of ``COPIES`` that move to pinned memory, so that the others of any one GPU fit
+    ``run.max_device_copies_mib``; 0 on a CPU.
 
     The estimated size of a copy is that of the host with its buffers and its optimizer's state, and of
     ``seed_parameters`` float32 parameters of seeds with theirs. The device with the most hosts decides for all.
     """
     if run.max_device_copies_mib is None or hosts[0].device.type != "cuda":
-        return ()
-    host_bytes = max(sum(tensor.nbytes for _, tensor in network_tensors(training, ())) for training in hosts)
+        return 0
+    host_bytes = max(sum(tensor.nbytes for _, tensor in training.network_tensors(())) for training in hosts)
     count = max(Counter(training.device for training in hosts).values())
     moments = 2 if isinstance(hosts[0].host_group.optimizer, AdamW) else 1
     return pinned_copies(host_bytes + (1 + moments) * 4 * seed_parameters, count, run.max_device_copies_mib)
 
 
-def pinned_copies(copy_bytes: int, hosts: int, limit_mib: float) -> tuple[HostCopy, ...]:
-    """Returns the first copies to move, so that the others of ``hosts`` hosts take at most ``limit_mib`` MiB.
+def pinned_copies(copy_bytes: int, hosts: int, limit_mib: float) -> int:
+    """Returns the number of copies to move, so that the others of ``hosts`` hosts take at most ``limit_mib`` MiB.
 
     ``copy_bytes`` is the size of one copy of one host.
     """
-    kinds = tuple(HostCopy)
-    fitting = int(limit_mib * MIB // (hosts * copy_bytes)) if copy_bytes else len(kinds)
-    return kinds[: max(len(kinds) - fitting, 0)]
+    fitting = int(limit_mib * MIB // (hosts * copy_bytes)) if copy_bytes else len(COPIES)
+    return max(len(COPIES) - fitting, 0)

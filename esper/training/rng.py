@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.data.rng import GLOBAL_GENERATORS
+from esper.hosts.host import kept_modes
 from esper.training.shadow import ShadowBuffers
 
 
@@ -105,10 +106,7 @@ def draws_globally(module: nn.Module, x: Tensor) -> bool:
         gpu = [torch.cuda.get_rng_state(x.device)] if x.device.type == "cuda" else []
         return [torch.get_rng_state(), *gpu]
 
-    training = module.training
-    with seeded(0, x.device), torch.no_grad(), ShadowBuffers(module).in_place():
+    with kept_modes(module), seeded(0, x.device), torch.no_grad(), ShadowBuffers(module).in_place():
         before = state()
         module.train()(x)
-        moved = any(not torch.equal(old, new) for old, new in zip(before, state(), strict=True))
-    module.train(training)
-    return moved
+        return any(not torch.equal(old, new) for old, new in zip(before, state(), strict=True))

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from esper.seeds.site import Site
 from esper.training.host_state import cpu_copy, fill, memory_like
 
 
@@ -31,6 +32,9 @@ class Restorable(Protocol):
 
     def network_tensors(self, slots: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Yields by name all that training writes of the host and of the seeds in ``slots``."""
+
+    def remove(self, site: Site) -> None:
+        """Removes the seed at ``site``."""
 
     def discard(self, kept: Collection[str], saved: Collection[str]) -> None:
         """Removes the seeds in slots other than ``kept``, gradients, and optimizer state that is not in ``saved``."""

@@ -17,12 +17,13 @@ from torch import Tensor
 from esper.hosts.host import SiteHook
 from esper.ops import SGD, AdamW, GradStats, adamw_step, grad_stats, sgd_step
 from esper.seeds.blend import blend
-from esper.seeds.site import PlantedSeed, Role
+from esper.seeds.site import Role, Site
 from esper.training.batches import upload
 from esper.training.execution.executor import Cancelled
 from esper.training.host_training import HostTraining, feed_of
 from esper.training.precision import Arithmetic
 from esper.training.seed_pool import ParameterGroup
+from esper.training.shadow import copied_buffers
 
 ALPHA, TARGET = 0, 1
 """Rows of ``HostTraining.alphas``."""
@@ -99,7 +100,7 @@ def add_gradients(training: HostTraining, x: Tensor, y: Tensor, share: Tensor | 
 
     ``share`` is the part's fraction of the batch's targets, by which its mean loss is weighted; None for a whole batch.
     """
-    features: dict[int, tuple[PlantedSeed, Tensor]] = {}
+    features: dict[int, Tensor] = {}
     with training.global_draws(), training.arithmetic.casting():
         outputs = training.host.forward_with_hook(x, blending(training, features), training.vacant)
     mean, sums = training.task.objective.measure(outputs, y, training.config.task.label_smoothing)
@@ -107,36 +108,32 @@ def add_gradients(training: HostTraining, x: Tensor, y: Tensor, share: Tensor | 
     loss = mean if share is None else mean * share
     if loss.requires_grad:  # a frozen host has no gradient until one of its seeds learns
         training.arithmetic.scaled(loss).backward()  # type: ignore[no-untyped-call]
-    for site, (seed, h) in features.items():
-        shadow_gradients(training, site, seed, x, h, y, share)
+    for site, h in features.items():
+        shadow_gradients(training, site, x, h, y, share)
 
 
-def blending(
-    training: HostTraining, features: dict[int, tuple[PlantedSeed, Tensor]] | None = None, track_finite: bool = True
-) -> SiteHook:
+def blending(training: HostTraining, features: dict[int, Tensor] | None = None, track_finite: bool = True) -> SiteHook:
     """Returns the function for sites in training: out = h + alpha · d(h) for a blended seed.
 
-    In the host's own pass, which has ``features``, an incubating seed runs straight through (``ste``), or is stored in
-    ``features`` with its detached input, by site number. In a shadow pass, without ``features``, incubating seeds are
+    In the host's own pass, which has ``features``, an incubating seed runs straight through (``ste``), or its detached
+    input is stored in ``features``, by site number. In a shadow pass, without ``features``, incubating seeds are
     absent. ``track_finite`` is as for :func:`delta_of`.
     """
 
-    def hook(site: int, h: Tensor) -> Tensor:
-        seed = training.sites[site].planted
-        if seed is None:
-            return h
-        if seed.incubating and features is not None:
+    def hook(number: int, h: Tensor) -> Tensor:
+        site = training.sites[number]
+        if site.incubating and features is not None:
             if training.config.env.incubation == "ste":
-                return straight_through(seed, h, training.draws_of(training.sites[site]))
-            features[site] = seed, training.host.protected(h.detach())
-        elif seed.on:
-            return blend(h, delta_of(seed, h, track_finite, training.arithmetic), training.alphas[ALPHA, site])
+                return straight_through(site, h, training.draws_of(site))
+            features[number] = training.host.protected(h.detach())
+        elif site.on:
+            return blend(h, delta_of(site, h, track_finite, training.arithmetic), training.alphas[ALPHA, number])
         return h
 
     return hook
 
 
-def straight_through(seed: PlantedSeed, h: Tensor, randomness: AbstractContextManager[None]) -> Tensor:
+def straight_through(site: Site, h: Tensor, randomness: AbstractContextManager[None]) -> Tensor:
     """out = h + (d − stop_grad(d)) with d = d(stop_grad(h)): bit-identical to h, with ∂loss/∂out as the gradient of d.
 
     That objective is linear in d and rewards unlimited growth. So d is scaled to RMS(d) ≤ RMS(h), and the gradient
@@ -146,7 +143,7 @@ def straight_through(seed: PlantedSeed, h: Tensor, randomness: AbstractContextMa
     """
     features = h.detach()
     with randomness:
-        d = delta_of(seed, features)
+        d = delta_of(site, features)
     d = d.to(torch.promote_types(d.dtype, torch.float32))  # its norm is a sum over all elements
     size = d.detach().norm()
     ratio = size / features.to(d.dtype).norm().clamp(min=1e-30)
@@ -156,8 +153,9 @@ def straight_through(seed: PlantedSeed, h: Tensor, randomness: AbstractContextMa
     return h + (d - d.detach()).to(h.dtype)
 
 
-def delta_of(seed: PlantedSeed, h: Tensor, track_finite: bool = True, arithmetic: Arithmetic | None = None) -> Tensor:
-    """Returns d(h), in the shape [B, ...] of h; zero for a living seed once it has been non-finite.
+def delta_of(site: Site, h: Tensor, track_finite: bool = True, arithmetic: Arithmetic | None = None) -> Tensor:
+    """Returns d(h) of the seed at ``site``, in the shape [B, ...] of h; zero without a seed, and for a living seed once
+    it has been non-finite.
 
     The cut is made on the device, forward and backward, without a sync, and with ``where``, because 0 · NaN is NaN. A
     fossil is part of the host and is left to the governor.
@@ -165,7 +163,10 @@ def delta_of(seed: PlantedSeed, h: Tensor, track_finite: bool = True, arithmetic
     ``track_finite``: whether non-finite values mark the seed. It is False after an incubating seed, which may have
     caused them; a seed that the host's own pass has marked is still absent. ``arithmetic`` may have scaled the loss.
     """
-    if seed.fossil:
+    seed = site.planted
+    if seed is None:
+        return torch.zeros_like(h)
+    if site.fossil:
         return seed.module(h)  # type: ignore[no-any-return]
     entry, finite = h, seed.finite
     if h.requires_grad and torch.is_grad_enabled():
@@ -192,22 +193,18 @@ def _all_finite(values: Tensor) -> Tensor:
 
 
 def shadow_gradients(
-    training: HostTraining,
-    number: int,
-    seed: PlantedSeed,
-    x: Tensor,
-    h: Tensor,
-    y: Tensor,
-    share: Tensor | None = None,
+    training: HostTraining, number: int, x: Tensor, h: Tensor, y: Tensor, share: Tensor | None
 ) -> None:
-    """Adds the gradients of the shadow loss for ``seed``, at site ``number``; other incubating seeds are absent.
+    """Adds the gradients of the shadow loss for the seed at site ``number``; other incubating seeds are absent.
 
     ``h`` are the detached features at the site for inputs ``x``; ``share`` is as for :func:`add_gradients`.
     """
     site = training.sites[number]
     parameters = [p for p in training.seed_groups[site.name].parameters if p.requires_grad]
-    with training.shadow_pass(site), training.arithmetic.casting():
-        grown = blend(h, delta_of(seed, h), training.alphas[TARGET, number])
+    others = [other.seed for other in training.sites if other is not site and other.seed is not None]
+    own_buffers, randomness = training.shadow_of(site).in_place(), training.draws_of(site)
+    with own_buffers, copied_buffers(others), randomness, training.arithmetic.casting():
+        grown = blend(h, delta_of(site, h), training.alphas[TARGET, number])
         outputs = training.host.forward_from(x, number, grown, blending(training, track_finite=False), training.vacant)
     loss, _ = training.task.objective.measure(outputs, y, training.config.task.label_smoothing)
     loss = training.arithmetic.scaled(loss if share is None else loss * share)

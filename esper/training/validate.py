@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from esper.data.split import Split
+from esper.hosts.host import kept_modes
 from esper.ops import ACCUMULATOR_FIELDS
 from esper.seeds.blend import blend
 from esper.seeds.site import Site
@@ -164,13 +165,13 @@ def _walk_tree(
 
             def hook(reached: int, arriving: Tensor) -> Tensor:
                 nonlocal members
-                seed = training.sites[reached].planted
+                here = training.sites[reached]
                 by_alpha: dict[float, list[int]] = {}
                 for member in members:
                     by_alpha.setdefault(configurations[member][reached], []).append(member)
                 delta = None
-                if seed is not None and any(by_alpha):  # any alpha but 0
-                    delta = delta_of(seed, arriving, track_finite)
+                if here.seed is not None and any(by_alpha):  # any alpha but 0
+                    delta = delta_of(here, arriving, track_finite)
                 first, *others = by_alpha.items()
                 for alpha, branch in others:
                     out = arriving if delta is None or not alpha else blend(arriving, delta, alphas[branch[0], reached])
@@ -178,7 +179,7 @@ def _walk_tree(
                 alpha, members = first
                 if delta is None or not alpha:
                     return arriving
-                on_trial(training.sites[reached])
+                on_trial(here)
                 return blend(arriving, delta, alphas[members[0], reached])
 
             if site >= 0 and configurations[members[0]][site]:
@@ -199,15 +200,10 @@ def _walk_tree(
 def _evaluating(training: HostTraining) -> Iterator[None]:
     """Runs a block with host and seeds in eval mode, without gradients."""
     modules = [training.host, *(site.seed for site in training.sites if site.seed is not None)]
-    before = [module.training for module in modules]
-    for module in modules:
-        module.eval()
-    try:
-        with training.host.without_gradients():
-            yield
-    finally:
-        for module, mode in zip(modules, before, strict=True):
-            module.train(mode)
+    with kept_modes(*modules), training.host.without_gradients():
+        for module in modules:
+            module.eval()
+        yield
 
 
 def committed_configuration(training: HostTraining) -> Configuration:

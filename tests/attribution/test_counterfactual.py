@@ -30,8 +30,9 @@ def sites(*given: tuple[SeedStage, float]) -> list[Site]:
         site, role = Site(SlotSite(name, 3)), ROLES.get(stage, Role.ABSENT)
         module = Seed(nn.Identity(), BlendOperator.ADD, 3, "cnn")
         seed = PlantedSeed(module, BLUEPRINTS.get("cnn", "norm"), STYLES["LINEAR_ADD"], torch.tensor(True))
-        seed.assign(role, 0.0 if role is Role.INCUBATING else alpha, alpha)
-        site.planted = seed if stage is not SeedStage.DORMANT else None
+        if stage is not SeedStage.DORMANT:
+            site.planted = seed
+            site.assign(role, 0.0 if role is Role.INCUBATING else alpha, alpha)
         made.append(site)
     return made
 

@@ -189,8 +189,8 @@ def test_rates_alphas_and_targets_act_without_a_new_capture() -> None:
         for alpha in (0.3, 0.7):
             for world in (plain, made):
                 for training in world.envs:
-                    training.site_by_name["r0c0"].planted.alpha = alpha  # type: ignore[union-attr]
-                    training.site_by_name["r1c0"].planted.target = 1 - alpha  # type: ignore[union-attr]
+                    training.site_by_name["r0c0"].alpha = alpha
+                    training.site_by_name["r1c0"].target = 1 - alpha
             assert_same(made.epoch(), plain.epoch())
         assert captured(made) == before
 

@@ -10,8 +10,7 @@ from esper.env.make import make_env
 from esper.env.training_backend import copies_held
 from esper.env.vector_env import GrowthVectorEnv
 from esper.training.governor import Governor
-from esper.training.host_state import RestorableHost, host_state, pinned_copy, restore_host_state
-from esper.training.placement import HostCopy
+from esper.training.host_state import host_state, pinned_copy, restore_host_state
 from esper.training.snapshot import TensorCopies, ValidationRecord
 from esper.training.step import train_epoch
 from tests.core_helpers import same_bits, tensors_of, unmeasured_fossils, wait_actions
@@ -19,7 +18,7 @@ from tests.training.kernels_used import channels_last_env
 
 pytestmark = pytest.mark.cuda
 
-PLACEMENTS = [tuple(HostCopy)[:count] for count in range(3)]
+PLACEMENTS = (0, 1, 2)
 RECORD = ValidationRecord(loss=1.0, committed=50.0, all_off=40.0, all_off_loss=1.5)
 
 
@@ -65,8 +64,8 @@ def test_what_is_saved_of_a_pinned_copy_waits_until_it_is_there() -> None:
     assert bool((copies.state_dict()["numbers"] == 7.0).all())
 
 
-@pytest.mark.parametrize("pinned", PLACEMENTS, ids=len)
-def test_rollbacks_are_exact_wherever_snapshots_lie(pinned: tuple[HostCopy, ...]) -> None:
+@pytest.mark.parametrize("pinned", PLACEMENTS)
+def test_rollbacks_are_exact_wherever_snapshots_lie(pinned: int) -> None:
     """The newest snapshot is restored, then the older one, then one taken afterwards; saved copies give the same."""
     env = channels_last_env("cuda")
     config = TrainingConfig.parse({"governor": {"snapshot_every": 1, "max_rollbacks": 100}})
@@ -75,26 +74,26 @@ def test_rollbacks_are_exact_wherever_snapshots_lie(pinned: tuple[HostCopy, ...]
 
     def take() -> None:
         busy()
-        assert governor.snapshot_if_due(RestorableHost(env), RECORD, unmeasured_fossils(env), fossilized=False)
+        assert governor.snapshot_if_due(env, RECORD, unmeasured_fossils(env), fossilized=False)
         states.append(tensors_of(env))
         train_epoch(env)
 
     for _ in range(4):
         take()
     saved = governor.state_dict()
-    places = ["pinned" if copy in pinned else "cuda:0" for copy in (HostCopy.NEWEST, HostCopy.OLDER)]
+    places = ["pinned" if pinned > others else "cuda:0" for others in (1, 0)]  # the older one first
     assert [snapshot.copies.place for snapshot in governor._generations] == places
     for expected in (states[3], states[2]):
-        governor.roll_back(RestorableHost(env))
+        governor.roll_back(env)
         same_bits(tensors_of(env), expected)
     env.epoch += 1
     take()
-    governor.roll_back(RestorableHost(env))
+    governor.roll_back(env)
     same_bits(tensors_of(env), states[4])
     loaded = Governor(config.governor, Durations.of(config, 60), 10, pinned)
     loaded.load_state_dict(saved, env.device)
     for expected in (states[3], states[2]):
-        loaded.roll_back(RestorableHost(env))
+        loaded.roll_back(env)
         same_bits(tensors_of(env), expected)
 
 
@@ -126,7 +125,7 @@ def test_an_env_keeps_to_the_limit() -> None:
     assert isinstance(env, GrowthVectorEnv)
     try:
         env.reset(seed=0)
-        assert env.pinned == tuple(HostCopy)
+        assert env.pinned == 2
         for _ in range(2):
             env.step(wait_actions(2))
         good = tensors_of(env.training[0])

@@ -145,7 +145,7 @@ def test_hosts_train_and_validate_on_the_same_images_in_memory(tmp_path: Path) -
         env.step(wait_actions(3))
         for training in env.training:
             assert training.task.validation is task.validation
-            assert training.host_parameters == 6_418
+            assert training.host.parameter_count == 6_418
         assert all(0 <= accuracy <= 100 for accuracy in env.test_accuracy())
 
 

@@ -104,8 +104,8 @@ def test_static_starts_from_the_initial_weights_of_the_host() -> None:
         alone = load_task("digits").build_host()
     weights = ours.state_dict()
     for name, first in alone.state_dict().items():
-        assert torch.equal(weights[f"network.host.{name}"], first)
-    assert any(name.startswith("network.seeds.r0c1") for name in weights)
+        assert torch.equal(weights[f"host.{name}"], first)
+    assert any(name.startswith("seeds.r0c1") for name in weights)
 
 
 def of_width(width: int) -> GraftedHost:

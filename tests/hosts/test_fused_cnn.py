@@ -23,7 +23,6 @@ from esper.hosts.graft import graft
 from esper.lifecycle.stage import SeedStage as S
 from esper.ops import NormReluPool
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.training.host_state import RestorableHost
 from esper.training.snapshot import Snapshot, ValidationRecord
 from esper.training.validate import evaluate
 from tests.core_helpers import plant, same_bits, tensors_of, train, unmeasured_fossils
@@ -272,10 +271,10 @@ def test_a_snapshot_puts_a_fused_host_back_in_its_own_storage() -> None:
     env = grown_env()
     before, places = tensors_of(env, ("r0c0", "r1c1")), [p.data_ptr() for p in env.host.parameters()]
     snapshot = Snapshot()
-    snapshot.save(RestorableHost(env), ValidationRecord(0.0, 0.0, 0.0, 0.0), unmeasured_fossils(env))
+    snapshot.save(env, ValidationRecord(0.0, 0.0, 0.0, 0.0), unmeasured_fossils(env))
     train(env)
     assert not torch.equal(before["host.parameter.0"], tensors_of(env)["host.parameter.0"])
-    snapshot.restore(RestorableHost(env))
+    snapshot.restore(env)
     same_bits(before, tensors_of(env, ("r0c0", "r1c1")))
     assert [p.data_ptr() for p in env.host.parameters()] == places
     assert [p.stride() for p in env.host.parameters()] == [p.stride() for p in env.task.build_host().parameters()]

@@ -8,7 +8,7 @@ from torch import nn
 
 from esper.files.grown_host import assemble
 from esper.hosts.cnn import CNNHost
-from esper.hosts.grown import GrownHost, KeptSeed, StaticHost
+from esper.hosts.grown import GrownHost, KeptSeed
 from esper.seeds.blueprints import BLUEPRINTS
 
 KEPT = {"r0c0": KeptSeed("conv_light", "LINEAR_ADD", 1.0), "r0c1": KeptSeed("norm", "GATED_GATE", 0.5)}
@@ -25,22 +25,26 @@ def grown(base: int = 3) -> GrownHost:
 
 
 @pytest.mark.parametrize("base", [3, 8], ids=["plain", "fused"])
-def test_a_static_host_computes_the_grown_network(base: int) -> None:
+def test_a_grown_host_adds_its_seeds(base: int) -> None:
     """Built-in seeds run even if their sites are declared vacant."""
-    network, x = grown(base), torch.randn(4, 1, 8, 8)
-    host = StaticHost(network).eval()
-    assert host.parameter_count == sum(parameter.numel() for parameter in network.parameters())
-    assert host.slot_names == network.host.slot_names
+    host, x = grown(base), torch.randn(4, 1, 8, 8)
+    assert host.parameter_count == host.host.parameter_count + sum(p.numel() for p in host.seeds.parameters())
+    assert host.slot_names == host.host.slot_names
+    names = [site.name for site in host.sites]
+
+    def add(site: int, h: torch.Tensor) -> torch.Tensor:
+        name = names[site]
+        return h + KEPT[name].alpha * host.seeds[name](h) if name in KEPT else h
+
     with torch.no_grad():
-        wanted = network(x)
-        assert torch.equal(host(x), wanted)
+        wanted = host(x)
+        torch.testing.assert_close(host.host.forward_with_hook(x, add), wanted)
         assert torch.equal(host.forward_with_hook(x, lambda _site, h: h, vacant=range(4)), wanted)
-        assert not torch.equal(network.host(x), wanted)
+        assert not torch.equal(host.host(x), wanted)
 
 
-def test_a_static_host_continues_after_its_built_in_seeds() -> None:
-    network, x = grown(), torch.randn(4, 1, 8, 8)
-    host = StaticHost(network).eval()
+def test_a_grown_host_continues_after_its_seeds() -> None:
+    host, x = grown(), torch.randn(4, 1, 8, 8)
     features: dict[int, torch.Tensor] = {}
 
     def keep(site: int, h: torch.Tensor) -> torch.Tensor:

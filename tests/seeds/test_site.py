@@ -33,18 +33,18 @@ def planted() -> tuple[Site, PlantedSeed]:
     ],
 )
 def test_a_role_says_whether_its_seed_is_in_the_forward_pass_and_learns(role: Role, on: bool, learning: bool) -> None:
-    made, seed = planted()
-    seed.assign(role, 0.25, 0.75)
+    made, _ = planted()
+    made.assign(role, 0.25, 0.75)
     assert (made.on, made.learning, made.alpha, made.target) == (on, learning, 0.25, 0.75)
     assert (made.incubating, made.fossil) == (role is Role.INCUBATING, role is Role.FOSSIL)
-    seed.assign(role, learning=False)
+    made.assign(role, learning=False)
     assert not made.learning
 
 
 def test_a_site_without_a_seed_is_empty() -> None:
-    made, seed = planted()
+    made, _ = planted()
     assert made.parameters == 8
-    seed.assign(Role.BLENDED, 1.0)
+    made.assign(Role.BLENDED, 1.0)
     made.remove()
     assert (made.planted, made.seed, made.parameters) == (None, None, 0)
     assert (made.role, made.alpha) == (Role.ABSENT, 0.0)

@@ -179,7 +179,7 @@ class FakeGpu:
         """Makes Python's numbers wrong and keeps its counters, which a real launch does not use."""
         counted = [(env.gradient_stats, env.gradient_stats.batches) for env in self.envs]
         places = [(env, env.epoch, env.batch, set(env.shadows), buffers_of(env)) for env in self.envs]
-        seeds = [slot.planted for env in self.envs for slot in env.sites if slot.planted is not None]
+        seeds = [site for env in self.envs for site in env.sites if site.seed is not None]
         alphas = [(seed, seed.alpha, seed.target) for seed in seeds]
         for env in self.envs:
             env.epoch, env.batch = 10_000, 20_000

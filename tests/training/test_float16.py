@@ -13,7 +13,6 @@ from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.telemetry.event import GovernorRollback, SeedCut
 from esper.training.execution.executor import HostError
 from esper.training.execution.workers import WorkerExecutor
-from esper.training.host_state import RestorableHost
 from esper.training.host_training import HostTraining
 from esper.training.precision import Arithmetic
 from esper.training.snapshot import Snapshot, ValidationRecord
@@ -181,10 +180,10 @@ def test_the_scale_of_one_episode_is_not_the_next_ones() -> None:
 def test_a_rollback_puts_the_scale_back() -> None:
     env = training_of(digits(), **FP16)
     snapshot = Snapshot()
-    snapshot.save(RestorableHost(env), ValidationRecord(2.3, 10.0, 10.0, 2.3), {})
+    snapshot.save(env, ValidationRecord(2.3, 10.0, 10.0, 2.3), {})
     set_scale(env, HUGE)
     train(env)
-    snapshot.restore(RestorableHost(env))
+    snapshot.restore(env)
     assert scaler_of(env).get_scale() == 2.0**16
 
 

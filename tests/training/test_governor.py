@@ -12,7 +12,6 @@ from esper.config import Durations, GovernorConfig, TrainingConfig
 from esper.lifecycle.stage import SeedStage
 from esper.seeds.site import Role
 from esper.training.governor import Governor, Panic
-from esper.training.host_state import RestorableHost
 from esper.training.host_training import HostTraining
 from esper.training.snapshot import ValidationRecord
 from tests.core_helpers import make_training, plant, same_bits, tensors_of, tiny_config, train, unmeasured_fossils
@@ -137,7 +136,7 @@ def world(every: int = 5) -> tuple[Governor, HostTraining]:
     config = tiny_config(horizon=150, governor={"snapshot_every": every}, task={"schedule": "constant"})
     training = make_training(config)
     governor = Governor(config.governor, training.durations, 10)
-    assert governor.snapshot_if_due(RestorableHost(training), RECORD, unmeasured_fossils(training), fossilized=False)
+    assert governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
     return governor, training
 
 
@@ -151,7 +150,7 @@ def poison(training: HostTraining) -> None:
 def epoch(governor: Governor, training: HostTraining, loss: float = 1.0, fossilized: bool = False) -> bool:
     train(training)
     return governor.check(loss, 0) is None and governor.snapshot_if_due(
-        RestorableHost(training), RECORD, unmeasured_fossils(training), fossilized
+        training, RECORD, unmeasured_fossils(training), fossilized
     )
 
 
@@ -168,7 +167,7 @@ def test_no_snapshot_while_an_anomaly_is_pending() -> None:
     assert [epoch(governor, training, loss=0.9) for _ in range(3)] == [True] * 3
     good = tensors_of(training)
     assert [epoch(governor, training, loss=1.9, fossilized=True) for _ in range(2)] == [False] * 2
-    governor.roll_back(RestorableHost(training))
+    governor.roll_back(training)
     same_bits(good, tensors_of(training))
 
 
@@ -180,7 +179,7 @@ def test_a_restore_is_exact_and_so_is_training_after_it() -> None:
     good = tensors_of(training, ("r0c0",))
     train(training)
     poison(training)
-    snapshot = governor.roll_back(RestorableHost(training))
+    snapshot = governor.roll_back(training)
     assert (snapshot.epoch, snapshot.record) == (2, RECORD)
     same_bits(good, tensors_of(training, ("r0c0",)))
     assert training.epoch == 3  # clocks do not rewind
@@ -192,7 +191,7 @@ def test_a_restore_of_the_first_snapshot_forgets_momentum() -> None:
     governor, training = world()
     weights = {name: tensor for name, tensor in tensors_of(training).items() if "momentum" not in name}
     train(training, 2)
-    governor.roll_back(RestorableHost(training))
+    governor.roll_back(training)
     restored = tensors_of(training)
     same_bits(weights, {name: tensor for name, tensor in restored.items() if "momentum" not in name})
     assert all(not tensor.any() for name, tensor in restored.items() if "momentum" in name)
@@ -203,7 +202,7 @@ def test_a_fossil_newer_than_the_snapshot_is_pruned_and_an_older_one_restored() 
     governor, training = world()
     old = plant(training, "r0c0", stage=S.FOSSILIZED)
     train(training)
-    governor.snapshot_if_due(RestorableHost(training), RECORD, unmeasured_fossils(training), fossilized=True)
+    governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=True)
     good = tensors_of(training, ("r0c0",))
     new = plant(training, "r1c1", stage=S.FOSSILIZED)
     living = plant(training, "r0c1", stage=S.HOLDING)
@@ -213,7 +212,7 @@ def test_a_fossil_newer_than_the_snapshot_is_pruned_and_an_older_one_restored() 
             assert slot.seed is not None
             for parameter in slot.seed.parameters():
                 parameter.fill_(float("nan"))
-    governor.roll_back(RestorableHost(training))
+    governor.roll_back(training)
     same_bits(good, tensors_of(training, ("r0c0",)))
     assert [site.role for site in (old, new, living)] == [Role.FOSSIL, Role.ABSENT, Role.ABSENT]
     assert [site.seed is None for site in (old, new, living)] == [False, True, True]
@@ -235,10 +234,10 @@ def two_generations(every: int = 5) -> tuple[Governor, HostTraining, list[dict[s
 def test_the_older_generation_is_restored_when_the_next_panic_comes_soon(gap: int, generation: int) -> None:
     governor, training, kept = two_generations()
     train(training)
-    governor.roll_back(RestorableHost(training))
+    governor.roll_back(training)
     same_bits(kept[1], tensors_of(training))
     train(training, gap)  # without a check: no snapshot in between
-    governor.roll_back(RestorableHost(training))
+    governor.roll_back(training)
     same_bits(kept[generation], tensors_of(training))
 
 
@@ -247,10 +246,10 @@ def test_a_distrusted_generation_is_not_restored_later() -> None:
     governor, training, kept = two_generations()
     for _ in range(2):
         train(training)
-        governor.roll_back(RestorableHost(training))
+        governor.roll_back(training)
     same_bits(kept[0], tensors_of(training))
     train(training, 6)
-    governor.roll_back(RestorableHost(training))
+    governor.roll_back(training)
     same_bits(kept[0], tensors_of(training))
 
 
@@ -263,26 +262,26 @@ def test_a_fossil_that_a_fall_back_pruned_does_not_break_a_later_rollback() -> N
     assert epoch(governor, training, fossilized=True)
     for _ in range(2):
         train(training)
-        governor.roll_back(RestorableHost(training))
+        governor.roll_back(training)
     assert fossil.seed is None
     train(training, 6)
-    governor.roll_back(RestorableHost(training))
+    governor.roll_back(training)
     assert governor.rollbacks == 3
     assert not training.seed_groups
 
 
 def test_reset_forgets_the_last_episode_and_keeps_the_storage() -> None:
     governor, training, _ = two_generations()
-    governor.roll_back(RestorableHost(training))
+    governor.roll_back(training)
     after(governor, [0.4] * 3 + [0.8])
     held = governor._generations[0].copies.bytes
     governor.reset()
     assert (governor.rollbacks, governor.anomaly_pending, len(governor.losses)) == (0, False, 0)
     training.reset(1, 1)
     fresh = tensors_of(training)
-    assert governor.snapshot_if_due(RestorableHost(training), RECORD, unmeasured_fossils(training), fossilized=False)
+    assert governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
     train(training)
-    governor.roll_back(RestorableHost(training))
+    governor.roll_back(training)
     same_bits(fresh, tensors_of(training))
     assert governor._generations[0].copies.bytes <= held
 

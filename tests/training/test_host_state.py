@@ -8,7 +8,6 @@ import torch
 from esper.lifecycle.stage import SeedStage
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.training.host_state import (
-    RestorableHost,
     all_tensors,
     cpu_copy,
     fill,
@@ -55,7 +54,7 @@ def test_another_host_resumes_to_the_same_bits() -> None:
     training, other, slots = grown(), make_training(seed=9), ("r0c0", "r0c1")
     load_host_state(other, host_state(training), BLUEPRINTS)
     for site, wanted in ((other.site_by_name[name], training.site_by_name[name]) for name in slots):
-        site.planted.assign(wanted.role, wanted.alpha, wanted.target)
+        site.assign(wanted.role, wanted.alpha, wanted.target)
     assert (other.epoch, other.germinations, other.run_seed) == (2, 2, 0)
     for _ in range(2):
         same_bits(tensors_of(other, slots), tensors_of(training, slots))
@@ -80,9 +79,8 @@ def test_saved_tensors_share_no_memory_with_the_host() -> None:
 
 def test_a_snapshot_keeps_the_seeds_that_are_named_and_drops_gradients() -> None:
     training = grown()
-    host = RestorableHost(training)
-    assert {name.partition(".")[0] for name, _ in host.network_tensors(("r0c0",))} == {"host", "r0c0"}
-    host.discard(kept=("r0c0",), saved=())
+    assert {name.partition(".")[0] for name, _ in training.network_tensors(("r0c0",))} == {"host", "r0c0"}
+    training.discard(kept=("r0c0",), saved=())
     assert set(training.seed_groups) == {"r0c0"}
     assert training.site_by_name["r0c1"].seed is None
     assert all(p.grad is None for p in training.host.parameters())

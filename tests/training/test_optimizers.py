@@ -11,7 +11,6 @@ from esper.data.host_checks import check_hosts
 from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.stage import SeedStage as S
 from esper.ops import SGD, grad_stats
-from esper.training.host_state import RestorableHost, network_tensors
 from esper.training.host_training import HostTraining
 from esper.training.snapshot import Snapshot, ValidationRecord
 from esper.training.step import prepare_epoch, step_groups, train_step
@@ -122,7 +121,7 @@ def test_parameters_that_are_not_trained_may_be_of_any_kind() -> None:
 
     task = task_of(frozen, "first")
     env = training_of(task, task={"samples_per_epoch": 32, "batch_size": 16})
-    assert check_hosts(task).parameter_count == env.host_parameters
+    assert check_hosts(task).parameter_count == env.host.parameter_count
     before = env.host.get_parameter("model.phase").clone()
     train(env)
     assert torch.equal(before, env.host.get_parameter("model.phase"))
@@ -180,27 +179,27 @@ def test_a_snapshot_restores_adamw_to_the_last_bit() -> None:
     env, snapshot = adamw(), Snapshot()
     plant(env, "r0c0", stage=S.FOSSILIZED)
     train(env, 2)
-    snapshot.save(RestorableHost(env), ValidationRecord(1.0, 50.0, 40.0, 1.5), unmeasured_fossils(env))
-    good = {name: tensor.clone() for name, tensor in network_tensors(env, ("r0c0",))}
+    snapshot.save(env, ValidationRecord(1.0, 50.0, 40.0, 1.5), unmeasured_fossils(env))
+    good = {name: tensor.clone() for name, tensor in env.network_tensors(("r0c0",))}
     assert {"host.step.0", "host.exp_avg.0", "r0c0.exp_avg_sq.0"} <= good.keys()
     train(env)
-    assert not torch.equal(good["host.exp_avg.0"], dict(network_tensors(env, ("r0c0",)))["host.exp_avg.0"])
-    snapshot.restore(RestorableHost(env))
-    same_bits(good, dict(network_tensors(env, ("r0c0",))))
+    assert not torch.equal(good["host.exp_avg.0"], dict(env.network_tensors(("r0c0",)))["host.exp_avg.0"])
+    snapshot.restore(env)
+    same_bits(good, dict(env.network_tensors(("r0c0",))))
 
 
 def test_a_gradient_that_is_not_finite_skips_adamw_of_its_owner_only() -> None:
     env = adamw()
     plant(env, "r0c0", stage=S.HOLDING)
     prepare_epoch(env)
-    before = {name: tensor.clone() for name, tensor in network_tensors(env, ("r0c0",))}
+    before = {name: tensor.clone() for name, tensor in env.network_tensors(("r0c0",))}
     groups = env.learning_groups()
     for group in groups:
         for parameter in group.parameters:
             parameter.grad = torch.ones_like(parameter)
     groups[1].parameters[0].grad.fill_(float("nan"))  # type: ignore[union-attr]
     step_groups(groups, grad_stats([p.grad for p in group.parameters] for group in groups), None)
-    changed = {name for name, tensor in network_tensors(env, ("r0c0",)) if not torch.equal(tensor, before[name])}
+    changed = {name for name, tensor in env.network_tensors(("r0c0",)) if not torch.equal(tensor, before[name])}
     assert changed
     assert all(name.startswith("host.") for name in changed)
     seed = env.site_by_name["r0c0"].planted

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from esper.lifecycle.stage import SeedStage
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.training.host_state import RestorableHost
 from esper.training.host_training import HostTraining
 from esper.training.snapshot import Snapshot, ValidationRecord
 from tests.core_helpers import DAMAGE, make_training, plant, rig, same_bits, tensors_of, train, unmeasured_fossils
@@ -32,13 +31,13 @@ def test_a_restore_is_exact_and_a_second_one_changes_nothing() -> None:
     ends = []
     for times in (1, 2):
         training, snapshot = with_fossil(), Snapshot()
-        snapshot.save(RestorableHost(training), RECORD, unmeasured_fossils(training))
+        snapshot.save(training, RECORD, unmeasured_fossils(training))
         good = tensors_of(training, ("r0c0",))
         train(training)
         for tensor in (*training.host.parameters(), *training.host.buffers()):
             tensor.data.fill_(-7)
         for _ in range(times):
-            snapshot.restore(RestorableHost(training))
+            snapshot.restore(training)
             same_bits(good, tensors_of(training, ("r0c0",)))
         train(training, 2)
         ends.append(tensors_of(training, ("r0c0",)))
@@ -49,13 +48,13 @@ def test_a_snapshot_is_a_copy_of_that_moment() -> None:
     """The fused optimizer does not raise ``_version``: a snapshot that trusted it would keep old values."""
     training, snapshot = with_fossil(), Snapshot()
     for _ in range(3):
-        snapshot.save(RestorableHost(training), RECORD, unmeasured_fossils(training))
+        snapshot.save(training, RECORD, unmeasured_fossils(training))
         good = tensors_of(training, ("r0c0",))
         train(training)
         changed = tensors_of(training, ("r0c0",))
         moved = [name for name in good if not torch.equal(good[name], changed[name])]
         assert {"host.parameter.0", "host.momentum.0", "r0c0.parameter.0", "r0c0.momentum.0"} <= set(moved)
-        snapshot.restore(RestorableHost(training))
+        snapshot.restore(training)
         same_bits(good, tensors_of(training, ("r0c0",)))
         train(training)
 
@@ -63,13 +62,13 @@ def test_a_snapshot_is_a_copy_of_that_moment() -> None:
 def test_buffers_that_a_state_dict_leaves_out_are_restored_and_shared_parameters_copied_once() -> None:
     training, snapshot = make_training(), Snapshot()
     plain = Snapshot()
-    plain.save(RestorableHost(training), RECORD, unmeasured_fossils(training))
+    plain.save(training, RECORD, unmeasured_fossils(training))
     training.host.register_buffer("scratch", torch.arange(5.0), persistent=False)
     training.host.register_module("again", training.host.segments[0])
-    snapshot.save(RestorableHost(training), RECORD, unmeasured_fossils(training))
+    snapshot.save(training, RECORD, unmeasured_fossils(training))
     assert snapshot.copies.bytes == plain.copies.bytes + 5 * 4
     training.host.get_buffer("scratch").fill_(float("nan"))
-    snapshot.restore(RestorableHost(training))
+    snapshot.restore(training)
     assert torch.equal(training.host.get_buffer("scratch"), torch.arange(5.0))
 
 

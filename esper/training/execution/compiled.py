@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from esper.data.split import Split
 from esper.hosts.graft import GraftedHost
-from esper.hosts.host import Host, Run, SegmentedHost, run_segment
+from esper.hosts.host import Host, Run, SegmentedHost, kept_modes, run_segment
 from esper.ops import _native
 from esper.training.execution.executor import Executor
 from esper.training.host_training import HostTraining
@@ -118,7 +118,7 @@ def compile_host(
     if reason is not None:
         return reason
     assert isinstance(host, SegmentedHost)
-    before, training = host.compiled, host.training
+    before = host.compiled
     run = compiled_run(BACKEND)
     left_out = set(host.segments)
 
@@ -128,13 +128,11 @@ def compile_host(
 
     host.compiled = noting
     try:
-        with seeded(0), ShadowBuffers(host).in_place():
+        with kept_modes(host), seeded(0), ShadowBuffers(host).in_place():
             _rehearse(host, trained, evaluated, casting)
     except Exception as error:  # the network or the compiler may raise anything
         host.compiled = before
         return _reason_of(error)
-    finally:
-        host.train(training)
     if left_out:
         host.compiled = before
         return f"{type(host).__name__} has its own forward pass, which does not call run() for every segment"

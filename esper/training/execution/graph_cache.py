@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.seeds.site import PlantedSeed, Role
+from esper.seeds.site import PlantedSeed, Role, Site
 from esper.training.execution.gpu import Captured, Gpu
 from esper.training.host_training import HostTraining, feed_of
 from esper.training.micro_batching import ran_out
@@ -27,10 +27,10 @@ WAITS = "it waits for the GPU, as .item() does"
 REPLACES = "a layer replaces a buffer by a new tensor, but a captured step keeps using the old one"
 
 
-def _active_seeds(training: HostTraining) -> dict[str, PlantedSeed]:
-    """Returns the seeds that take part in passes by site name, in site order."""
-    seeds = ((site.name, site.planted) for site in training.sites)
-    return {name: seed for name, seed in seeds if seed is not None and seed.role is not Role.ABSENT}
+def _active_seeds(training: HostTraining) -> list[tuple[Site, PlantedSeed]]:
+    """Returns the seeds that take part in passes with their sites, in site order."""
+    sites = (site for site in training.sites if site.role is not Role.ABSENT)
+    return [(site, site.planted) for site in sites if site.planted is not None]
 
 
 def signature_of(training: HostTraining) -> Signature:
@@ -39,7 +39,7 @@ def signature_of(training: HostTraining) -> Signature:
     It refers to the modules of seeds, so that none is freed and mistaken for another. Numbers that differ between such
     passes are read on the device.
     """
-    return tuple((name, seed.module, seed.role, seed.learning) for name, seed in _active_seeds(training).items())
+    return tuple((site.name, seed.module, site.role, site.learning) for site, seed in _active_seeds(training))
 
 
 def step_signature(training: HostTraining) -> Signature:
@@ -49,12 +49,12 @@ def step_signature(training: HostTraining) -> Signature:
 
 def memory_of(training: HostTraining) -> tuple[object, ...]:
     """Returns what passes read and write that may be freed before the host."""
-    seeds = [part for seed in _active_seeds(training).values() for part in (seed.module, seed.finite)]
+    seeds = [part for _, seed in _active_seeds(training) for part in (seed.module, seed.finite)]
     return (*seeds, *training.seed_groups.values(), *training.shadows.values())
 
 
 def _networks(training: HostTraining) -> list[nn.Module]:
-    return [training.host, *(seed.module for seed in _active_seeds(training).values())]
+    return [training.host, *(seed.module for _, seed in _active_seeds(training))]
 
 
 def buffers_of(training: HostTraining) -> list[Tensor]:
@@ -66,7 +66,7 @@ def capture_obstacle(training: HostTraining) -> str | None:
     """Returns the reason why the host's training step cannot be captured, or None if it can be tried."""
     if training.arithmetic.overflows:
         return "float16: its loss scale is kept by torch's GradScaler, in Python"
-    if training.host_draws_globally or training.global_seeds & _active_seeds(training).keys():
+    if training.host_draws_globally or any(site.name in training.global_seeds for site, _ in _active_seeds(training)):
         return "a network draws from torch's own generator"
     if any(isinstance(m, OwnedDropout) and m.p > 0 for network in _networks(training) for m in network.modules()):
         return "dropout: launched without torch, a captured step would draw the same numbers every time"

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
+from itertools import count
 from time import perf_counter
 from typing import Any
 
@@ -51,8 +53,8 @@ class RunRanks:
     messages: Messages = field(default_factory=Messages)
     called: tuple[int, ...] = ()
     """Ranks that have not answered yet."""
-    made: int = 0
-    """Number of names given out by :meth:`new_name`."""
+    names: Iterator[int] = field(default_factory=partial(count, 1))
+    """Names of groups of hosts that were not given out yet."""
     seconds: float = 0.0
     """Seconds between calls and their last answers so far, on rank 0."""
     idle: list[float] = field(default_factory=list)
@@ -122,10 +124,6 @@ class RunRanks:
         if self.size > hosts:
             raise ConfigError(f"a round has {hosts} hosts (env.n_envs) for {self.size} ranks: use at most {hosts}")
 
-    def new_name(self) -> int:
-        self.made += 1
-        return self.made
-
     def start(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
         """Sends each of these ranks its call and returns. Raises as :meth:`finish` does, for the call before."""
         self.finish()
@@ -150,12 +148,12 @@ class RunRanks:
         with self.whole():
             while self.called:
                 rank, *others = self.called
-                succeeded, answer, busy[rank] = self.messages.receive(rank)
+                error, answer, busy[rank] = self.messages.receive(rank)
                 self.called = tuple(others)
-                if succeeded:
+                if error is None:
                     answers[rank] = answer
                 else:
-                    failed = failed or _error_of(rank, *answer)
+                    failed = failed or error(f"rank {rank}: {answer}")
         if busy:
             self._count({0: asked - self._since, **busy})
         if failed is not None:
@@ -171,12 +169,15 @@ class RunRanks:
         self.messages.expect(0)
         while (call := self.messages.receive(0, PATIENCE)) != END:
             began = perf_counter()
+            kind: type[Exception] | None = None
             try:
-                answer = (True, handle(*call))
+                answer = handle(*call)
             except Exception as error:
-                answer = (False, _described(error, expected(error)))
+                kind = ConfigError if isinstance(error, ConfigError) else RankFailed
+                short = kind is ConfigError or expected(error)
+                answer = str(error) if short else "".join(traceback.format_exception(error))
             self.messages.expect(0)
-            self.messages.send((*answer, perf_counter() - began), 0)
+            self.messages.send((kind, answer, perf_counter() - began), 0)
         self.messages.send(END, 0)
         self.messages.flush(0)
 
@@ -208,14 +209,3 @@ def joint_seconds(ranks: RunRanks | None) -> Floats:
     Differences of two calls are those of the time between.
     """
     return np.array([] if ranks is None else [ranks.seconds, *(ranks.idle or [0.0] * ranks.size)])
-
-
-def _described(error: Exception, expected: bool) -> tuple[str, bool]:
-    """Returns the message about an error that rank 0 receives, and whether the config caused it."""
-    if isinstance(error, ConfigError) or expected:
-        return str(error), isinstance(error, ConfigError)
-    return "".join(traceback.format_exception(error)), False
-
-
-def _error_of(rank: int, words: str, invalid: bool) -> Exception:
-    return ConfigError(f"rank {rank}: {words}") if invalid else RankFailed(f"rank {rank}: {words}")

@@ -99,8 +99,8 @@ def test_rates_alphas_and_targets_act_without_a_new_capture() -> None:
         for alpha in (0.3, 0.7):
             for world in (plain, made):
                 for env in world.envs:
-                    env.site_by_name["r0c0"].planted.alpha = alpha  # type: ignore[union-attr]
-                    env.site_by_name["r1c0"].planted.target = 1 - alpha  # type: ignore[union-attr]
+                    env.site_by_name["r0c0"].alpha = alpha
+                    env.site_by_name["r1c0"].target = 1 - alpha
             assert_same(made.epoch(), plain.epoch())  # the learning rate falls with every epoch, too
         assert len(gpu.captured) == captured
 
