@@ -133,8 +133,8 @@ class Experiment(AbstractContextManager["Experiment"]):
             raise RuntimeError("an Experiment runs only once: create another one, with its own folder")
         trainer = self.trainer
         trainer.started = time.perf_counter()
-        trainer.work.add_comparison()
-        trainer.work.work.start()
+        trainer.work.add(trainer.agent.comparison_work())
+        trainer.work.start()
         with self, termination_interrupts():
             try:
                 self.start()

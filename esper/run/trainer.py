@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict
 
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
+from esper.env.vector_env import GrowthVectorEnv
 from esper.evaluation.comparison import ArmResult
 from esper.files import checkpoint
+from esper.files.grown_host import save_host
 from esper.files.run_folder import RunFolder
-from esper.rollout.collector import Collector
+from esper.rollout.collector import Collector, Round
 from esper.rollout.interrupt import interrupts_wait
 from esper.rollout.own_controller import OwnController
-from esper.run.agents import LEARNERS, FixedAgent, LearningAgent, PPORun
-from esper.run.best_host import BestHost
+from esper.run.agents import LEARNERS, Agent, FixedAgent
 from esper.run.checkpointing import Checkpoints
 from esper.run.run_work import RunWork
 from esper.run.telemetry import RunTelemetry
@@ -51,13 +53,12 @@ class Trainer:
         telemetry.spans = self.env.spans
         try:
             learner = LEARNERS.get(self.config.run.controller)
-            self.agent: FixedAgent | LearningAgent = (
-                learner(maker, self.env) if learner else FixedAgent(maker, self.env, follows)
-            )
+            self.agent: Agent = learner(maker, self.env, work) if learner else FixedAgent(maker, self.env, follows)
         except BaseException:
             self.env.close()
             raise
-        self.best = BestHost(files.path, self.env)
+        self.folder, self.best_accuracy = files.path, -math.inf
+        """The run folder, and the best committed validation accuracy of a host so far."""
         self.checkpoints = Checkpoints(files, self.config.run, self.state_dict, last_is_intact)
         self.collector = Collector(self.agent.rollout, self.agent.control, self._between_steps)
         self.done = self.env_steps = 0
@@ -65,7 +66,7 @@ class Trainer:
         self.earlier_seconds = 0.0
         """Seconds that the run took before it was resumed."""
         self.started = time.perf_counter()
-        self.work = RunWork(work, self.agent, self.collector)
+        self.work, self.planned = work, RunWork(work, self.agent, self.collector)
         self.stopping = False
         """Whether the run was asked to stop."""
 
@@ -88,9 +89,9 @@ class Trainer:
     def prepare(self, baseline: Baseline | None = None) -> None:
         """Sets the no-growth baseline of all envs, or measures it."""
         self.env.baseline = baseline or self.env.baseline
-        self.work.count_baseline()
+        self.planned.count_baseline()
         self.env.prepare()
-        self.work.count_rounds()
+        self.planned.count_rounds()
         for env in self.collector.envs:
             env.baseline = self.env.baseline
             env.run_seed += self.agent.seed_offset
@@ -98,35 +99,52 @@ class Trainer:
     def practise(self) -> None:
         """Lets an agent practise before its first round, and validates one whose run stopped before it was."""
         fresh = self.done == 0 and not self.collector.running
-        if fresh and isinstance(self.agent, LearningAgent) and self.agent.pretrain(self._practised):
+        if fresh and self.agent.pretrain(self._practised):
             self.checkpoints.save()
         self._validate()
 
     def play_round(self) -> None:
         """Plays the next round, or what is left of it, and learns from it, reports it and saves."""
-        number = self.done + 1
+        number, worked = self.done + 1, self.planned.after_round()
         before = joint_seconds(self.maker.ranks)
         played = self.collector.play()
         with interrupts_wait():  # the rest of a round happens as a whole, or not at all
             self.collector.consistent = False
             stats = self.agent.update(number, played)
-            self.best.offer(played)
+            self._keep_best_host(played)
             self.env_steps += int(played.stats.epochs.sum())
             self.telemetry.round(number, self.collector.envs, played, stats, self.env_steps)
             if self.maker.ranks is not None:
                 seconds, *waited = (joint_seconds(self.maker.ranks) - before).tolist()
                 self.telemetry.emit(RanksWaited(number, seconds, tuple(waited)))
             self.collector.finish()
-            self.work.round_done(number)
+            self.work.settle("rounds", worked)
             self.done, self.collector.consistent = number, True
             self.checkpoints.save_round(number)
         self._validate()
 
+    def _keep_best_host(self, played: Round) -> None:
+        """Saves the host of the round with the best committed validation accuracy, if it is better than all before.
+
+        The test split has no say in it. Simulated hosts are not saved.
+        """
+        committed = played.stats.committed
+        winner = int(committed.argmax())
+        if not isinstance(self.env, GrowthVectorEnv) or committed[winner] <= self.best_accuracy:
+            return
+        self.best_accuracy = float(committed[winner])
+        training = self.env.host(winner)
+        test = played.tests[0] if played.tests else self.env.test_accuracy()
+        facts = {"env": winner, "episode": training.episode, "seed": self.config.run.seed}
+        accuracies = {"validation_accuracy": self.best_accuracy, "test_accuracy": float(test[winner])}
+        save_host(training, self.folder / "best_host", {**facts, **accuracies})
+
     def _validate(self) -> None:
-        if isinstance(self.agent, LearningAgent) and (found := self.agent.validate(self.done, self._between_steps)):
+        worked = self.planned.after_validation()
+        if found := self.agent.validate(self.done, self._between_steps):
             with interrupts_wait():
                 self.telemetry.emit(found)
-                self.work.validated(self.done)
+                self.work.settle("validation", worked)
                 self.checkpoints.save()
 
     def evaluate(self) -> list[ArmResult]:
@@ -145,7 +163,7 @@ class Trainer:
         return {
             "round": self.done,
             "env_steps": self.env_steps,
-            "best": self.best.accuracy,
+            "best": self.best_accuracy,
             "seconds": self.seconds,
             "baseline": asdict(baseline),
             "micro_batches": None if parts is None else parts.count,
@@ -168,9 +186,8 @@ class Trainer:
         self.collector.load_state_dict(state["collector"])
         self.agent.load_state_dict(state["agent"])
         self.done, self.env_steps = int(state["round"]), int(state["env_steps"])
-        self.best.accuracy, self.earlier_seconds = float(state["best"]), float(state["seconds"])
-        validated = not isinstance(self.agent, PPORun) or self.agent.validated >= self.done
-        self.work.resume(self.done, validated)
+        self.best_accuracy, self.earlier_seconds = float(state["best"]), float(state["seconds"])
+        self.planned.resume(self.done)
 
     def close(self) -> None:
         """Stops the workers of all envs."""
