@@ -24,7 +24,6 @@ TESTED_ELSEWHERE = {
     "report/html.py": "parts of the page: tests/report/test_page.py",
     "report/learning.py": "a section of the page: tests/report/test_charts.py, tests/report/test_page.py",
     "report/overview.py": "a section of the page: tests/report/test_page.py",
-    "report/saved_comparison.py": "through the command line: tests/cli/test_report.py",
     "run/trainer.py": "through whole runs: tests/run/test_experiment.py, tests/run/test_resume.py",
     "telemetry/anomaly.py": "by updates of an agent: tests/ppo/test_anomaly.py",
     "telemetry/record.py": "records of events: tests/telemetry/test_event.py",

@@ -97,7 +97,8 @@ def _notes(result: ComparisonResult) -> Iterator[str]:
             f"{', '.join(learn)}: trained with each training seed, on the same hosts, then playing greedily on "
             f"held-out hosts of that seed. Differences are arm minus {result.reference}. The unit of evidence is the "
             "training seed: std, IQM and the paired t test are over the means of seeds, and intervals are bootstrap, "
-            f"95 %, of seeds and of hosts within them. p is corrected for {count(others, 'comparison')} per metric (Holm)."
+            "95 %, of seeds and of hosts within them. "
+            f"p is corrected for {count(others, 'comparison')} per metric (Holm)."
         )
     if result.pairs < result.requested_pairs:
         yield f"Only {complete} are complete. To continue: {resume_command(result.folder, result.arms)}"
