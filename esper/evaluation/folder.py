@@ -65,7 +65,6 @@ WHOLE = Part(1, 1)
 class Settings(NamedTuple):
     """The arms and settings of a comparison, as its folder has them."""
 
-    arms: list[Arm]
     pairs: int
     """Number of hosts of each arm, or of each of its training seeds."""
     reference: str
@@ -73,6 +72,7 @@ class Settings(NamedTuple):
     """Number of training seeds; None if no arm learns."""
     part: Part
     """The rounds that are played, or the training seeds if an arm learns."""
+    arms: Sequence[Arm]
 
 
 class ComparisonFolder:
@@ -81,22 +81,14 @@ class ComparisonFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def create(
-        self, arms: Sequence[Arm], pairs: int, reference: str, part: Part = WHOLE, train_seeds: int | None = None
-    ) -> None:
+    def create(self, settings: Settings) -> None:
         """Creates the folder with the settings and a description of the machine."""
-        entries = [{"name": arm.name, "follows_sha256": _followed_digest(arm), **arm.plain()} for arm in arms]
-        settings = {
-            "format": FORMAT,
-            "pairs": pairs,
-            "reference": reference,
-            "train_seeds": train_seeds,
-            "part": [part.number, part.count],
-            "arms": entries,
-        }
+        entries = [{"name": arm.name, "follows_sha256": _followed_digest(arm), **arm.plain()} for arm in settings.arms]
+        part = [settings.part.number, settings.part.count]
+        saved = {"format": FORMAT, **settings._asdict(), "part": part, "arms": entries}
         with writable(self.path, "folder", "give another --out"):
             self.path.mkdir(parents=True, exist_ok=True)
-            write_json(self.path / SETTINGS, settings)
+            write_json(self.path / SETTINGS, saved)
             write_json(self.path / "env.json", describe_environment())
 
     def settings(self, controllers: Sequence[str] = ()) -> Settings:
@@ -118,7 +110,7 @@ class ComparisonFolder:
                 )
             arms.append(arm)
         part = Part(*settings.get("part", (1, 1)))
-        return Settings(arms, int(settings["pairs"]), str(settings["reference"]), settings.get("train_seeds"), part)
+        return Settings(int(settings["pairs"]), str(settings["reference"]), settings.get("train_seeds"), part, arms)
 
     def read(self) -> dict[str, Any]:
         """Returns the settings as they were saved. Raises ConfigError for a missing folder or another format."""

@@ -200,12 +200,11 @@ def sign_flip_test(differences: Values, resamples: int = 10_000, seed: int = 0) 
 
 def holm_adjusted(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down correction (1979): adjusted p values, in the given order, for all comparisons made together."""
-    adjusted = [0.0] * len(p_values)
-    highest = 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = highest
-    return adjusted
+    values = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(values, kind="stable")
+    adjusted = np.empty_like(values)
+    adjusted[order] = np.maximum.accumulate(np.minimum(1.0, np.arange(len(values), 0, -1) * values[order]))
+    return [float(p) for p in adjusted]
 
 
 def iqm(values: npt.ArrayLike, axis: int = -1) -> Floats:
