@@ -86,7 +86,7 @@ class Agent(ABC):
         """Learns from round ``number``, from 1, or records its results."""
 
     @abstractmethod
-    def evaluate(self, emit: Emit, save: Callable[[], None]) -> list[ArmResult]:
+    def evaluate(self, measured: Emit) -> list[ArmResult]:
         """Returns the agent's arm, and those that it is compared with."""
 
     @abstractmethod
@@ -128,7 +128,7 @@ class FixedAgent(Agent):
         test, alone = played.tests
         self.results.append(np.stack((test, alone, played.stats.parameters, played.stats.fossils)))
 
-    def evaluate(self, emit: Emit, save: Callable[[], None]) -> list[ArmResult]:
+    def evaluate(self, measured: Emit) -> list[ArmResult]:
         """Returns the arm of the controller and that of the hosts left alone, in the rounds so far."""
         test, alone, parameters, fossils = np.concatenate(self.results, axis=1)
         host = np.full_like(parameters, self.env.host_parameters)
@@ -175,17 +175,12 @@ class LearningAgent(Agent):
         """Wraps ``make``: the env that it makes a controller for starts with the experience of this run."""
         return with_experience(make, self.env.gatherer.experiences[0].state_dict())
 
-    def evaluate(self, emit: Emit, save: Callable[[], None]) -> list[ArmResult]:
+    def evaluate(self, measured: Emit) -> list[ArmResult]:
         """Plays the agent and each baseline on ``run.evaluation_pairs`` hosts; the agent's arm is first.
 
-        Returns [] if that is 0. ``save`` is called after each measurement that has become part of the state.
+        Returns [] if that is 0. ``measured`` is called after each measurement that has become part of the state.
         """
         config, seed = self.config, self.config.run.seed + HELD_OUT
-
-        def report(event: Event) -> None:
-            emit(event)
-            save()
-
         controllers: dict[str, MakeController] = {
             config.run.controller: partial(self.contender, run_seed=seed),
             **{name: partial(controller_for, name, config, run_seed=seed) for name in self.baselines},
@@ -193,7 +188,7 @@ class LearningAgent(Agent):
         informed = {name: self.informed(make) for name, make in controllers.items()}
         pairs = config.run.evaluation_pairs
         baseline, compared = self.env.baseline, self.compared
-        return play_arms(self.maker, informed, pairs, seed, report, baseline, compared, self.work) if pairs else []
+        return play_arms(self.maker, informed, pairs, seed, measured, baseline, compared, self.work) if pairs else []
 
     def comparison_work(self) -> list[Phase]:
         rounds, hosts = split_pairs(self.config.run.evaluation_pairs, self.env.num_envs)

@@ -82,7 +82,8 @@ class Trainer:
         self.telemetry.emit(event)
         self._stop_if_asked()
 
-    def _measured(self) -> None:
+    def _measured(self, event: Event) -> None:
+        self.telemetry.emit(event)
         self.checkpoints.save()
         self._stop_if_asked()
 
@@ -148,7 +149,7 @@ class Trainer:
                 self.checkpoints.save()
 
     def evaluate(self) -> list[ArmResult]:
-        return self.agent.evaluate(self.telemetry.emit, self._measured)
+        return self.agent.evaluate(self._measured)
 
     @property
     def seconds(self) -> float:
