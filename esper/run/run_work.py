@@ -1,4 +1,4 @@
-"""The work of a run: how much there is of each kind, and what is counted as it is done."""
+"""The work of a run: how much there is of each kind, and how much of it an earlier process has done."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from esper.telemetry.workload import GROWN, PRACTICE_SECONDS, Phase, Workload
 
 
 class RunWork:
-    """Plans the work of one run, and has it counted.
+    """The planned work of one run.
 
     Args:
         work: gets the phases of this run, all but its comparison; several runs may share it.
@@ -45,20 +45,9 @@ class RunWork:
         running = zip(self.collector.running, self.each, strict=False)
         return sum(rollout.steps * rollout.env.num_envs * each for rollout, each in running)
 
-    def count_baseline(self) -> None:
-        self.agent.env.count_epochs = self.work.counter("baseline")
-
-    def count_rounds(self) -> None:
-        for rollout, each in zip(self.collector.rollouts, self.each, strict=True):
-            rollout.env.count_epochs = self.work.counter("rounds", each)
-
     def after_round(self) -> float:
         """Returns the work of all rounds once the current one is complete, also by hosts that end early."""
         return self.work.done("rounds") + self.of_round - self.begun
-
-    def after_validation(self) -> float:
-        """Returns the work of all validations once the next one is complete."""
-        return self.work.done("validation") + self.of_validation
 
     def resume(self, rounds: int) -> None:
         """Notes what an earlier process has done: everything up to ``rounds`` complete ones, and part of the next."""

@@ -90,10 +90,10 @@ class Trainer:
     def prepare(self, baseline: Baseline | None = None) -> None:
         """Sets the no-growth baseline of all envs, or measures it."""
         self.env.baseline = baseline or self.env.baseline
-        self.planned.count_baseline()
+        self.env.count_epochs = self.work.counter("baseline")
         self.env.prepare()
-        self.planned.count_rounds()
-        for env in self.collector.envs:
+        for env, each in zip(self.collector.envs, self.planned.each, strict=True):
+            env.count_epochs = self.work.counter("rounds", each)
             env.baseline = self.env.baseline
             env.run_seed += self.agent.seed_offset
 
@@ -141,7 +141,7 @@ class Trainer:
         save_host(training, self.folder / "best_host", {**facts, **accuracies})
 
     def _validate(self) -> None:
-        worked = self.planned.after_validation()
+        worked = self.work.done("validation") + self.planned.of_validation
         if found := self.agent.validate(self.done, self._between_steps):
             with interrupts_wait():
                 self.telemetry.emit(found)
