@@ -102,7 +102,10 @@ class ComparisonFolder:
         """
         settings, arms = self.read(), []
         for entry in settings["arms"]:
-            controller = self._confirmed(entry["controller"], controllers)
+            controller = entry["controller"]
+            if is_user_code(controller):
+                named = next((name for name in controllers if same_function(name, controller)), None)
+                controller = name_of(confirmed_controller(controller, named, str(self.path), "--arm"))
             arm = Arm(entry["name"], controller, TrainingConfig.parse(entry["config"]), entry["of"])
             if _followed_digest(arm) != entry["follows_sha256"]:
                 raise ConfigError(
@@ -124,13 +127,6 @@ class ComparisonFolder:
         if (written := settings.get("format")) != FORMAT:
             raise ConfigError(f"{file} has format {written}, but this version of Esper reads format {FORMAT}")
         return settings
-
-    def _confirmed(self, controller: str, given: Sequence[str]) -> str:
-        """Returns the name to load a saved controller by: that given by the user if it is code."""
-        if not is_user_code(controller):
-            return controller
-        named = next((name for name in given if same_function(name, controller)), None)
-        return name_of(confirmed_controller(controller, named, str(self.path), "--arm"))
 
     def save_round(self, arm: str, number: int, hosts: Sequence[HostResult]) -> None:
         """Appends a round to the file of played rounds; it is on disk when this returns."""
