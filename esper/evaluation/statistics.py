@@ -160,8 +160,8 @@ def compare_pairs(
 
 
 def seed_means(values: Floats, train_seeds: int | None) -> Floats:
-    """Returns the mean of each training seed's consecutive hosts, [train_seeds]; ``values`` [n] themselves if None."""
-    return values if train_seeds is None else values.reshape(train_seeds, -1).mean(axis=1)
+    """Returns the mean of each training seed's consecutive hosts, [..., train_seeds]; ``values`` [..., n] if None."""
+    return values if train_seeds is None else values.reshape(*values.shape[:-1], train_seeds, -1).mean(axis=-1)
 
 
 def t_test(differences: Values) -> float:
@@ -278,14 +278,14 @@ def summarise(values: Values, train_seeds: int | None = None) -> Summary:
     ``train_seeds``: as in :func:`compare_pairs`.
     """
     array = _finite(values, "values")
-
-    def iqm_of_seeds(hosts: Floats, axis: int = -1) -> Floats:
-        return iqm(hosts if train_seeds is None else hosts.reshape(*hosts.shape[:-1], train_seeds, -1).mean(axis=-1))
-
-    mean_interval = bootstrap_interval(array, train_seeds=train_seeds)
-    iqm_interval = bootstrap_interval(array, iqm_of_seeds, train_seeds=train_seeds)
-    array = seed_means(array, train_seeds)
-    return Summary(float(array.mean()), _sample_std(array), float(iqm(array)), mean_interval, iqm_interval)
+    means = seed_means(array, train_seeds)
+    return Summary(
+        float(means.mean()),
+        _sample_std(means),
+        float(iqm(means)),
+        bootstrap_interval(array, train_seeds=train_seeds),
+        bootstrap_interval(array, lambda hosts, axis: iqm(seed_means(hosts, train_seeds)), train_seeds=train_seeds),
+    )
 
 
 def _finite(values: Values, name: str) -> Floats:
