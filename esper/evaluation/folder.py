@@ -58,6 +58,15 @@ class Part:
             raise ConfigError(f"a comparison of {rounds} {unit} has at most {rounds} parts, not {self.count}")
         return range(self.number - 1, rounds, self.count)
 
+    def share(self, rounds: int, hosts: int, train_seeds: int | None) -> tuple[range, range]:
+        """Returns the training seeds of this part, counted from 0, and the rounds of each, of ``hosts`` hosts.
+
+        ``train_seeds`` is None if no arm learns: there is one, and the rounds are shared instead.
+        """
+        if train_seeds is None:
+            return range(1), self.of(rounds, f"rounds of {hosts} hosts")
+        return self.of(train_seeds, "training seeds"), range(rounds)
+
 
 WHOLE = Part(1, 1)
 

@@ -93,13 +93,9 @@ def _check_all_there(parts: Sequence[tuple[Path, Part]]) -> None:
 
 def _rounds_of(files: ComparisonFolder, settings: Settings) -> list[bytes]:
     """Returns the saved rounds of a part as lines. Raises ConfigError if it is not finished."""
-    rounds, _ = split_pairs(settings.pairs, int(settings.arms[0].config.env.n_envs or 0))
-    seeds = settings.train_seeds
-    if seeds is None:
-        wanted = set(settings.part.of(rounds, "rounds"))
-    else:
-        own = settings.part.of(seeds, "training seeds")
-        wanted = {seed * rounds + number for seed in own for number in range(rounds)}
+    rounds, hosts = split_pairs(settings.pairs, int(settings.arms[0].config.env.n_envs or 0))
+    seeds, own = settings.part.share(rounds, hosts, settings.train_seeds)
+    wanted = {seed * rounds + number for seed in seeds for number in own}
     for arm, played in files.results([arm.name for arm in settings.arms]).items():
         if left := wanted - set(played):
             done = f"{len(wanted) - len(left)} of {len(wanted)} rounds of {arm} are played"

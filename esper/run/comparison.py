@@ -96,12 +96,7 @@ class ComparisonRun:
         self.arms = tuple(resolved(arm, first) for arm in arms)
         self.progress, self.learned, self.order_seed = progress, learned, order_seed
         self.all_rounds, self.n_envs = split_pairs(pairs, first.config.env.n_envs)
-        seeds, rounds = range(self.train_seeds or 1), range(self.all_rounds)
-        if self.train_seeds is None:
-            rounds = part.of(len(rounds), f"rounds of {self.n_envs} hosts")
-        else:
-            seeds = part.of(len(seeds), "training seeds")
-        self.seeds, self.rounds = seeds, rounds
+        self.seeds, self.rounds = part.share(self.all_rounds, self.n_envs, self.train_seeds)
         """The training seeds that are played here, counted from 0, and the rounds of each."""
         self.results = self._by_seed(results or {})
         """Results of each training seed, or the one of arms that do not learn."""
