@@ -25,17 +25,20 @@ def check_trackers(config: TrainingConfig) -> None:
     They are imported here instead of in their threads: a worker forked while a thread imports could wait for its import
     locks for ever.
     """
-    missing: dict[str, str] = {}
-    for name in config.track.to:
-        try:
-            importlib.import_module(MODULES[name])
-        except Exception as error:  # a broken installation may raise anything
-            missing[name] = str(error)
+    missing = {name: str(error) for name in config.track.to if (error := _import_error(MODULES[name])) is not None}
     if missing:
         raise ConfigError(
             f"track.to names {', '.join(missing)}, which cannot be imported ({'; '.join(missing.values())}); "
             f"to install: pip install {' '.join(missing)}"
         )
+
+
+def _import_error(module: str) -> Exception | None:
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a broken installation may raise anything
+        return error
+    return None
 
 
 def tracking_sinks(config: TrainingConfig, folder: Path, resumed: bool) -> list[Sink]:
