@@ -148,7 +148,7 @@ def show_life(folder: Path) -> None:
         console.print()
         for line in life_lines(host, console.width):
             console.print(line)
-        save_life(run)
+        save_life(host, folder)
     except (ConfigError, ImportError, OSError) as error:
         click.echo(f"No picture of the best host: {error}")
 

@@ -18,12 +18,11 @@ def command(run: Path, watching: bool) -> None:
     RUN is the folder of a run that is in progress, finished or interrupted, or that of a comparison, whose tables are
     shown as far as they go.
     """
-    from esper.report.saved_comparison import is_comparison, saved_tables
+    from esper.report.read import is_comparison, open_run, saved_tables
 
     if is_comparison(run):
         click.echo(saved_tables(run))
         return
-    from esper.report.read import open_run
     from esper.report.terminal import show, watch
 
     opened = open_run(run)

@@ -135,8 +135,8 @@ def _read(text: str, base: Tables) -> _Draft:
         draft = _Draft(text, {"run": {"controller": text}})  # _check_controller refuses an unknown one
     else:
         draft = _inline(text, name.strip(), rest)
-    runs = [_section(tables, "run") for tables in (draft.tables, base)]
-    draft.controller = str(next((run["controller"] for run in runs if "controller" in run), ""))
+    run = {**_section(base, "run"), **_section(draft.tables, "run")}
+    draft.controller = str(run.get("controller", ""))
     _check_controller(draft)
     if not file:
         _check_effects(text, draft)

@@ -134,7 +134,7 @@ def play_arms(
         work.pause()
         prepare_arms(runners, ALONE, n_envs, maker.config.env.episode_length, work)
         order = np.random.default_rng([run_seed, len(controllers)])
-        play_rounds(runners, range(rounds), order, results, progress, work=work)
+        play_rounds(runners, range(rounds), order, results, progress, work)
     return [ArmResult.of(name, hosts) for name, hosts in in_order(results, pairs).items()]
 
 

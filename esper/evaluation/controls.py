@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -79,17 +80,16 @@ class ControlRunner(ArmRunner):
         tasks, configs, facts = zip(*(self.make(host) for host in grown), strict=True)
         training = make_trainings(tasks, configs, range(first, first + len(tasks)))
         meters = [ComputeMeter(*made, self.blueprints) for made in zip(tasks, configs, strict=True)]
-        with make_executor(self.own, self.task.device) as executor:
-            trainer = HostTrainer(self.task, training, executor)
-            try:
-                pinned = copies_to_pin(self.own, training)
-                loop, alone = no_growth_loop(trainer, training[0].host.slot_names, pinned)
-                watch(alone)
-                loop.state.episode[:] = number - 1
-                *_, state = loop.without_growth(self.run_seed)
-                accuracy, trained = alone.test_accuracy(state), episodes(alone)
-            finally:
-                trainer.close()
+        with (
+            make_executor(self.own, self.task.device) as executor,
+            closing(HostTrainer(self.task, training, executor)) as trainer,
+        ):
+            pinned = copies_to_pin(self.own, training)
+            loop, alone = no_growth_loop(trainer, training[0].host.slot_names, pinned)
+            watch(alone)
+            loop.state.episode[:] = number - 1
+            *_, state = loop.without_growth(self.run_seed)
+            accuracy, trained = alone.test_accuracy(state), episodes(alone)
         return [
             HostResult(
                 accuracy=float(accuracy[i]),

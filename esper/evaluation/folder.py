@@ -58,6 +58,15 @@ class Part:
             raise ConfigError(f"a comparison of {rounds} {unit} has at most {rounds} parts, not {self.count}")
         return range(self.number - 1, rounds, self.count)
 
+    def share(self, rounds: int, hosts: int, train_seeds: int | None) -> tuple[range, range]:
+        """Returns the training seeds of this part, counted from 0, and the rounds of each, of ``hosts`` hosts.
+
+        ``train_seeds`` is None if no arm learns: there is one, and the rounds are shared instead.
+        """
+        if train_seeds is None:
+            return range(1), self.of(rounds, f"rounds of {hosts} hosts")
+        return self.of(train_seeds, "training seeds"), range(rounds)
+
 
 WHOLE = Part(1, 1)
 
@@ -65,7 +74,6 @@ WHOLE = Part(1, 1)
 class Settings(NamedTuple):
     """The arms and settings of a comparison, as its folder has them."""
 
-    arms: list[Arm]
     pairs: int
     """Number of hosts of each arm, or of each of its training seeds."""
     reference: str
@@ -73,6 +81,7 @@ class Settings(NamedTuple):
     """Number of training seeds; None if no arm learns."""
     part: Part
     """The rounds that are played, or the training seeds if an arm learns."""
+    arms: Sequence[Arm]
 
 
 class ComparisonFolder:
@@ -81,22 +90,14 @@ class ComparisonFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def create(
-        self, arms: Sequence[Arm], pairs: int, reference: str, part: Part = WHOLE, train_seeds: int | None = None
-    ) -> None:
+    def create(self, settings: Settings) -> None:
         """Creates the folder with the settings and a description of the machine."""
-        entries = [{"name": arm.name, "follows_sha256": _followed_digest(arm), **arm.plain()} for arm in arms]
-        settings = {
-            "format": FORMAT,
-            "pairs": pairs,
-            "reference": reference,
-            "train_seeds": train_seeds,
-            "part": [part.number, part.count],
-            "arms": entries,
-        }
+        entries = [{"name": arm.name, "follows_sha256": _followed_digest(arm), **arm.plain()} for arm in settings.arms]
+        part = [settings.part.number, settings.part.count]
+        saved = {"format": FORMAT, **settings._asdict(), "part": part, "arms": entries}
         with writable(self.path, "folder", "give another --out"):
             self.path.mkdir(parents=True, exist_ok=True)
-            write_json(self.path / SETTINGS, settings)
+            write_json(self.path / SETTINGS, saved)
             write_json(self.path / "env.json", describe_environment())
 
     def settings(self, controllers: Sequence[str] = ()) -> Settings:
@@ -110,7 +111,10 @@ class ComparisonFolder:
         """
         settings, arms = self.read(), []
         for entry in settings["arms"]:
-            controller = self._confirmed(entry["controller"], controllers)
+            controller = entry["controller"]
+            if is_user_code(controller):
+                named = next((name for name in controllers if same_function(name, controller)), None)
+                controller = name_of(confirmed_controller(controller, named, str(self.path), "--arm"))
             arm = Arm(entry["name"], controller, TrainingConfig.parse(entry["config"]), entry["of"])
             if _followed_digest(arm) != entry["follows_sha256"]:
                 raise ConfigError(
@@ -118,7 +122,7 @@ class ComparisonFolder:
                 )
             arms.append(arm)
         part = Part(*settings.get("part", (1, 1)))
-        return Settings(arms, int(settings["pairs"]), str(settings["reference"]), settings.get("train_seeds"), part)
+        return Settings(int(settings["pairs"]), str(settings["reference"]), settings.get("train_seeds"), part, arms)
 
     def read(self) -> dict[str, Any]:
         """Returns the settings as they were saved. Raises ConfigError for a missing folder or another format."""
@@ -132,13 +136,6 @@ class ComparisonFolder:
         if (written := settings.get("format")) != FORMAT:
             raise ConfigError(f"{file} has format {written}, but this version of Esper reads format {FORMAT}")
         return settings
-
-    def _confirmed(self, controller: str, given: Sequence[str]) -> str:
-        """Returns the name to load a saved controller by: that given by the user if it is code."""
-        if not is_user_code(controller):
-            return controller
-        named = next((name for name in given if same_function(name, controller)), None)
-        return name_of(confirmed_controller(controller, named, str(self.path), "--arm"))
 
     def save_round(self, arm: str, number: int, hosts: Sequence[HostResult]) -> None:
         """Appends a round to the file of played rounds; it is on disk when this returns."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.config import ConfigError
-from esper.evaluation.folder import PLAYED, SETTINGS, WHOLE, ComparisonFolder, Part
+from esper.evaluation.folder import PLAYED, SETTINGS, WHOLE, ComparisonFolder, Part, Settings
 from esper.evaluation.runner import split_pairs
 from esper.files.atomic import write_atomic, write_json
 from esper.files.run_folder import require_empty, writable
@@ -32,29 +32,24 @@ def merge(folders: Sequence[Path], target: Path, controllers: Sequence[str] = ()
     if not folders:
         raise ConfigError("--merge needs the folders of all parts: esper compare --merge FOLDER...")
     require_empty(target)
-    parts = [(folder, ComparisonFolder(folder).settings(controllers).part) for folder in folders]
-    files = {folder: ComparisonFolder(folder).read() for folder in folders}
-    _check_same(files)
-    _check_all_there(parts)
-    lines = [line for folder in folders for line in _rounds_of(folder, controllers)]
-    with (
-        writable(target, "folder", "give another --out"),
-        tempfile.TemporaryDirectory(prefix=f"{target.name}-", dir=_parent(target)) as made,
-    ):
-        temporary = Path(made) / target.name
-        temporary.mkdir()
-        for folder in folders:
-            for seed in sorted(folder.glob("seed-*")):
-                shutil.copytree(seed, temporary / seed.name)
-        write_atomic(temporary / PLAYED, b"".join(lines))
-        write_json(temporary / "env.json", describe_environment())
-        write_json(temporary / SETTINGS, {**files[folders[0]], "part": [1, 1]})
-        temporary.rename(target)
-
-
-def _parent(target: Path) -> Path:
-    target.absolute().parent.mkdir(parents=True, exist_ok=True)
-    return target.absolute().parent
+    parts = [(files, files.settings(controllers)) for files in map(ComparisonFolder, folders)]
+    read = {files.path: files.read() for files, _ in parts}
+    _check_same(read)
+    _check_all_there([(files.path, settings.part) for files, settings in parts])
+    lines = [line for files, settings in parts for line in _rounds_of(files, settings)]
+    parent = target.absolute().parent
+    with writable(target, "folder", "give another --out"):
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f"{target.name}-", dir=parent) as made:
+            temporary = Path(made) / target.name
+            temporary.mkdir()
+            for folder in folders:
+                for seed in sorted(folder.glob("seed-*")):
+                    shutil.copytree(seed, temporary / seed.name)
+            write_atomic(temporary / PLAYED, b"".join(lines))
+            write_json(temporary / "env.json", describe_environment())
+            write_json(temporary / SETTINGS, {**read[folders[0]], "part": [1, 1]})
+            temporary.rename(target)
 
 
 def _check_same(files: dict[Path, dict[str, Any]]) -> None:
@@ -96,19 +91,13 @@ def _check_all_there(parts: Sequence[tuple[Path, Part]]) -> None:
         raise ConfigError(f"give the folders of all parts; missing: {', '.join(map(str, missing))}")
 
 
-def _rounds_of(folder: Path, controllers: Sequence[str]) -> list[bytes]:
+def _rounds_of(files: ComparisonFolder, settings: Settings) -> list[bytes]:
     """Returns the saved rounds of a part as lines. Raises ConfigError if it is not finished."""
-    files = ComparisonFolder(folder)
-    settings = files.settings(controllers)
-    rounds, _ = split_pairs(settings.pairs, int(settings.arms[0].config.env.n_envs or 0))
-    seeds = settings.train_seeds
-    if seeds is None:
-        wanted = set(settings.part.of(rounds, "rounds"))
-    else:
-        own = settings.part.of(seeds, "training seeds")
-        wanted = {seed * rounds + number for seed in own for number in range(rounds)}
+    rounds, hosts = split_pairs(settings.pairs, int(settings.arms[0].config.env.n_envs or 0))
+    seeds, own = settings.part.share(rounds, hosts, settings.train_seeds)
+    wanted = {seed * rounds + number for seed in seeds for number in own}
     for arm, played in files.results([arm.name for arm in settings.arms]).items():
         if left := wanted - set(played):
             done = f"{len(wanted) - len(left)} of {len(wanted)} rounds of {arm} are played"
-            raise ConfigError(f"{folder} is not finished, {done}: esper compare --resume {folder}")
-    return [line + b"\n" for line in (folder / PLAYED).read_bytes().splitlines()]
+            raise ConfigError(f"{files.path} is not finished, {done}: esper compare --resume {files.path}")
+    return [line + b"\n" for line in (files.path / PLAYED).read_bytes().splitlines()]

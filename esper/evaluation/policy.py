@@ -227,26 +227,24 @@ def hosts_config(policy: SavedPolicy | None, task: str | None, changes: Mapping[
                     f"{section}.{key} has no effect here: a trained agent plays unchanged; choose its hosts with "
                     "--task and --pairs"
                 )
-    if policy is None or policy.config is None:
-        if policy is None:
-            task = task or TrainingConfig().task.name
-        elif task is None:
+    if policy is None:
+        tables: dict[str, Any] = {"task": {"name": task or TrainingConfig().task.name}}
+    elif policy.config is None:
+        if task is None:
             raise ConfigError(f"{policy.name} is not in a run folder with a config.toml: name the task with --task")
-        return _with_pairs(TrainingConfig.parse(merged({"task": {"name": task}}, changes)))
-    tables = policy.config.model_dump(mode="json", exclude_none=True)
-    learned_on = policy.config.task.name
-    if task is None and is_user_task(learned_on):
-        raise refuse_untrusted("task", learned_on, policy.name)
-    if task is not None and not same_task(learned_on, task):
-        tables["task"] = {}
-        tables["env"] = {key: value for key, value in tables["env"].items() if key not in TASK_SPECIFIC}
-    if not tables["run"]["evaluation_pairs"]:
-        del tables["run"]["evaluation_pairs"]  # its run was not compared
-    tables["task"]["name"] = task or learned_on
-    return _with_pairs(TrainingConfig.parse(merged(tables, changes)))
-
-
-def _with_pairs(config: TrainingConfig) -> TrainingConfig:
+        tables = {"task": {"name": task}}
+    else:
+        tables = policy.config.model_dump(mode="json", exclude_none=True)
+        learned_on = policy.config.task.name
+        if task is None and is_user_task(learned_on):
+            raise refuse_untrusted("task", learned_on, policy.name)
+        if task is not None and not same_task(learned_on, task):
+            tables["task"] = {}
+            tables["env"] = {key: value for key, value in tables["env"].items() if key not in TASK_SPECIFIC}
+        if not tables["run"]["evaluation_pairs"]:
+            del tables["run"]["evaluation_pairs"]  # its run was not compared
+        tables["task"]["name"] = task or learned_on
+    config = TrainingConfig.parse(merged(tables, changes))
     if not config.run.evaluation_pairs:
         raise ConfigError("run.evaluation_pairs is 0: an evaluation needs at least 1 host")
     return config

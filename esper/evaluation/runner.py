@@ -240,9 +240,9 @@ def play_rounds(
     rounds: range,
     order: np.random.Generator,
     results: Results,
-    progress: Progress | None = None,
+    progress: Progress | None,
+    work: Workload,
     save: Callable[[str, int, list[HostResult]], None] | None = None,
-    work: Workload | None = None,
 ) -> None:
     """Plays every one of ``rounds`` of every arm that is missing in ``results``, and stores it there.
 
@@ -250,7 +250,6 @@ def play_rounds(
     control waits for its arm. Each result is passed to ``save`` before progress is reported. Raises KeyboardInterrupt
     if the process that started the ranks is gone.
     """
-    work = work or Workload()
     for number in rounds:
         waiting = list(runners)
         while waiting:

@@ -160,8 +160,8 @@ def compare_pairs(
 
 
 def seed_means(values: Floats, train_seeds: int | None) -> Floats:
-    """Returns the mean of each training seed's consecutive hosts, [train_seeds]; ``values`` [n] themselves if None."""
-    return values if train_seeds is None else values.reshape(train_seeds, -1).mean(axis=1)
+    """Returns the mean of each training seed's consecutive hosts, [..., train_seeds]; ``values`` [..., n] if None."""
+    return values if train_seeds is None else values.reshape(*values.shape[:-1], train_seeds, -1).mean(axis=-1)
 
 
 def t_test(differences: Values) -> float:
@@ -200,12 +200,11 @@ def sign_flip_test(differences: Values, resamples: int = 10_000, seed: int = 0) 
 
 def holm_adjusted(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down correction (1979): adjusted p values, in the given order, for all comparisons made together."""
-    adjusted = [0.0] * len(p_values)
-    highest = 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = highest
-    return adjusted
+    values = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(values, kind="stable")
+    adjusted = np.empty_like(values)
+    adjusted[order] = np.maximum.accumulate(np.minimum(1.0, np.arange(len(values), 0, -1) * values[order]))
+    return [float(p) for p in adjusted]
 
 
 def iqm(values: npt.ArrayLike, axis: int = -1) -> Floats:
@@ -279,14 +278,14 @@ def summarise(values: Values, train_seeds: int | None = None) -> Summary:
     ``train_seeds``: as in :func:`compare_pairs`.
     """
     array = _finite(values, "values")
-
-    def iqm_of_seeds(hosts: Floats, axis: int = -1) -> Floats:
-        return iqm(hosts if train_seeds is None else hosts.reshape(*hosts.shape[:-1], train_seeds, -1).mean(axis=-1))
-
-    mean_interval = bootstrap_interval(array, train_seeds=train_seeds)
-    iqm_interval = bootstrap_interval(array, iqm_of_seeds, train_seeds=train_seeds)
-    array = seed_means(array, train_seeds)
-    return Summary(float(array.mean()), _sample_std(array), float(iqm(array)), mean_interval, iqm_interval)
+    means = seed_means(array, train_seeds)
+    return Summary(
+        float(means.mean()),
+        _sample_std(means),
+        float(iqm(means)),
+        bootstrap_interval(array, train_seeds=train_seeds),
+        bootstrap_interval(array, lambda hosts, axis: iqm(seed_means(hosts, train_seeds)), train_seeds=train_seeds),
+    )
 
 
 def _finite(values: Values, name: str) -> Floats:

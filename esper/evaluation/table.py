@@ -83,51 +83,35 @@ def counted(result: ComparisonResult) -> str:
 
 def _notes(result: ComparisonResult) -> Iterator[str]:
     """Yields what a reader must know to interpret the numbers."""
-    others = len(result.arms) - 1
-    if result.train_seeds is not None:
-        yield from _seed_notes(result)
-        return
-    yield (
-        f"Differences are arm minus {result.reference}, pair by pair. The verdict is that of the paired sign-flip "
-        f"test, with p corrected for {others} {'comparison' if others == 1 else 'comparisons'} per metric (Holm). "
-        "IQM: interquartile mean; intervals: bootstrap, 95 %."
-    )
-    if result.pairs < result.requested_pairs:
-        yield (
-            f"Only {result.pairs} of {result.requested_pairs} pairs are complete. To continue: "
-            f"{resume_command(result.folder, result.arms)}"
-        )
-    smallest = smallest_p(result.pairs, others)
-    if result.pairs < MIN_PAIRS:
-        yield f"Fewer than {MIN_PAIRS} pairs are always inconclusive."
-    elif smallest >= ALPHA:
-        yield (
-            f"{result.pairs} pairs cannot show a difference in {others} comparisons at once: the smallest possible "
-            f"corrected p is {smallest:.2g}. Use more pairs or fewer arms."
-        )
-    yield from result.caveats()
-    yield from _control_notes(result)
-
-
-def _seed_notes(result: ComparisonResult) -> Iterator[str]:
-    """Yields what a reader must know to interpret the numbers of arms that learn."""
     others, learn = len(result.arms) - 1, [arm.name for arm in result.arms if arm.learns]
-    yield (
-        f"{', '.join(learn)}: trained with each training seed, on the same hosts, then playing greedily on held-out "
-        f"hosts of that seed. Differences are arm minus {result.reference}. The unit of evidence is the training seed: "
-        "std, IQM and the paired t test are over the means of seeds, and intervals are bootstrap, 95 %, of seeds and "
-        f"of hosts within them. p is corrected for {count(others, 'comparison')} per metric (Holm)."
-    )
-    if result.pairs < result.requested_pairs:
+    if result.train_seeds is None:
+        complete = f"{result.pairs} of {result.requested_pairs} pairs"
         yield (
-            f"Only {result.train_seeds} of {result.requested_seeds} training seeds are complete. To continue: "
-            f"{resume_command(result.folder, result.arms)}"
+            f"Differences are arm minus {result.reference}, pair by pair. The verdict is that of the paired sign-flip "
+            f"test, with p corrected for {count(others, 'comparison')} per metric (Holm). "
+            "IQM: interquartile mean; intervals: bootstrap, 95 %."
         )
+    else:
+        complete = f"{result.train_seeds} of {result.requested_seeds} training seeds"
+        yield (
+            f"{', '.join(learn)}: trained with each training seed, on the same hosts, then playing greedily on "
+            f"held-out hosts of that seed. Differences are arm minus {result.reference}. The unit of evidence is the "
+            "training seed: std, IQM and the paired t test are over the means of seeds, and intervals are bootstrap, "
+            "95 %, of seeds and of hosts within them. "
+            f"p is corrected for {count(others, 'comparison')} per metric (Holm)."
+        )
+    if result.pairs < result.requested_pairs:
+        yield f"Only {complete} are complete. To continue: {resume_command(result.folder, result.arms)}"
+    if result.train_seeds is None:
+        smallest = smallest_p(result.pairs, others)
+        if result.pairs < MIN_PAIRS:
+            yield f"Fewer than {MIN_PAIRS} pairs are always inconclusive."
+        elif smallest >= ALPHA:
+            yield (
+                f"{result.pairs} pairs cannot show a difference in {others} comparisons at once: the smallest possible "
+                f"corrected p is {smallest:.2g}. Use more pairs or fewer arms."
+            )
     yield from result.caveats()
-    yield from _control_notes(result)
-
-
-def _control_notes(result: ComparisonResult) -> Iterator[str]:
     controls = [f"{arm.name} is made for each host of {arm.control_of}" for arm in result.arms if arm.control_of]
     if controls:
         yield f"{'; '.join(controls)}. {_match(result)}".strip()

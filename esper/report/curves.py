@@ -68,14 +68,6 @@ def shown_epochs(run: Run) -> tuple[list[EpochCompleted], str]:
     return [epoch for epoch in epochs if epoch.episode >= first], words
 
 
-def episodes(run: Run) -> dict[tuple[int, int], list[EpochCompleted]]:
-    """Returns the epochs of every host, by (episode, env)."""
-    hosts: dict[tuple[int, int], list[EpochCompleted]] = defaultdict(list)
-    for epoch in run.of(EpochCompleted):
-        hosts[epoch.episode, epoch.env].append(epoch)
-    return dict(sorted(hosts.items()))
-
-
 def score_of(runs: Sequence[Run]) -> ScoreUnit:
     """Returns how the score of all ``runs`` is shown: in percentage points if they have different ones."""
     scores = {run.view.score for run in runs}

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from esper.report.charts import Line, by_round, drawable, line_figure
-from esper.report.curves import by_epoch, episodes, shown_epochs
+from esper.report.curves import by_epoch, shown_epochs
 from esper.report.html import figures, heading, note, section
 from esper.report.read import Run
 from esper.telemetry.event import AgentValidated, EpochCompleted, Event, PolicyUpdated, PracticeRound, RoundCompleted
@@ -49,19 +49,15 @@ def _of_runs(runs: Sequence[Run], kind: type[Event], field: str, name: str) -> l
 
 def terms_by_round(run: Run) -> str:
     """Sum of each reward term in an episode, by round; of completed rounds only, if any is."""
-    sums: dict[int, dict[str, float]] = {}
-    hosts: Counter[int] = Counter()
-    for (episode, _), epochs in episodes(run).items():
-        if run.view.done and episode >= run.view.done:
-            continue
-        hosts[episode] += 1
-        terms = sums.setdefault(episode, defaultdict(float))
-        for epoch in epochs:
-            for name, value in epoch.reward_terms.items():
-                terms[name] += value if drawable(value) else 0.0
-    x = [episode + 1 for episode in sums]
+    sums: dict[int, Counter[str]] = defaultdict(Counter)
+    hosts: dict[int, set[int]] = defaultdict(set)
+    for epoch in sorted(run.of(EpochCompleted), key=lambda e: (e.episode, e.env)):
+        if not run.view.done or epoch.episode < run.view.done:
+            hosts[epoch.episode].add(epoch.env)
+            sums[epoch.episode].update({n: v for n, v in epoch.reward_terms.items() if drawable(v)})
+    x = [episode + 1 for episode in hosts]
     lines = [
-        Line(name, x, [terms.get(name, 0.0) / hosts[episode] for episode, terms in sums.items()], place)
+        Line(name, x, [sums[episode][name] / len(envs) for episode, envs in hosts.items()], place)
         for place, name in enumerate(_reward_terms(run.of(EpochCompleted)))
     ]
     if not lines:

@@ -19,7 +19,6 @@ from esper.telemetry.seed_history import Life, Stretch
 from esper.telemetry.stages import STAGE_COLORS, STAGE_WORDS
 from esper.telemetry.text import clean, shorten
 
-FILE = "life.svg"
 WIDTH, CURVES, LANE = 7.0, 2.3, 0.26
 """Width of the chart, height of its curves and of a slot, in inches."""
 ROWS = 8
@@ -130,14 +129,9 @@ def life_figure(run: Run) -> str:
     return figure("A host's life", words, life_chart(host), "")
 
 
-def save_life(run: Run) -> Path | None:
-    """Writes the chart next to the run and returns its path; None if there is nothing to draw."""
-    host = best_life(run)
-    if host is None:
-        return None
-    path = run.folder / FILE
-    write_atomic(path, life_chart(host).encode())
-    return path
+def save_life(host: HostLife, folder: Path) -> None:
+    """Writes the chart to the folder of the run."""
+    write_atomic(folder / "life.svg", life_chart(host).encode())
 
 
 def life_lines(host: HostLife, width: int) -> list[Text]:

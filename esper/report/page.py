@@ -18,8 +18,7 @@ from esper.report.growth import contributions_section, lives_section
 from esper.report.html import escape
 from esper.report.learning import policy_section, reward_section
 from esper.report.overview import configuration_section, events_section, summary_section
-from esper.report.read import Run, open_runs
-from esper.report.saved_comparison import PICTURES, is_comparison, saved_tables
+from esper.report.read import Run, is_comparison, open_runs, saved_tables
 from esper.telemetry.score import ACCURACY
 
 MARK = "<!-- a report of Esper -->"
@@ -60,41 +59,43 @@ SECTIONS = {
 
 def report_html(runs: Sequence[Run]) -> str:
     """Returns the page about one run, or several side by side."""
-    when = time.strftime("%Y-%m-%d %H:%M")
-    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs: {', '.join(run.name for run in runs)}"
-    return PAGE.substitute(
-        title=escape(f"Esper: {title}"),
-        style=STYLE.read_text(encoding="utf-8"),
-        about=escape("; ".join(f"{run.folder}: {run.state_words()}" for run in runs), 2000),
-        links="".join(f'<a href="#{name}">{words}</a>' for name, words in _links(runs).items()),
-        content="".join(content(runs) for _, content in SECTIONS.values()),
-        footer=escape(f"Made {when}. {_units(runs)}"),
+    names = ", ".join(run.name for run in runs)
+    words = {name: title for name, (title, _) in SECTIONS.items()} | {"accuracy": capital(score_of(runs).name)}
+    return _page(
+        names if len(runs) == 1 else f"{len(runs)} runs: {names}",
+        "; ".join(f"{run.folder}: {run.state_words()}" for run in runs),
+        "".join(content(runs) for _, content in SECTIONS.values()),
+        "".join(f'<a href="#{name}">{escape(title)}</a>' for name, title in words.items()),
+        f" {_units(runs)}",
     )
 
 
 def comparison_html(folder: Path) -> str:
     """Returns the page about a comparison: its pictures and its tables. Raises ConfigError if it has no result yet."""
-    pictures = {name: folder / f"{name}.svg" for name in PICTURES}
+    pictures = [folder / f"{name}.svg" for name in ("pairs", "differences", "cost")]
     images = [
-        f'<img alt="{name}" src="data:image/svg+xml;base64,{b64encode(file.read_bytes()).decode()}">'
-        for name, file in pictures.items()
+        f'<img alt="{file.stem}" src="data:image/svg+xml;base64,{b64encode(file.read_bytes()).decode()}">'
+        for file in pictures
         if file.is_file()
     ]
     tables = html.escape(saved_tables(folder))
-    return PAGE.substitute(
-        title=escape(f"Esper: {folder.absolute().name}"),
-        style=STYLE.read_text(encoding="utf-8"),
-        about=escape(f"{folder}: a comparison"),
-        links="",
-        content=f"<section><h2>Pictures</h2>{''.join(images)}</section>"
-        f"<section><h2>Tables</h2><div class=scroll tabindex=0><pre>{tables}</pre></div></section>",
-        footer=f"Made {time.strftime('%Y-%m-%d %H:%M')}.",
+    content = (
+        f"<section><h2>Pictures</h2>{''.join(images)}</section>"
+        f"<section><h2>Tables</h2><div class=scroll tabindex=0><pre>{tables}</pre></div></section>"
     )
+    return _page(folder.absolute().name, f"{folder}: a comparison", content)
 
 
-def _links(runs: Sequence[Run]) -> dict[str, str]:
-    """Returns the words of the link to each section, by id."""
-    return {name: words for name, (words, _) in SECTIONS.items()} | {"accuracy": escape(capital(score_of(runs).name))}
+def _page(title: str, about: str, content: str, links: str = "", footer: str = "") -> str:
+    """Returns the whole page; ``content`` and ``links`` are HTML, the others text."""
+    return PAGE.substitute(
+        title=escape(f"Esper: {title}"),
+        style=STYLE.read_text(encoding="utf-8"),
+        about=escape(about, 2000),
+        links=links,
+        content=content,
+        footer=escape(f"Made {time.strftime('%Y-%m-%d %H:%M')}.{footer}"),
+    )
 
 
 def _units(runs: Sequence[Run]) -> str:
@@ -106,13 +107,10 @@ def _units(runs: Sequence[Run]) -> str:
     return f"{score.name} and its differences are in {unit}; rewards count {score.points:g} percentage points for 1."
 
 
-def default_file(folders: Sequence[Path]) -> Path:
-    """Returns report.html in the run's folder, or in the working directory for several runs."""
-    return folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
-
-
 def write_report(folders: Sequence[Path], file: Path | None = None) -> Path:
     """Writes the report about the runs, or the one comparison, in ``folders`` and returns its path.
+
+    Without ``file``, it is report.html in the run's folder, or in the working directory for several runs.
 
     Raises:
         ConfigError: a folder holds no run, a comparison has no result or is one of several folders, or ``file`` cannot
@@ -120,7 +118,7 @@ def write_report(folders: Sequence[Path], file: Path | None = None) -> Path:
     """
     compared = len(folders) == 1 and is_comparison(folders[0])
     page = comparison_html(folders[0]) if compared else report_html(open_runs(folders))
-    path = file or default_file(folders)
+    path = file or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     check_file(path)
     try:
         write_atomic(path, page.encode("utf-8", "replace"))

@@ -1,4 +1,4 @@
-"""Reading a run folder: finished, in progress, interrupted, damaged or incomplete.
+"""Reading a run folder: finished, in progress, interrupted, damaged or incomplete; and the tables of a comparison.
 
 Nothing in a folder is executed: TOML and JSON are only parsed, and names are plain text.
 """
@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 from esper.config import ConfigError
 from esper.report.event_log import EventLog
 from esper.report.records import build
-from esper.report.saved_comparison import is_comparison
 from esper.telemetry import event as events
 from esper.telemetry.event import Event
 from esper.telemetry.run_view import RunView
@@ -207,6 +206,22 @@ def open_run(folder: Path, name: str | None = None) -> Run:
     run = Run(folder, clean(name or folder.absolute().name))
     run.refresh()
     return run
+
+
+def is_comparison(folder: Path) -> bool:
+    """Whether ``folder`` is that of a comparison, and not of a run."""
+    return (folder / "comparison.json").is_file()
+
+
+def saved_tables(folder: Path) -> str:
+    """Returns the tables that a comparison has left in its folder. Raises ConfigError if it has no result yet."""
+    try:
+        return (folder / "table.txt").read_text(encoding="utf-8")
+    except OSError:
+        again = shlex.join(["esper", "compare", "--resume", str(folder)])
+        raise ConfigError(
+            f"{folder} is a comparison without a result yet, in progress or interrupted; to continue it: {again}"
+        ) from None
 
 
 def is_run(folder: Path) -> bool:

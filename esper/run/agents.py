@@ -51,7 +51,54 @@ COLUMNS = ("test", "alone", "parameters", "fossils")
 """Results of a controller that stays as it is, by their names in checkpoints."""
 
 
-class FixedAgent:
+class Agent(ABC):
+    """Base class of the agents of a run; by default, an agent neither practises nor is validated."""
+
+    rollout: Rollout
+    control: Rollout | None = None
+    """Plays the same hosts without growth in each round; None if none are left alone."""
+    seed_offset = 0
+    """Added to the run seed of the hosts."""
+    validated = 0
+    """The last round after which the agent was validated."""
+
+    def __init__(self, maker: EnvMaker, env: SlotVectorEnv) -> None:
+        self.maker, self.env, self.config = maker, env, maker.config
+
+    def pretrain(self, emit: Emit) -> bool:
+        """Practises before the first round and returns True, if that is needed and was not done before."""
+        return False
+
+    def validate(self, number: int, between_steps: Callable[[], None]) -> AgentValidated | None:
+        """Measures the agent after round ``number``, if that is due and was not done before."""
+        return None
+
+    def policy_state(self) -> State | None:
+        """Returns the policy that checkpoints contain; None for an agent without one."""
+        return None
+
+    def comparison_work(self) -> list[Phase]:
+        """Returns the work of :meth:`evaluate`."""
+        return []
+
+    @abstractmethod
+    def update(self, number: int, played: Round) -> UpdateStats | None:
+        """Learns from round ``number``, from 1, or records its results."""
+
+    @abstractmethod
+    def evaluate(self, measured: Emit) -> list[ArmResult]:
+        """Returns the agent's arm, and those that it is compared with."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Returns all state needed to resume."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Loads ``state``."""
+
+
+class FixedAgent(Agent):
     """A controller that does not learn; each of its rounds is repeated by the same hosts left alone.
 
     Args:
@@ -59,13 +106,15 @@ class FixedAgent:
             callable that makes the controller.
     """
 
+    control: Rollout
+
     def __init__(self, maker: EnvMaker, env: SlotVectorEnv, follows: str | OwnController) -> None:
-        self.env, self.config = env, maker.config
-        controller = controller_for(follows, maker.config, env, maker.config.run.seed)
+        super().__init__(maker, env)
+        controller = controller_for(follows, self.config, env, self.config.run.seed)
         self.policy = controller if isinstance(controller, Policy) else None
+        # A policy or its experience may be of the hosts of the run's own seed.
         informed = env.gatherer.given is not None or not isinstance(controller, PerEnvController)
         self.seed_offset = HELD_OUT if informed else 0
-        """Added to the run seed of the hosts: a policy or its experience may be of those of the run's own seed."""
         # The same run seed, env indices and episode numbers: the same initial weights and batches.
         alone = NoGrowth(env.action_spec, env.layout, env.num_envs)
         self.rollout, self.control = Rollout(env, controller), Rollout(maker.make(), alone)
@@ -73,15 +122,13 @@ class FixedAgent:
         """Results of each round, [COLUMNS, E]."""
 
     def policy_state(self) -> State | None:
-        """Returns the policy that checkpoints contain; None for a controller without one."""
         return None if self.policy is None else policy_state(self.policy)
 
     def update(self, number: int, played: Round) -> None:
-        """Records the results of a round."""
         test, alone = played.tests
         self.results.append(np.stack((test, alone, played.stats.parameters, played.stats.fossils)))
 
-    def evaluate(self, emit: Emit, save: Callable[[], None]) -> list[ArmResult]:
+    def evaluate(self, measured: Emit) -> list[ArmResult]:
         """Returns the arm of the controller and that of the hosts left alone, in the rounds so far."""
         test, alone, parameters, fossils = np.concatenate(self.results, axis=1)
         host = np.full_like(parameters, self.env.host_parameters)
@@ -100,45 +147,25 @@ class FixedAgent:
             each.controller.load_memory_state(memory)
 
 
-class LearningAgent(ABC):
+class LearningAgent(Agent):
     """An agent that improves from round to round; it is then compared with baselines on hosts it never learned on.
 
     The baselines play with the same experience: `plans` plants what is best by it.
+
+    Args:
+        work: counts the work of practice, of validation and of the comparison.
     """
 
-    control, seed_offset = None, 0
-    """No hosts are left alone within rounds, and the hosts are those of the run's own seed."""
-    rollout: Rollout
-
-    def __init__(self, maker: EnvMaker, env: SlotVectorEnv) -> None:
-        self.maker, self.env, self.config = maker, env, maker.config
+    def __init__(self, maker: EnvMaker, env: SlotVectorEnv, work: Workload) -> None:
+        super().__init__(maker, env)
+        self.work = work
         shipped = ["schedule"] if schedule_ships(self.config.task.name) else []
         known = ["none", "random", "heuristic", "plans", *shipped]
         self.baselines = [name for name in known if name != self.config.run.controller]
-        self.work = Workload()
-        """Counts the work of the comparison; the run replaces it with its own."""
-        self.count_work: Callable[[str, float], None] = self.work.advance
-        """Counts work by the name of its phase; the run replaces it, too."""
         for name in self.baselines:
             controller_for(name, self.config, env, self.config.run.seed)  # fail now if one does not fit
         self.compared: Results = {name: {} for name in [self.config.run.controller, *self.baselines]}
         """Results of the evaluation so far."""
-
-    def pretrain(self, emit: Emit) -> bool:
-        """Practises before the first round and returns True, if that is needed and was not done before."""
-        return False
-
-    def validate(self, number: int, between_steps: Callable[[], None]) -> AgentValidated | None:
-        """Measures the agent after round ``number``, if that is due and was not done before."""
-        return None
-
-    def policy_state(self) -> State | None:
-        """Returns the policy that checkpoints contain; None for a learner without one."""
-        return None
-
-    @abstractmethod
-    def update(self, number: int, played: Round) -> UpdateStats | None:
-        """Learns from round ``number``, from 1."""
 
     @abstractmethod
     def contender(self, env: SlotVectorEnv, run_seed: int) -> Controller:
@@ -148,17 +175,12 @@ class LearningAgent(ABC):
         """Wraps ``make``: the env that it makes a controller for starts with the experience of this run."""
         return with_experience(make, self.env.gatherer.experiences[0].state_dict())
 
-    def evaluate(self, emit: Emit, save: Callable[[], None]) -> list[ArmResult]:
+    def evaluate(self, measured: Emit) -> list[ArmResult]:
         """Plays the agent and each baseline on ``run.evaluation_pairs`` hosts; the agent's arm is first.
 
-        Returns [] if that is 0. ``save`` is called after each measurement that has become part of the state.
+        Returns [] if that is 0. ``measured`` is called after each measurement that has become part of the state.
         """
         config, seed = self.config, self.config.run.seed + HELD_OUT
-
-        def report(event: Event) -> None:
-            emit(event)
-            save()
-
         controllers: dict[str, MakeController] = {
             config.run.controller: partial(self.contender, run_seed=seed),
             **{name: partial(controller_for, name, config, run_seed=seed) for name in self.baselines},
@@ -166,12 +188,11 @@ class LearningAgent(ABC):
         informed = {name: self.informed(make) for name, make in controllers.items()}
         pairs = config.run.evaluation_pairs
         baseline, compared = self.env.baseline, self.compared
-        return play_arms(self.maker, informed, pairs, seed, report, baseline, compared, self.work) if pairs else []
+        return play_arms(self.maker, informed, pairs, seed, measured, baseline, compared, self.work) if pairs else []
 
-    def comparison_work(self) -> Phase:
-        """Returns the work of :meth:`evaluate`."""
+    def comparison_work(self) -> list[Phase]:
         rounds, hosts = split_pairs(self.config.run.evaluation_pairs, self.env.num_envs)
-        return arms_work({name: name in ALONE for name in self.compared}, rounds, hosts, self.env.horizon)
+        return [arms_work({name: name in ALONE for name in self.compared}, rounds, hosts, self.env.horizon)]
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -191,8 +212,8 @@ class LearningAgent(ABC):
 class PlansAgent(LearningAgent):
     """The bandit `plans`: what improves is the experience, which the env keeps."""
 
-    def __init__(self, maker: EnvMaker, env: SlotVectorEnv) -> None:
-        super().__init__(maker, env)
+    def __init__(self, maker: EnvMaker, env: SlotVectorEnv, work: Workload) -> None:
+        super().__init__(maker, env, work)
         self.rollout = Rollout(env, self.contender(env, self.config.run.seed))
 
     def update(self, number: int, played: Round) -> None:
@@ -212,10 +233,10 @@ class PlansAgent(LearningAgent):
 class PPORun(LearningAgent):
     """PPO: practises, learns from each round, and is compared as it was when it did best on validation hosts."""
 
-    def __init__(self, maker: EnvMaker, env: SlotVectorEnv) -> None:
+    def __init__(self, maker: EnvMaker, env: SlotVectorEnv, work: Workload) -> None:
         config = maker.config
         _check_learning(config)
-        super().__init__(maker, env)
+        super().__init__(maker, env, work)
         # The planted task needs no practice, being simulated itself.
         self.pretrained = maker.task is None or config.ppo.practice_steps == 0
         settings = config.ppo if self.pretrained else after_practice(config.ppo)
@@ -225,8 +246,8 @@ class PPORun(LearningAgent):
         self.rounds_per_update = (config.ppo.episodes_per_update or env.num_envs) // env.num_envs
         self.best: dict[str, Any] | None = None
         """The policy that did best on the validation hosts so far."""
-        self.best_return, self.best_round, self.validated = -math.inf, 0, 0
-        """Its mean return there, the round after which it was kept, and the last one after which one was validated."""
+        self.best_return, self.best_round = -math.inf, 0
+        """Its mean return there, and the round after which it was kept."""
 
     def pretrain(self, emit: Emit) -> bool:
         """Practises on simulated hosts that resemble the real ones."""
@@ -234,7 +255,7 @@ class PPORun(LearningAgent):
             return False
 
         def practised(number: int, rounds: int, mean_return: float) -> None:
-            self.count_work("practice", self.config.ppo.practice_steps / rounds)
+            self.work.advance("practice", self.config.ppo.practice_steps / rounds)
             emit(PracticeRound(number, rounds, mean_return))
 
         self.ppo.load_from(pretrain(self.env, self.config, practised))
@@ -273,7 +294,7 @@ class PPORun(LearningAgent):
         with closing(self.maker.make()) as env:
             env.baseline, env.gatherer.learns = self.env.baseline, False
             env.gatherer.give(self.env.gatherer.experiences[0].state_dict())
-            env.count_epochs = lambda hosts: self.count_work("validation", GROWN * hosts)
+            env.count_epochs = self.work.counter("validation", GROWN)
             rollout = Rollout(env, self.ppo.clone_policy(env.num_envs, seed, greedy=True))
             rollout.begin(seed)
             while not rollout.over:

@@ -19,7 +19,7 @@ from esper.env.make import EnvMaker
 from esper.evaluation.analysis import analyse, metrics_of
 from esper.evaluation.arms import Arm
 from esper.evaluation.comparison import ComparisonResult
-from esper.evaluation.folder import RESULTS, WHOLE, ComparisonFolder, Part
+from esper.evaluation.folder import RESULTS, WHOLE, ComparisonFolder, Part, Settings
 from esper.evaluation.runner import (
     HostResult,
     Progress,
@@ -96,12 +96,7 @@ class ComparisonRun:
         self.arms = tuple(resolved(arm, first) for arm in arms)
         self.progress, self.learned, self.order_seed = progress, learned, order_seed
         self.all_rounds, self.n_envs = split_pairs(pairs, first.config.env.n_envs)
-        seeds, rounds = range(self.train_seeds or 1), range(self.all_rounds)
-        if self.train_seeds is None:
-            rounds = part.of(len(rounds), f"rounds of {self.n_envs} hosts")
-        else:
-            seeds = part.of(len(seeds), "training seeds")
-        self.seeds, self.rounds = seeds, rounds
+        self.seeds, self.rounds = part.share(self.all_rounds, self.n_envs, self.train_seeds)
         """The training seeds that are played here, counted from 0, and the rounds of each."""
         self.results = self._by_seed(results or {})
         """Results of each training seed, or the one of arms that do not learn."""
@@ -139,7 +134,9 @@ class ComparisonRun:
         """
         files = ComparisonFolder(Path(folder))
         settings = files.settings(controllers)
-        arms = with_confirmed_task(settings.arms, task, folder)
+        name = task.name if isinstance(task, Task) else task
+        confirmed = confirmed_task(settings.arms[0].config.task.name, name, str(folder))
+        arms = [replace(arm, config=arm.config.with_values(task={"name": confirmed})) for arm in settings.arms]
         return cls(
             arms,
             settings.pairs,
@@ -163,7 +160,7 @@ class ComparisonRun:
         is raised; they are also in :attr:`result`. While arms learn, an interrupt takes effect at the end of a step.
         """
         if not self.resumed:
-            self.files.create(self.arms, self.pairs, self.reference, self.part, self.train_seeds)
+            self.files.create(Settings(self.pairs, self.reference, self.train_seeds, self.part, self.arms))
         with closing(self), termination_interrupts():
             try:
                 if self._next is not None:
@@ -245,16 +242,6 @@ def resolved(arm: Arm, first: EnvMaker) -> Arm:
     """Returns the arm with all sizes that its config leaves to the task of ``first``. Raises ConfigError."""
     with errors_name(arm):
         return replace(arm, config=EnvMaker.of(arm.config, first.task, first.ranks).config)
-
-
-def with_confirmed_task(arms: Sequence[Arm], task: Task | str | None, folder: Path | str) -> list[Arm]:
-    """Returns the arms of a saved comparison, with the task as the user has named it again.
-
-    Raises ConfigError if it is another one, or user-defined and not named.
-    """
-    name = task.name if isinstance(task, Task) else task
-    confirmed = confirmed_task(arms[0].config.task.name, name, str(folder))
-    return [replace(arm, config=arm.config.with_values(task={"name": confirmed})) for arm in arms]
 
 
 def count_seeds(arms: Sequence[Arm], wanted: int | None) -> int | None:

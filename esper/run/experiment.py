@@ -14,6 +14,7 @@ from esper.data.user_task import confirmed_task
 from esper.env.make import EnvMaker
 from esper.evaluation.analysis import corrected
 from esper.evaluation.comparison import ArmResult
+from esper.evaluation.runner import whole_messages
 from esper.files import checkpoint
 from esper.files.run_folder import CONFIG, EVENTS, RunFolder
 from esper.files.system_info import check_device, check_devices
@@ -65,9 +66,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         self.folder, self.resumed_from, self.finished = Path(folder), resumed_from, False
         resumed = resumed_from is not None
         self.files = RunFolder(self.folder, resumed)
-        if ranks is not None:
-            ranks.whole = interrupts_wait
-        maker = EnvMaker.of(config, task, ranks)
+        maker = EnvMaker.of(config, task, whole_messages(ranks))
         self.config = maker.config
         self.telemetry = RunTelemetry(maker.config, self.files, callbacks, resumed)
         follows: str | OwnController = config.run.controller
@@ -133,8 +132,8 @@ class Experiment(AbstractContextManager["Experiment"]):
             raise RuntimeError("an Experiment runs only once: create another one, with its own folder")
         trainer = self.trainer
         trainer.started = time.perf_counter()
-        trainer.work.add_comparison()
-        trainer.work.work.start()
+        trainer.work.add(trainer.agent.comparison_work())
+        trainer.work.start()
         with self, termination_interrupts():
             try:
                 self.start()
@@ -163,25 +162,21 @@ class Experiment(AbstractContextManager["Experiment"]):
         self.trainer.stopping = True
 
     def start(self) -> None:
-        """Begins a new run, or continues that of the checkpoint."""
-        if self.resumed_from is None:
-            self._begin()
-        else:
+        """Continues the run of the checkpoint, or begins a new one: opens its folder and log, measures the baseline."""
+        if self.resumed_from is not None:
             self._continue_from(self.resumed_from)
+            return
+        self.files.create(self.config)
+        self.telemetry.open()
+        self.telemetry.start(self.trainer.env)
+        self.trainer.prepare()
+        self.trainer.checkpoints.save()
 
     def save_within_round(self) -> None:
         """Saves the state in the middle of a round, if a round was interrupted and its state is intact."""
         collector = self.trainer.collector
         if collector.running and collector.consistent:
             self.trainer.checkpoints.save()
-
-    def _begin(self) -> None:
-        """Opens the folder and the log, and measures the baseline."""
-        self.files.create(self.config)
-        self.telemetry.open()
-        self.telemetry.start(self.trainer.env)
-        self.trainer.prepare()
-        self.trainer.checkpoints.save()
 
     def _continue_from(self, found: checkpoint.CheckpointFile) -> None:
         """Loads the whole checkpoint before anything in the folder is changed."""

@@ -73,7 +73,8 @@ class Grown:
             f"({added:,} parameters added to {self.host_parameters:,}) in {count(len(self.history), 'epoch')}"
         ]
         if self.interrupted:
-            lines.append(f"  interrupted after {len(self.history)} of {count(self.epochs, 'epoch')}{self._continued()}")
+            again = "" if self.folder is None else f"; the same call continues, with folder={str(self.folder)!r}"
+            lines.append(f"  interrupted after {len(self.history)} of {count(self.epochs, 'epoch')}{again}")
         lines += [f"  {seed.words(self.score)}" for seed in self.tried]
         if any(seed.contribution is not None for seed in self.tried):
             lines.append(f"  {MEANING}")
@@ -92,9 +93,6 @@ class Grown:
     def _points(self, score: float) -> float:
         """Returns a score in percentage points."""
         return score * self.score.points
-
-    def _continued(self) -> str:
-        return "" if self.folder is None else f"; the same call continues, with folder={str(self.folder)!r}"
 
     def hints(self) -> list[str]:
         """Explains why seeds that could have been kept were not."""

@@ -122,7 +122,7 @@ class SeedComparison:
         try:
             self._learn()
             runners = self._ready()
-            play_rounds(runners, rounds, self.order, results, progress, save, self.work)
+            play_rounds(runners, rounds, self.order, results, progress, self.work, save)
             hosts = in_order(results, pairs)
             for name, experiment in self.experiments.items():
                 arms = [ArmResult.of(other, hosts[other]) for other in (name, *(n for n in hosts if n != name))]

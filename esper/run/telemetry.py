@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from esper.config_resolved import ResolvedConfig
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.training_backend import copies_held
+from esper.evaluation.runner import name_score
 from esper.files.run_folder import RunFolder
 from esper.ppo.update import UpdateStats
 from esper.rollout.collector import Round
@@ -23,12 +24,10 @@ from esper.telemetry.event import (
     RunCompleted,
     RunResumed,
     RunStarted,
-    ScoreDefined,
     WorthsEstimated,
 )
 from esper.telemetry.hub import Sink, TelemetryHub
 from esper.telemetry.memory import memory_used
-from esper.telemetry.score import ACCURACY, ScoreUnit
 from esper.telemetry.span import Spans
 from esper.training.execution import workspaces
 from esper.training.execution.multi_gpu import devices_of
@@ -92,18 +91,14 @@ class RunTelemetry:
                 pinned_copies=COPIES[: env.pinned],
             )
         )
-        self._name_score(env.score)
-
-    def _name_score(self, score: ScoreUnit) -> None:
-        if score != ACCURACY:
-            self.emit(ScoreDefined(score.name, score.unit, score.points))
+        name_score(env.score, self.emit)
 
     def resume(self, env: SlotVectorEnv, done: int, epochs: int, warnings: Sequence[str]) -> None:
         """Reports that the run continues after ``done`` rounds and ``epochs`` of the next one."""
         workspace = workspaces.of_run(self.config.run.device)
         sizes = (done, self.config.run.rounds, env.num_envs, env.horizon)
         self.emit(RunResumed(*sizes, *_tier(env), time.time(), tuple(warnings), epochs, workspace))
-        self._name_score(env.score)
+        name_score(env.score, self.emit)
 
     def round(
         self, number: int, envs: Sequence[SlotVectorEnv], played: Round, update: UpdateStats | None, env_steps: int

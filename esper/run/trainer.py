@@ -13,7 +13,7 @@ from esper.files.run_folder import RunFolder
 from esper.rollout.collector import Collector
 from esper.rollout.interrupt import interrupts_wait
 from esper.rollout.own_controller import OwnController
-from esper.run.agents import LEARNERS, FixedAgent, LearningAgent, PPORun
+from esper.run.agents import LEARNERS, Agent, FixedAgent
 from esper.run.best_host import BestHost
 from esper.run.checkpointing import Checkpoints
 from esper.run.run_work import RunWork
@@ -51,9 +51,7 @@ class Trainer:
         telemetry.spans = self.env.spans
         try:
             learner = LEARNERS.get(self.config.run.controller)
-            self.agent: FixedAgent | LearningAgent = (
-                learner(maker, self.env) if learner else FixedAgent(maker, self.env, follows)
-            )
+            self.agent: Agent = learner(maker, self.env, work) if learner else FixedAgent(maker, self.env, follows)
         except BaseException:
             self.env.close()
             raise
@@ -65,7 +63,7 @@ class Trainer:
         self.earlier_seconds = 0.0
         """Seconds that the run took before it was resumed."""
         self.started = time.perf_counter()
-        self.work = RunWork(work, self.agent, self.collector)
+        self.work, self.planned = work, RunWork(work, self.agent, self.collector)
         self.stopping = False
         """Whether the run was asked to stop."""
 
@@ -81,30 +79,31 @@ class Trainer:
         self.telemetry.emit(event)
         self._stop_if_asked()
 
-    def _measured(self) -> None:
+    def _measured(self, event: Event) -> None:
+        self.telemetry.emit(event)
         self.checkpoints.save()
         self._stop_if_asked()
 
     def prepare(self, baseline: Baseline | None = None) -> None:
         """Sets the no-growth baseline of all envs, or measures it."""
         self.env.baseline = baseline or self.env.baseline
-        self.work.count_baseline()
+        self.env.count_epochs = self.work.counter("baseline")
         self.env.prepare()
-        self.work.count_rounds()
-        for env in self.collector.envs:
+        for env, each in zip(self.collector.envs, self.planned.each, strict=True):
+            env.count_epochs = self.work.counter("rounds", each)
             env.baseline = self.env.baseline
             env.run_seed += self.agent.seed_offset
 
     def practise(self) -> None:
         """Lets an agent practise before its first round, and validates one whose run stopped before it was."""
         fresh = self.done == 0 and not self.collector.running
-        if fresh and isinstance(self.agent, LearningAgent) and self.agent.pretrain(self._practised):
+        if fresh and self.agent.pretrain(self._practised):
             self.checkpoints.save()
         self._validate()
 
     def play_round(self) -> None:
         """Plays the next round, or what is left of it, and learns from it, reports it and saves."""
-        number = self.done + 1
+        number, worked = self.done + 1, self.planned.after_round()
         before = joint_seconds(self.maker.ranks)
         played = self.collector.play()
         with interrupts_wait():  # the rest of a round happens as a whole, or not at all
@@ -117,20 +116,21 @@ class Trainer:
                 seconds, *waited = (joint_seconds(self.maker.ranks) - before).tolist()
                 self.telemetry.emit(RanksWaited(number, seconds, tuple(waited)))
             self.collector.finish()
-            self.work.round_done(number)
+            self.work.settle("rounds", worked)
             self.done, self.collector.consistent = number, True
             self.checkpoints.save_round(number)
         self._validate()
 
     def _validate(self) -> None:
-        if isinstance(self.agent, LearningAgent) and (found := self.agent.validate(self.done, self._between_steps)):
+        worked = self.work.done("validation") + self.planned.of_validation
+        if found := self.agent.validate(self.done, self._between_steps):
             with interrupts_wait():
                 self.telemetry.emit(found)
-                self.work.validated(self.done)
+                self.work.settle("validation", worked)
                 self.checkpoints.save()
 
     def evaluate(self) -> list[ArmResult]:
-        return self.agent.evaluate(self.telemetry.emit, self._measured)
+        return self.agent.evaluate(self._measured)
 
     @property
     def seconds(self) -> float:
@@ -169,8 +169,7 @@ class Trainer:
         self.agent.load_state_dict(state["agent"])
         self.done, self.env_steps = int(state["round"]), int(state["env_steps"])
         self.best.accuracy, self.earlier_seconds = float(state["best"]), float(state["seconds"])
-        validated = not isinstance(self.agent, PPORun) or self.agent.validated >= self.done
-        self.work.resume(self.done, validated)
+        self.planned.resume(self.done)
 
     def close(self) -> None:
         """Stops the workers of all envs."""

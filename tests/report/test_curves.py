@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper.report.curves import by_epoch, episodes, label, mean, score_of, shown_epochs
+from esper.report.curves import by_epoch, label, mean, score_of, shown_epochs
 from esper.report.read import Run, open_run
 from esper.telemetry.event import EpochCompleted, ScoreDefined
 from esper.telemetry.score import ACCURACY, ScoreUnit
@@ -63,12 +63,6 @@ def test_an_agent_that_learns_is_shown_by_the_last_quarter_of_its_rounds(
 
 def test_nothing_is_shown_of_a_run_before_its_first_epoch() -> None:
     assert shown_epochs(run_of()) == ([], "no round")
-
-
-def test_epochs_are_grouped_by_host() -> None:
-    groups = episodes(run_of(epoch(1, 1, 0.0, 1), epoch(0, 1, 0.0), epoch(1, 2, 0.0, 1)))
-    assert {key: [e.epoch for e in own] for key, own in groups.items()} == {(0, 0): [1], (1, 1): [1, 2]}
-    assert list(groups) == [(0, 0), (1, 1)]
 
 
 def test_lines_are_named_by_their_run_if_there_are_several() -> None:

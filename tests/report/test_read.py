@@ -11,7 +11,7 @@ import pytest
 
 from esper.config import ConfigError, TrainingConfig
 from esper.report.page import report_html
-from esper.report.read import Run, open_run, open_runs
+from esper.report.read import Run, is_comparison, open_run, open_runs, saved_tables
 from esper.report.terminal import short_form
 from esper.telemetry.event import BaselineMeasured, EpochCompleted, RoundCompleted, RunStarted
 from esper.telemetry.memory import by_kind
@@ -155,3 +155,21 @@ def test_runs_have_names_that_differ(grown: Path, copy: Callable[..., Path], tmp
     assert [run.name for run in open_runs([one, grown])] == ["run", "grown"]
     with pytest.raises(ConfigError, match="is given twice"):
         open_runs([one, tmp_path / "a" / ".." / "a" / "run"])
+
+
+def test_a_folder_with_the_settings_of_a_comparison_is_one(tmp_path: Path) -> None:
+    assert not is_comparison(tmp_path)
+    (tmp_path / "comparison.json").write_text("{}")
+    assert is_comparison(tmp_path)
+
+
+def test_the_tables_of_a_comparison_are_those_that_it_printed(tmp_path: Path) -> None:
+    (tmp_path / "table.txt").write_text("ppo – 95.2 %\n", encoding="utf-8")
+    assert saved_tables(tmp_path) == "ppo – 95.2 %\n"
+
+
+def test_without_a_result_the_error_says_how_to_continue(tmp_path: Path) -> None:
+    folder = tmp_path / "my comparison"
+    folder.mkdir()
+    with pytest.raises(ConfigError, match=rf"without a result yet.*esper compare --resume '{folder}'"):
+        saved_tables(folder)

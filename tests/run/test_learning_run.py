@@ -36,6 +36,7 @@ from esper.telemetry.event import (
     RunCompleted,
 )
 from esper.telemetry.span import PHASES
+from esper.telemetry.workload import Workload
 from esper.training.host_training import HostTraining
 from esper.training.step import train_epoch
 from tests.core_helpers import DAMAGE
@@ -148,7 +149,7 @@ def test_the_arm_that_does_nothing_is_the_host_left_alone(tmp_path: Path) -> Non
     env = maker.make()
     env.prepare()
     reported: list[Event] = []
-    arms = {arm.controller: arm for arm in PPORun(maker, env).evaluate(reported.append, lambda: None)}
+    arms = {arm.controller: arm for arm in PPORun(maker, env, Workload()).evaluate(reported.append)}
     env.close()
     env = make_env(config)
     play_round(env, NoGrowth(env.action_spec, env.layout, env.num_envs), seed=7 + HELD_OUT)
