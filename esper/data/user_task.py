@@ -1,16 +1,9 @@
-"""Tasks from a user's Python file: ``path.py:function``, whose function returns a Task."""
+"""Names of tasks in a user's Python file: ``path.py:function``, whose function returns a Task."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
 from esper.config import ConfigError
-from esper.data.user_code import refuse_untrusted, run_user_code, same_function
-
-if TYPE_CHECKING:
-    from esper.data.task import Task
+from esper.data.user_code import refuse_untrusted, same_function
 
 
 def is_user_task(name: str) -> bool:
@@ -35,19 +28,3 @@ def confirmed_task(found: str, given: str | None, where: str) -> str:
 def same_task(found: str, given: str) -> bool:
     """True if two names mean the same task; a user task's file may have moved, but its function has the same name."""
     return found == given or (is_user_task(found) and is_user_task(given) and same_function(found, given))
-
-
-def load_user_task(name: str) -> Task:
-    """Runs the file, calls its function, and returns the task under ``name``, by which its run refers to it.
-
-    Raises ConfigError if there is no such file or function, if one of them raises, or if the result is not a Task.
-    """
-    from esper.data.task import Task
-
-    def made(make: Callable[[], object]) -> Task:
-        task = make()
-        if not isinstance(task, Task):
-            raise ConfigError(f"the function returned {type(task).__name__}, not an esper.data.task.Task")
-        return task
-
-    return replace(run_user_code("task", name, made), name=name)
