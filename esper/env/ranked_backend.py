@@ -165,21 +165,21 @@ class RankedBackend(Backend):
     def shapley(self, env: int) -> dict[str, Paired]:
         if env < self.mine.stop:
             return self.local.shapley(env)
-        chosen = np.arange(self.count) == env
-        self.others.start("shapley", lambda rows: (env - rows.start,), chosen)
-        ((_, values),) = self.others.finish()
-        found: dict[str, Paired] = values
-        return found
+        values: dict[str, Paired] = self._ask(env, "shapley")
+        return values
 
     def copy_of(self, env: int, task: Task, config: HostTrainingConfig, state: EnvState) -> HostTraining:
         """Returns a copy of the host of env ``env``, which another rank has, on the device of ``task``."""
-        chosen = np.arange(self.count) == env
-        self.others.start("host_state", lambda rows: (env - rows.start,), chosen)
-        ((_, saved),) = self.others.finish()
         (training,) = make_trainings([task], [config], [env])
-        load_host_state(training, saved, self.local.blueprints)
+        load_host_state(training, self._ask(env, "host_state"), self.local.blueprints)
         assign_roles(training, [training.site_by_name[name] for name in self.local.spec.slots], state.slots, env)
         return training
+
+    def _ask(self, env: int, method: str) -> Any:
+        """Returns the result of ``method`` of the rank that has the host of env ``env``, called with the host's row."""
+        self.others.start(method, lambda rows: (env - rows.start,), np.arange(self.count) == env)
+        ((_, result),) = self.others.finish()
+        return result
 
     def of_each(self, question: Callable[[Any], list[Any]]) -> list[Any]:
         return list(chain(*self.others.call("of_each", lambda _: (question,), mine=lambda: question(self.local))))
