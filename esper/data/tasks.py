@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from esper.config import ConfigError, did_you_mean
 from esper.data import chars, digits, digits_table, images, mnist5k, tinystories
 from esper.data.task import DataOptions, Task
-from esper.data.user_code import FORM, refuse_untrusted, run_user_code
-from esper.data.user_task import is_user_task
+from esper.data.user_code import FORM, is_user_task, refuse_untrusted, run_user_code
 from esper.hosts.host import Host
 
 

@@ -43,7 +43,7 @@ class OtherRanks:
     """
 
     def __init__(self, ranks: RunRanks, count: int, policy: MicroBatchPolicy) -> None:
-        self.ranks, self.policy, self.name = ranks, policy, ranks.new_name()
+        self.ranks, self.count, self.policy, self.name = ranks, count, policy, ranks.new_name()
         shares = {rank: ranks.share(count, rank) for rank in range(1, ranks.size)}
         self.shares = {rank: slice(share.start, share.stop) for rank, share in shares.items() if share}
         """Rows of the hosts of every other rank that has some."""
@@ -80,6 +80,12 @@ class OtherRanks:
             results.append((self.shares[rank], reply.result))
             self._split(reply)
         return results
+
+    def ask(self, env: int, method: str) -> Any:
+        """Returns the result of ``method`` of the rank that has the host of env ``env``, called with the host's row."""
+        self.start(method, lambda rows: (env - rows.start,), np.arange(self.count) == env)
+        ((_, result),) = self.finish()
+        return result
 
     def _split(self, reply: Reply) -> None:
         """Splits batches as the rank does, because memory ran out there."""
@@ -165,21 +171,15 @@ class RankedBackend(Backend):
     def shapley(self, env: int) -> dict[str, Paired]:
         if env < self.mine.stop:
             return self.local.shapley(env)
-        values: dict[str, Paired] = self._ask(env, "shapley")
+        values: dict[str, Paired] = self.others.ask(env, "shapley")
         return values
 
     def copy_of(self, env: int, task: Task, config: HostTrainingConfig, state: EnvState) -> HostTraining:
         """Returns a copy of the host of env ``env``, which another rank has, on the device of ``task``."""
         (training,) = make_trainings([task], [config], [env])
-        load_host_state(training, self._ask(env, "host_state"), self.local.blueprints)
+        load_host_state(training, self.others.ask(env, "host_state"), self.local.blueprints)
         assign_roles(training, [training.site_by_name[name] for name in self.local.spec.slots], state.slots, env)
         return training
-
-    def _ask(self, env: int, method: str) -> Any:
-        """Returns the result of ``method`` of the rank that has the host of env ``env``, called with the host's row."""
-        self.others.start(method, lambda rows: (env - rows.start,), np.arange(self.count) == env)
-        ((_, result),) = self.others.finish()
-        return result
 
     def of_each(self, question: Callable[[Any], list[Any]]) -> list[Any]:
         return list(chain(*self.others.call("of_each", lambda _: (question,), mine=lambda: question(self.local))))
