@@ -6,6 +6,7 @@ All statistics are paired: configurations are evaluated on the same samples, and
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
@@ -14,12 +15,11 @@ from numpy.typing import NDArray
 
 from esper.attribution import shapley
 from esper.attribution.paired import Paired, paired
+from esper.attribution.shapley import Coalition
 from esper.seeds.site import Site
 from esper.training.validate import Configuration
 
-ALL_ON = "all on"
-ALL_OFF = "all off"
-COMMITTED = "committed"
+ALL_OFF: Coalition = frozenset()
 
 PAIRED_SEEDS = (3, 4)
 """Numbers of seeds that are on at which pairs are measured: a pair of two is all on; more make too many."""
@@ -39,10 +39,14 @@ class CounterfactualHelper:
 
     def reset(self) -> None:
         """Clears all plans and results, as at the start of an episode."""
-        self.row_of: dict[str, int] = {}
+        self.row_of: dict[Coalition | str, int] = {}
+        """Row of a configuration, by the slots that are on, or by the slot whose seed is on trial beside all on."""
         self.configurations: list[Configuration] = []
         self.on: list[str] = []
         """Slots of the seeds in the forward pass: blended ones and fossils."""
+        self.all_on, self.committed = ALL_OFF, ALL_OFF
+        """Coalitions of these slots, and of those with a fossil."""
+        self.costly = False
         self.correct: NDArray[np.float64] = np.zeros((0, 0))
         self.counts: NDArray[np.float64] = np.zeros(0)
         self.loss: NDArray[np.float64] = np.zeros(0)
@@ -54,30 +58,23 @@ class CounterfactualHelper:
         seed on trial at its target alpha. ``costly`` adds each alone, and pairs if 3 or 4 are on.
         """
         self.reset()
-        current = [site.alpha if site.on else 0.0 for site in sites]
-        on = [place for place, site in enumerate(sites) if site.on]
-        self.on = [sites[place].name for place in on]
-
-        def only(kept: tuple[int, ...]) -> Configuration:
-            return tuple(alpha if place in kept else 0.0 for place, alpha in enumerate(current))
-
-        self._add(ALL_ON, tuple(current))
-        self._add(ALL_OFF, only(()))
-        self._add(COMMITTED, only(tuple(place for place in on if sites[place].fossil)))
-        for place in on:
-            self._add(off(sites[place].name), only(tuple(other for other in on if other != place)))
-        for place, site in enumerate(sites):
+        alphas = {site.name: site.alpha for site in sites if site.on}
+        self.on, self.all_on, self.costly = list(alphas), frozenset(alphas), costly
+        self.committed = frozenset(site.name for site in sites if site.fossil)
+        rests = [self.all_on - {slot} for slot in self.on]
+        for kept in (self.all_on, ALL_OFF, self.committed, *rests):
+            self._add(kept, sites, {slot: alphas[slot] for slot in kept})
+        for site in sites:
             if site.incubating:
-                self._add(trial(site.name), (*current[:place], site.target, *current[place + 1 :]))
+                self._add(site.name, sites, {**alphas, site.name: site.target})
         if costly:
-            for place in on:
-                self._add(alone(sites[place].name), only((place,)))
-            if len(on) in PAIRED_SEEDS:
-                for pair in combinations(on, 2):
-                    self._add(both(*(sites[place].name for place in pair)), only(pair))
+            sizes = (1, 2) if len(self.on) in PAIRED_SEEDS else (1,)
+            for few in (frozenset(chosen) for size in sizes for chosen in combinations(self.on, size)):
+                self._add(few, sites, {slot: alphas[slot] for slot in few})
         return self.configurations
 
-    def _add(self, name: str, configuration: Configuration) -> None:
+    def _add(self, name: Coalition | str, sites: list[Site], alphas: Mapping[str, float]) -> None:
+        configuration = tuple(alphas.get(site.name, 0.0) for site in sites)
         if configuration not in self.configurations:
             self.configurations.append(configuration)
         self.row_of[name] = self.configurations.index(configuration)
@@ -92,75 +89,48 @@ class CounterfactualHelper:
         self.counts = counts
         self.loss = loss
 
-    def accuracy(self, name: str) -> float:
+    def accuracy(self, name: Coalition | str) -> float:
         """Returns the accuracy of a configuration, pp."""
         return 100.0 * float(self.correct[self.row_of[name]].sum()) / float(self.counts.sum())
 
-    def loss_of(self, name: str) -> float:
+    def loss_of(self, name: Coalition | str) -> float:
         return float(self.loss[self.row_of[name]])
 
-    def difference(self, with_it: str, without_it: str) -> Paired:
+    def difference(self, with_it: Coalition | str, without_it: Coalition | str) -> Paired:
         """Returns the paired accuracy difference of two configurations, pp."""
         with np.errstate(invalid="ignore"):  # infinite scores of a network that has diverged
             return paired(self.correct[self.row_of[with_it]] - self.correct[self.row_of[without_it]], self.counts)
 
     def contribution(self, slot: str) -> Paired | None:
         """Returns the accuracy that a blended seed or a fossil adds to everything else, pp; None for any other."""
-        return self.difference(ALL_ON, off(slot)) if off(slot) in self.row_of else None
+        return self.difference(self.all_on, self.all_on - {slot}) if slot in self.on else None
+
+    def trial_of(self, slot: str) -> Paired | None:
+        """Returns the accuracy that an incubating seed would add at its target alpha, pp; None without one."""
+        return self.difference(slot, self.all_on) if slot in self.row_of else None
 
     def shapley(self) -> dict[str, Paired]:
         """Returns the exact Shapley values of the seeds that are on, pp; empty unless every coalition was measured."""
         if len(self.on) > shapley.EXACT_UP_TO:
             return {}
-        named = {coalition: self._name_of(coalition) for coalition in shapley.coalitions(self.on)}
-        if not self.row_of.keys() >= set(named.values()):
+        coalitions = shapley.coalitions(self.on)
+        if not self.row_of.keys() >= set(coalitions):
             return {}
-        correct = {coalition: self.correct[self.row_of[name]] for coalition, name in named.items()}
-        return shapley.exact(self.on, correct, self.counts)
-
-    def _name_of(self, coalition: frozenset[str]) -> str:
-        """Returns the name of the configuration with only these of at most four slots on."""
-        absent = [slot for slot in self.on if slot not in coalition]
-        if not absent or not coalition:
-            return ALL_OFF if absent else ALL_ON
-        if len(absent) == 1:
-            return off(absent[0])
-        return alone(*coalition) if len(coalition) == 1 else both(*coalition)
-
-    def trial_of(self, slot: str) -> Paired | None:
-        """Returns the accuracy that an incubating seed would add at its target alpha, pp; None without one."""
-        return self.difference(trial(slot), ALL_ON) if trial(slot) in self.row_of else None
+        return shapley.exact(self.on, {each: self.correct[self.row_of[each]] for each in coalitions}, self.counts)
 
     def interaction(self, slot: str) -> float | None:
-        """Σ over other slots j that are on of acc{i,j} − acc{i} − acc{j} + acc{}, pp; None unless all were measured."""
-        if slot not in self.on:
+        """Σ over other slots j that are on of acc{i,j} − acc{i} − acc{j} + acc{}, pp; None unless all were measured.
+
+        Two seeds are measured alone in every plan, as each other's absence; their interaction still is a costly one.
+        """
+        others = [name for name in self.on if name != slot]
+        if slot not in self.on or (others and not self.costly):
             return None
         total = 0.0
-        for other in (name for name in self.on if name != slot):
-            pair = ALL_ON if len(self.on) == 2 else both(slot, other)
-            needed = (pair, alone(slot), alone(other), ALL_OFF)
+        for other in others:
+            needed = [frozenset(kept) for kept in ((slot, other), (slot,), (other,), ())]
             if not self.row_of.keys() >= set(needed):
                 return None
-            joint, mine, its, none = (self.accuracy(name) for name in needed)
+            joint, mine, its, none = map(self.accuracy, needed)
             total += joint - mine - its + none
         return total
-
-
-def off(slot: str) -> str:
-    """Name of the configuration with everything on except ``slot``."""
-    return f"{slot} off"
-
-
-def alone(slot: str) -> str:
-    """Name of the configuration with only ``slot`` on."""
-    return f"{slot} alone"
-
-
-def both(first: str, second: str) -> str:
-    """Name of the configuration with only these two slots on, in either order."""
-    return " and ".join(sorted((first, second)))
-
-
-def trial(slot: str) -> str:
-    """Name of the configuration with the incubating seed in ``slot`` at its target alpha."""
-    return f"{slot} on trial"

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from esper.config import ConfigError, TrainingConfig, read_toml, set_dotted
-from esper.data.user_code import is_user_code, refuse_untrusted
-from esper.data.user_task import is_user_task
+from esper.data.user_code import is_user_code, is_user_task, refuse_untrusted
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)

@@ -11,8 +11,7 @@ import click
 from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launcher, rank_options
 from esper.cli.options import PATH, build_tables, check_resume, config_options, new_folder
 from esper.config import ConfigError, TrainingConfig, read_toml
-from esper.data.user_code import is_user_code
-from esper.data.user_task import is_user_task
+from esper.data.user_code import is_user_code, is_user_task
 from esper.telemetry.text import count, trained_once
 
 if TYPE_CHECKING:

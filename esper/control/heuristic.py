@@ -13,8 +13,6 @@ from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import ActionSpec, Op, nearest_tempo
 from esper.spaces.observation import ObservationLayout
 
-Action = NDArray[np.int64]
-
 
 class HeuristicController(PerEnvController):
     """Plants early, blends what its trial has shown to help, keeps what contributes, and replaces the rest.
@@ -53,7 +51,7 @@ class HeuristicController(PerEnvController):
     def begin_episode(self, env: int) -> None:
         self.kept[env], self.failed[env] = [], []
 
-    def choose(self, env: int, view: EnvView) -> Action:
+    def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:
         slots = self.spec.slots
         for slot in slots:
             if view.legal(Op.FOSSILIZE, slot) and self._helps(slot, view):
@@ -93,7 +91,7 @@ class HeuristicController(PerEnvController):
         clear = view.slot(slot, "trial") > self.rule.trial_errors * view.slot(slot, "trial_error")
         return clear and view.epochs_left > self.tempo
 
-    def _plant(self, env: int, view: EnvView) -> Action:
+    def _plant(self, env: int, view: EnvView) -> NDArray[np.int64]:
         """Plants in the first free slot what promises most there, or WAITs."""
         needed = 1 + self.incubation + self.tempo  # epochs from GERMINATE to FOSSILIZE
         if view.epochs_left > needed and view.epoch <= self.rule.latest * self.layout.horizon:

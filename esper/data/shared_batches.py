@@ -55,19 +55,15 @@ def worker_died(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
 
 
-@dataclass(frozen=True)
 class Expected:
-    """The shapes, dtype and classes that a network was made for; every batch must match them."""
+    """The shapes, dtype and classes that a network was made for; every batch must match them.
 
-    form: str
-    """Shapes and dtypes in words."""
-    classes: int | None
-    """Number of classes; None if targets are not classes."""
+    Shapes and dtypes are those of inputs x [n, ...] and targets y [n, ...]. ``classes`` is the number of classes, or
+    None if targets are not classes.
+    """
 
-    @classmethod
-    def like(cls, x: Inputs, y: Tensor, classes: int | None) -> Expected:
-        """Takes the shapes and the dtypes from inputs x [n, ...] and targets y [n, ...]."""
-        return cls(_form(x, y), classes)
+    def __init__(self, x: Inputs, y: Tensor, classes: int | None) -> None:
+        self.form, self.classes = _form(x, y), classes
 
     def fault(self, x: Inputs, y: Tensor) -> tuple[int, str] | None:
         """Returns the index of the first invalid sample of a batch and the reason; None if all are valid."""

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from esper.config import ConfigError, Optimizer, Precision, TaskConfig, TrainingConfig
-from esper.config_resolved import HostTrainingConfig
+from esper.config_resolved import HostTrainingConfig, ResolvedEnv, ResolvedTask
 from esper.data.objective import Objective, PerSample, make_objective
 from esper.data.split import SAMPLE, Split
 from esper.data.streamed_split import StreamedSplit
@@ -204,9 +205,10 @@ def resolve(config: TrainingConfig, task: Task) -> HostTrainingConfig:
     Raises ConfigError for a batch or an epoch that the data cannot fill, for more micro-batches than samples, and for
     settings that do not suit the optimizer.
     """
-    chosen, env = config.task, config.env
-    samples = chosen.samples_per_epoch or task.samples_per_epoch or task.samples
-    batch = chosen.batch_size or task.batch_size
+    chosen = config.task
+    training, sizes = _filled(chosen, task, ResolvedTask), _filled(config.env, task, ResolvedEnv)
+    samples = training["samples_per_epoch"] = training["samples_per_epoch"] or task.samples
+    batch, smoothing = training["batch_size"], training["label_smoothing"]
     if samples > task.samples:
         raise ConfigError(f"task.samples_per_epoch is {samples}, but {task.name} has {task.samples} training samples")
     if chosen.micro_batches > batch:
@@ -218,27 +220,19 @@ def resolve(config: TrainingConfig, task: Task) -> HostTrainingConfig:
             f"task.optimizer is {chosen.optimizer}, but the learning rate of {task.name}, {task.learning_rate:g}, is "
             f"for {task.optimizer}: set task.learning_rate, too (for adamw, values near 0.003 are usual)"
         )
-    if (chosen.optimizer or task.optimizer) == "adamw" and max(chosen.momentum, chosen.beta2) == 1:
+    if training["optimizer"] == "adamw" and max(chosen.momentum, chosen.beta2) == 1:
         raise ConfigError("with adamw, task.momentum and task.beta2 must be below 1: means would never move")
-    smoothing = task.label_smoothing if chosen.label_smoothing is None else chosen.label_smoothing
     if smoothing and not task.objective.smooths:
         raise ConfigError(
             f"task.label_smoothing is {smoothing:g}, but labels are smoothed only with the loss cross_entropy and the "
             f"score accuracy; {task.name} needs 0"
         )
-    training = {
-        "samples_per_epoch": samples,
-        "batch_size": batch,
-        "learning_rate": chosen.learning_rate or task.learning_rate,
-        "warmup_epochs": task.warmup_epochs if chosen.warmup_epochs is None else chosen.warmup_epochs,
-        "optimizer": chosen.optimizer or task.optimizer,
-        "weight_decay": task.weight_decay if chosen.weight_decay is None else chosen.weight_decay,
-        "label_smoothing": smoothing,
-        "precision": chosen.precision or task.precision,
-    }
-    sizes = {
-        "n_envs": env.n_envs or task.n_envs,
-        "episode_length": env.episode_length or task.episode_length,
-    }
     rounds = config.run.rounds or (task.learning_rounds if config.run.learns else task.rounds)
     return HostTrainingConfig.parse(config.tables_with({"task": training, "env": sizes, "run": {"rounds": rounds}}))
+
+
+def _filled(section: BaseModel, task: Task, resolved: type[BaseModel]) -> dict[str, Any]:
+    """Returns the fields that ``resolved`` requires, as ``section`` sets them; the task's default in place of None."""
+    required = [name for name, field in resolved.model_fields.items() if field.is_required()]
+    given = {name: getattr(section, name) for name in required}
+    return {name: getattr(task, name) if value is None else value for name, value in given.items()}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from esper.config import ConfigError, did_you_mean
 from esper.data import chars, digits, digits_table, images, mnist5k, tinystories
 from esper.data.task import DataOptions, Task
-from esper.data.user_code import FORM, refuse_untrusted
-from esper.data.user_task import is_user_task, load_user_task
+from esper.data.user_code import FORM, is_user_task, refuse_untrusted, run_user_code
 from esper.hosts.host import Host
 
 
@@ -50,12 +49,12 @@ def load_task(name: str, options: DataOptions | None = None, trusted: bool = Tru
 
     Raises:
         ConfigError: the name is unknown (lists the known ones), the task is simulated, its data is missing or corrupt,
-            or it is code that is not trusted.
+            or it is code that is not trusted, that fails, or that makes no Task.
     """
     if is_user_task(name):
         if not trusted:
             raise refuse_untrusted("task", name, "the run")
-        return load_user_task(name)
+        return replace(run_user_code("task", name, _made), name=name)  # by this name its run refers to it
     return _entry(name).load(options or DataOptions())
 
 
@@ -64,6 +63,13 @@ def build_host(name: str, trusted: bool = True) -> Host:
     if is_user_task(name):
         return load_task(name, trusted=trusted).build_host()
     return _entry(name).build_host()
+
+
+def _made(make: Callable[[], object]) -> Task:
+    task = make()
+    if not isinstance(task, Task):
+        raise ConfigError(f"the function returned {type(task).__name__}, not an esper.data.task.Task")
+    return task
 
 
 def _entry(name: str) -> TaskEntry:

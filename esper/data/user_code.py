@@ -24,6 +24,11 @@ def is_user_code(name: str) -> bool:
     return re.fullmatch(r"[^:]+\.py(:.*)?", name) is not None
 
 
+def is_user_task(name: str) -> bool:
+    """True if a task's name refers to a Python file and a function."""
+    return ":" in name or name.endswith(".py")
+
+
 def refuse_untrusted(kind: str, name: str, where: str, option: str | None = None) -> ConfigError:
     """Makes the error for a task or controller (``kind``) in a file that is named by ``where`` and not by the user."""
     return ConfigError(
@@ -35,6 +40,25 @@ def refuse_untrusted(kind: str, name: str, where: str, option: str | None = None
 def same_function(one: str, other: str) -> bool:
     """True if both names end in the same function; its file may have moved."""
     return one.rpartition(":")[2] == other.rpartition(":")[2]
+
+
+def confirmed_task(found: str, given: str | None, where: str) -> str:
+    """Returns the task of a run whose files name ``found``, given the user's ``--task``, if any.
+
+    Code is loaded only from a name that the user gave. Raises ConfigError if that is missing, or names another task.
+    """
+    if given is None:
+        if is_user_task(found):
+            raise refuse_untrusted("task", found, where)
+        return found
+    if not same_task(found, given):
+        raise ConfigError(f"{where} is a run of the task {found!r}, not of {given!r}")
+    return given
+
+
+def same_task(found: str, given: str) -> bool:
+    """True if two names mean the same task; a user task's file may have moved, but its function has the same name."""
+    return found == given or (is_user_task(found) and is_user_task(given) and same_function(found, given))
 
 
 def run_user_code(kind: str, name: str, use: Callable[[Callable[..., Any]], Made]) -> Made:

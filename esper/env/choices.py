@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -16,8 +16,6 @@ from esper.spaces.action import ActionSpec
 from esper.training.host_training import HostTraining
 from esper.training.rng import seeded
 
-Answer = TypeVar("Answer")
-
 
 def largest_sizes(topology: str, channels: Mapping[str, int], spec: ActionSpec, blueprints: BlueprintRegistry) -> Ints:
     """Returns the number of parameters of each blueprint in each slot with its largest blend style, [S, B].
@@ -27,7 +25,7 @@ def largest_sizes(topology: str, channels: Mapping[str, int], spec: ActionSpec, 
     """
     recipes = [blueprints.get(topology, name) for name in spec.blueprints]
     widths = [channels[name] for name in spec.slots]
-    return np.array([[_ask(each, "be counted", _size, c) + gate_parameters(c) for each in recipes] for c in widths])
+    return np.array([[_size(recipe, width) + gate_parameters(width) for recipe in recipes] for width in widths])
 
 
 def kinds_of(topology: str, channels: int, spec: ActionSpec, blueprints: BlueprintRegistry) -> Floats:
@@ -40,7 +38,8 @@ def kinds_of(topology: str, channels: int, spec: ActionSpec, blueprints: Bluepri
     with seeded(0):
         for name in spec.blueprints:
             recipe = blueprints.get(topology, name)
-            shapes = _ask(recipe, "be built", _shapes, channels)
+            with _named_errors(recipe, "be built", channels):
+                shapes = [p.shape for p in recipe.build(channels).parameters()]
             sizes = np.array([math.prod(shape) for shape in shapes])
             spatial = np.array([math.prod(shape[2:]) > 1 for shape in shapes], dtype=bool)
             vector = np.array([len(shape) < 2 or max(shape) == math.prod(shape) for shape in shapes], dtype=bool)
@@ -50,17 +49,15 @@ def kinds_of(topology: str, channels: int, spec: ActionSpec, blueprints: Bluepri
 
 
 def _size(recipe: Blueprint, channels: int) -> int:
-    return int(recipe.parameters(channels))
+    with _named_errors(recipe, "be counted", channels):
+        return int(recipe.parameters(channels))
 
 
-def _shapes(recipe: Blueprint, channels: int) -> list[tuple[int, ...]]:
-    return [tuple(p.shape) for p in recipe.build(channels).parameters()]
-
-
-def _ask(recipe: Blueprint, what: str, question: Callable[[Blueprint, int], Answer], channels: int) -> Answer:
-    """Returns the answer of a blueprint; ConfigError if that raises, as functions of a user may do for any reason."""
+@contextmanager
+def _named_errors(recipe: Blueprint, what: str, channels: int) -> Iterator[None]:
+    """Turns an error of a blueprint, whose functions a user may have written, into a ConfigError that names it."""
     try:
-        return question(recipe, channels)
+        yield
     except Exception as error:
         reason = f"cannot {what} for {channels} channels: {type(error).__name__}: {error}"
         raise ConfigError(f"blueprint {recipe.name} {reason}; repair it, or leave it out of env.blueprints") from error

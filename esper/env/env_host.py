@@ -20,7 +20,6 @@ from esper.seeds.site import Role, Site
 from esper.training.governor import Governor, Panic
 from esper.training.host_training import HOST, HostTraining, count_not_finite
 from esper.training.metrics import EpochMetrics
-from esper.training.snapshot import Snapshot
 from esper.training.validate import Evaluation, evaluate
 
 
@@ -102,7 +101,7 @@ class EnvHost:
             )
         self.governance.take_first_snapshot(state)
 
-    def govern(self, state: EnvState) -> tuple[Panic, Snapshot] | None:
+    def govern(self, state: EnvState) -> tuple[Panic, int] | None:
         """Does what :meth:`Governance.govern` describes, after :meth:`read`."""
         return self.governance.govern(state, float(state.train_loss[self.row]), self.not_finite, self.finite)
 

@@ -47,9 +47,7 @@ class Governance:
             self.governor.start_from(float(state.loss[self.row]))
             self._take_snapshot_if_due(self.governor, state)
 
-    def govern(
-        self, state: EnvState, train_loss: float, not_finite: float, finite: Bools
-    ) -> tuple[Panic, Snapshot] | None:
+    def govern(self, state: EnvState, train_loss: float, not_finite: float, finite: Bools) -> tuple[Panic, int] | None:
         """Rolls a bad host back; of a healthy one, cuts broken living seeds and takes a snapshot if one is due.
 
         Args:
@@ -58,7 +56,7 @@ class Governance:
             finite: [S], False for a seed that had a non-finite value.
 
         Returns:
-            The reason of a rollback and the restored snapshot.
+            The reason of a rollback and the restored epoch.
         """
         row, slots, governor = self.row, state.slots, self.governor
         gone = np.zeros_like(slots.gate_passed)
@@ -71,7 +69,7 @@ class Governance:
                 transitions.revoke(slots, gone)
                 state.rolled_back[row], state.rollbacks[row] = True, governor.rollbacks
                 state.anomaly_pending[row] = False
-                return panic, snapshot
+                return panic, snapshot.epoch
         if not finite.all():
             gone[row] = slots.living[row] & ~finite
             transitions.cut(slots, gone)

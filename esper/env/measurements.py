@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from esper.attribution.counterfactual import ALL_OFF, ALL_ON, COMMITTED, CounterfactualHelper
+from esper.attribution.counterfactual import ALL_OFF, CounterfactualHelper
 from esper.config import GateConfig
 from esper.env.state import EnvState
 from esper.lifecycle.slots import Slots
@@ -27,8 +27,8 @@ def role_of(stage: int, alpha: float) -> Role:
 def record_validation(state: EnvState, row: int, results: CounterfactualHelper) -> None:
     """Writes accuracy (pp) and loss of the three networks that every epoch validates."""
     for accuracy, loss, name in (
-        (state.accuracy, state.loss, ALL_ON),
-        (state.committed, state.committed_loss, COMMITTED),
+        (state.accuracy, state.loss, results.all_on),
+        (state.committed, state.committed_loss, results.committed),
         (state.all_off, state.all_off_loss, ALL_OFF),
     ):
         accuracy[row], loss[row] = results.accuracy(name), results.loss_of(name)

@@ -9,10 +9,11 @@ import numpy as np
 
 from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Task
-from esper.env.baseline import MIN_STD, Baseline, Floats
+from esper.env.baseline import MIN_STD, Baseline
 from esper.env.epoch_loop import EpochLoop
 from esper.env.ranked_backend import RankedBackend, spread
 from esper.env.training_backend import TrainingBackend, make_trainings
+from esper.lifecycle.slots import Floats
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import ActionSpec
 from esper.telemetry.span import Spans

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from esper.attribution.paired import Paired
 from esper.config import RunConfig, TrainingConfig
 from esper.config_resolved import HostTrainingConfig
 from esper.data.task import DataOptions, Task
@@ -17,7 +15,7 @@ from esper.env.choices import max_seed_parameters
 from esper.env.state import EnvState, table_of, write_table
 from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.hosts.sizes import at_width
-from esper.lifecycle.slots import Bools, Floats, Ints, Slots
+from esper.lifecycle.slots import Bools, Floats, Slots
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import ActionSpec
 from esper.telemetry.event import Event, MicroBatchHalved
@@ -63,19 +61,12 @@ class RankHosts:
         self.state, self.all = EnvState.fresh(count, slots=Slots.fresh(count, slots)), slice(0, count)
 
     def answer(self, method: str, micro_batches: int, *arguments: Any) -> Reply:
+        """Calls ``method``: one of these if it needs the state of envs or one host, else that of the backend."""
         self.policy.restore(micro_batches)
         self.splits.clear()
-        result = getattr(self, method)(*arguments)
+        owner = self if hasattr(self, method) else self.backend
+        result = getattr(owner, method)(*arguments)
         return Reply(result, tuple(split for split in self.splits if isinstance(split, MicroBatchHalved)))
-
-    def reset(self, starting: Bools, run_seed: int, episodes: Ints) -> None:
-        self.backend.reset(starting, run_seed, episodes)
-
-    def plant(self, where: Bools, blueprint: Ints, style: Ints) -> tuple[Ints, dict[int, str]]:
-        return self.backend.plant(where, blueprint, style)
-
-    def remove(self, where: Bools) -> None:
-        self.backend.remove(where)
 
     def epoch(self, active: Bools, table: Floats) -> tuple[Floats, Floats, dict[int, tuple[Panic, int]]]:
         """Trains, validates and governs; returns the state after validation, that after governing, and rollbacks."""
@@ -100,24 +91,12 @@ class RankHosts:
     def test_accuracy(self) -> Floats:
         return self.backend.test_accuracy(self.state)
 
-    def shapley(self, row: int) -> dict[str, Paired]:
-        return self.backend.shapley(row)
-
     def host_state(self, row: int) -> Any:
         return host_state(self.backend.each[row].training)
-
-    def of_each(self, question: Callable[[TrainingBackend], list[Any]]) -> list[Any]:
-        return question(self.backend)
-
-    def state_dict(self) -> Any:
-        return self.backend.state_dict()
 
     def load_state_dict(self, saved: Any, table: Floats) -> None:
         write_table(self.state, self.all, table)
         self.backend.load_state_dict(saved, self.state)
-
-    def close(self) -> None:
-        self.backend.close()
 
 
 def _make_hosts(group: HostGroup, task: Task, run: RunConfig, policy: MicroBatchPolicy) -> TrainingBackend:
@@ -154,7 +133,7 @@ class RankServer:
             self.ranks.serve(self.handle, is_expected)
         finally:
             for group in self.groups.values():
-                group.close()
+                group.backend.close()
 
     def handle(self, name: int, method: str, micro_batches: int, *arguments: Any) -> Reply:
         """Executes a call for the group ``name``."""
@@ -175,7 +154,7 @@ class RankServer:
             task = self._task_of(group.config)
             self.groups[name] = RankHosts(group, task, self.ranks.own(group.config.run))
         elif method == "close":
-            self.groups.pop(name).close()
+            self.groups.pop(name).backend.close()
         else:
             return self.groups[name].answer(method, micro_batches, *arguments)
         return Reply(None)

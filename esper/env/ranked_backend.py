@@ -43,7 +43,7 @@ class OtherRanks:
     """
 
     def __init__(self, ranks: RunRanks, count: int, policy: MicroBatchPolicy) -> None:
-        self.ranks, self.policy, self.name = ranks, policy, next(ranks.names)
+        self.ranks, self.count, self.policy, self.name = ranks, count, policy, next(ranks.names)
         shares = {rank: ranks.share(count, rank) for rank in range(1, ranks.size)}
         self.shares = {rank: slice(share.start, share.stop) for rank, share in shares.items() if share}
         """Rows of the hosts of every other rank that has some."""
@@ -80,6 +80,12 @@ class OtherRanks:
             results.append((self.shares[rank], reply.result))
             self._split(reply)
         return results
+
+    def ask(self, env: int, method: str) -> Any:
+        """Returns the result of ``method`` of the rank that has the host of env ``env``, called with the host's row."""
+        self.start(method, lambda rows: (env - rows.start,), np.arange(self.count) == env)
+        ((_, result),) = self.finish()
+        return result
 
     def _split(self, reply: Reply) -> None:
         """Splits batches as the rank does, because memory ran out there."""
@@ -165,19 +171,13 @@ class RankedBackend(Backend):
     def shapley(self, env: int) -> dict[str, Paired]:
         if env < self.mine.stop:
             return self.local.shapley(env)
-        chosen = np.arange(self.count) == env
-        self.others.start("shapley", lambda rows: (env - rows.start,), chosen)
-        ((_, values),) = self.others.finish()
-        found: dict[str, Paired] = values
-        return found
+        values: dict[str, Paired] = self.others.ask(env, "shapley")
+        return values
 
     def copy_of(self, env: int, task: Task, config: HostTrainingConfig, state: EnvState) -> HostTraining:
         """Returns a copy of the host of env ``env``, which another rank has, on the device of ``task``."""
-        chosen = np.arange(self.count) == env
-        self.others.start("host_state", lambda rows: (env - rows.start,), chosen)
-        ((_, saved),) = self.others.finish()
         (training,) = make_trainings([task], [config], [env])
-        load_host_state(training, saved, self.local.blueprints)
+        load_host_state(training, self.others.ask(env, "host_state"), self.local.blueprints)
         assign_roles(training.assign, [training.site_by_name[name] for name in self.local.spec.slots], state.slots, env)
         return training
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from esper.config import TrainingConfig
 from esper.env.baseline import Baseline
 from esper.lifecycle.slots import FLAG, FLOAT, INT, Arrays, Bools, Floats, Ints, Slots
-from esper.rewards.terms import RewardState, SlotState
+from esper.rewards.terms import RewardState
 from esper.spaces.observation import HISTORY
 
 
@@ -100,7 +100,8 @@ def reward_state(state: EnvState, rules: Rules) -> RewardState:
         baseline_loss=rules.baseline_loss_at(state.epoch),
         weighted_parameters=(slots.alpha * slots.parameters).sum(axis=1),
         fossil_parameters=slots.fossil_parameters,
-        slots=tuple(map(SlotState, slots.stage.T.copy(), slots.epochs_in_stage.T.copy())),
+        stage=slots.stage.copy(),
+        epochs_in_stage=slots.epochs_in_stage.copy(),
     )
 
 

@@ -132,7 +132,7 @@ class TrainingBackend(Backend):
     def govern(self, active: Bools, state: EnvState) -> dict[int, tuple[Panic, int]]:
         self.training_time.move_gpu_seconds()
         outcomes = {host.row: host.govern(state) for host in self._of(active)} if self.governed else {}
-        return {env: (rolled[0], rolled[1].epoch) for env, rolled in outcomes.items() if rolled is not None}
+        return {env: rolled for env, rolled in outcomes.items() if rolled is not None}
 
     def shapley(self, env: int) -> dict[str, Paired]:
         """Returns the Shapley values of an env's seeds by slot, of its last validation; {} unless all were measured."""

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.config import ConfigError, RunConfig, TrainingConfig, did_you_mean, read_toml, set_dotted
-from esper.data.user_code import FORM, is_user_code, refuse_untrusted
-from esper.data.user_task import is_user_task
+from esper.data.user_code import FORM, is_user_code, is_user_task, refuse_untrusted
 from esper.evaluation.controls import CONTROLS
 from esper.rollout.policies import NAMES
 

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from esper.config import ConfigError, TrainingConfig
 from esper.control.names import schedule_file
-from esper.data.user_code import is_user_code, same_function
-from esper.data.user_task import is_user_task
+from esper.data.user_code import is_user_code, is_user_task, same_function
 from esper.evaluation.arms import Arm
 from esper.evaluation.runner import HostResult, Results
 from esper.files import checkpoint

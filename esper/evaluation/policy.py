@@ -15,8 +15,7 @@ from typing import Any
 
 from esper.config import ConfigError, TrainingConfig
 from esper.data.task import Task
-from esper.data.user_code import is_user_code, refuse_untrusted
-from esper.data.user_task import is_user_task, same_task
+from esper.data.user_code import is_user_code, is_user_task, refuse_untrusted, same_task
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv

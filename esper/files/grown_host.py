@@ -18,7 +18,7 @@ from esper.config import ConfigError
 from esper.data.objective import PAD
 from esper.data.split import Split
 from esper.data.tasks import build_host
-from esper.data.user_task import is_user_task
+from esper.data.user_code import is_user_task
 from esper.files import checkpoint
 from esper.files.atomic import json_bytes, write_together
 from esper.hosts.graft import GraftedHost, graft

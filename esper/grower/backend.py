@@ -143,7 +143,7 @@ class LoopBackend(Backend):
             bad += self.host.not_finite()
         counts = self.groups.ranks.largest(np.array([bad, *broken]))
         rollback = self.governance.govern(state, math.nan, float(counts[0]), counts[1:] == 0)
-        return {} if rollback is None else {0: (rollback[0], rollback[1].epoch)}
+        return {} if rollback is None else {0: rollback}
 
     def shapley(self, _env: int) -> dict[str, Paired]:
         """Returns the Shapley values of the seeds by slot, from the last validation; {} unless all were measured."""

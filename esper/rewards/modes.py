@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from esper.config import RewardConfig
 from esper.rewards import terms
-from esper.rewards.terms import RewardState, Transition, Value
+from esper.rewards.terms import Floats, RewardState, Transition, Value
 
-Floats = NDArray[np.float64]
 Term = Callable[[Transition, RewardConfig], Floats]
 Potential = Callable[[RewardState, RewardConfig, int], Value]
 

@@ -38,14 +38,6 @@ def _by_stage(potentials: tuple[float, ...]) -> tuple[Floats, Floats]:
 
 
 @dataclass(frozen=True)
-class SlotState:
-    """The SeedStage of one slot, and how long it has been in it."""
-
-    stage: Count
-    epochs_in_stage: Count
-
-
-@dataclass(frozen=True)
 class RewardState:
     """Everything that a reward reads from envs at one moment; accuracies in pp, losses in baseline sd."""
 
@@ -61,7 +53,9 @@ class RewardState:
     weighted_parameters: Value
     """Σ alpha · parameters over seeds."""
     fossil_parameters: Count
-    slots: tuple[SlotState, ...]
+    stage: NDArray[np.int64]
+    """Stages of the slots, [E, S]."""
+    epochs_in_stage: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -113,10 +107,11 @@ def rent_price(parameters: Count, host_parameters: int, config: RewardConfig) ->
 
 def stage_potential(state: RewardState, dwell: int, config: RewardConfig) -> Floats:
     """Σ over slots of Φ(stage) + stage_climb · (Φ(next) − Φ(stage)) · min(epochs in stage / dwell, 1); a fossil: Φ."""
-    (here, climb), total = _by_stage(config.stage_potentials), np.zeros(np.shape(state.accuracy))
-    for slot in state.slots:
-        done = np.minimum(np.asarray(slot.epochs_in_stage) / dwell, 1.0)
-        total = total + here[slot.stage] + config.stage_climb * climb[slot.stage] * done
+    here, climb = _by_stage(config.stage_potentials)
+    risen = config.stage_climb * climb[state.stage] * np.minimum(state.epochs_in_stage / dwell, 1.0)
+    total = np.zeros(np.shape(state.accuracy))
+    for slot in range(state.stage.shape[-1]):  # one by one: the order is part of the result
+        total = total + here[state.stage[..., slot]] + risen[..., slot]
     return total
 
 

@@ -12,12 +12,10 @@ from gymnasium.spaces import Discrete, MultiDiscrete
 from numpy.typing import NDArray
 
 from esper.config import ConfigError
+from esper.control.controller import Float32s, Masks
 from esper.env.slot_env import SlotVectorEnv
 from esper.spaces.action import HEADS, joint_actions
 from esper.spaces.mask import legal_joint_actions
-
-Float32s = NDArray[np.float32]
-Masks = Mapping[str, NDArray[np.bool_]]
 
 
 class SB3Controller:

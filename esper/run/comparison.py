@@ -14,7 +14,7 @@ from pathlib import Path
 
 from esper.config import ConfigError
 from esper.data.task import Task
-from esper.data.user_task import confirmed_task
+from esper.data.user_code import confirmed_task
 from esper.env.make import EnvMaker
 from esper.evaluation.analysis import analyse, metrics_of
 from esper.evaluation.arms import Arm

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.data.task import Task
-from esper.data.user_task import confirmed_task
+from esper.data.user_code import confirmed_task
 from esper.env.make import EnvMaker
 from esper.evaluation.analysis import corrected
 from esper.evaluation.comparison import ArmResult

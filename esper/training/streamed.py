@@ -28,7 +28,7 @@ def shared_batches(task: Task, hosts: Sequence[HostTraining]) -> SharedBatchIter
         config.batch_size,
         config.samples_per_epoch // config.batch_size,
         task.workers,
-        Expected.like(task.sample, task.validation.y, task.classes),
+        Expected(task.sample, task.validation.y, task.classes),
         pinned=task.device.type == "cuda",
     )
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from esper.attribution.counterfactual import ALL_OFF, ALL_ON, COMMITTED, CounterfactualHelper, max_configurations
+from esper.attribution.counterfactual import ALL_OFF, CounterfactualHelper, max_configurations
+from esper.attribution.shapley import Coalition
 from esper.lifecycle.ramps import STYLES, BlendOperator
 from esper.lifecycle.stage import SeedStage
 from esper.seeds.blend import Seed
@@ -37,7 +38,7 @@ def sites(*given: tuple[SeedStage, float]) -> list[Site]:
     return made
 
 
-def named(helper: CounterfactualHelper, configurations: list[Configuration]) -> dict[str, Configuration]:
+def named(helper: CounterfactualHelper, configurations: list[Configuration]) -> dict[Coalition | str, Configuration]:
     assert len(set(configurations)) == len(configurations)
     return {name: configurations[row] for name, row in helper.row_of.items()}
 
@@ -45,7 +46,8 @@ def named(helper: CounterfactualHelper, configurations: list[Configuration]) -> 
 def test_nothing_blended_is_one_configuration() -> None:
     helper = CounterfactualHelper()
     plan = helper.plan(sites((S.DORMANT, 0), (S.GERMINATED, 0), (S.PRUNED, 0)), costly=True)
-    assert named(helper, plan) == {ALL_ON: (0, 0, 0), ALL_OFF: (0, 0, 0), COMMITTED: (0, 0, 0)}
+    assert named(helper, plan) == {ALL_OFF: (0, 0, 0)}
+    assert helper.all_on == helper.committed == ALL_OFF
     assert len(plan) == 1
 
 
@@ -53,36 +55,46 @@ def test_two_blended_and_one_on_trial() -> None:
     helper = CounterfactualHelper()
     plan = helper.plan(sites((S.FOSSILIZED, 1.0), (S.TRAINING, 0.7), (S.BLENDING, 0.4)), costly=True)
     assert named(helper, plan) == {
-        ALL_ON: (1.0, 0, 0.4),
+        frozenset("ac"): (1.0, 0, 0.4),
         ALL_OFF: (0, 0, 0),
-        COMMITTED: (1.0, 0, 0),
-        "a off": (0, 0, 0.4),
-        "c off": (1.0, 0, 0),
-        "b on trial": (1.0, 0.7, 0.4),
-        "a alone": (1.0, 0, 0),
-        "c alone": (0, 0, 0.4),
+        frozenset("a"): (1.0, 0, 0),
+        frozenset("c"): (0, 0, 0.4),
+        "b": (1.0, 0.7, 0.4),
     }
+    assert (helper.all_on, helper.committed) == (frozenset("ac"), frozenset("a"))
     assert len(plan) == 5
 
 
-@pytest.mark.parametrize(("blended", "pairs", "distinct"), [(2, 0, 4), (3, 3, 8), (4, 6, 16), (5, 0, 12)])
+@pytest.mark.parametrize(("blended", "pairs", "distinct"), [(2, 1, 4), (3, 3, 8), (4, 6, 16), (5, 0, 12)])
 def test_pairs_are_measured_for_three_and_four(blended: int, pairs: int, distinct: int) -> None:
-    """Two seeds: "off" is the other's "alone". Three: "off" is a pair. Up to four seeds, all subsets are measured."""
+    """Two seeds: the pair is all on. Three: it is all but one. Up to four seeds, all subsets are measured."""
     helper = CounterfactualHelper()
     plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * blended), costly=True)
-    found = {name: configuration for name, configuration in named(helper, plan).items() if " and " in name}
-    assert len(found) == pairs
+    found = named(helper, plan)
+    assert sum(len(name) == 2 for name in found) == pairs
     for name, configuration in found.items():
-        assert {"abcdef"[site] for site, alpha in enumerate(configuration) if alpha} == set(name.split(" and "))
-    assert len(plan) == distinct
+        assert {"abcdef"[site] for site, alpha in enumerate(configuration) if alpha} == name
+    assert len(found) == len(plan) == distinct
 
 
 def test_the_costly_ones_can_be_left_out() -> None:
     helper = CounterfactualHelper()
     plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * 3), costly=False)
-    assert set(named(helper, plan)) == {ALL_ON, ALL_OFF, COMMITTED, "a off", "b off", "c off"}
+    assert set(named(helper, plan)) == {frozenset(kept) for kept in ("abc", "", "bc", "ac", "ab")}
     helper.record(np.zeros((len(plan), 4), dtype=np.uint8), np.zeros(len(plan)), np.ones(4))
     assert helper.interaction("a") is None
+
+
+@pytest.mark.parametrize(("blended", "costly", "known"), [(1, False, True), (2, False, False), (2, True, True)])
+def test_an_interaction_of_two_is_a_costly_one_and_that_of_one_is_none_at_all(
+    blended: int, costly: bool, known: bool
+) -> None:
+    """All subsets of two seeds are in every plan."""
+    helper = CounterfactualHelper()
+    plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * blended), costly=costly)
+    helper.record(np.zeros((len(plan), 4), dtype=np.uint8), np.zeros(len(plan)), np.ones(4))
+    assert helper.interaction("a") == (0.0 if known else None)
+    assert set(helper.shapley()) == set("ab"[:blended])
 
 
 def test_paired_statistics_against_numpy() -> None:
@@ -92,16 +104,16 @@ def test_paired_statistics_against_numpy() -> None:
     correct = (draw.random((len(plan), 50)) < 0.6).astype(np.uint8)
     loss = draw.random(len(plan))
     helper.record(correct, loss, np.ones(correct.shape[1]))
-    on, off = (correct[helper.row_of[name]].astype(float) for name in (ALL_ON, "a off"))
+    on, off = (correct[helper.row_of[name]].astype(float) for name in (helper.all_on, ALL_OFF))
     paired = helper.contribution("a")
     assert paired is not None
     assert paired.difference == pytest.approx(100 * (on.mean() - off.mean()))
     assert paired.error == pytest.approx(100 * np.std(on - off, ddof=1) / np.sqrt(50))
     tried = helper.trial_of("b")
     assert tried is not None
-    assert tried.difference == pytest.approx(100 * (correct[helper.row_of["b on trial"]].mean() - on.mean()))
-    assert helper.accuracy(ALL_ON) == pytest.approx(100 * on.mean())
-    assert helper.loss_of(COMMITTED) == loss[helper.row_of[COMMITTED]]
+    assert tried.difference == pytest.approx(100 * (correct[helper.row_of["b"]].mean() - on.mean()))
+    assert helper.accuracy(helper.all_on) == pytest.approx(100 * on.mean())
+    assert helper.loss_of(helper.committed) == loss[helper.row_of[ALL_OFF]]
     assert helper.contribution("b") is None
     assert helper.trial_of("a") is None
 
@@ -158,7 +170,7 @@ def test_reset_forgets_the_matrix() -> None:
     assert helper.contribution("a") is None
     assert helper.trial_of("b") is None
     with pytest.raises(KeyError):
-        helper.accuracy(ALL_ON)
+        helper.accuracy(helper.all_on)
 
 
 @pytest.mark.finding("M13")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from esper.attribution.counterfactual import ALL_OFF, ALL_ON, CounterfactualHelper
+from esper.attribution.counterfactual import ALL_OFF, CounterfactualHelper
 from esper.attribution.shapley import Coalition, coalitions, exact
 from esper.lifecycle.stage import SeedStage as S
 from tests.attribution.test_counterfactual import sites
@@ -79,7 +79,7 @@ def test_the_helper_has_the_full_table_of_up_to_four_blended_seeds(count: int) -
     assert len(by_coalition) == 2**count
     wanted = brute_force(names, by_coalition, np.ones(50))
     assert {name: value.difference for name, value in helper.shapley().items()} == pytest.approx(wanted)
-    whole = helper.difference(ALL_ON, ALL_OFF).difference
+    whole = helper.difference(helper.all_on, ALL_OFF).difference
     assert sum(value.difference for value in helper.shapley().values()) == pytest.approx(whole)
 
 

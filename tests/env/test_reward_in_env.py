@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from esper.attribution.counterfactual import ALL_OFF
 from esper.config import Durations, TrainingConfig
 from esper.control.controller import NoGrowth
 from esper.control.random import RandomController
@@ -52,7 +53,8 @@ def test_the_benefit_is_what_the_committed_network_leads_by() -> None:
         world.grow("r0c0", S.FOSSILIZED)
         assert world.terminated.all()
         committed = float(world.info["committed_accuracy"][0])
-        assert committed == world.host().counterfactual.accuracy("committed")
+        helper = world.host().counterfactual
+        assert committed == helper.accuracy(helper.committed)
         assert world.info["reward_terms"]["benefit"][0] == pytest.approx((committed - 10.0) / 10)
 
 
@@ -61,7 +63,7 @@ def test_a_seed_that_only_holds_is_not_in_the_benefit() -> None:
         world.grow("r0c0", S.HOLDING)
         helper = world.host().counterfactual
         assert world.terminated.all()
-        expected = (helper.accuracy("all off") - 10.0) / 10
+        expected = (helper.accuracy(ALL_OFF) - 10.0) / 10
         assert world.info["reward_terms"]["benefit"][0] == pytest.approx(expected)
 
 
@@ -76,8 +78,8 @@ def test_the_loss_benefit_is_what_the_committed_network_leads_by() -> None:
         world.grow("r1c0", S.HOLDING)
         assert world.terminated.all()
         helper = world.host().counterfactual
-        committed = helper.loss_of("committed")
-        assert len({committed, helper.loss_of("all on"), helper.loss_of("all off")}) == 3
+        committed = helper.loss_of(helper.committed)
+        assert len({committed, helper.loss_of(helper.all_on), helper.loss_of(ALL_OFF)}) == 3
         assert world.info["reward_terms"]["loss_benefit"][0] == pytest.approx((2.3 - committed) / 0.1 / 5)
 
 
@@ -88,7 +90,7 @@ def test_the_loss_contribution_is_what_all_seeds_take_off_the_loss() -> None:
         before = world.env.reward.stored["loss_contribution_potential"].copy()
         world.step()
         helper = world.host().counterfactual
-        off, on = (min(helper.loss_of(name), 2.3) for name in ("all off", "all on"))
+        off, on = (min(helper.loss_of(name), 2.3) for name in (ALL_OFF, helper.all_on))
         assert off != on
         paid = world.info["reward_terms"]["loss_contribution_potential"]
         assert paid == pytest.approx(0.995 * 0.1 * (off - on) / 0.1 - before)

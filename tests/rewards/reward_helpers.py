@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import numpy as np
+
 from esper.config import RewardConfig
 from esper.lifecycle.stage import SeedStage
 from esper.rewards.modes import Reward
-from esper.rewards.terms import RewardState, SlotState, Transition
+from esper.rewards.terms import RewardState, Transition
 from esper.spaces.action import Op
 
 DWELL = 10
@@ -23,7 +25,8 @@ def state(*slots: tuple[SeedStage, int], **values: Any) -> RewardState:
         "baseline_loss": 20.0,
         "weighted_parameters": 0.0,
         "fossil_parameters": 0,
-        "slots": tuple(SlotState(*slot) for slot in slots),
+        "stage": np.array([stage for stage, _ in slots], dtype=np.int64),
+        "epochs_in_stage": np.array([epochs for _, epochs in slots], dtype=np.int64),
     }
     return RewardState(**{**given, **values})
 

@@ -21,7 +21,7 @@ from esper.env.state import EnvState
 from esper.lifecycle.slots import Bools
 from esper.lifecycle.stage import SeedStage
 from esper.rewards.modes import MODES, Reward
-from esper.rewards.terms import RewardState, SlotState, Transition
+from esper.rewards.terms import RewardState, Transition
 from esper.spaces.action import Op
 from esper.telemetry.span import Spans
 
@@ -40,7 +40,8 @@ def state(epoch: int = 2, **nats: float) -> RewardState:
         baseline_loss=BASELINE.in_stds(np.array(BASELINE.loss[epoch])),
         weighted_parameters=0.0,
         fossil_parameters=0,
-        slots=(SlotState(SeedStage.DORMANT, 0),),
+        stage=np.array([SeedStage.DORMANT]),
+        epochs_in_stage=np.array([0]),
     )
 
 
@@ -107,7 +108,8 @@ def test_a_loss_mode_is_the_accuracy_mode_with_the_negative_loss_in_place_of_acc
         **losses,
         weighted_parameters=weighted,
         fossil_parameters=fossils,
-        slots=(SlotState(stage, epochs),),
+        stage=np.array([stage]),
+        epochs_in_stage=np.array([epochs]),
     )
     step = Transition(state(), after, op, *outcome, horizon=30, host_parameters=300, budget=3000.0)
     weights = {"loss_benefit_scale": 10.0, "loss_contribution_potential": 0.05}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from esper.config import RewardConfig
 from esper.lifecycle.stage import SeedStage
 from esper.rewards.modes import MODES, POTENTIALS, Reward
-from esper.rewards.terms import RewardState, SlotState, Transition
+from esper.rewards.terms import RewardState, Transition
 from esper.spaces.action import Op
 
 DWELL = 10
@@ -28,9 +28,8 @@ states = st.builds(
     **{name: st.floats(0, 300) for name in LOSSES},
     weighted_parameters=st.floats(0, 1e5),
     fossil_parameters=st.integers(0, 3000),
-    slots=st.lists(
-        st.builds(SlotState, st.sampled_from(list(SeedStage)), st.integers(0, 40)), min_size=SLOTS, max_size=SLOTS
-    ).map(tuple),
+    stage=st.lists(st.sampled_from(list(SeedStage)), min_size=SLOTS, max_size=SLOTS).map(np.array),
+    epochs_in_stage=st.lists(st.integers(0, 40), min_size=SLOTS, max_size=SLOTS).map(np.array),
 )
 Step = tuple[RewardState, Op, bool, bool]
 steps = st.tuples(states, st.sampled_from(list(Op)), st.booleans(), st.booleans())
@@ -116,21 +115,17 @@ def test_the_outcome_is_paid_at_termination_only(mode: str, episode: list[Step])
 
 def random_state(random: np.random.Generator, n_envs: int) -> RewardState:
     numbers = {name: random.uniform(0, 100, n_envs) for name in (*PERCENT, *LOSSES)}
-    slots = tuple(
-        SlotState(random.choice(np.array(SeedStage), n_envs), random.integers(0, 40, n_envs)) for _ in range(SLOTS)
-    )
     return RewardState(
         **numbers,
         weighted_parameters=random.uniform(0, 1e4, n_envs),
         fossil_parameters=random.integers(0, 3000, n_envs),
-        slots=slots,
+        stage=random.choice(np.array(SeedStage), (n_envs, SLOTS)),
+        epochs_in_stage=random.integers(0, 40, (n_envs, SLOTS)),
     )
 
 
 def one_env(state: RewardState, env: int) -> RewardState:
-    slots = tuple(SlotState(int(slot.stage[env]), int(slot.epochs_in_stage[env])) for slot in state.slots)  # type: ignore[index]
-    numbers = {name: value[env] for name, value in vars(state).items() if name != "slots"}
-    return RewardState(**numbers, slots=slots)
+    return RewardState(**{name: value[env] for name, value in vars(state).items()})
 
 
 @pytest.mark.trap(21)
