@@ -83,7 +83,9 @@ def command(
     folders: tuple[Path, ...],
     config_file: Path | None,
     assignments: tuple[str, ...],
-    ranks: RankOptions,
+    processes: str | None,
+    max_restarts: int | None,
+    rank_timeout: float,
     **flags: Any,
 ) -> None:
     """Compare arms on the same hosts: same initial weights, same batches, test accuracy of the committed networks.
@@ -92,6 +94,10 @@ def command(
     if an arm learns, with fewer than 5 training seeds. The folder receives every pair's values, the tables and the
     plots.
     """
+    ranks = RankOptions.of(processes, max_restarts, rank_timeout)
+    if ranks.is_other:
+        ranks.serve()
+        return
     check_json_file(None if ranks.restarted else json_file)  # an attempt that was ended has written what it had
     if folders and not merge:
         raise ConfigError(f"unexpected argument {folders[0]}: folders are given after --merge")

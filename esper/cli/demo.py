@@ -33,10 +33,12 @@ def command(seed: int, out: Path | None) -> None:
         "the same batches of images.\n"
     )
     # Imported only now: torch takes a second or more, and the first words should not.
-    from esper.cli.run import play
+    from esper.cli.run import conclude, resumable
     from esper.run.experiment import Experiment
     from esper.telemetry.sinks.live import progress_sink
 
     sink = progress_sink()
     experiment = Experiment(configuration(seed), out or new_folder("demo"), [sink], work=sink.work)
-    play(experiment)
+    with resumable(experiment):
+        summary = experiment.run()
+    conclude(experiment, summary)

@@ -74,7 +74,9 @@ def command(
     json_file: Path | None,
     save: Path | None,
     without_experience: bool,
-    ranks: RankOptions,
+    processes: str | None,
+    max_restarts: int | None,
+    rank_timeout: float,
 ) -> None:
     """Evaluate a trained agent on held-out hosts, beside the same hosts left alone.
 
@@ -84,6 +86,10 @@ def command(
     bandit "plans" is evaluated with the same experience. RUN can also be a controller of your own, path.py:function,
     which plays once.
     """
+    ranks = RankOptions.of(processes, max_restarts, rank_timeout)
+    if ranks.is_other:
+        ranks.serve()
+        return
     check_json_file(json_file)
     changes: dict[str, Any] = {}
     for assignment in assignments:

@@ -10,9 +10,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -43,22 +42,11 @@ OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 Otherwise ranks that were started again find the addresses of those before them, and wait for those forever
 (https://github.com/pytorch/pytorch/issues/135712).
 """
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def rank_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of ranks to a command, which receives them as ``ranks``. In ranks other than 0, it only serves.
-
-    Raises ConfigError as :meth:`RankOptions.of` does.
-    """
-
-    @wraps(command)
-    def play_or_serve(processes: str | None, max_restarts: int | None, rank_timeout: float, **values: Any) -> None:
-        ranks = RankOptions.of(processes, max_restarts, rank_timeout)
-        if ranks.is_other:
-            ranks.serve()
-        else:
-            command(ranks=ranks, **values)
-
+def rank_options(command: Command) -> Command:
+    """Adds the options of ranks: the arguments of :meth:`RankOptions.of`."""
     for option in (
         click.option(
             "--rank-timeout",
@@ -79,8 +67,8 @@ def rank_options(command: Callable[..., None]) -> Callable[..., None]:
             help="Spread the hosts over N processes; auto: one per physical core, or per GPU.",
         ),
     ):
-        play_or_serve = option(play_or_serve)
-    return play_or_serve
+        command = option(command)
+    return command
 
 
 @dataclass(frozen=True)

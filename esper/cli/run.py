@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +57,9 @@ def command(
     resume: Path | None,
     config_file: Path | None,
     assignments: tuple[str, ...],
-    ranks: RankOptions,
+    processes: str | None,
+    max_restarts: int | None,
+    rank_timeout: float,
     **flags: Any,
 ) -> None:
     """Grow hosts with a controller, and compare it with hosts left alone and other baselines.
@@ -62,6 +67,10 @@ def command(
     Defaults not shown below come from the task. The run folder receives config.toml, env.json, baseline.json,
     events.jsonl, metrics.csv, the best grown host and a checkpoint.
     """
+    ranks = RankOptions.of(processes, max_restarts, rank_timeout)
+    if ranks.is_other:
+        ranks.serve()
+        return
     task = flags["task"]
     if resume is not None:
         named_again = controller is not None and is_user_code(controller)
@@ -96,32 +105,39 @@ def command(
             chosen = Experiment.resume(resume, [sink], task=task, controller=controller, work=sink.work, ranks=joined)
         else:
             chosen = Experiment(config, folder, [sink], work=sink.work, ranks=joined)
-        play(chosen, joined)
+        with resumable(chosen):
+            summary = chosen.run()
+        conclude(chosen, summary, joined)
 
 
-def play(experiment: Experiment, ranks: RunRanks | None = None) -> None:
-    """Runs and closes ``experiment``; then shows its best host, the result and what to try next, or how to resume."""
+@contextmanager
+def resumable(experiment: Experiment) -> Iterator[None]:
+    """Closes ``experiment`` after the block, and says how to resume it if the block raises an error."""
     from esper.training.execution.faults import is_expected
 
-    folder, task, name = experiment.folder, experiment.config.task.name, experiment.config.run.controller
+    words = partial(how_to_go_on, experiment.folder, experiment.config.task.name, experiment.config.run.controller)
     with experiment:
         try:
-            summary = experiment.run()
+            yield
         except KeyboardInterrupt:
             if not experiment.finished:
-                click.echo(how_to_go_on(folder, task, name))
+                click.echo(words())
             raise
         except ConfigError:  # raised before any work was done
             raise
         except Exception as error:
             leave_to_launcher(error)
             if is_expected(error):
-                raise click.ClickException(f"{error}\n{how_to_go_on(folder, task, name)}") from error
-            click.echo(how_to_go_on(folder, task, name), err=True)
+                raise click.ClickException(f"{error}\n{words()}") from error
+            click.echo(words(), err=True)
             raise
+
+
+def conclude(experiment: Experiment, summary: RunSummary, ranks: RunRanks | None = None) -> None:
+    """Shows the best host of a run, its result and what to try next. Raises click.Abort if it was interrupted."""
     if not summary.interrupted:
-        show_life(folder)
-    click.echo(closing_words(summary, task))
+        show_life(experiment.folder)
+    click.echo(closing_words(summary, experiment.config.task.name))
     echo_waiting(ranks)
     if summary.interrupted:
         raise click.Abort

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from esper.cli import run
+import esper
+from esper.cli.main import group
 from esper.env.no_growth import FIRST_INDEX
 from esper.training import step
 from esper.training.host_training import HostTraining
 
-PACKAGE = Path(run.__file__).parents[1]
+PACKAGE = Path(esper.__file__).parent
 MAX_FRAMES = 13
 
 
@@ -41,8 +42,8 @@ def test_few_frames_lie_between_the_command_and_a_training_step(
     monkeypatch.setattr(step, "train_step", noted)
     sizes = ["env.n_envs=1", "env.episode_length=1", "env.baseline_episodes=1", "task.samples_per_epoch=64"]
     settings = [part for size in sizes for part in ("--set", size)]
-    arguments = ["--controller", "heuristic", "--rounds", "1", "--out", str(tmp_path / "run"), *settings]
-    run.command.main(arguments, standalone_mode=False)
+    arguments = ["run", "--controller", "heuristic", "--rounds", "1", "--out", str(tmp_path / "run"), *settings]
+    group.main(arguments, standalone_mode=False)
     (way,) = ways
     assert way[0] == "run.py:command"
     assert len(way) <= MAX_FRAMES, "\n".join(way)
