@@ -91,7 +91,7 @@ def test_a_gpu_and_a_cpu_train_the_same_hosts_but_for_rounding(kind: str) -> Non
     for world in (Growing(KINDS[kind], WorkerExecutor(1)), growing(kind, capture=False)):
         with world as made:
             made.reset()
-            slots = [slot.name for slot in made.envs[0].sites]
+            slots = [slot.name for slot in made.hosts[0].sites]
             blueprint = "attention" if kind == "text" else "conv_light"
             made.plant(0, slots[0], S.HOLDING, blueprint)
             made.plant(1, slots[-1], S.TRAINING, blueprint)
@@ -151,7 +151,7 @@ class HeldUp(Growing):
             validate(env)
             self.delays()
 
-        self.executor.run(late, self.envs)
+        self.executor.run(late, self.hosts)
 
 
 @pytest.mark.finding("C1")
@@ -188,7 +188,7 @@ def test_rates_alphas_and_targets_act_without_a_new_capture() -> None:
         assert before == 4  # a step and a validation of each env
         for alpha in (0.3, 0.7):
             for world in (plain, made):
-                for training in world.envs:
+                for training in world.hosts:
                     training.site_by_name["r0c0"].alpha = alpha
                     training.site_by_name["r1c0"].target = 1 - alpha
             assert_same(made.epoch(), plain.epoch())
@@ -209,7 +209,7 @@ def test_captured_work_serves_later_rounds() -> None:
 @pytest.mark.parametrize("kind", ["float images", "bytes in bfloat16, micro-batches", "text"])
 def test_nothing_waits_for_the_gpu_within_an_epoch(kind: str, capture: bool) -> None:
     with growing(kind, capture=capture) as made:
-        slot = made.envs[0].sites[0].name
+        slot = made.hosts[0].sites[0].name
         blueprint = "attention" if kind == "text" else "conv_light"
         made.plant(0, slot, S.HOLDING, blueprint)
         made.plant(1, slot, S.TRAINING, blueprint)
@@ -218,7 +218,7 @@ def test_nothing_waits_for_the_gpu_within_an_epoch(kind: str, capture: bool) -> 
         mode = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            made.trainer.epoch(made.envs)
+            made.trainer.epoch(made.hosts)
             made.validate()
         finally:
             torch.cuda.set_sync_debug_mode(mode)
@@ -230,7 +230,7 @@ def test_work_that_is_dropped_all_at_once_leaves_nothing_behind_that_others_need
     with growing("text", capture=False) as plain:
         expected = plain.episodes(3, 6)
     with growing("text") as made:
-        for env in made.envs:
+        for env in made.hosts:
             lanes_of(made).graphs[env.index].limit = 2
         assert_same(made.episodes(3, 6), expected)
         assert lanes_of(made).reasons() == {}
@@ -240,7 +240,7 @@ def test_work_that_is_dropped_all_at_once_leaves_nothing_behind_that_others_need
 def test_memory_is_flat_over_topologies() -> None:
     dice, allocated, reserved = random.Random(0), list[int](), list[int]()
     with growing("float images", n=1) as made:
-        lanes_of(made).graphs[made.envs[0].index].limit = 6
+        lanes_of(made).graphs[made.hosts[0].index].limit = 6
         for epoch in range(1, 97):
             made.act(dice)
             made.epoch()
@@ -325,7 +325,7 @@ def test_seeds_that_cannot_be_captured_train_as_ever_and_leave_no_trace(odd: str
         assert all(text.startswith(reason) for text in reasons), reasons
         before = captured(made)
         for world in worlds:
-            world.envs[0].remove(world.envs[0].site_by_name["r0c0"])
+            world.hosts[0].remove(world.hosts[0].site_by_name["r0c0"])
         for _ in range(3):
             assert_same(made.epoch(), plain.epoch())
         assert captured(made) == before + 2  # the step and the validation of the env without that seed
@@ -335,12 +335,12 @@ def test_seeds_that_cannot_be_captured_train_as_ever_and_leave_no_trace(odd: str
 
 def test_a_host_without_gradients_trains_and_is_captured() -> None:
     with growing("float images", n=1) as made:
-        for parameter in made.envs[0].host.parameters():
+        for parameter in made.hosts[0].host.parameters():
             parameter.requires_grad_(False)
         for _ in range(2):
             made.epoch()
         assert lanes_of(made).reasons() == {}
-        assert made.envs[0].gradient_stats.total.device.type == "cuda"
+        assert made.hosts[0].gradient_stats.total.device.type == "cuda"
 
 
 @pytest.mark.finding("M12")
@@ -353,18 +353,18 @@ def test_an_error_on_a_stream_leaves_the_others(monkeypatch: pytest.MonkeyPatch)
         inner(env, *rest)  # type: ignore[arg-type]
 
     with growing("bytes", n=3, capture=False) as plain:
-        plain.trainer.epoch(plain.envs)
-        expected = [{name: tensor.cpu() for name, tensor in env.host.state_dict().items()} for env in plain.envs]
+        plain.trainer.epoch(plain.hosts)
+        expected = [{name: tensor.cpu() for name, tensor in env.host.state_dict().items()} for env in plain.hosts]
     with growing("bytes", n=3) as made:
         with monkeypatch.context() as patch:
             patch.setattr("esper.training.execution.streams.train_step", train_step)
             with pytest.raises(HostError, match="env 1, epoch 0, batch 2: ZeroDivisionError: by zero"):
-                made.trainer.epoch(made.envs)
+                made.trainer.epoch(made.hosts)
         for index in (0, 2):
-            found = {name: tensor.cpu() for name, tensor in made.envs[index].host.state_dict().items()}
+            found = {name: tensor.cpu() for name, tensor in made.hosts[index].host.state_dict().items()}
             assert_same([found], [expected[index]])
-        assert [env.epoch for env in made.envs] == [1, 0, 1]
-        made.trainer.epoch([made.envs[1]])  # it continues
+        assert [env.epoch for env in made.hosts] == [1, 0, 1]
+        made.trainer.epoch([made.hosts[1]])  # it continues
 
 
 def test_float16_is_queued_and_says_why() -> None:

@@ -12,41 +12,41 @@ from esper.training.host_training import HostTraining
 from esper.training.step import train_epoch
 from esper.training.validate import evaluate
 from tests.training.growing import configurations_of
-from tests.training.kernels_used import assert_nothing_falls_back, calls_of, channels_last_env
+from tests.training.kernels_used import assert_nothing_falls_back, calls_of, channels_last_training
 
 pytestmark = pytest.mark.cuda
 
 
-def validate(env: HostTraining) -> None:
-    evaluate(env, env.task.validation, configurations_of(env), None, env.totals)
+def validate(training: HostTraining) -> None:
+    evaluate(training, training.task.validation, configurations_of(training), None, training.totals)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_channels_last_host_with_seeds_takes_no_fallback(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
-    env = channels_last_env("cuda", precision=precision)
+    training = channels_last_training("cuda", precision=precision)
 
     def work() -> None:
-        train_epoch(env)
-        validate(env)
+        train_epoch(training)
+        validate(training)
 
-    assert_nothing_falls_back(env, calls_of(work), "cuda")
+    assert_nothing_falls_back(training, calls_of(work), "cuda")
 
 
 def test_a_channels_last_host_is_captured_without_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps and validation are captured from the same kernels, and Python queues nothing."""
     monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
-    env = channels_last_env("cuda", samples_per_epoch=256)
+    training = channels_last_training("cuda", samples_per_epoch=256)
     with StreamExecutor(Gpu(torch.device("cuda"))) as executor:
-        trainer = HostTrainer(env.task, [env], executor)
+        trainer = HostTrainer(training.task, [training], executor)
 
         def work() -> None:
             for _ in range(2):
-                trainer.epoch([env])
-                trainer.repeatable(validate, [env])
+                trainer.epoch([training])
+                trainer.repeatable(validate, [training])
 
         calls = calls_of(work)
         assert executor.reasons() == {}
-        assert len(executor.graphs[env.index]) == 2  # the step and the validation
+        assert len(executor.graphs[training.index]) == 2  # the step and the validation
         trainer.close()
-    assert_nothing_falls_back(env, calls, "cuda")
+    assert_nothing_falls_back(training, calls, "cuda")

@@ -14,7 +14,7 @@ from esper.training.host_state import host_state, pinned_copy, restore_host_stat
 from esper.training.snapshot import TensorCopies, ValidationRecord
 from esper.training.step import train_epoch
 from tests.core_helpers import same_bits, tensors_of, unmeasured_fossils, wait_actions
-from tests.training.kernels_used import channels_last_env
+from tests.training.kernels_used import channels_last_training
 
 pytestmark = pytest.mark.cuda
 
@@ -67,16 +67,16 @@ def test_what_is_saved_of_a_pinned_copy_waits_until_it_is_there() -> None:
 @pytest.mark.parametrize("pinned", PLACEMENTS)
 def test_rollbacks_are_exact_wherever_snapshots_lie(pinned: int) -> None:
     """The newest snapshot is restored, then the older one, then one taken afterwards; saved copies give the same."""
-    env = channels_last_env("cuda")
+    training = channels_last_training("cuda")
     config = TrainingConfig.parse({"governor": {"snapshot_every": 1, "max_rollbacks": 100}})
     governor = Governor(config.governor, Durations.of(config, 60), 10, pinned)
     states = []
 
     def take() -> None:
         busy()
-        assert governor.snapshot_if_due(env, RECORD, unmeasured_fossils(env), fossilized=False)
-        states.append(tensors_of(env))
-        train_epoch(env)
+        assert governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
+        states.append(tensors_of(training))
+        train_epoch(training)
 
     for _ in range(4):
         take()
@@ -84,30 +84,30 @@ def test_rollbacks_are_exact_wherever_snapshots_lie(pinned: int) -> None:
     places = ["pinned" if pinned > others else "cuda:0" for others in (1, 0)]  # the older one first
     assert [snapshot.copies.place for snapshot in governor._generations] == places
     for expected in (states[3], states[2]):
-        governor.roll_back(env)
-        same_bits(tensors_of(env), expected)
-    env.epoch += 1
+        governor.roll_back(training)
+        same_bits(tensors_of(training), expected)
+    training.epoch += 1
     take()
-    governor.roll_back(env)
-    same_bits(tensors_of(env), states[4])
+    governor.roll_back(training)
+    same_bits(tensors_of(training), states[4])
     loaded = Governor(config.governor, Durations.of(config, 60), 10, pinned)
-    loaded.load_state_dict(saved, env.device)
+    loaded.load_state_dict(saved, training.device)
     for expected in (states[3], states[2]):
-        loaded.roll_back(env)
-        same_bits(tensors_of(env), expected)
+        loaded.roll_back(training)
+        same_bits(tensors_of(training), expected)
 
 
 def test_the_start_of_an_epoch_comes_back_from_pinned_memory() -> None:
-    env = channels_last_env("cuda")
-    train_epoch(env)
+    training = channels_last_training("cuda")
+    train_epoch(training)
     for _ in range(2):
         busy()
-        start = host_state(env, pinned_copy)
-        before = tensors_of(env, ("r0c0", "r1c1"))
-        train_epoch(env)
-        restore_host_state(env, start)
-        same_bits(tensors_of(env, ("r0c0", "r1c1")), before)
-        train_epoch(env)
+        start = host_state(training, pinned_copy)
+        before = tensors_of(training, ("r0c0", "r1c1"))
+        train_epoch(training)
+        restore_host_state(training, start)
+        same_bits(tensors_of(training, ("r0c0", "r1c1")), before)
+        train_epoch(training)
         assert all(copy.is_pinned() for copy in start["tensors"].values())
 
 
@@ -121,19 +121,19 @@ def test_an_env_keeps_to_the_limit() -> None:
             "governor": {"snapshot_every": 1},
         }
     )
-    env = make_env(config)
-    assert isinstance(env, GrowthVectorEnv)
+    training = make_env(config)
+    assert isinstance(training, GrowthVectorEnv)
     try:
-        env.reset(seed=0)
-        assert env.pinned == 2
+        training.reset(seed=0)
+        assert training.pinned == 2
         for _ in range(2):
-            env.step(wait_actions(2))
-        good = tensors_of(env.training[0])
+            training.step(wait_actions(2))
+        good = tensors_of(training.training[0])
         with torch.no_grad():
-            next(env.training[0].host.parameters()).fill_(float("nan"))
-        env.step(wait_actions(2))
-        assert [host.governor.rollbacks for host in env.backend.each] == [1, 0]
-        same_bits(tensors_of(env.training[0]), good)
-        assert all(set(held) == {"pinned"} for held in env.backend.of_each(copies_held))
+            next(training.training[0].host.parameters()).fill_(float("nan"))
+        training.step(wait_actions(2))
+        assert [host.governor.rollbacks for host in training.backend.each] == [1, 0]
+        same_bits(tensors_of(training.training[0]), good)
+        assert all(set(held) == {"pinned"} for held in training.backend.of_each(copies_held))
     finally:
-        env.close()
+        training.close()

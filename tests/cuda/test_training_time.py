@@ -39,18 +39,18 @@ def test_the_phase_of_training_lasts_as_long_as_the_gpu_trains(monkeypatch: pyte
             "env": {"n_envs": 2, "episode_length": 6, "baseline_episodes": 1},
         }
     )
-    env = make_env(config)
-    assert isinstance(env, GrowthVectorEnv)
+    training = make_env(config)
+    assert isinstance(training, GrowthVectorEnv)
     try:
-        env.reset(seed=0)
-        env.step(wait_actions(2))  # kernels are loaded
+        training.reset(seed=0)
+        training.step(wait_actions(2))  # kernels are loaded
         monkeypatch.setattr(HostTrainer, "epoch", epoch)
         for _ in range(3):
-            before = env.phase_seconds
-            env.step(wait_actions(2))
-            spent = {name: now - before[name] for name, now in env.phase_seconds.items()}
+            before = training.phase_seconds
+            training.step(wait_actions(2))
+            spent = {name: now - before[name] for name, now in training.phase_seconds.items()}
             elapsed.append(began.elapsed_time(ended) / 1000)
             assert spent["train"] > 0.99 * elapsed[-1]
             assert spent["validate"] >= 0.0
     finally:
-        env.close()
+        training.close()

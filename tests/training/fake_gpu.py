@@ -61,7 +61,7 @@ class FakeGpu:
     """A stand-in with the methods of Gpu, and faults that tests switch on."""
 
     def __init__(self) -> None:
-        self.envs: list[HostTraining] = []
+        self.hosts: list[HostTraining] = []
         self.captured: list[FakeCaptured] = []
         self.pools: list[object] = []
         self.calls: list[str] = []
@@ -177,14 +177,17 @@ class FakeGpu:
     @contextmanager
     def device_only(self) -> Iterator[None]:
         """Makes Python's numbers wrong and keeps its counters, which a real launch does not use."""
-        counted = [(env.gradient_stats, env.gradient_stats.batches) for env in self.envs]
-        places = [(env, env.epoch, env.batch, set(env.shadows), buffers_of(env)) for env in self.envs]
-        seeds = [site for env in self.envs for site in env.sites if site.seed is not None]
+        counted = [(training.gradient_stats, training.gradient_stats.batches) for training in self.hosts]
+        places = [
+            (training, training.epoch, training.batch, set(training.shadows), buffers_of(training))
+            for training in self.hosts
+        ]
+        seeds = [site for training in self.hosts for site in training.sites if site.seed is not None]
         alphas = [(seed, seed.alpha, seed.target) for seed in seeds]
-        for env in self.envs:
-            env.epoch, env.batch = 10_000, 20_000
-            assert env.feed is not None
-            env.feed.epoch = 30_000
+        for training in self.hosts:
+            training.epoch, training.batch = 10_000, 20_000
+            assert training.feed is not None
+            training.feed.epoch = 30_000
         for seed, alpha, _ in alphas:
             seed.alpha = 0.0123 if alpha else 0.0
             seed.target = 0.0456
@@ -193,10 +196,10 @@ class FakeGpu:
         finally:
             for stats, batches in counted:
                 stats.batches = batches
-            for env, epoch, batch, shadows, buffers in places:
-                env.epoch, env.batch = epoch, batch
-                assert set(env.shadows) == shadows
-                assert all(one is other for one, other in zip(buffers, buffers_of(env), strict=True))
+            for training, epoch, batch, shadows, buffers in places:
+                training.epoch, training.batch = epoch, batch
+                assert set(training.shadows) == shadows
+                assert all(one is other for one, other in zip(buffers, buffers_of(training), strict=True))
             for seed, alpha, target in alphas:
                 seed.alpha, seed.target = alpha, target
 

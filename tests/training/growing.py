@@ -139,14 +139,14 @@ KINDS = {
 
 
 class Dropping(nn.Sequential):
-    """A seed with a layer of dropout, which is made the env's own."""
+    """A seed with a layer of dropout, which is made the host's own."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(nn.GroupNorm(1, channels), nn.Dropout(0.3))
 
 
 class Growing:
-    """``n`` envs of one task in training on ``executor``, which is closed with it."""
+    """``n`` hosts of one task in training on ``executor``, which is closed with it."""
 
     def __init__(
         self,
@@ -162,12 +162,12 @@ class Growing:
         self.config = resolve(_config(kind, n, task), self.task)
         sites = len(self.task.build_host().sites)
         totals = make_metrics(n, self.task.device, 2 + sites, len(self.task.validation), self.task.objective.dtype)
-        self.envs = [HostTraining(i, self.task, self.config, totals[i]) for i in range(n)]
+        self.hosts = [HostTraining(i, self.task, self.config, totals[i]) for i in range(n)]
         if isinstance(executor, StreamExecutor):
-            for env in self.envs:
-                assert env.feed is not None
-                env.feed.by_cursor = True
-        self.trainer = HostTrainer(self.task, self.envs, executor)
+            for training in self.hosts:
+                assert training.feed is not None
+                training.feed.by_cursor = True
+        self.trainer = HostTrainer(self.task, self.hosts, executor)
 
     def close(self) -> None:
         self.trainer.close()
@@ -180,27 +180,27 @@ class Growing:
         self.close()
 
     def reset(self, episode: int = 0) -> None:
-        for env in self.envs:
-            env.reset(7, episode)
+        for training in self.hosts:
+            training.reset(7, episode)
 
     def epoch(self) -> list[Record]:
         """Trains, validates and records."""
-        self.trainer.epoch(self.envs)
+        self.trainer.epoch(self.hosts)
         self.validate()
-        return [record(env) for env in self.envs]
+        return [record(training) for training in self.hosts]
 
     def validate(self) -> None:
-        self.executor.run(validate, self.envs)
+        self.executor.run(validate, self.hosts)
 
-    def plant(self, env: int, slot: str, stage: SeedStage, blueprint: str = "conv_light") -> Site:
+    def plant(self, number: int, slot: str, stage: SeedStage, blueprint: str = "conv_light") -> Site:
         """A seed with the role that it has at ``stage``."""
-        return plant(self.envs[env], slot, blueprint, stage=stage, registry=self.registry)
+        return plant(self.hosts[number], slot, blueprint, stage=stage, registry=self.registry)
 
     def act(self, dice: random.Random) -> None:
-        """Executes random actions at some sites of every env."""
-        for env in self.envs:
-            for site in env.sites:
-                _act(env, site, dice, self.registry)
+        """Executes random actions at some sites of every host."""
+        for training in self.hosts:
+            for site in training.sites:
+                _act(training, site, dice, self.registry)
 
     def episodes(self, count: int, epochs: int, seed: int = 0) -> list[Record]:
         """Records of all episodes, under random actions of ``seed``."""
@@ -224,63 +224,63 @@ def _config(kind: Kind, n: int, task: dict[str, Any]) -> TrainingConfig:
     )
 
 
-def _act(env: HostTraining, site: Site, dice: random.Random, registry: BlueprintRegistry) -> None:
+def _act(training: HostTraining, site: Site, dice: random.Random, registry: BlueprintRegistry) -> None:
     """Plants, incubates, blends, fades, fossilizes or removes the site's seed, or leaves it as it is."""
-    roll, blueprint, style = dice.random(), dice.choice(NAMES[env.host.topology]), dice.choice(list(STYLES))
+    roll, blueprint, style = dice.random(), dice.choice(NAMES[training.host.topology]), dice.choice(list(STYLES))
     alpha, target = site.alpha, site.target
     match site.role:
         case Role.ABSENT if site.seed is None and roll < 0.5:
-            env.plant(site, registry.get(env.host.topology, blueprint), STYLES[style])
+            training.plant(site, registry.get(training.host.topology, blueprint), STYLES[style])
         case Role.ABSENT if site.seed is not None and roll < 0.8:
-            env.assign(site, Role.INCUBATING, 0.0, 0.5 + 0.5 * roll, learning=True)
+            training.assign(site, Role.INCUBATING, 0.0, 0.5 + 0.5 * roll, learning=True)
         case Role.INCUBATING if roll < 0.2:
-            env.remove(site)
+            training.remove(site)
         case Role.INCUBATING if roll < 0.6:
-            env.assign(site, Role.BLENDED, target / 2, target, learning=True)
+            training.assign(site, Role.BLENDED, target / 2, target, learning=True)
         case Role.BLENDED if not site.learning and roll < 0.4:
-            env.remove(site)
+            training.remove(site)
         case Role.BLENDED if not site.learning and roll < 0.7:  # alpha holds again
-            env.assign(site, Role.BLENDED, alpha, alpha, learning=True)
+            training.assign(site, Role.BLENDED, alpha, alpha, learning=True)
         case Role.BLENDED if not site.learning or roll < 0.3:  # alpha falls
-            env.assign(site, Role.BLENDED, alpha / 2, target, learning=False)
+            training.assign(site, Role.BLENDED, alpha / 2, target, learning=False)
         case Role.BLENDED if roll < 0.8 and alpha < target:  # alpha rises
-            env.assign(site, Role.BLENDED, target, target, learning=True)
+            training.assign(site, Role.BLENDED, target, target, learning=True)
         case Role.BLENDED if roll < 0.6:
-            env.assign(site, Role.FOSSIL, alpha, target, learning=True)
+            training.assign(site, Role.FOSSIL, alpha, target, learning=True)
         case _:
             pass
 
 
-def configurations_of(env: HostTraining) -> list[Configuration]:
+def configurations_of(training: HostTraining) -> list[Configuration]:
     """All off, all on, and each seed off by itself."""
-    on = tuple(slot.alpha if slot.on else slot.target if slot.incubating else 0.0 for slot in env.sites)
+    on = tuple(slot.alpha if slot.on else slot.target if slot.incubating else 0.0 for slot in training.sites)
     single = [(*on[:i], 0.0, *on[i + 1 :]) for i in range(len(on))]
     return list(dict.fromkeys([(0.0,) * len(on), on, *single]))
 
 
-def validate(env: HostTraining) -> None:
-    evaluate(env, env.task.validation, configurations_of(env), None, env.totals)
+def validate(training: HostTraining) -> None:
+    evaluate(training, training.task.validation, configurations_of(training), None, training.totals)
 
 
-def record(env: HostTraining) -> Record:
+def record(training: HostTraining) -> Record:
     """Copies of all that an epoch leaves behind, in a fixed order."""
-    count = len(configurations_of(env))
-    found = {f"host.{name}": tensor for name, tensor in env.host.state_dict().items()}
-    for slot in env.sites:
+    count = len(configurations_of(training))
+    found = {f"host.{name}": tensor for name, tensor in training.host.state_dict().items()}
+    for slot in training.sites:
         if slot.planted is not None:
             found |= {f"{slot.name}.{name}": tensor for name, tensor in slot.planted.module.state_dict().items()}
             found[f"{slot.name}.finite"] = slot.planted.finite
-    for name in ("host", *(slot.name for slot in env.sites if slot.seed is not None)):
-        group = env.host_group if name == "host" else env.seed_groups[name]
+    for name in ("host", *(slot.name for slot in training.sites if slot.seed is not None)):
+        group = training.host_group if name == "host" else training.seed_groups[name]
         for i, parameter in enumerate(group.parameters):
             found |= {f"{name}.{key}.{i}": value for key, value in group.optimizer.state[parameter].items()}
-    for i, name in enumerate(env.gradient_stats.names):
-        found[f"{name}.gradients"] = env.gradient_stats.total[i] / env.gradient_stats.batches
-    found["training"] = env.totals.training
-    found["stats"], found["correct"] = env.totals.stats(count), env.totals.correct(count)
+    for i, name in enumerate(training.gradient_stats.names):
+        found[f"{name}.gradients"] = training.gradient_stats.total[i] / training.gradient_stats.batches
+    found["training"] = training.totals.training
+    found["stats"], found["correct"] = training.totals.stats(count), training.totals.correct(count)
     copies = {name: tensor.detach().cpu().clone() for name, tensor in found.items()}
-    copies["order"], copies["dropout"] = env.order.get_state(), env.dropout.get_state()
-    copies["epoch, batch"] = torch.tensor([env.epoch, env.batch])
+    copies["order"], copies["dropout"] = training.order.get_state(), training.dropout.get_state()
+    copies["epoch, batch"] = torch.tensor([training.epoch, training.batch])
     return copies
 
 

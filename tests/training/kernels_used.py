@@ -64,7 +64,7 @@ class Calls(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def channels_last_env(device: str, index: int = 0, **task: Any) -> HostTraining:
+def channels_last_training(device: str, index: int = 0, **task: Any) -> HostTraining:
     """A host of two blocks, 8 and 16 wide, on images of bytes that are cropped and mirrored; a blended seed in one slot
     and one that incubates in another."""
     images = replace(byte_digits(), augmentation=Augmentation(crop=1, flip=True)).to(torch.device(device))
@@ -72,11 +72,11 @@ def channels_last_env(device: str, index: int = 0, **task: Any) -> HostTraining:
     config = resolve(TrainingConfig.parse({"task": sizes, "env": {"n_envs": 1, "episode_length": 8}}), images)
     sites = len(images.build_host().sites)
     totals = make_metrics(1, images.device, 2 + sites, len(images.validation))
-    env = HostTraining(index, images, config, totals[0])
-    env.reset(0, 0)
-    plant(env, "r0c0", "conv_light", stage=SeedStage.HOLDING)
-    plant(env, "r1c1", "norm", stage=SeedStage.TRAINING)
-    return env
+    training = HostTraining(index, images, config, totals[0])
+    training.reset(0, 0)
+    plant(training, "r0c0", "conv_light", stage=SeedStage.HOLDING)
+    plant(training, "r1c1", "norm", stage=SeedStage.TRAINING)
+    return training
 
 
 def calls_of(work: Callable[[], object]) -> Calls:
@@ -86,12 +86,12 @@ def calls_of(work: Callable[[], object]) -> Calls:
     return calls
 
 
-def assert_nothing_falls_back(env: HostTraining, calls: Calls, device: str) -> None:
+def assert_nothing_falls_back(training: HostTraining, calls: Calls, device: str) -> None:
     """Every kernel was used, on the device, and nothing that could stand in for one; the host is all channels_last."""
     assert set(calls.esper) >= KERNELS, KERNELS - set(calls.esper)
     assert all(calls.esper[name] <= {device} for name in KERNELS), calls.esper
     assert not calls.aten & FALLBACKS, calls.aten & FALLBACKS
-    norms = [module for module in env.host.modules() if isinstance(module, NormReluPool)]
+    norms = [module for module in training.host.modules() if isinstance(module, NormReluPool)]
     assert len(norms) == 2
-    weights = [p for p in env.host.parameters() if p.dim() == 4]
+    weights = [p for p in training.host.parameters() if p.dim() == 4]
     assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)

@@ -1,4 +1,4 @@
-"""float16: gradients of a scaled loss, whose scale belongs to one env (finding H3, trap 34)."""
+"""float16: gradients of a scaled loss, whose scale belongs to one host (finding H3, trap 34)."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ HUGE = 2.0**120
 """At this scale every gradient of a loss overflows float16, and stays finite in float32."""
 
 
-def scaler_of(env: HostTraining) -> torch.amp.GradScaler:
-    scaler = env.arithmetic._scaler
+def scaler_of(training: HostTraining) -> torch.amp.GradScaler:
+    scaler = training.arithmetic._scaler
     assert scaler is not None
     return scaler
 
 
-def set_scale(env: HostTraining, scale: float) -> None:
-    scaler_of(env).load_state_dict({**scaler_of(env).state_dict(), "scale": scale})
+def set_scale(training: HostTraining, scale: float) -> None:
+    scaler_of(training).load_state_dict({**scaler_of(training).state_dict(), "scale": scale})
 
 
 @pytest.mark.finding("L3")
 def test_a_host_with_seeds_learns_in_float16() -> None:
-    env = training_of(
+    training = training_of(
         digits(),
         task={"precision": "float16", "samples_per_epoch": 992, "learning_rate": 0.1},
         env={"episode_length": 9},
     )
-    plant(env, "r0c0", stage=S.HOLDING)
-    born = tensors_of(env, ("r0c1",)) if plant(env, "r0c1") else {}
+    plant(training, "r0c0", stage=S.HOLDING)
+    born = tensors_of(training, ("r0c1",)) if plant(training, "r0c1") else {}
     seen: list[torch.dtype] = []
-    env.host.segments[0].register_forward_hook(lambda _m, _i, out: seen.append(out.dtype))  # type: ignore[operator, union-attr]
-    alphas = tuple(slot.alpha for slot in env.sites)
-    before = evaluate(env, digits().validation, [alphas])
-    train(env, 8)
-    after = evaluate(env, digits().validation, [alphas])
+    training.host.segments[0].register_forward_hook(lambda _m, _i, out: seen.append(out.dtype))  # type: ignore[operator, union-attr]
+    alphas = tuple(slot.alpha for slot in training.sites)
+    before = evaluate(training, digits().validation, [alphas])
+    train(training, 8)
+    after = evaluate(training, digits().validation, [alphas])
     assert set(seen) == {torch.float16}
     assert after.accuracy[0] > before.accuracy[0] + 40
-    assert all(p.dtype == torch.float32 for group in env.learning_groups() for p in group.parameters)
-    learned = tensors_of(env, ("r0c1",))
+    assert all(p.dtype == torch.float32 for group in training.learning_groups() for p in group.parameters)
+    learned = tensors_of(training, ("r0c1",))
     assert any(not torch.equal(born[name], learned[name]) for name in born if name.startswith("r0c1"))
 
 
@@ -63,12 +63,12 @@ def test_a_host_with_seeds_learns_in_float16() -> None:
 def test_the_step_is_that_of_the_loss_whatever_its_scale() -> None:
     found = []
     for scale in (2.0**4, 2.0**8):
-        env = training_of(digits(), **FP16)
-        plant(env, "r0c0")
-        set_scale(env, scale)
-        train_step(env, prepare_epoch(env), digits().train.x[:32], digits().train.y[:32])  # type: ignore[union-attr]
-        found.append(tensors_of(env, ("r0c0",)))
-        summaries = env.gradient_stats.summaries(env.gradient_stats.packed())
+        training = training_of(digits(), **FP16)
+        plant(training, "r0c0")
+        set_scale(training, scale)
+        train_step(training, prepare_epoch(training), digits().train.x[:32], digits().train.y[:32])  # type: ignore[union-attr]
+        found.append(tensors_of(training, ("r0c0",)))
+        summaries = training.gradient_stats.summaries(training.gradient_stats.packed())
         found[-1]["norm"] = torch.tensor([summaries["host"].norm, summaries["r0c0"].norm])
     for name, tensor in found[0].items():
         torch.testing.assert_close(tensor, found[1][name], rtol=1e-2, atol=1e-5)
@@ -76,33 +76,35 @@ def test_the_step_is_that_of_the_loss_whatever_its_scale() -> None:
 
 @pytest.mark.finding("H3")
 def test_an_overflow_skips_the_step_and_halves_the_scale_and_does_nothing_else() -> None:
-    env = training_of(digits(), **FP16)
-    plant(env, "r0c0", stage=S.HOLDING)
-    plant(env, "r0c1")
-    set_scale(env, HUGE)
+    training = training_of(digits(), **FP16)
+    plant(training, "r0c0", stage=S.HOLDING)
+    plant(training, "r0c1")
+    set_scale(training, HUGE)
     names = ("r0c0", "r0c1")
-    weights = {name: tensor for name, tensor in tensors_of(env, names).items() if "parameter" in name or "mom" in name}
-    groups = prepare_epoch(env)
+    weights = {
+        name: tensor for name, tensor in tensors_of(training, names).items() if "parameter" in name or "mom" in name
+    }
+    groups = prepare_epoch(training)
     x, y = digits().train.x[:32], digits().train.y[:32]  # type: ignore[union-attr]
     for step in range(1, 4):
-        train_step(env, groups, x, y)
-        assert scaler_of(env).get_scale() == HUGE / 2**step
-    now = tensors_of(env, names)
+        train_step(training, groups, x, y)
+        assert scaler_of(training).get_scale() == HUGE / 2**step
+    now = tensors_of(training, names)
     same_bits(
         {n: t for n, t in weights.items() if "tracked" not in n}, {n: now[n] for n in weights if "tracked" not in n}
     )
-    assert all(bool(slot.planted.finite) for slot in env.sites if slot.planted is not None)
-    summaries = env.gradient_stats.summaries(env.gradient_stats.packed())
+    assert all(bool(slot.planted.finite) for slot in training.sites if slot.planted is not None)
+    summaries = training.gradient_stats.summaries(training.gradient_stats.packed())
     assert [summary.not_finite for summary in summaries.values()] == [0, 0, 0]
-    set_scale(env, 1024.0)
-    train_step(env, groups, x, y)
-    assert scaler_of(env).get_scale() == 1024
-    now = tensors_of(env, names)
+    set_scale(training, 1024.0)
+    train_step(training, groups, x, y)
+    assert scaler_of(training).get_scale() == 1024
+    now = tensors_of(training, names)
     assert not torch.equal(weights["r0c0.parameter.0"], now["r0c0.parameter.0"])
     # Means are over the batches that were measured: an overflow is no sign of ill health.
-    summaries = env.gradient_stats.summaries(env.gradient_stats.packed())
+    summaries = training.gradient_stats.summaries(training.gradient_stats.packed())
     assert all(summary.health == 1 and summary.norm > 0 for summary in summaries.values())
-    assert summaries["host"].elements == sum(p.numel() for p in env.host_group.parameters)
+    assert summaries["host"].elements == sum(p.numel() for p in training.host_group.parameters)
 
 
 @pytest.mark.finding("H3")
@@ -145,16 +147,16 @@ def test_a_gradient_that_no_scale_makes_finite_is_the_seeds_fault_after_all(stag
 
 
 @pytest.mark.trap(34)
-def test_every_env_has_a_scale_of_its_own() -> None:
+def test_every_host_has_a_scale_of_its_own() -> None:
     def trained(scales: dict[int, float], workers: int) -> list[tuple[dict[str, Tensor], float]]:
         envs = [training_of(digits(), index=index, **FP16) for index in range(3)]
         for index, scale in scales.items():
             set_scale(envs[index], scale)
-        assert len({id(scaler_of(env)) for env in envs}) == 3
+        assert len({id(scaler_of(training)) for training in envs}) == 3
         with WorkerExecutor(workers) as pool:
             for _ in range(2):
                 pool.run(train_epoch, envs)
-        return [(tensors_of(env), scaler_of(env).get_scale()) for env in envs]
+        return [(tensors_of(training), scaler_of(training).get_scale()) for training in envs]
 
     plain, disturbed = trained({}, 1), trained({1: HUGE}, 3)
     for index in (0, 2):
@@ -165,26 +167,26 @@ def test_every_env_has_a_scale_of_its_own() -> None:
 
 @pytest.mark.trap(15)
 def test_the_scale_of_one_episode_is_not_the_next_ones() -> None:
-    env, fresh = training_of(digits(), **FP16), training_of(digits(), **FP16)
-    set_scale(env, HUGE)
-    train(env)
-    place = scaler_of(env)._scale
-    for one in (env, fresh):
+    training, fresh = training_of(digits(), **FP16), training_of(digits(), **FP16)
+    set_scale(training, HUGE)
+    train(training)
+    place = scaler_of(training)._scale
+    for one in (training, fresh):
         one.reset(0, 1)
         assert scaler_of(one).get_scale() == 2.0**16
         train(one)
-    same_bits(tensors_of(env), tensors_of(fresh))
-    assert scaler_of(env)._scale is place  # where a captured step finds it
+    same_bits(tensors_of(training), tensors_of(fresh))
+    assert scaler_of(training)._scale is place  # where a captured step finds it
 
 
 def test_a_rollback_puts_the_scale_back() -> None:
-    env = training_of(digits(), **FP16)
+    training = training_of(digits(), **FP16)
     snapshot = Snapshot()
-    snapshot.save(env, ValidationRecord(2.3, 10.0, 10.0, 2.3), {})
-    set_scale(env, HUGE)
-    train(env)
-    snapshot.restore(env)
-    assert scaler_of(env).get_scale() == 2.0**16
+    snapshot.save(training, ValidationRecord(2.3, 10.0, 10.0, 2.3), {})
+    set_scale(training, HUGE)
+    train(training)
+    snapshot.restore(training)
+    assert scaler_of(training).get_scale() == 2.0**16
 
 
 @pytest.mark.finding("H3")

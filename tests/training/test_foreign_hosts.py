@@ -126,7 +126,7 @@ def test_each_configuration_of_a_grafted_host_gives_by_itself_what_it_gives_in_t
 
 
 @pytest.mark.parametrize("kind", HOSTS)
-def test_random_numbers_belong_to_the_env(kind: str) -> None:
+def test_random_numbers_belong_to_the_host(kind: str) -> None:
     task = of(HOSTS[kind])
     first, again, other = training_of(task), training_of(task), training_of(task, index=1)
     assert first.host_draws_globally == (kind == "functional dropout")

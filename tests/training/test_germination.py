@@ -199,7 +199,7 @@ class Dropped(nn.Module):
 
 
 @pytest.mark.parametrize("stage", [S.TRAINING, S.HOLDING])
-def test_dropout_in_a_seed_draws_from_the_envs_own_generator(stage: SeedStage) -> None:
+def test_dropout_in_a_seed_draws_from_the_hosts_own_generator(stage: SeedStage) -> None:
     """Two runs of one seed are the same bits, and the process's generator is not used up."""
     registry = BlueprintRegistry((blueprint(Dropped, lambda channels: channels * channels + channels),))
     results = []

@@ -62,7 +62,7 @@ def course(executor: Executor, hurt: Callable[[Growing], Any], kind: str = "floa
     epoch, in which incubation begins."""
     made = Growing(KINDS[kind], executor, registry=REGISTRY)
     if isinstance(executor, StreamExecutor):
-        executor.gpu.envs = made.envs  # type: ignore[attr-defined]
+        executor.gpu.hosts = made.hosts  # type: ignore[attr-defined]
     made.reset()
     made.epoch()
     for env in range(2):
@@ -77,7 +77,7 @@ def course(executor: Executor, hurt: Callable[[Growing], Any], kind: str = "floa
 def finished(made: Growing) -> list[Record]:
     with made:
         records = [record for _ in range(3) for record in made.epoch()]
-        assert {env.micro_batches for env in made.envs} == {2 * made.config.task.micro_batches}
+        assert {env.micro_batches for env in made.hosts} == {2 * made.config.task.micro_batches}
         return records
 
 
@@ -94,7 +94,7 @@ def from_here_on(made: Growing) -> None:
 def test_the_epoch_is_done_again_in_parts_to_the_last_bit(kind: str) -> None:
     """All that the failed batch and those before it did is gone: weights, statistics of BatchNorm, draws, totals."""
     parts = KINDS[kind].micro_batches
-    hurt = course(WorkerExecutor(2), lambda made: shrink(made.envs[1], BATCH // (2 * parts), from_batch=2), kind=kind)
+    hurt = course(WorkerExecutor(2), lambda made: shrink(made.hosts[1], BATCH // (2 * parts), from_batch=2), kind=kind)
     events: list[Event] = []
     hurt.trainer.policy.on_split = events.append
     expected = finished(course(WorkerExecutor(1), from_here_on, kind=kind))
@@ -109,7 +109,7 @@ def test_the_epoch_is_done_again_in_parts_to_the_last_bit(kind: str) -> None:
 @pytest.mark.usefixtures("copies_kept")
 @pytest.mark.parametrize("fitting", slow_except([5], [0, 5, 20]))
 def test_no_memory_for_copies_of_how_the_epoch_began(fitting: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One env has a part of the copies, and another all of them: nothing is mixed up, and none are made again."""
+    """One host has a part of the copies, and another all of them: nothing is mixed up, and none are made again."""
     hurt = course(WorkerExecutor(2), lambda _made: None)
     copied: list[int] = []
 
@@ -138,7 +138,7 @@ def test_no_memory_for_copies_of_how_the_epoch_began(fitting: int, monkeypatch: 
 def test_captured_work_of_whole_batches_is_dropped() -> None:
     gpu, other = FakeGpu(), FakeGpu()
     hurt = course(
-        fake_executor(gpu), lambda made: shrink(made.envs[0], BATCH // 2, error=lambda: torch.OutOfMemoryError("CUDA"))
+        fake_executor(gpu), lambda made: shrink(made.hosts[0], BATCH // 2, error=lambda: torch.OutOfMemoryError("CUDA"))
     )
     before = len(gpu.captured)
     assert before
@@ -153,11 +153,11 @@ def test_captured_work_of_whole_batches_is_dropped() -> None:
 @pytest.mark.finding("M12")
 @pytest.mark.usefixtures("copies_kept")
 def test_a_second_shortage_is_an_error_that_says_what_takes_less() -> None:
-    with course(WorkerExecutor(1), lambda made: shrink(made.envs[1], BATCH // 4, from_batch=1)) as made:
+    with course(WorkerExecutor(1), lambda made: shrink(made.hosts[1], BATCH // 4, from_batch=1)) as made:
         events: list[Event] = []
         made.trainer.policy.on_split = events.append
         with pytest.raises(OutOfMemory, match=r"env 1, epoch 2, batch 1: RuntimeError: .*can't allocate") as caught:
-            made.trainer.epoch(made.envs)
+            made.trainer.epoch(made.hosts)
         assert (caught.value.env, caught.value.epoch, caught.value.batch) == (1, 2, 1)
         assert "--set task.micro_batches=4" in str(caught.value)
         assert f"task.batch_size (here {BATCH})" in str(caught.value)
@@ -169,20 +169,20 @@ def test_a_second_shortage_is_an_error_that_says_what_takes_less() -> None:
 def test_a_batch_that_cannot_be_cut_smaller_is_not_tried_again() -> None:
     with Growing(KINDS["float images"], WorkerExecutor(1), 1, micro_batches=BATCH) as made:
         made.reset()
-        shrink(made.envs[0], 0)
+        shrink(made.hosts[0], 0)
         with pytest.raises(OutOfMemory, match="env 0, epoch 0, batch 0"):
-            made.trainer.epoch(made.envs)
+            made.trainer.epoch(made.hosts)
         assert not made.trainer.policy.was_split
 
 
 @pytest.mark.usefixtures("copies_kept")
 def test_another_error_is_what_it_was_even_beside_a_shortage() -> None:
     def hurt(made: Growing) -> None:
-        shrink(made.envs[0], BATCH // 2)
-        shrink(made.envs[1], 0, error=lambda: ValueError("broken"))
+        shrink(made.hosts[0], BATCH // 2)
+        shrink(made.hosts[1], 0, error=lambda: ValueError("broken"))
 
     with course(WorkerExecutor(1), hurt) as made, pytest.raises(HostError) as caught:
-        made.trainer.epoch(made.envs)
+        made.trainer.epoch(made.hosts)
     assert not isinstance(caught.value, OutOfMemory)
     assert not made.trainer.policy.was_split
 
@@ -263,17 +263,17 @@ def test_without_a_copy_the_first_shortage_is_the_error_that_says_what_takes_les
         raise AssertionError("a copy")
 
     monkeypatch.setattr(host_trainer, "host_state", copies)
-    with course(WorkerExecutor(1), lambda made: shrink(made.envs[1], BATCH // 2, from_batch=1)) as made:
+    with course(WorkerExecutor(1), lambda made: shrink(made.hosts[1], BATCH // 2, from_batch=1)) as made:
         with pytest.raises(OutOfMemory, match=r"--set task\.micro_batches=2") as caught:
-            made.trainer.epoch(made.envs)
+            made.trainer.epoch(made.hosts)
         assert (caught.value.env, caught.value.epoch, caught.value.batch) == (1, 2, 1)
         assert "since it ran out before" not in str(caught.value)
         assert not made.trainer.policy.was_split
-        shrink(made.envs[0], 20, training=False)
-        made.trainer.repeatable(validate, made.envs)
+        shrink(made.hosts[0], 20, training=False)
+        made.trainer.repeatable(validate, made.hosts)
         assert made.trainer.policy.was_split
         with pytest.raises(OutOfMemory, match="although batches are split into 2"):
-            made.trainer.repeatable(lambda _env: torch.empty(2**58, dtype=torch.uint8) and None, made.envs)
+            made.trainer.repeatable(lambda _env: torch.empty(2**58, dtype=torch.uint8) and None, made.hosts)
 
 
 def test_the_first_epoch_and_those_that_are_short_of_memory_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +292,7 @@ def test_the_first_epoch_and_those_that_are_short_of_memory_are_copied(monkeypat
         made.epoch()
         assert copied == [0, 1]
         short = True
-        made.trainer.epoch(made.envs[1:])
+        made.trainer.epoch(made.hosts[1:])
         assert copied == [0, 1, 1]
         made.trainer.policy.restore(2)  # no epoch can be repeated now
         made.epoch()

@@ -49,10 +49,10 @@ def test_a_guarded_layer_computes_what_it_did() -> None:
 def test_the_norm_seed_is_incubated_in_a_host_whose_features_are_in_channels_last(
     precision: str, incubation: str
 ) -> None:
-    env = training_of(byte_digits(), task={"precision": precision}, env={"incubation": incubation})
-    born = [plant(env, slot.name, "norm", stage=S.TRAINING) for slot in env.sites]
+    training = training_of(byte_digits(), task={"precision": precision}, env={"incubation": incubation})
+    born = [plant(training, slot.name, "norm", stage=S.TRAINING) for slot in training.sites]
     before = [[p.detach().clone() for p in slot.seed.parameters()] for slot in born if slot.seed]
-    train(env)
+    train(training)
     for slot, old in zip(born, before, strict=True):
         assert slot.planted is not None
         assert bool(slot.planted.finite)

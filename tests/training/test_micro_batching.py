@@ -53,20 +53,20 @@ def close(first: dict[str, Tensor], second: dict[str, Tensor], relative: float =
         assert float((a - b).norm()) <= relative * float(b.norm()), kind
 
 
-def all_of(env: HostTraining, seeds: tuple[str, ...]) -> dict[str, Tensor]:
+def all_of(training: HostTraining, seeds: tuple[str, ...]) -> dict[str, Tensor]:
     """Weights, momentum, totals and gradient statistics."""
-    found = tensors_of(env, seeds)
-    found["totals"] = env.totals.training[:3].clone()  # how many calls there were is no result
-    for name, summary in env.gradient_stats.summaries(env.gradient_stats.packed()).items():
+    found = tensors_of(training, seeds)
+    found["totals"] = training.totals.training[:3].clone()  # how many calls there were is no result
+    for name, summary in training.gradient_stats.summaries(training.gradient_stats.packed()).items():
         found |= {f"statistics.{name}.{field}": torch.tensor(value) for field, value in vars(summary).items()}
     return found
 
 
 def grown(task: Task, parts: int, incubation: str, stage: S = S.TRAINING) -> HostTraining:
-    env = training_of(task, task={**CONSTANT, "micro_batches": parts}, env={"incubation": incubation})
-    plant(env, "r0c0", stage=stage, target=0.7)
-    plant(env, "r0c1", "bottleneck", "GATED_GATE", S.HOLDING)
-    return env
+    training = training_of(task, task={**CONSTANT, "micro_batches": parts}, env={"incubation": incubation})
+    plant(training, "r0c0", stage=stage, target=0.7)
+    plant(training, "r0c1", "bottleneck", "GATED_GATE", S.HOLDING)
+    return training
 
 
 @pytest.mark.finding("L4")
@@ -74,8 +74,8 @@ def grown(task: Task, parts: int, incubation: str, stage: S = S.TRAINING) -> Hos
 @pytest.mark.parametrize("parts", PARTS)
 def test_a_step_in_parts_is_the_step_of_the_whole_batch(parts: int, incubation: str) -> None:
     whole, split = (grown(images(), count, incubation) for count in (1, parts))
-    for env in (whole, split):
-        train(env)
+    for training in (whole, split):
+        train(training)
     close(all_of(split, ("r0c0", "r0c1")), all_of(whole, ("r0c0", "r0c1")))
     assert float(split.totals.training[3]) == parts
 
@@ -90,13 +90,13 @@ def test_parts_with_unequal_counts_of_tokens_weigh_what_they_hold(parts: int) ->
     task = language(Split(split.x, y))
     found = []
     for count in (1, parts):
-        env = training_of(task, task={**CONSTANT, "micro_batches": count})
-        slot = env.site_by_name["r0c0"]
-        env.plant(slot, BLUEPRINTS.get("transformer", "mlp_small"), STYLES["LINEAR_ADD"])
-        env.assign(slot, Role.INCUBATING, 0.0, 1.0, learning=True)
-        groups = prepare_epoch(env)
-        train_step(env, groups, task.train.x[:BATCH], y[:BATCH])  # type: ignore[union-attr]
-        found.append(all_of(env, ("r0c0",)))
+        training = training_of(task, task={**CONSTANT, "micro_batches": count})
+        slot = training.site_by_name["r0c0"]
+        training.plant(slot, BLUEPRINTS.get("transformer", "mlp_small"), STYLES["LINEAR_ADD"])
+        training.assign(slot, Role.INCUBATING, 0.0, 1.0, learning=True)
+        groups = prepare_epoch(training)
+        train_step(training, groups, task.train.x[:BATCH], y[:BATCH])  # type: ignore[union-attr]
+        found.append(all_of(training, ("r0c0",)))
     close(found[1], found[0])
     assert found[0]["totals"][2] == int((y[:BATCH] != PAD).sum())
 
@@ -109,10 +109,10 @@ def test_a_part_of_nothing_but_padding_weighs_nothing() -> None:
     y[2:4] = PAD
     found = []
     for count in (1, 4):
-        env = training_of(task, task={**CONSTANT, "micro_batches": count})
-        train_step(env, prepare_epoch(env), x, y)
-        assert bool(torch.isfinite(env.host_group.parameters[0]).all())
-        found.append(all_of(env, ()))
+        training = training_of(task, task={**CONSTANT, "micro_batches": count})
+        train_step(training, prepare_epoch(training), x, y)
+        assert bool(torch.isfinite(training.host_group.parameters[0]).all())
+        found.append(all_of(training, ()))
     close(found[1], found[0])
 
 
@@ -154,8 +154,8 @@ def test_in_parts_an_incubating_seed_still_changes_no_bit_of_a_host_that_drops(i
     alone, growing = (training_of(images(dropout=0.5), **sections) for _ in range(2))
     plant(growing, "r0c0")
     plant(growing, "r0c1")
-    for env in (alone, growing):
-        train(env, 2)
+    for training in (alone, growing):
+        train(training, 2)
     same_bits(tensors_of(alone), tensors_of(growing))
     assert torch.equal(alone.totals.training, growing.totals.training)
 
@@ -165,13 +165,13 @@ def test_batch_norm_sees_the_parts() -> None:
     """Its statistics, in training and the running ones, are those of a part, as documented."""
     seen: dict[int, list[Tensor]] = {}
     for parts in (1, 2):
-        env = make_training(tiny_config(task={**CONSTANT, "micro_batches": parts}))
-        groups = prepare_epoch(env)
-        layer = next(module for module in env.host.modules() if isinstance(module, nn.BatchNorm2d))
+        training = make_training(tiny_config(task={**CONSTANT, "micro_batches": parts}))
+        groups = prepare_epoch(training)
+        layer = next(module for module in training.host.modules() if isinstance(module, nn.BatchNorm2d))
         inputs = seen.setdefault(parts, [])
         layer.register_forward_pre_hook(lambda _layer, args, kept=inputs: kept.append(args[0].detach().clone()))  # type: ignore[misc]
         x, y = digits().train.x[:BATCH], digits().train.y[:BATCH]  # type: ignore[union-attr]
-        train_step(env, groups, x, y)
+        train_step(training, groups, x, y)
         remembered = torch.zeros_like(layer.running_mean)  # type: ignore[arg-type]
         for part in inputs:
             remembered = 0.9 * remembered + 0.1 * part.mean(dim=(0, 2, 3))
@@ -185,10 +185,10 @@ def test_batch_norm_sees_the_parts() -> None:
 def test_there_are_as_many_parts_as_asked_for_and_they_differ_by_one_sample_at_most(
     parts: int, sizes: list[int]
 ) -> None:
-    env = training_of(images(), task={"samples_per_epoch": 6, "batch_size": 6, "micro_batches": parts})
+    training = training_of(images(), task={"samples_per_epoch": 6, "batch_size": 6, "micro_batches": parts})
     found: list[int] = []
-    env.host.segments[0].register_forward_pre_hook(lambda _m, args: found.append(len(args[0])))  # type: ignore[operator, union-attr]
-    train(env)
+    training.host.segments[0].register_forward_pre_hook(lambda _m, args: found.append(len(args[0])))  # type: ignore[operator, union-attr]
+    train(training)
     assert found == sizes
 
 
@@ -219,9 +219,9 @@ def test_a_seeds_gradients_are_added_whatever_memory_they_share(precision: str) 
     own = Blueprint("cnn", "own", "a test's own", Sums, lambda channels: 2 * channels + 5)
     found = []
     for parts in (1, 2):
-        env = training_of(images(), task={**CONSTANT, "micro_batches": parts, "precision": precision})
-        slot = plant(env, "r0c0", "own", registry=BlueprintRegistry((own,)))
-        train(env)
+        training = training_of(images(), task={**CONSTANT, "micro_batches": parts, "precision": precision})
+        slot = plant(training, "r0c0", "own", registry=BlueprintRegistry((own,)))
+        train(training)
         seed: Any = slot.seed
         found.append({name: p.grad for name, p in seed.body.named_parameters() if p.grad is not None})
         assert slot.planted is not None
@@ -235,9 +235,9 @@ def test_a_seeds_gradients_are_added_whatever_memory_they_share(precision: str) 
 
 def test_a_seed_that_some_part_does_not_reach_learns_from_the_others() -> None:
     own = Blueprint("cnn", "own", "a test's own", Sums, lambda channels: 2 * channels + 5)
-    env = training_of(images(), task={**CONSTANT, "micro_batches": 4})  # of 8, 8, 7 and 7
-    seed: Any = plant(env, "r0c0", "own", registry=BlueprintRegistry((own,))).seed
+    training = training_of(images(), task={**CONSTANT, "micro_batches": 4})  # of 8, 8, 7 and 7
+    seed: Any = plant(training, "r0c0", "own", registry=BlueprintRegistry((own,))).seed
     before = seed.body.seldom.item()
-    train(env)
+    train(training)
     assert seed.body.seldom.item() != before
     assert seed.body.unused.grad is None

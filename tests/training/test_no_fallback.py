@@ -10,19 +10,19 @@ from esper.ops import NormReluPool
 from esper.training.step import train_epoch
 from esper.training.validate import evaluate
 from tests.training.growing import configurations_of
-from tests.training.kernels_used import FALLBACKS, assert_nothing_falls_back, calls_of, channels_last_env
+from tests.training.kernels_used import FALLBACKS, assert_nothing_falls_back, calls_of, channels_last_training
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_channels_last_host_with_seeds_takes_no_fallback(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
-    env = channels_last_env("cpu", precision=precision)
+    training = channels_last_training("cpu", precision=precision)
 
     def work() -> None:
-        train_epoch(env)
-        evaluate(env, env.task.validation, configurations_of(env), None, env.totals)
+        train_epoch(training)
+        evaluate(training, training.task.validation, configurations_of(training), None, training.totals)
 
-    assert_nothing_falls_back(env, calls_of(work), "cpu")
+    assert_nothing_falls_back(training, calls_of(work), "cpu")
 
 
 def test_a_fallback_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,8 +33,8 @@ def test_a_fallback_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         return F.max_pool2d(output, 2) if pool else output
 
     monkeypatch.setattr(NormReluPool, "forward", by_torch)
-    env = channels_last_env("cpu")
-    calls = calls_of(lambda: train_epoch(env))
+    training = channels_last_training("cpu")
+    calls = calls_of(lambda: train_epoch(training))
     assert calls.aten & FALLBACKS
     with pytest.raises(AssertionError):
-        assert_nothing_falls_back(env, calls, "cpu")
+        assert_nothing_falls_back(training, calls, "cpu")

@@ -20,66 +20,66 @@ from tests.training.byte_images import byte_digits
 from tests.training.test_foreign_hosts import training_of
 
 
-def momenta(env: HostTraining) -> list[torch.Tensor]:
-    state = env.host_group.optimizer.state
-    return [state[parameter]["momentum_buffer"] for parameter in env.host_group.parameters]
+def momenta(training: HostTraining) -> list[torch.Tensor]:
+    state = training.host_group.optimizer.state
+    return [state[parameter]["momentum_buffer"] for parameter in training.host_group.parameters]
 
 
 @pytest.mark.parametrize("task", [digits, byte_digits])
 def test_momentum_is_there_from_the_start_in_the_layout_of_the_weights(task: object) -> None:
-    env = training_of(task())  # type: ignore[operator]
-    plant(env, "r0c0", "conv_heavy", stage=S.TRAINING)
-    for group in (env.host_group, env.seed_groups["r0c0"]):
+    training = training_of(task())  # type: ignore[operator]
+    plant(training, "r0c0", "conv_heavy", stage=S.TRAINING)
+    for group in (training.host_group, training.seed_groups["r0c0"]):
         assert set(group.optimizer.state) == set(group.parameters)
         for parameter in group.parameters:
             buffer = group.optimizer.state[parameter]["momentum_buffer"]
             assert buffer.stride() == parameter.stride()
             assert not bool(buffer.any())
     if task is byte_digits:
-        assert any(buffer.dim() == 4 and buffer.stride()[1] == 1 for buffer in momenta(env))
-    places = [buffer.data_ptr() for buffer in momenta(env)]
-    train(env, 2)
-    assert [buffer.data_ptr() for buffer in momenta(env)] == places  # a captured step finds it there
-    assert all(bool(buffer.any()) for buffer in momenta(env))
+        assert any(buffer.dim() == 4 and buffer.stride()[1] == 1 for buffer in momenta(training))
+    places = [buffer.data_ptr() for buffer in momenta(training)]
+    train(training, 2)
+    assert [buffer.data_ptr() for buffer in momenta(training)] == places  # a captured step finds it there
+    assert all(bool(buffer.any()) for buffer in momenta(training))
 
 
 @pytest.mark.parametrize("task", [digits, byte_digits])
 def test_a_reset_zeroes_momentum_where_it_lies(task: object) -> None:
-    env = training_of(task())  # type: ignore[operator]
-    optimizer, places = env.host_group.optimizer, [buffer.data_ptr() for buffer in momenta(env)]
-    train(env)
-    env.reset(0, 1)
-    assert env.host_group.optimizer is optimizer
-    assert [buffer.data_ptr() for buffer in momenta(env)] == places
-    assert not any(bool(buffer.any()) for buffer in momenta(env))
+    training = training_of(task())  # type: ignore[operator]
+    optimizer, places = training.host_group.optimizer, [buffer.data_ptr() for buffer in momenta(training)]
+    train(training)
+    training.reset(0, 1)
+    assert training.host_group.optimizer is optimizer
+    assert [buffer.data_ptr() for buffer in momenta(training)] == places
+    assert not any(bool(buffer.any()) for buffer in momenta(training))
 
 
 @pytest.mark.trap(40)
 def test_host_and_seeds_read_one_rate_on_the_device() -> None:
-    env = training_of(digits())
-    plant(env, "r0c0")
-    plant(env, "r1c1", stage=S.HOLDING)
-    groups = [env.host_group, *env.seed_groups.values()]
+    training = training_of(digits())
+    plant(training, "r0c0")
+    plant(training, "r1c1", stage=S.HOLDING)
+    groups = [training.host_group, *training.seed_groups.values()]
     assert len(groups) == 3
     for group in groups:
         assert isinstance(group.optimizer, SGD)
         (options,) = group.optimizer.param_groups
-        assert options["lr"] is env.rate
-    prepare_epoch(env)
-    assert float(env.rate) == pytest.approx(0.05)
-    train(env, 3)
-    assert 0 < float(env.rate) < 0.05
+        assert options["lr"] is training.rate
+    prepare_epoch(training)
+    assert float(training.rate) == pytest.approx(0.05)
+    train(training, 3)
+    assert 0 < float(training.rate) < 0.05
 
 
 @pytest.mark.trap(15)
 def test_a_seed_starts_with_momentum_of_its_own() -> None:
-    env = training_of(digits())
-    slot = plant(env, "r0c0", stage=S.HOLDING)
-    train(env, 2)
-    assert all(state["momentum_buffer"].any() for state in env.seed_groups["r0c0"].optimizer.state.values())
-    env.remove(slot)
-    plant(env, "r0c0")
-    again = env.seed_groups["r0c0"].optimizer
+    training = training_of(digits())
+    slot = plant(training, "r0c0", stage=S.HOLDING)
+    train(training, 2)
+    assert all(state["momentum_buffer"].any() for state in training.seed_groups["r0c0"].optimizer.state.values())
+    training.remove(slot)
+    plant(training, "r0c0")
+    again = training.seed_groups["r0c0"].optimizer
     assert not any(bool(state["momentum_buffer"].any()) for state in again.state.values())
 
 
@@ -120,11 +120,11 @@ def test_parameters_that_are_not_trained_may_be_of_any_kind() -> None:
         return model
 
     task = task_of(frozen, "first")
-    env = training_of(task, task={"samples_per_epoch": 32, "batch_size": 16})
-    assert check_hosts(task).parameter_count == env.host.parameter_count
-    before = env.host.get_parameter("model.phase").clone()
-    train(env)
-    assert torch.equal(before, env.host.get_parameter("model.phase"))
+    training = training_of(task, task={"samples_per_epoch": 32, "batch_size": 16})
+    assert check_hosts(task).parameter_count == training.host.parameter_count
+    before = training.host.get_parameter("model.phase").clone()
+    train(training)
+    assert torch.equal(before, training.host.get_parameter("model.phase"))
 
 
 # AdamW
@@ -138,70 +138,70 @@ def adamw() -> HostTraining:
 
 def test_a_step_is_clipped_adamw_with_decay_of_matrices_only() -> None:
     """Steps are compared with a twin in plain PyTorch."""
-    env = training_of(digits(), task={**ADAMW, "max_grad_norm": 0.3, "schedule": "constant"})
+    training = training_of(digits(), task={**ADAMW, "max_grad_norm": 0.3, "schedule": "constant"})
     twin = digits().build_host()
-    twin.load_state_dict(env.host.state_dict())
+    twin.load_state_dict(training.host.state_dict())
     twin.train()
     decaying = [p for p in twin.parameters() if p.dim() > 1]
     others = [p for p in twin.parameters() if p.dim() <= 1]
     groups = [{"params": decaying}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
-    prepare_epoch(env)
+    prepare_epoch(training)
     split, clipped = digits().train, 0
     for batch in range(6):
         x, y = split.x[batch * 32 : (batch + 1) * 32], split.y[batch * 32 : (batch + 1) * 32]
-        train_step(env, [env.host_group], x, y)
+        train_step(training, [training.host_group], x, y)
         optimizer.zero_grad()
         nn.functional.cross_entropy(twin(x), y).backward()
         clipped += float(nn.utils.clip_grad_norm_(twin.parameters(), 0.3)) > 0.3
         optimizer.step()
     assert clipped > 0
-    for mine, theirs in zip(env.host.parameters(), twin.parameters(), strict=True):
+    for mine, theirs in zip(training.host.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
 
 
 def test_adamw_of_a_seed_starts_at_zero_and_is_gone_with_it() -> None:
-    env = adamw()
-    slot = plant(env, "r0c0", stage=S.HOLDING)
-    (group, bare) = env.seed_groups["r0c0"].optimizer.param_groups
+    training = adamw()
+    slot = plant(training, "r0c0", stage=S.HOLDING)
+    (group, bare) = training.seed_groups["r0c0"].optimizer.param_groups
     assert (group["weight_decay"], bare["weight_decay"]) == (0.0, 0.0)
-    assert group["lr"] is env.rate
-    train(env, 2)
-    assert all(state["step"] == 4 for state in env.seed_groups["r0c0"].optimizer.state.values())
-    env.remove(slot)
-    plant(env, "r0c0")
-    again = env.seed_groups["r0c0"].optimizer
+    assert group["lr"] is training.rate
+    train(training, 2)
+    assert all(state["step"] == 4 for state in training.seed_groups["r0c0"].optimizer.state.values())
+    training.remove(slot)
+    plant(training, "r0c0")
+    again = training.seed_groups["r0c0"].optimizer
     assert not any(bool(value.any()) for state in again.state.values() for value in state.values())
-    assert all(state["step"] == 4 for state in env.host_group.optimizer.state.values())
+    assert all(state["step"] == 4 for state in training.host_group.optimizer.state.values())
 
 
 def test_a_snapshot_restores_adamw_to_the_last_bit() -> None:
-    env, snapshot = adamw(), Snapshot()
-    plant(env, "r0c0", stage=S.FOSSILIZED)
-    train(env, 2)
-    snapshot.save(env, ValidationRecord(1.0, 50.0, 40.0, 1.5), unmeasured_fossils(env))
-    good = {name: tensor.clone() for name, tensor in env.network_tensors(("r0c0",))}
+    training, snapshot = adamw(), Snapshot()
+    plant(training, "r0c0", stage=S.FOSSILIZED)
+    train(training, 2)
+    snapshot.save(training, ValidationRecord(1.0, 50.0, 40.0, 1.5), unmeasured_fossils(training))
+    good = {name: tensor.clone() for name, tensor in training.network_tensors(("r0c0",))}
     assert {"host.step.0", "host.exp_avg.0", "r0c0.exp_avg_sq.0"} <= good.keys()
-    train(env)
-    assert not torch.equal(good["host.exp_avg.0"], dict(env.network_tensors(("r0c0",)))["host.exp_avg.0"])
-    snapshot.restore(env)
-    same_bits(good, dict(env.network_tensors(("r0c0",))))
+    train(training)
+    assert not torch.equal(good["host.exp_avg.0"], dict(training.network_tensors(("r0c0",)))["host.exp_avg.0"])
+    snapshot.restore(training)
+    same_bits(good, dict(training.network_tensors(("r0c0",))))
 
 
 def test_a_gradient_that_is_not_finite_skips_adamw_of_its_owner_only() -> None:
-    env = adamw()
-    plant(env, "r0c0", stage=S.HOLDING)
-    prepare_epoch(env)
-    before = {name: tensor.clone() for name, tensor in env.network_tensors(("r0c0",))}
-    groups = env.learning_groups()
+    training = adamw()
+    plant(training, "r0c0", stage=S.HOLDING)
+    prepare_epoch(training)
+    before = {name: tensor.clone() for name, tensor in training.network_tensors(("r0c0",))}
+    groups = training.learning_groups()
     for group in groups:
         for parameter in group.parameters:
             parameter.grad = torch.ones_like(parameter)
     groups[1].parameters[0].grad.fill_(float("nan"))  # type: ignore[union-attr]
     step_groups(groups, grad_stats([p.grad for p in group.parameters] for group in groups), None)
-    changed = {name for name, tensor in env.network_tensors(("r0c0",)) if not torch.equal(tensor, before[name])}
+    changed = {name for name, tensor in training.network_tensors(("r0c0",)) if not torch.equal(tensor, before[name])}
     assert changed
     assert all(name.startswith("host.") for name in changed)
-    seed = env.site_by_name["r0c0"].planted
+    seed = training.site_by_name["r0c0"].planted
     assert seed is not None
     assert not bool(seed.finite)

@@ -66,11 +66,11 @@ CASES = [(task, name) for task in TASKS for name in BLUEPRINTS.names(TOPOLOGY.ge
 
 
 @contextmanager
-def watched(env: HostTraining) -> Iterator[list[tuple[str, torch.dtype, torch.dtype]]]:
+def watched(training: HostTraining) -> Iterator[list[tuple[str, torch.dtype, torch.dtype]]]:
     """(slot, dtype of the features that go in, dtype of the delta) of every pass through a seed."""
     seen: list[tuple[str, torch.dtype, torch.dtype]] = []
     hooks = []
-    for slot in env.sites:
+    for slot in training.sites:
         if slot.seed is not None:
 
             def note(_seed: nn.Module, inputs: Any, delta: Tensor, name: str = slot.name) -> None:
@@ -87,16 +87,18 @@ def watched(env: HostTraining) -> Iterator[list[tuple[str, torch.dtype, torch.dt
 @pytest.mark.parametrize(("task", "blueprint"), CASES)
 def test_every_parameter_of_every_seed_is_alive_in_bfloat16(task: str, blueprint: str, style: str) -> None:
     for stage in (S.TRAINING, S.HOLDING):
-        env = training_of(TASKS[task](), **BF16)
-        for slot in env.sites:
-            plant(env, slot.name, blueprint, style, stage)
+        training = training_of(TASKS[task](), **BF16)
+        for slot in training.sites:
+            plant(training, slot.name, blueprint, style, stage)
         alive: set[tuple[str, str]] = set()
-        named = [(slot.name, name, p) for slot in env.sites if slot.seed for name, p in slot.seed.named_parameters()]
-        with watched(env) as seen:
-            groups = prepare_epoch(env)
-            assert env.feed is not None
+        named = [
+            (slot.name, name, p) for slot in training.sites if slot.seed for name, p in slot.seed.named_parameters()
+        ]
+        with watched(training) as seen:
+            groups = prepare_epoch(training)
+            assert training.feed is not None
             for batch in range(2):
-                train_step(env, groups, *env.feed.batch(batch))
+                train_step(training, groups, *training.feed.batch(batch))
                 for slot, name, parameter in named:
                     assert parameter.grad is not None
                     assert bool(torch.isfinite(parameter.grad).all()), (slot, name)
@@ -106,33 +108,33 @@ def test_every_parameter_of_every_seed_is_alive_in_bfloat16(task: str, blueprint
         # The residual stream of a transformer is float32, as autocast leaves sums with an embedding.
         features = torch.float32 if task == "transformer" else torch.bfloat16
         assert {dtype for _, dtype, _ in seen} == {features}
-        loss_sum, _, count, _, bad = env.totals.training.tolist()
+        loss_sum, _, count, _, bad = training.totals.training.tolist()
         assert 0 < loss_sum / count < 10
         assert bad == 0
         for group in groups:
             assert {p.dtype for p in group.parameters} == {torch.float32}
             assert {p.grad.dtype for p in group.parameters if p.grad is not None} == {torch.float32}
             assert {state["momentum_buffer"].dtype for state in group.optimizer.state.values()} == {torch.float32}
-        assert all(bool(slot.planted.finite) for slot in env.sites if slot.planted is not None)
+        assert all(bool(slot.planted.finite) for slot in training.sites if slot.planted is not None)
 
 
 @pytest.mark.finding("L3")
 @pytest.mark.parametrize("task", ["cnn", "fused cnn", "mlp"])
 def test_features_stay_in_bfloat16_at_every_site(task: str) -> None:
     """A seed may compute its delta with float32 parameters; the host continues with its own features."""
-    env = training_of(TASKS[task](), **BF16)
-    name = BLUEPRINTS.names(env.host.topology)[-1]
-    plant(env, env.sites[0].name, name, stage=S.HOLDING)
-    prepare_epoch(env)
-    at, seen = blending(env), list[torch.dtype]()
+    training = training_of(TASKS[task](), **BF16)
+    name = BLUEPRINTS.names(training.host.topology)[-1]
+    plant(training, training.sites[0].name, name, stage=S.HOLDING)
+    prepare_epoch(training)
+    at, seen = blending(training), list[torch.dtype]()
 
     def look(site: int, h: Tensor) -> Tensor:
         out = at(site, h)
         seen.extend((h.dtype, out.dtype))
         return out
 
-    with env.arithmetic.casting():
-        env.host.forward_with_hook(env.sample, look)
+    with training.arithmetic.casting():
+        training.host.forward_with_hook(training.sample, look)
     assert set(seen) == {torch.bfloat16}
 
 
@@ -178,11 +180,11 @@ def test_a_grafted_network_of_a_user_learns_in_bfloat16_and_layers_may_choose_fl
         )
         return graft(model, {"r0c0": "0"})
 
-    env = training_of(of(build_host), task={"precision": "bfloat16", "samples_per_epoch": 960})
-    plant(env, "r0c0", stage=S.BLENDING, target=0.7)
-    before = evaluate(env, digits().validation, [(0.7,)])
-    train(env, 4)
-    after = evaluate(env, digits().validation, [(0.7,)])
+    training = training_of(of(build_host), task={"precision": "bfloat16", "samples_per_epoch": 960})
+    plant(training, "r0c0", stage=S.BLENDING, target=0.7)
+    before = evaluate(training, digits().validation, [(0.7,)])
+    train(training, 4)
+    after = evaluate(training, digits().validation, [(0.7,)])
     assert set(seen[-4:]) == {torch.bfloat16}
     assert after.accuracy[0] > before.accuracy[0] + 40
 
@@ -195,15 +197,15 @@ def test_bfloat16_learns_as_well_as_float32(side: int) -> None:
     losses: dict[str, list[float]] = {"float32": [], "bfloat16": []}
     for name, found in accuracies.items():
         for index in range(3):
-            env = training_of(
+            training = training_of(
                 byte_digits(side),
                 index=index,
                 task={"precision": name, "samples_per_epoch": 997, "batch_size": 32, "learning_rate": 0.05},
                 env={"episode_length": 6},
             )
-            plant(env, "r1c0", stage=S.HOLDING)
-            train(env, 6)
-            result = evaluate(env, env.task.validation, [tuple(slot.alpha for slot in env.sites)])
+            plant(training, "r1c0", stage=S.HOLDING)
+            train(training, 6)
+            result = evaluate(training, training.task.validation, [tuple(slot.alpha for slot in training.sites)])
             found.append(float(result.accuracy[0]))
             losses[name].append(float(result.loss[0]))
     means = {name: sum(found) / 3 for name, found in accuracies.items()}
@@ -244,14 +246,14 @@ def test_sixteen_bits_are_refused_where_torch_has_no_autocast() -> None:
 def test_digits_are_float32_by_default() -> None:
     config = resolve(tiny_config(), digits())
     assert config.task.precision == digits().precision == "float32"
-    env = training_of(digits())
-    assert env.arithmetic.precision == "float32"
+    training = training_of(digits())
+    assert training.arithmetic.precision == "float32"
     seen: list[torch.dtype] = []
-    env.host.register_forward_hook(lambda _m, _i, out: seen.append(out.dtype))
-    next(env.host.children()).register_forward_hook(lambda _m, _i, out: seen.append(out.dtype))
-    for segment in env.host.segments:  # type: ignore[union-attr]
+    training.host.register_forward_hook(lambda _m, _i, out: seen.append(out.dtype))
+    next(training.host.children()).register_forward_hook(lambda _m, _i, out: seen.append(out.dtype))
+    for segment in training.host.segments:  # type: ignore[union-attr]
         segment.register_forward_hook(lambda _m, _i, out: seen.append(out.dtype))
-    train(env)
+    train(training)
     assert set(seen) == {torch.float32}
     assert resolve(tiny_config(**BF16), digits()).task.precision == "bfloat16"  # the config has the last word
 
@@ -305,9 +307,9 @@ def test_a_layer_that_runs_twice_has_the_same_gradient_whatever_other_threads_do
             model = nn.Sequential(nn.Flatten(), Twice(between), nn.Linear(64, 10))
             return graft(model, {"r0c0": "1"}, topology="mlp")
 
-        env = training_of(of(build_host), **BF16)
-        train(env)
-        return tensors_of(env)
+        training = training_of(of(build_host), **BF16)
+        train(training)
+        return tensors_of(training)
 
     same_bits(trained(lambda: None), trained(torch.clear_autocast_cache))
 
@@ -317,13 +319,13 @@ def test_bfloat16_is_the_same_bits_for_any_number_of_workers() -> None:
     found = []
     for workers in (1, 3):
         envs = [training_of(byte_digits(), index=index, **BF16) for index in range(4)]
-        for env in envs:
-            plant(env, "r0c1", stage=S.BLENDING, target=0.7)
-            plant(env, "r1c0")
+        for training in envs:
+            plant(training, "r0c1", stage=S.BLENDING, target=0.7)
+            plant(training, "r1c0")
         with WorkerExecutor(workers) as pool:
             for _ in range(2):
                 pool.run(train_epoch, envs)
-        found.append([tensors_of(env, ("r0c1", "r1c0")) for env in envs])
+        found.append([tensors_of(training, ("r0c1", "r1c0")) for training in envs])
     for one, other in zip(*found, strict=True):
         same_bits(one, other)
     assert not torch.equal(found[0][0]["host.parameter.0"], found[0][1]["host.parameter.0"])

@@ -34,7 +34,7 @@ def batches_of(training: HostTraining, monkeypatch: pytest.MonkeyPatch) -> list[
 
 @pytest.mark.trap(11)
 @pytest.mark.parametrize(("samples", "batch"), [(128, 32), (100, 32), (997, 64), (32, 32)])
-def test_an_epoch_is_floor_of_full_batches_of_the_envs_own_permutation(
+def test_an_epoch_is_floor_of_full_batches_of_the_hosts_own_permutation(
     samples: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config(task={"samples_per_epoch": samples, "batch_size": batch})

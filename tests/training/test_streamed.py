@@ -55,8 +55,8 @@ def trainer_of(task: Task, envs: int) -> Iterator[tuple[HostTrainer, list[HostTr
     config = resolve(tiny_config(envs), task)
     rows = make_metrics(envs, torch.device("cpu"))
     made = [HostTraining(i, task, config, rows[i]) for i in range(envs)]
-    for env in made:
-        env.reset(0, 0)
+    for training in made:
+        training.reset(0, 0)
     with WorkerExecutor(1) as executor:
         trainer = HostTrainer(task, made, executor)
         try:
@@ -130,7 +130,7 @@ def test_a_batch_that_streams_in_is_copied_without_a_wait(monkeypatch: pytest.Mo
     assert copies == [True] * (2 * 2 * 2)  # inputs and targets of two batches of two envs
 
 
-def test_an_env_that_has_ended_is_left_alone() -> None:
+def test_a_host_that_has_ended_is_left_alone() -> None:
     with trainer_of(streamed(0), 2) as (trainer, envs):
         before = tensors_of(envs[0])
         trainer.epoch([envs[1]])
@@ -147,14 +147,14 @@ def test_a_streaming_task_makes_an_env_and_measures_its_baseline() -> None:
     config = tiny_config(2, 3)
     envs = [GrowthVectorEnv(task, config) for task in (digits(), streamed(1))]
     try:
-        for env in envs:
-            env.reset(seed=0)
-            env.step(torch.zeros(2, 8, dtype=torch.int64).numpy())
+        for training in envs:
+            training.reset(seed=0)
+            training.step(torch.zeros(2, 8, dtype=torch.int64).numpy())
         assert envs[0].baseline == envs[1].baseline
         same_bits(tensors_of(envs[0].training[1]), tensors_of(envs[1].training[1]))
     finally:
-        for env in envs:
-            env.close()
+        for training in envs:
+            training.close()
 
 
 def test_calibration_inputs_are_the_first_rows_wherever_they_lie() -> None:
@@ -168,5 +168,5 @@ def test_an_empty_dataset_is_refused() -> None:
 
 
 def test_an_epoch_of_data_in_memory_needs_a_host_that_has_some() -> None:
-    with trainer_of(streamed(), 1) as (_, (env,)), pytest.raises(ValueError, match="env 0: its data is streamed"):
-        train_epoch(env)
+    with trainer_of(streamed(), 1) as (_, (training,)), pytest.raises(ValueError, match="env 0: its data is streamed"):
+        train_epoch(training)

@@ -66,17 +66,17 @@ def test_validation_runs_in_inference_mode_and_in_the_precision_of_training(dtyp
             return graft(nn.Sequential(Watched(seen), tail), {"r0c0": "0"})
         return SegmentedHost([Watched(seen), tail], [SlotSite("r0c0", 4)], "cnn")
 
-    env = training_of(of(build_host), task={"precision": dtype})
-    plant(env, "r0c0", stage=S.HOLDING)
-    for calibrate in (None, env.sample):
+    training = training_of(of(build_host), task={"precision": dtype})
+    plant(training, "r0c0", stage=S.HOLDING)
+    for calibrate in (None, training.sample):
         seen.clear()
-        evaluate(env, digits().validation, [(1.0,), (0.0,)], calibrate)
+        evaluate(training, digits().validation, [(1.0,), (0.0,)], calibrate)
         assert seen
         autocast = dtype == "bfloat16"
         wanted = {"inference": not grafted, "grad": False, "autocast": autocast, "training": False}
         assert all(mode == wanted for mode in seen)
     seen.clear()
-    train(env)
+    train(training)
     assert seen
     assert all(mode == {**wanted, "inference": False, "grad": True, "training": True} for mode in seen)
 
@@ -84,19 +84,19 @@ def test_validation_runs_in_inference_mode_and_in_the_precision_of_training(dtyp
 # What is read
 
 
-def by_hand(env: HostTraining, configuration: tuple[float, ...]) -> Tensor:
+def by_hand(training: HostTraining, configuration: tuple[float, ...]) -> Tensor:
     """Logits of the validation split."""
 
     def at(site: int, h: Tensor) -> Tensor:
-        seed, alpha = env.sites[site].seed, configuration[site]
+        seed, alpha = training.sites[site].seed, configuration[site]
         return h + alpha * seed(h) if seed is not None and alpha else h
 
-    seeds = [slot.seed for slot in env.sites if slot.seed is not None]
-    for module in (env.host, *seeds):
+    seeds = [slot.seed for slot in training.sites if slot.seed is not None]
+    for module in (training.host, *seeds):
         module.eval()
     with torch.no_grad():
-        logits = env.host.forward_with_hook(env.task.validation.inputs(0, len(env.task.validation)), at)
-    for module in (env.host, *seeds):
+        logits = training.host.forward_with_hook(training.task.validation.inputs(0, len(training.task.validation)), at)
+    for module in (training.host, *seeds):
         module.train()
     return logits
 
@@ -109,18 +109,18 @@ def test_validation_equals_a_loop_by_hand(kind: str) -> None:
     task: Task = TASKS[kind]()
     count, language_task = 6, task.validation.y.dim() == 2
     totals = make_metrics(3, CPU, count, len(task.validation), task.objective.dtype)
-    env = training_of(task)
-    env.totals = totals[1]
+    training = training_of(task)
+    training.totals = totals[1]
     name = "mlp" if language_task else "conv_light"
-    plant(env, env.sites[0].name, name, stage=S.BLENDING, target=0.7)
-    train(env)
-    plan = CounterfactualHelper().plan(env.sites, costly=True)
+    plant(training, training.sites[0].name, name, stage=S.BLENDING, target=0.7)
+    train(training)
+    plan = CounterfactualHelper().plan(training.sites, costly=True)
     assert len(plan) > 1
-    evaluate(env, task.validation, plan, totals=env.totals)
-    read = EpochMetrics(env.totals.accumulators.read(), 1)
+    evaluate(training, task.validation, plan, totals=training.totals)
+    read = EpochMetrics(training.totals.accumulators.read(), 1)
     y = task.validation.y
     for row, configuration in enumerate(plan):
-        logits = by_hand(env, configuration)
+        logits = by_hand(training, configuration)
         counted = y != PAD
         losses = F.cross_entropy(logits.flatten(0, -2), y.flatten(), ignore_index=PAD, reduction="sum")
         right = (logits.argmax(-1) == y) & counted
@@ -132,7 +132,7 @@ def test_validation_equals_a_loop_by_hand(kind: str) -> None:
     for other in (0, 2):
         assert not bool(read.accumulators.block[other].any())
         assert not bool(read.accumulators.correct[other].any())
-    env.totals.zero_training()
+    training.totals.zero_training()
     assert float(EpochMetrics(read.accumulators, 1).training[2]) > 0  # a copy, not a view
 
 
@@ -170,34 +170,39 @@ def fleet(count: int = len(STAGES), task: Task | None = None) -> list[HostTraini
     totals = make_metrics(count, CPU, 12, len(task.validation))
     envs = []
     for index in range(count):
-        env = training_of(task, index=index)
-        env.totals = totals[index]
+        training = training_of(task, index=index)
+        training.totals = totals[index]
         stage = STAGES[index % len(STAGES)]
         if stage is not None:
-            plant(env, "r0c0", stage=stage, target=0.7 if stage is S.BLENDING else 1.0)
-        plant(env, "r1c1", "attention", "GATED_GATE", S.FOSSILIZED)
-        envs.append(env)
+            plant(training, "r0c0", stage=stage, target=0.7 if stage is S.BLENDING else 1.0)
+        plant(training, "r1c1", "attention", "GATED_GATE", S.FOSSILIZED)
+        envs.append(training)
     return envs
 
 
-def epoch(env: HostTraining) -> None:
-    train_epoch(env)
-    evaluate(env, env.task.validation, CounterfactualHelper().plan(env.sites, costly=True), totals=env.totals)
+def epoch(training: HostTraining) -> None:
+    train_epoch(training)
+    evaluate(
+        training,
+        training.task.validation,
+        CounterfactualHelper().plan(training.sites, costly=True),
+        totals=training.totals,
+    )
 
 
 def bits_of(envs: list[HostTraining]) -> dict[str, Tensor]:
     accumulators = envs[0].totals.accumulators
     found = {"block": accumulators.block.clone(), "correct": accumulators.correct.clone()}
-    for env in envs:
-        seeds = tuple(env.seed_groups)
-        found |= {f"{env.index}.{name}": tensor for name, tensor in tensors_of(env, seeds).items()}
+    for training in envs:
+        seeds = tuple(training.seed_groups)
+        found |= {f"{training.index}.{name}": tensor for name, tensor in tensors_of(training, seeds).items()}
     return found
 
 
 @pytest.mark.finding("C1")
 @pytest.mark.parametrize("kind", ["images", "bytes"])
 def test_any_number_of_workers_gives_the_bits_of_one(kind: str) -> None:
-    """Trap 31: each row is zeroed and added to by its env's worker alone, in hosts with seeds of every stage."""
+    """Trap 31: each row is zeroed and added to by its host's worker alone, in hosts with seeds of every stage."""
     found = []
     for workers in (1, 2, 3, 7):
         envs = fleet(task=TASKS[kind]())
@@ -216,7 +221,7 @@ def test_any_number_of_workers_gives_the_bits_of_one(kind: str) -> None:
     rounds=st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True), min_size=1, max_size=3),
     workers=st.integers(2, 6),
 )
-def test_a_row_changes_when_its_env_runs_and_at_no_other_time(rounds: list[list[int]], workers: int) -> None:
+def test_a_row_changes_when_its_host_runs_and_at_no_other_time(rounds: list[list[int]], workers: int) -> None:
     torch.set_num_threads(1)
     envs, alone = fleet(5), fleet(5)
     with WorkerExecutor(workers) as pool:
@@ -253,11 +258,18 @@ class Writes(TorchDispatchMode):
 
 
 @contextmanager
-def memory_of(env: HostTraining) -> Iterator[set[int]]:
-    """The storages that belong to an env: weights, buffers, momentum, alphas, rate, totals and batches."""
-    assert env.feed is not None
-    tensors = [*env.host.state_dict().values(), env.alphas, env.rate, env.totals.training, env.feed.x, env.feed.order]
-    for group in (env.host_group, *env.seed_groups.values()):
+def memory_of(training: HostTraining) -> Iterator[set[int]]:
+    """The storages that belong to a host: weights, buffers, momentum, alphas, rate, totals and batches."""
+    assert training.feed is not None
+    tensors = [
+        *training.host.state_dict().values(),
+        training.alphas,
+        training.rate,
+        training.totals.training,
+        training.feed.x,
+        training.feed.order,
+    ]
+    for group in (training.host_group, *training.seed_groups.values()):
         tensors += group.parameters
         tensors += [state["momentum_buffer"] for state in group.optimizer.state.values()]
     yield {tensor.untyped_storage().data_ptr() for tensor in tensors}
@@ -288,7 +300,7 @@ def test_alphas_of_counterfactuals_are_made_by_the_worker_that_reads_them() -> N
 
 
 @pytest.mark.finding("H5")
-def test_the_thread_that_steps_writes_nothing_that_belongs_to_an_env() -> None:
+def test_the_thread_that_steps_writes_nothing_that_belongs_to_a_host() -> None:
     with rig(n_envs=2, horizon=9) as world:
         world.grow("r0c0", S.HOLDING)
         actions = wait_actions(2)

@@ -216,20 +216,20 @@ def env_of(build_host: Callable[[], Host], **sections: dict[str, Any]) -> Growth
 
 @pytest.mark.trap(41)
 def test_an_env_reports_why_its_hosts_are_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(env_of(Moody)) as env:
-        assert env.tier is not None
-        assert env.tier.name == "eager"
-        assert "Data-dependent branching" in (env.tier.refused or "")
-        assert [t.host.compiled for t in env.training if isinstance(t.host, SegmentedHost)] == [None, None]
-        env.reset(seed=1)
-        env.step(env.action_space.sample() * 0)
+    with closing(env_of(Moody)) as training:
+        assert training.tier is not None
+        assert training.tier.name == "eager"
+        assert "Data-dependent branching" in (training.tier.refused or "")
+        assert [t.host.compiled for t in training.training if isinstance(t.host, SegmentedHost)] == [None, None]
+        training.reset(seed=1)
+        training.step(training.action_space.sample() * 0)
     monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
     with pytest.raises(RuntimeError, match="hosts are not compiled: Unsupported: Data-dependent"):
         env_of(Moody)
 
 
 def live(rig: Rig) -> None:
-    """Two episodes of two envs through all stages, by legal actions, with a prune and a reset of one env."""
+    """Two episodes of two hosts through all stages, by legal actions, with a prune and a reset of one host."""
     rig.grow("r0c0", SeedStage.FOSSILIZED, "conv_light", env=0)
     rig.grow("r1c0", SeedStage.BLENDING, "norm", env=1)
     rig.grow("r0c1", SeedStage.TRAINING, "attention", env=0)
@@ -257,8 +257,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_a_run_compiles_nothing_after_its_env_was_made(name: str) -> None:
     """Epochs, validation, seeds that come and go, resets: torch raises where it would have to compile again."""
     settings = {**SETTINGS[name], "run": {"lanes": 2, "tier": "compiled"}}
-    env = {**settings.get("env", {}), "max_seeds": 3, "one_incubating": False}
-    with compiling_rig({**settings, "env": env}) as (run, steady), steady:
+    training = {**settings.get("env", {}), "max_seeds": 3, "one_incubating": False}
+    with compiling_rig({**settings, "env": training}) as (run, steady), steady:
         live(run)
 
 
@@ -274,17 +274,17 @@ def test_every_size_of_a_run_is_compiled_also_that_of_smaller_parts(batch: int, 
     task = replace(task, evaluation_batch=most, build_host=lambda: CNNHost(1, 10, base=3, blocks=2))
     sizes = {"samples_per_epoch": 2 * batch, "batch_size": batch, "micro_batches": parts}
     config = tiny_config(1, 8, task=sizes, run={"lanes": 1, "tier": "compiled"})
-    with closing(GrowthVectorEnv(task, config, baseline=flat_baseline(8))) as env:
-        assert env.tier is not None
-        assert env.tier.name == "compiled"
-        wait = env.action_spec.encode(Op.WAIT)[None]
+    with closing(GrowthVectorEnv(task, config, baseline=flat_baseline(8))) as training:
+        assert training.tier is not None
+        assert training.tier.name == "compiled"
+        wait = training.action_spec.encode(Op.WAIT)[None]
         with torch.compiler.set_stance("fail_on_recompile"):
-            env.reset(seed=0)
-            env.step(wait)
+            training.reset(seed=0)
+            training.step(wait)
             if 2 * parts <= batch:
-                env.backend.trainer.policy.restore(2 * parts)
-                env.step(wait)
-                assert env.training[0].micro_batches == 2 * parts
+                training.backend.trainer.policy.restore(2 * parts)
+                training.step(wait)
+                assert training.training[0].micro_batches == 2 * parts
 
 
 @pytest.mark.slow
@@ -324,11 +324,11 @@ def test_an_episode_goes_as_in_eager() -> None:
 def test_a_host_grown_compiled_is_saved_and_loaded(tmp_path: Path) -> None:
     config = tiny_config(1, 8, run={"lanes": 1, "tier": "compiled"})
     task = load_task("digits")
-    with closing(GrowthVectorEnv(task, config, baseline=flat_baseline(8))) as env:
-        env.reset(seed=0)
-        env.step(env.action_spec.encode(Op.WAIT)[None])
-        export(committed_network(env.training[0]), tmp_path / "host")
-        ours = evaluated(env.training[0].host, task.test.x[:20])
+    with closing(GrowthVectorEnv(task, config, baseline=flat_baseline(8))) as training:
+        training.reset(seed=0)
+        training.step(training.action_spec.encode(Op.WAIT)[None])
+        export(committed_network(training.training[0]), tmp_path / "host")
+        ours = evaluated(training.training[0].host, task.test.x[:20])
     with torch.inference_mode():
         torch.testing.assert_close(load_host(tmp_path / "host")(task.test.x[:20]), ours, rtol=1e-4, atol=1e-5)
 

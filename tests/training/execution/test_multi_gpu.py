@@ -203,11 +203,11 @@ def test_captured_work_on_several_gpus_gives_the_bits_of_one(kind: str) -> None:
     for count in (1, 2):
         gpus = [FakeGpu() for _ in range(count)]
         with Growing(KINDS[kind], lanes_of(gpus), n=4) as growing:
-            for env in growing.envs:
+            for env in growing.hosts:
                 assert env.feed is not None
                 env.feed.by_cursor = True
             for number, gpu in enumerate(gpus):
-                gpu.envs = growing.envs[number::count]
+                gpu.hosts = growing.hosts[number::count]
             records.append(growing.episodes(1, 5))
         launches.append([sum(call.startswith("launch") for call in gpu.calls) for gpu in gpus])
     assert all(min(each) > 0 for each in launches)

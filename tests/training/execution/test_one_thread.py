@@ -1,4 +1,4 @@
-"""All work on a batch of an env is done by one worker, in one step, in order."""
+"""All work on a batch of a host is done by one worker, in one step, in order."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_loss_statistics_totals_and_step_of_a_batch_are_made_by_the_worker_of_it
         monkeypatch.setattr(module, name, noted(name, getattr(module, name)))
     monkeypatch.setattr(EpochMetrics, "add_training", noted("add_training", EpochMetrics.add_training))
 
-    def train(env: HostTraining) -> None:
-        env_of_thread[threading.get_ident()] = env.index
-        calls[env.index] = []
-        host_step.train_epoch(env)
+    def train(training: HostTraining) -> None:
+        env_of_thread[threading.get_ident()] = training.index
+        calls[training.index] = []
+        host_step.train_epoch(training)
         del env_of_thread[threading.get_ident()]
 
     config = tiny_config(task={"samples_per_epoch": 96, "batch_size": 32})

@@ -1,4 +1,4 @@
-"""Streams of envs without a GPU: the stream of each env's work, and its order with other work."""
+"""Streams of hosts without a GPU: the stream of each host's work, and its order with other work."""
 
 from contextlib import nullcontext
 
@@ -17,37 +17,47 @@ from tests.training.stream_order import Accesses, touch
 S = SeedStage
 
 
-def addresses(env: HostTraining) -> dict[str, int]:
-    """The memory that a step and a validation of the env write, by name."""
-    assert env.feed is not None
-    found = {**env.host.state_dict(), "alphas": env.alphas, "rate": env.rate, "totals": env.totals.training}
-    found |= {"batch": env.feed.x, "targets": env.feed.y, "order": env.feed.order, "position": env.feed.cursor[1]}
+def addresses(training: HostTraining) -> dict[str, int]:
+    """The memory that a step and a validation of the host write, by name."""
+    assert training.feed is not None
+    found = {
+        **training.host.state_dict(),
+        "alphas": training.alphas,
+        "rate": training.rate,
+        "totals": training.totals.training,
+    }
+    found |= {
+        "batch": training.feed.x,
+        "targets": training.feed.y,
+        "order": training.feed.order,
+        "position": training.feed.cursor[1],
+    }
     return {name: tensor.data_ptr() for name, tensor in found.items()}
 
 
 @pytest.mark.trap(36)
 @pytest.mark.trap(39)
 def test_an_env_has_one_stream_for_warming_up_capturing_and_launching() -> None:
-    """Epochs, validations and new captures after a change of parts write the env's memory on that stream."""
+    """Epochs, validations and new captures after a change of parts write the host's memory on that stream."""
     gpu = FakeGpu()
     streams: dict[int, set[object]] = {}
 
-    def work(env: HostTraining) -> None:
-        streams.setdefault(env.index, set()).add(gpu.current)
+    def work(training: HostTraining) -> None:
+        streams.setdefault(training.index, set()).add(gpu.current)
 
     with growing(gpu) as made:
         for parts in (1, 2):
             made.trainer.policy.restore(parts)  # what was captured for another number of parts is dropped
-            for envs in (made.envs[::-1], made.envs):
+            for envs in (made.hosts[::-1], made.hosts):
                 made.executor.run(work, envs)
                 with gpu.watched() as seen:
                     made.trainer.epoch(envs)
                     made.executor.run(validate, envs)
-                for env in envs:
-                    for address in set(addresses(env).values()) & set(seen.streams):
-                        streams[env.index] |= seen.streams[address]
+                for training in envs:
+                    for address in set(addresses(training).values()) & set(seen.streams):
+                        streams[training.index] |= seen.streams[address]
                     assert {"batch", "position", "totals"} <= {
-                        name for name, address in addresses(env).items() if address in seen.streams
+                        name for name, address in addresses(training).items() if address in seen.streams
                     }
         assert {one.stream for one in gpu.captured} == set.union(*streams.values())
         assert all(one.times for one in gpu.captured[:2])
@@ -60,8 +70,8 @@ def test_an_env_has_one_stream_for_warming_up_capturing_and_launching() -> None:
 def test_each_env_has_a_memory_of_its_own_also_after_a_drop() -> None:
     gpu = FakeGpu()
     with growing(gpu, n=3) as made:
-        for env in made.envs:
-            made.executor.graphs[env.index].limit = 2  # type: ignore[union-attr]
+        for training in made.hosts:
+            made.executor.graphs[training.index].limit = 2  # type: ignore[union-attr]
         made.episodes(2, 4)
         pools = {(id(one.pool), one.stream.number) for one in gpu.captured}
     assert len(pools) > 3
@@ -74,11 +84,11 @@ def test_forty_one_envs_have_forty_one_streams() -> None:
     gpu = FakeGpu()
     places: dict[int, set[object]] = {}
 
-    def work(env: HostTraining) -> None:
-        places.setdefault(env.index, set()).add(gpu.current)
+    def work(training: HostTraining) -> None:
+        places.setdefault(training.index, set()).add(gpu.current)
 
     with growing(gpu, n=41) as made:
-        for envs in (made.envs, made.envs[::-1], made.envs[30:]):
+        for envs in (made.hosts, made.hosts[::-1], made.hosts[30:]):
             made.executor.run(work, envs)
     assert gpu.streams == 41
     assert all(len(streams) == 1 for streams in places.values())
@@ -93,22 +103,22 @@ def test_streams_follow_what_was_queued_and_are_waited_for_even_after_an_error(
     """The main stream writes what streams use, before and after them."""
     gpu = FakeGpu()
 
-    def work(env: HostTraining) -> None:
-        touch(env.alphas)
+    def work(training: HostTraining) -> None:
+        touch(training.alphas)
         if error is not None:
             raise error
 
     with growing(gpu) as made, gpu.watched() as seen:
         for _ in range(2):
-            for env in made.envs:
-                touch(env.alphas)
+            for training in made.hosts:
+                touch(training.alphas)
             with pytest.raises(HostError if error is ZeroDivisionError else error) if error else nullcontext():
-                made.executor.run(work, made.envs)
-        for env in made.envs:
-            touch(env.alphas)
+                made.executor.run(work, made.hosts)
+        for training in made.hosts:
+            touch(training.alphas)
         assert seen.pieces >= 8
         made.epoch()
-        touch(made.envs[0].alphas)
+        touch(made.hosts[0].alphas)
         made.epoch()
 
 
@@ -119,9 +129,9 @@ def test_no_two_streams_use_the_same_memory_in_no_order(kind: str) -> None:
     """A delay of any stream then changes no bit."""
     gpu = FakeGpu()
     with growing(gpu, kind=kind) as made:
-        for env in range(2):
-            made.plant(env, made.envs[env].sites[0].name, S.HOLDING, "norm")
-            made.plant(env, made.envs[env].sites[1].name, S.TRAINING, "norm")
+        for i in range(2):
+            made.plant(i, made.hosts[i].sites[0].name, S.HOLDING, "norm")
+            made.plant(i, made.hosts[i].sites[1].name, S.TRAINING, "norm")
         made.epoch()
         with gpu.watched():
             made.epoch()

@@ -24,7 +24,7 @@ S = SeedStage
 @contextmanager
 def growing(gpu: FakeGpu, n: int = 2, kind: str = "float images", capture: bool = True) -> Iterator[Growing]:
     with Growing(KINDS[kind], fake_executor(gpu, capture), n) as made:
-        gpu.envs = made.envs
+        gpu.hosts = made.hosts
         made.reset()
         yield made
 
@@ -56,8 +56,8 @@ def test_what_is_not_captured_is_queued_to_the_same_bits() -> None:
 def test_an_epoch_warms_up_captures_and_launches_the_rest() -> None:
     gpu = FakeGpu()
     with growing(gpu) as made:
-        made.trainer.epoch(made.envs)
-        made.trainer.epoch(made.envs)
+        made.trainer.epoch(made.hosts)
+        made.trainer.epoch(made.hosts)
         assert gpu.calls == [
             "fork [1, 2]",
             "capture 1",
@@ -68,7 +68,7 @@ def test_an_epoch_warms_up_captures_and_launches_the_rest() -> None:
             f"launch {[BATCHES] * 2}",
             "join [1, 2]",
         ]
-        assert [(env.epoch, env.batch, env.gradient_stats.batches) for env in made.envs] == [
+        assert [(training.epoch, training.batch, training.gradient_stats.batches) for training in made.hosts] == [
             (2, BATCHES - 1, BATCHES)
         ] * 2
 
@@ -90,17 +90,17 @@ def test_rates_alphas_and_targets_act_without_a_new_capture() -> None:
     with Growing(kind, WorkerExecutor(1)) as plain, growing(gpu, kind="bytes") as made:
         plain.reset()
         for world in (plain, made):
-            for env in range(2):
-                world.plant(env, "r0c0", S.HOLDING)
-                world.plant(env, "r1c0", S.TRAINING)
+            for i in range(2):
+                world.plant(i, "r0c0", S.HOLDING)
+                world.plant(i, "r1c0", S.TRAINING)
         assert_same(made.epoch(), plain.epoch())
         assert_same(made.epoch(), plain.epoch())
         captured = len(gpu.captured)
         for alpha in (0.3, 0.7):
             for world in (plain, made):
-                for env in world.envs:
-                    env.site_by_name["r0c0"].alpha = alpha
-                    env.site_by_name["r1c0"].target = 1 - alpha
+                for training in world.hosts:
+                    training.site_by_name["r0c0"].alpha = alpha
+                    training.site_by_name["r1c0"].target = 1 - alpha
             assert_same(made.epoch(), plain.epoch())  # the learning rate falls with every epoch, too
         assert len(gpu.captured) == captured
 
@@ -124,8 +124,8 @@ def test_a_shadow_is_fresh_though_its_steps_were_captured_with_another_seed() ->
         for episode in range(2):
             for world in (plain, made):
                 world.reset(episode)
-                for env in range(2):
-                    world.plant(env, "r0c1", S.TRAINING)
+                for i in range(2):
+                    world.plant(i, "r0c1", S.TRAINING)
             assert_same(made.epoch(), plain.epoch())
         assert launches(gpu)[-1] == f"launch {[BATCHES] * 2}"
 
@@ -148,10 +148,10 @@ def test_what_is_captured_is_dropped_all_at_once_when_there_is_too_much(monkeypa
     with Growing(KINDS["float images"], WorkerExecutor(1)) as plain:
         expected = plain.episodes(3, 8)
     with growing(gpu) as made:
-        for env in made.envs:
-            made.executor.graphs[env.index].limit = 3  # type: ignore[union-attr]
+        for training in made.hosts:
+            made.executor.graphs[training.index].limit = 3  # type: ignore[union-attr]
         assert_same(made.episodes(3, 8), expected)
-        sizes = [len(made.executor.graphs[env.index]) for env in made.envs]  # type: ignore[union-attr]
+        sizes = [len(made.executor.graphs[training.index]) for training in made.hosts]  # type: ignore[union-attr]
         assert max(sizes) <= 4  # a validation may have been captured in between
     dropped = [i for i, call in enumerate(gpu.calls) if call == "give back"]
     assert len(dropped) > 4
@@ -233,7 +233,7 @@ def test_seeds_that_cannot_be_captured_train_as_ever(odd: str) -> None:
         Growing(kind, WorkerExecutor(1), registry=registry) as plain,
         Growing(kind, fake_executor(gpu), registry=registry) as made,
     ):
-        gpu.envs = made.envs
+        gpu.hosts = made.hosts
         for world in (plain, made):
             world.reset()
             world.plant(0, "r0c0", S.HOLDING, "odd")
@@ -244,7 +244,7 @@ def test_seeds_that_cannot_be_captured_train_as_ever(odd: str) -> None:
         assert [text.startswith(reason) for text in counts] == [True]
         assert list(counts.values()) == [1]
         for world in (plain, made):  # without that seed, the step is like any other
-            world.envs[0].remove(world.envs[0].site_by_name["r0c0"])
+            world.hosts[0].remove(world.hosts[0].site_by_name["r0c0"])
         assert_same(made.epoch(), plain.epoch())
         assert len(launches(gpu)) == 4
         assert launches(gpu)[-1].count(",") == 1
@@ -256,15 +256,15 @@ def test_a_seed_that_does_not_take_part_yet_hinders_no_capture() -> None:
     registry.register("cnn", "dropout", parameters=lambda c: 2 * c)(Dropping)
     gpu = FakeGpu()
     with Growing(KINDS["float images"], fake_executor(gpu), registry=registry) as made:
-        gpu.envs = made.envs
+        gpu.hosts = made.hosts
         made.reset()
         made.plant(0, "r0c0", S.GERMINATED, "global")
         made.plant(1, "r0c0", S.GERMINATED, "dropout")
-        made.trainer.epoch(made.envs)
+        made.trainer.epoch(made.hosts)
         assert len(gpu.captured) == 2
         made.plant(0, "r0c1", S.TRAINING, "global")
         made.plant(1, "r0c1", S.TRAINING, "dropout")
-        made.trainer.epoch(made.envs)
+        made.trainer.epoch(made.hosts)
         assert len(gpu.captured) == 2
 
 
@@ -273,8 +273,8 @@ def test_a_host_without_gradients_trains_as_ever() -> None:
     with Growing(KINDS["float images"], WorkerExecutor(1)) as plain, growing(gpu) as made:
         plain.reset()
         for world in (plain, made):
-            for env in world.envs:
-                env.host.requires_grad_(False)
+            for training in world.hosts:
+                training.host.requires_grad_(False)
         for _ in range(2):
             assert_same(made.epoch(), plain.epoch())
         assert len(gpu.captured) > 1
@@ -283,9 +283,9 @@ def test_a_host_without_gradients_trains_as_ever() -> None:
 def test_float16_is_not_captured_and_says_why() -> None:
     gpu = FakeGpu()
     with Growing(Kind(float_images, precision="float16"), fake_executor(gpu), 1) as made:
-        gpu.envs = made.envs
+        gpu.hosts = made.hosts
         made.reset()
-        made.trainer.epoch(made.envs)
+        made.trainer.epoch(made.hosts)
         assert not gpu.captured
         (reason,) = made.executor.reasons()  # type: ignore[union-attr]
         assert reason.startswith("float16")
@@ -306,10 +306,10 @@ def test_validation_of_hosts_whose_data_streams_is_captured_too() -> None:
     gpu = FakeGpu()
     with growing(gpu, n=1) as made:
         made.validate()
-        feed, made.envs[0].feed = made.envs[0].feed, None
+        feed, made.hosts[0].feed = made.hosts[0].feed, None
         made.validate()
         assert len(gpu.captured) == 1
-        made.envs[0].feed = feed
+        made.hosts[0].feed = feed
 
 
 def test_captured_work_holds_its_memory() -> None:
@@ -318,10 +318,15 @@ def test_captured_work_holds_its_memory() -> None:
         slot = made.plant(0, "r0c0", S.TRAINING)
         made.epoch()
         (one,) = gpu.captured
-        env = made.envs[0]
+        training = made.hosts[0]
         held = {id(kept) for kept in one.keeps}
         assert slot.planted is not None
-        assert {id(slot.seed), id(slot.planted.finite), id(env.seed_groups["r0c0"]), id(env.shadows["r0c0"])} <= held
+        assert {
+            id(slot.seed),
+            id(slot.planted.finite),
+            id(training.seed_groups["r0c0"]),
+            id(training.shadows["r0c0"]),
+        } <= held
 
 
 @pytest.mark.finding("C4")
@@ -332,7 +337,7 @@ def test_memory_is_flat_over_1000_topologies(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("esper.training.execution.graph_cache.MAX_REMEMBERED", 16)
     gpu, dice, sizes = FakeGpu(), random.Random(0), list[Live]()
     with growing(gpu, n=1) as made:
-        made.executor.graphs[made.envs[0].index].limit = 6  # type: ignore[union-attr]
+        made.executor.graphs[made.hosts[0].index].limit = 6  # type: ignore[union-attr]
         for epoch in range(1, 1001):
             made.act(dice)
             made.epoch()

@@ -16,7 +16,7 @@ from tests.training.growing import BATCHES, KINDS, Growing, assert_same
 
 def growing(gpu: FakeGpu, n: int = 2, capture: bool = True) -> Growing:
     made = Growing(KINDS["float images"], fake_executor(gpu, capture), n)
-    gpu.envs = made.envs
+    gpu.hosts = made.hosts
     made.reset()
     return made
 
@@ -30,34 +30,34 @@ def test_an_error_in_a_step_leaves_the_others_and_says_where(step: int, monkeypa
         done = 0
         inner = host_step.train_step
 
-        def train_step(env: HostTraining, *rest: object) -> None:
+        def train_step(training: HostTraining, *rest: object) -> None:
             nonlocal done
-            if env.index == 1:
+            if training.index == 1:
                 if done == step:
                     raise ZeroDivisionError("by zero")
                 done += 1
-            inner(env, *rest)  # type: ignore[arg-type]
+            inner(training, *rest)  # type: ignore[arg-type]
 
         monkeypatch.setattr("esper.training.execution.streams.train_step", train_step)
         if step == BATCHES:
-            made.trainer.epoch(made.envs)
+            made.trainer.epoch(made.hosts)
         place = f"env 1, epoch {step // BATCHES}, batch {step % BATCHES}: ZeroDivisionError: by zero"
         with pytest.raises(HostError, match=place):
-            made.trainer.epoch(made.envs)
+            made.trainer.epoch(made.hosts)
         epochs = step // BATCHES
-        assert [env.epoch for env in made.envs] == [epochs + 1, epochs, epochs + 1]
+        assert [training.epoch for training in made.hosts] == [epochs + 1, epochs, epochs + 1]
 
 
 @pytest.mark.parametrize("step", [0, 4])
 def test_a_launch_that_fails_ends_its_env_only(step: int) -> None:
     gpu = FakeGpu()
     with growing(gpu, n=3) as made:
-        made.trainer.epoch(made.envs)
+        made.trainer.epoch(made.hosts)
         gpu.fail_at = (1, step)
         with pytest.raises(HostError, match=f"env 1, epoch 1, batch {step}: RuntimeError: unspecified launch failure"):
-            made.trainer.epoch(made.envs)
-        assert [env.epoch for env in made.envs] == [2, 1, 2]
-        assert [env.gradient_stats.batches for env in made.envs] == [BATCHES, step, BATCHES]
+            made.trainer.epoch(made.hosts)
+        assert [training.epoch for training in made.hosts] == [2, 1, 2]
+        assert [training.gradient_stats.batches for training in made.hosts] == [BATCHES, step, BATCHES]
 
 
 def test_an_error_before_the_first_step_is_the_envs_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,25 +67,27 @@ def test_an_error_before_the_first_step_is_the_envs_own(monkeypatch: pytest.Monk
         def shuffle(*_arguments: object) -> None:
             raise OSError("no order")
 
-        feed = made.envs[0].feed
+        feed = made.hosts[0].feed
         assert feed is not None
         monkeypatch.setattr(feed, "shuffle", shuffle)
         with pytest.raises(HostError, match="env 0, epoch 0, batch 0: OSError: no order"):
-            made.trainer.epoch(made.envs)
-        assert [env.epoch for env in made.envs] == [0, 1]
+            made.trainer.epoch(made.hosts)
+        assert [training.epoch for training in made.hosts] == [0, 1]
 
 
 def test_a_cancelled_epoch_is_not_counted_and_the_next_is_free() -> None:
     gpu = FakeGpu()
     with growing(gpu) as made:
-        made.trainer.epoch(made.envs)
+        made.trainer.epoch(made.hosts)
         gpu.before_launch = lambda lane, step: made.executor.cancel() if (lane, step) == (1, 2) else None
         with pytest.raises(Cancelled):
-            made.trainer.epoch(made.envs)
-        assert [(env.epoch, env.batch, env.gradient_stats.batches) for env in made.envs] == [(1, 2, 3)] * 2
+            made.trainer.epoch(made.hosts)
+        assert [(training.epoch, training.batch, training.gradient_stats.batches) for training in made.hosts] == [
+            (1, 2, 3)
+        ] * 2
         gpu.before_launch = lambda _lane, _step: None
-        made.trainer.epoch(made.envs)
-        assert [env.epoch for env in made.envs] == [2, 2]
+        made.trainer.epoch(made.hosts)
+        assert [training.epoch for training in made.hosts] == [2, 2]
 
 
 def test_a_cancelled_warm_up_captures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,19 +95,19 @@ def test_a_cancelled_warm_up_captures_nothing(monkeypatch: pytest.MonkeyPatch) -
     with growing(gpu) as made:
         inner = host_step.train_step
 
-        def train_step(env: HostTraining, *rest: object) -> None:
-            inner(env, *rest)  # type: ignore[arg-type]
+        def train_step(training: HostTraining, *rest: object) -> None:
+            inner(training, *rest)  # type: ignore[arg-type]
             made.executor.cancel()
 
         monkeypatch.setattr("esper.training.execution.streams.train_step", train_step)
         with pytest.raises(Cancelled):
-            made.trainer.epoch(made.envs)
+            made.trainer.epoch(made.hosts)
         assert not gpu.captured
-        assert [env.epoch for env in made.envs] == [0, 0]
+        assert [training.epoch for training in made.hosts] == [0, 0]
         with pytest.raises(Cancelled):
-            made.executor.run(lambda _env: made.executor.cancel(), made.envs)
+            made.executor.run(lambda _env: made.executor.cancel(), made.hosts)
         made.executor.run(
-            lambda env: made.executor.cancel() if env.index == 1 else None, made.envs
+            lambda training: made.executor.cancel() if training.index == 1 else None, made.hosts
         )  # nothing is left out
 
 
@@ -166,7 +168,7 @@ def test_a_failed_capture_ends_the_other_work_that_was_captured_on_its_stream() 
         assert all(one.dead for one in gpu.captured)  # a step of one, a validation of the other
         gpu.refusal = None
         for world in (plain, made):
-            world.envs[0].remove(world.envs[0].site_by_name["r0c0"])
+            world.hosts[0].remove(world.hosts[0].site_by_name["r0c0"])
         assert_same(made.epoch(), plain.epoch())
         assert len(gpu.captured) > captured
 
@@ -181,7 +183,7 @@ def test_a_capture_that_breaks_the_gpu_is_the_envs_error(monkeypatch: pytest.Mon
     with growing(gpu, n=1) as made:
         monkeypatch.setattr(gpu, "capture", breaks)
         with pytest.raises(HostError, match="env 0, epoch 0, batch 2: ValueError: of the network") as caught:
-            made.trainer.epoch(made.envs)
+            made.trainer.epoch(made.hosts)
         assert caught.value.causes[0].__notes__ == [f"After that, the GPU failed: RuntimeError: {FAULT}"]
         gpu.broken = None
 
@@ -191,7 +193,7 @@ def test_ctrl_c_in_a_capture_gives_its_memory_back() -> None:
     with growing(gpu) as made:
         gpu.refusal = KeyboardInterrupt()
         with pytest.raises(KeyboardInterrupt):
-            made.trainer.epoch(made.envs)
+            made.trainer.epoch(made.hosts)
         assert not gpu.failed
         assert made.executor.reasons() == {}  # type: ignore[union-attr]
 
@@ -200,14 +202,14 @@ def test_a_fault_of_the_gpu_is_the_error_of_the_env_that_met_it() -> None:
     """The fault lasts: every later call fails as well, also those that wait for streams."""
     gpu = FakeGpu()
 
-    def work(env: HostTraining) -> None:
-        if env.index == 1:
+    def work(training: HostTraining) -> None:
+        if training.index == 1:
             gpu.broken = FAULT
             raise FAULT
 
     with growing(gpu, n=3) as made:
         with pytest.raises(HostError, match="env 1, epoch 0, batch 0: RuntimeError: CUDA error: an illegal") as caught:
-            made.executor.run(work, made.envs)
+            made.executor.run(work, made.hosts)
         assert ["as work ended for env 0, 1, 2" in note for note in caught.value.__notes__] == [True]
         gpu.broken = None
 
@@ -215,28 +217,28 @@ def test_a_fault_of_the_gpu_is_the_error_of_the_env_that_met_it() -> None:
 def test_a_fault_of_the_gpu_that_no_env_met_has_a_type() -> None:
     gpu = FakeGpu()
 
-    def work(env: HostTraining) -> None:
+    def work(training: HostTraining) -> None:
         gpu.broken = FAULT
 
     with growing(gpu) as made:
         with pytest.raises(DeviceFailed, match="as work ended for env 0, 1: RuntimeError: CUDA error") as caught:
-            made.executor.run(work, made.envs)
+            made.executor.run(work, made.hosts)
         assert caught.value.__cause__ is FAULT
         with pytest.raises(DeviceFailed, match="as work began for env 0, 1: RuntimeError: CUDA error"):
-            made.executor.run(work, made.envs)
+            made.executor.run(work, made.hosts)
         gpu.broken = None
 
 
 def test_ctrl_c_is_raised_though_the_gpu_fails_after_it() -> None:
     gpu = FakeGpu()
 
-    def work(env: HostTraining) -> None:
+    def work(training: HostTraining) -> None:
         gpu.broken = FAULT
         raise KeyboardInterrupt
 
     with growing(gpu) as made:
         with pytest.raises(KeyboardInterrupt) as caught:
-            made.executor.run(work, made.envs)
+            made.executor.run(work, made.hosts)
         assert len(caught.value.__notes__) == 1
         gpu.broken = None
 
@@ -245,15 +247,15 @@ def test_an_error_on_the_way_to_a_capture_is_the_envs_own(monkeypatch: pytest.Mo
     """One case is an error of the GPU while captured work is dropped to make room."""
     gpu = FakeGpu()
     with growing(gpu) as made:
-        graphs = made.executor.graphs[made.envs[0].index]  # type: ignore[union-attr]
+        graphs = made.executor.graphs[made.hosts[0].index]  # type: ignore[union-attr]
 
         def no_room() -> None:
             raise FAULT
 
         monkeypatch.setattr(graphs, "make_room", no_room)
         with pytest.raises(HostError, match="env 0, epoch 0, batch 0: RuntimeError: CUDA error"):
-            made.trainer.epoch(made.envs)
-        assert [env.epoch for env in made.envs] == [0, 1]
+            made.trainer.epoch(made.hosts)
+        assert [training.epoch for training in made.hosts] == [0, 1]
 
 
 def test_closing_drops_everything_though_the_gpu_has_failed() -> None:
@@ -278,7 +280,7 @@ def test_releasing_goes_on_after_an_error() -> None:
         made.epoch()
         gpu.broken = FAULT
         with pytest.raises(RuntimeError, match="illegal memory access"):
-            made.executor.release(made.envs)  # type: ignore[union-attr]
+            made.executor.release(made.hosts)  # type: ignore[union-attr]
         assert made.executor.graphs == {}  # type: ignore[union-attr]
         assert gpu.calls.count("give back") == 2
         gpu.broken = None

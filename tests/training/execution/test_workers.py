@@ -77,7 +77,7 @@ def test_the_env_that_took_longest_is_begun_first(monkeypatch: pytest.MonkeyPatc
     costs: list[list[float]] = []
 
     class Pool:
-        """A pool that returns given outcomes, with 10 - i seconds for env i."""
+        """A pool that returns given outcomes, with 10 - i seconds for host i."""
 
         count = 1
 
