@@ -20,6 +20,7 @@ from esper.config_files import set_dotted
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = sorted(path for path in RESULTS.iterdir() if path.suffix in (".md", ".txt"))
+recorded = runpy.run_path(str(ROOT / "benchmarks" / "record_results.py"))["commands"]
 PROGRAMS = ("esper", "esper-bench", "python", "pytest", "make")
 
 
@@ -91,6 +92,14 @@ def test_a_page_of_results_names_the_commands_that_give_them(page: Path, monkeyp
     assert found
     for words in found:
         check(words, monkeypatch)
+
+
+def test_folders_that_a_command_reads_are_made_by_another_one() -> None:
+    """By commands that `record_results.py` runs: those on a line of their own."""
+    lines = [line for page in PAGES for line in recorded(page)]
+    made = {name for line in lines for name in re.findall(r"--out (runs/[\w./-]+)", line)}
+    read = {name for line in lines for name in re.findall(r"(?<!--out )\b(runs/[\w./-]+)(?![\w./*\[-])", line)}
+    assert {name for name in read if not any(name == one or name.startswith(f"{one}/") for one in made)} == set()
 
 
 @pytest.mark.parametrize(

@@ -244,34 +244,34 @@ std::vector<StreamWork> zip(const std::vector<Handle>& graphs, const std::vector
                               " graphs, " + std::to_string(streams.size()) + " streams and " +
                               std::to_string(steps.size()) + " numbers of steps");
     }
-    std::vector<StreamWork> all;
+    std::vector<StreamWork> work;
     for (size_t i = 0; i < graphs.size(); ++i) {
-        const std::string stream = "stream " + std::to_string(i);
-        if (graphs[i] == 0) throw py::value_error(stream + " has no graph: its handle is 0");
-        if (steps[i] < 0) throw py::value_error(stream + " has " + std::to_string(steps[i]) + " steps");
-        all.push_back({graphs[i], streams[i], steps[i]});
+        const std::string name = "stream " + std::to_string(i);
+        if (graphs[i] == 0) throw py::value_error(name + " has no graph: its handle is 0");
+        if (steps[i] < 0) throw py::value_error(name + " has " + std::to_string(steps[i]) + " steps");
+        work.push_back({graphs[i], streams[i], steps[i]});
     }
-    return all;
+    return work;
 }
 
 // Launches the graphs on the current device until `stop`, which may be null, is set or a signal handler raises. Throws
 // nothing. A stream that fails has no steps left.
-LaunchResult launch_in_turn(const CudaRuntime& runtime, std::vector<StreamWork> all, const StopFlag* stop,
+LaunchResult launch_in_turn(const CudaRuntime& runtime, std::vector<StreamWork> work, const StopFlag* stop,
                             WithoutGil& without_gil) {
     LaunchResult result;
-    result.launched.assign(all.size(), 0);
-    while (std::any_of(all.begin(), all.end(), [](const StreamWork& work) { return work.steps > 0; })) {
+    result.launched.assign(work.size(), 0);
+    while (std::any_of(work.begin(), work.end(), [](const StreamWork& each) { return each.steps > 0; })) {
         result.stopped = (stop != nullptr && stop->is_set()) || without_gil.interruptions() > 0;
         if (result.stopped) break;
-        for (size_t i = 0; i < all.size(); ++i) {
-            if (all[i].steps == 0) continue;
-            const int code = runtime.launch(all[i].graph, all[i].stream);
+        for (size_t i = 0; i < work.size(); ++i) {
+            if (work[i].steps == 0) continue;
+            const int code = runtime.launch(work[i].graph, work[i].stream);
             if (code == kSuccess) {
                 ++result.launched[i];
-                --all[i].steps;
+                --work[i].steps;
             } else {
                 result.failures.emplace_back(i, result.launched[i], code, runtime.explain(code));
-                all[i].steps = 0;
+                work[i].steps = 0;
             }
         }
     }
@@ -280,10 +280,10 @@ LaunchResult launch_in_turn(const CudaRuntime& runtime, std::vector<StreamWork> 
 
 LaunchResult launch(const CudaRuntime& runtime, int device, const std::vector<Handle>& graphs,
                     const std::vector<Handle>& streams, const std::vector<std::int64_t>& steps, const StopFlag* stop) {
-    const auto all = zip(graphs, streams, steps);
+    const auto work = zip(graphs, streams, steps);
     const CudaRuntime::OnDevice on(runtime, device);
     WithoutGil without_gil;
-    const auto result = launch_in_turn(runtime, all, stop, without_gil);
+    const auto result = launch_in_turn(runtime, work, stop, without_gil);
     if (without_gil.interruptions() > 0) runtime.wait(streams, without_gil);
     without_gil.end();
     without_gil.raise();
@@ -319,7 +319,8 @@ if there is no runtime, and with CUDA's own message if a call fails.)")
         .def("launch", &launch, py::arg("device"), py::arg("graphs"), py::arg("streams"), py::arg("steps"),
              py::arg("stop") = py::none(), R"(Launch graph i on stream i, steps[i] times, without the GIL.
 
-Batch-major: step 0 of all streams, then step 1, so that they share the device. A failed launch ends its own stream only.
+Batch-major: step 0 of all streams, then step 1, so that they share the device. A failed launch ends its own stream
+only.
 The call does not wait for the device, so launched work may still be running when it returns. `stop` is checked between
 steps. Ctrl-C stops the same way and is raised once the streams are idle; a second Ctrl-C does not wait for that.
 Raises RuntimeError for a device that does not exist, ValueError for lists of different lengths.)");

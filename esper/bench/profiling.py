@@ -1,12 +1,27 @@
-"""Measurements by torch's profiler: the idle time of a GPU, the peak memory of tensors."""
+"""Measurements by torch's profiler: traces, the idle time of a GPU, the peak memory of tensors."""
 
+import json
+import tempfile
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile, record_function  # type: ignore[attr-defined]
+
+
+def chrome_trace(name: str, run: Callable[[], object]) -> dict[str, Any]:
+    """Returns the trace of one call of ``run``, other threads included, as a span called ``name``."""
+    all_threads = _ExperimentalConfig(profile_all_threads=True)
+    with profile(experimental_config=all_threads) as profiler, record_function(name):
+        run()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(file))
+        return dict(json.loads(file.read_text()))
 
 
 def device_idle(run: Callable[[], object]) -> float:

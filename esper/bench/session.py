@@ -1,17 +1,19 @@
 """Measures cases one after another, on the devices of this machine."""
 
 import importlib
+import json
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from rich.console import Console
-from torch.profiler import _ExperimentalConfig, profile, record_function  # type: ignore[attr-defined]
 
 from esper.bench import CASES, runner
 from esper.bench.case import BenchArgs
+from esper.bench.profiling import chrome_trace
 from esper.config import ConfigError
 from esper.files.system_info import check_device
 
@@ -62,18 +64,12 @@ def measure_all(
 
 
 def trace_all(modules: Iterable[ModuleType], args: BenchArgs, path: Path) -> None:
-    """Traces one turn of Esper's side in the first comparison of each case, warmed up, after all measurements.
-
-    A turn is a span that has the name of the case; other threads are traced as well.
-    """
-    runs: dict[str, Callable[[], object]] = {}
-    with ExitStack() as stack:
-        for module in modules:
-            comparisons = stack.enter_context(closing(module.comparisons(args)))
-            runs[module.NAME] = next(comparisons).run
-            runs[module.NAME]()
-        with profile(experimental_config=_ExperimentalConfig(profile_all_threads=True)) as profiler:
-            for name, run in runs.items():
-                with record_function(name):
-                    run()
-    profiler.export_chrome_trace(str(path))
+    """Traces one turn of Esper's side in the first comparison of each case, warmed up, after all measurements."""
+    trace: dict[str, Any] = {"traceEvents": []}
+    for module in modules:
+        with closing(module.comparisons(args)) as comparisons:
+            run = next(comparisons).run
+            run()
+            turn = chrome_trace(module.NAME, run)
+        trace = {**turn, "traceEvents": trace["traceEvents"] + turn["traceEvents"]}
+    path.write_text(json.dumps(trace))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from esper.data.user_code import is_user_code
 
 if TYPE_CHECKING:
     from esper.evaluation.arms import Arm
+    from esper.evaluation.folder import Part
     from esper.run.comparison import ComparisonRun
     from esper.telemetry.event import RoundCompleted
     from esper.telemetry.sinks.console import ConsoleSink
@@ -95,12 +96,15 @@ def command(
     plots.
     """
     ranks = RankOptions.of(processes, max_restarts, rank_timeout)
-    if ranks.is_other:
-        ranks.serve()
-        return
+    ranks.serve_if_other()
     check_json_file(None if ranks.restarted else json_file)  # an attempt that was ended has written what it had
     if folders and not merge:
         raise ConfigError(f"unexpected argument {folders[0]}: folders are given after --merge")
+
+    from esper.evaluation.arms import read_arms
+    from esper.evaluation.merge import merge as merge_parts
+    from esper.run.comparison import ComparisonRun
+
     if resume is not None or merge:
         other = (resume, ranks.processes) if merge else (out,)
         own = (pairs, train_seeds, rounds, control_of, part, config_file, *other)
@@ -109,30 +113,31 @@ def command(
         merging = (f"--out, {allowed}", "--merge FOLDER...") if merge else (allowed,)
         check_resume(given, flags, "comparison", *merging)
         if resume is None:
-            from esper.evaluation.merge import merge as merge_parts
-
             resume = out or new_folder("compare", "merged")
             merge_parts(folders, resume, arms)
-        _compare(resume, None, ranks, json_file, {"task": flags["task"], "reference": reference, "controllers": arms})
+        resumed = partial(ComparisonRun.resume, resume, task=flags["task"], reference=reference, controllers=arms)
+        _compare(resumed, resume, (), ranks, json_file)
         return
-    tables = build_tables(config_file, assignments, flags, {("run", "rounds"): rounds})
     ignored = [a for a in assignments if a.partition("=")[0].strip() in ("run.controller", "run.rounds")]
     if ignored:  # in --config they are allowed, because a run's config has them
         raise ConfigError(f"{ignored[0]} has no effect on a comparison: use --arm, --pairs and --rounds instead")
-
-    from esper.evaluation.arms import read_arms
-    from esper.evaluation.folder import WHOLE, Part
-
-    read = read_arms(arms, tables, control_of)
+    read = read_arms(arms, build_tables(config_file, assignments, flags, {("run", "rounds"): rounds}), control_of)
     if not any(arm.learns for arm in read) and (train_seeds or rounds):
         option = "--train-seeds" if train_seeds else "--rounds"
         raise ConfigError(f"{option} is for arms that learn, and no arm does; add one, such as --arm ppo")
     folder = out or new_folder("compare", read[0].config.task.name if read else "")
-    if part is not None and json_file is not None:
+    played = _part(part, json_file)
+    new = partial(ComparisonRun, read, pairs or 10, folder, reference, train_seeds=train_seeds, part=played)
+    _compare(new, folder, read, ranks, json_file)
+
+
+def _part(text: str | None, json_file: Path | None) -> Part:
+    """Returns the part of the comparison that is named."""
+    from esper.evaluation.folder import WHOLE, Part
+
+    if text is not None and json_file is not None:
         raise ConfigError("--json is for whole comparisons: give it to --merge, not to --part")
-    played = WHOLE if part is None else Part.parse(part)
-    values = {"pairs": pairs or 10, "reference": reference, "train_seeds": train_seeds, "part": played}
-    _compare(folder, read, ranks, json_file, values)
+    return WHOLE if text is None else Part.parse(text)
 
 
 def is_comparison_of(folder: Path, arms: Sequence[Arm]) -> bool:
@@ -148,13 +153,13 @@ def is_comparison_of(folder: Path, arms: Sequence[Arm]) -> bool:
 
 
 def _compare(
-    folder: Path, arms: Sequence[Arm] | None, ranks: RankOptions, json_file: Path | None, values: Mapping[str, Any]
+    set_up: Callable[..., ComparisonRun], folder: Path, arms: Sequence[Arm], ranks: RankOptions, json_file: Path | None
 ) -> None:
     """Plays the comparison of ``folder``, or starts the ranks that do.
 
     Args:
-        arms: those of a new comparison; None if it is resumed.
-        values: further arguments of ``ComparisonRun``, or of its ``resume``.
+        set_up: makes it, given the progress to report, the work and the ranks.
+        arms: those of a new comparison; none if it is resumed.
     """
     from esper.evaluation.folder import SETTINGS, ComparisonFolder, resume_command
     from esper.run.comparison import ComparisonRun
@@ -170,14 +175,13 @@ def _compare(
             words = f"\nTo continue: {again}" if (folder / SETTINGS).exists() else ""
             raise click.ClickException(f"{error.message}{words}") from None
         return
-    set_up = partial(ComparisonRun.resume, folder) if arms is None else partial(ComparisonRun, arms, folder=folder)
     if arms and ranks.restarted and is_comparison_of(folder, arms):
-        set_up = partial(ComparisonRun.resume, folder)
-        values = {"task": arms[0].config.task.name, "controllers": [arm.controller for arm in arms]}
+        controllers = [arm.controller for arm in arms]
+        set_up = partial(ComparisonRun.resume, folder, task=arms[0].config.task.name, controllers=controllers)
     sink = progress_sink()
     with ranks.joined() as joined:
         learned = partial(_print_learned, sink)
-        comparison = set_up(**values, progress=sink.handle, learned=learned, work=sink.work, ranks=joined)
+        comparison = set_up(progress=sink.handle, learned=learned, work=sink.work, ranks=joined)
         try:
             with closing(sink):
                 sink.start()

@@ -87,9 +87,7 @@ def command(
     which plays once.
     """
     ranks = RankOptions.of(processes, max_restarts, rank_timeout)
-    if ranks.is_other:
-        ranks.serve()
-        return
+    ranks.serve_if_other()
     check_json_file(json_file)
     changes: dict[str, Any] = {}
     for assignment in assignments:

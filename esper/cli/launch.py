@@ -115,8 +115,14 @@ class RankOptions:
         if LAUNCHED in os.environ and self.restarted:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def serve(self) -> None:
-        """Trains hosts for rank 0 until it is done. Signals are left to rank 0, which ends the run after the step."""
+    def serve_if_other(self) -> None:
+        """Trains hosts for rank 0 until it is done, and then ends the command; does nothing in rank 0.
+
+        Signals are left to rank 0, which ends the run after the step.
+        """
+        if not self.is_other:
+            return
+
         from esper.env.rank_hosts import RankServer
         from esper.training.execution.messages import RankLost
 
@@ -131,6 +137,7 @@ class RankOptions:
                 if lost.hangs and ranks.rank == 1:  # else whoever ended rank 0 has reported it
                     raise click.ClickException(str(lost)) from None
                 raise click.exceptions.Exit(1) from None
+        raise click.exceptions.Exit(0)
 
     @contextmanager
     def joined(self) -> Iterator[RunRanks | None]:

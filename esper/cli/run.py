@@ -68,9 +68,7 @@ def command(
     events.jsonl, metrics.csv, the best grown host and a checkpoint.
     """
     ranks = RankOptions.of(processes, max_restarts, rank_timeout)
-    if ranks.is_other:
-        ranks.serve()
-        return
+    ranks.serve_if_other()
     task = flags["task"]
     if resume is not None:
         named_again = controller is not None and is_user_code(controller)
@@ -84,7 +82,7 @@ def command(
         folder = out or new_folder(task, controller)
         if ranks.restarted and is_run_of(folder, config):
             resume, controller = folder, controller if is_user_code(controller) else None
-        else:
+        elif ranks.restarted:
             ranks.clear(folder)
     if ranks.processes is not None:
         try:

@@ -64,6 +64,7 @@ class Expected:
 
     def __init__(self, x: Inputs, y: Tensor, classes: int | None) -> None:
         self.form, self.classes = _form(x, y), classes
+        """The shapes and dtypes in words, and the number of classes."""
 
     def fault(self, x: Inputs, y: Tensor) -> tuple[int, str] | None:
         """Returns the index of the first invalid sample of a batch and the reason; None if all are valid."""

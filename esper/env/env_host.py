@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
@@ -16,10 +16,11 @@ from esper.env.governance import Governance
 from esper.env.measurements import record_seeds, record_validation, role_of
 from esper.env.state import EnvState
 from esper.lifecycle.slots import Slots
-from esper.seeds.site import Role, Site
+from esper.seeds.site import Site
 from esper.training.governor import Governor, Panic
 from esper.training.host_training import HOST, HostTraining, count_not_finite
 from esper.training.metrics import EpochMetrics
+from esper.training.snapshot import Restorable
 from esper.training.validate import Evaluation, evaluate
 
 
@@ -106,12 +107,10 @@ class EnvHost:
         return self.governance.govern(state, float(state.train_loss[self.row]), self.not_finite, self.finite)
 
 
-def assign_roles(
-    assign: Callable[[Site, Role, float, float, bool], None], sites: Sequence[Site], slots: Slots, row: int
-) -> None:
-    """Gives the seed of each of ``sites``, in the order of the arrays' slots, by ``assign`` the role, alphas and
-    learning flag that follow from the lifecycle in ``row``."""
+def assign_roles(host: Restorable, sites: Sequence[Site], slots: Slots, row: int) -> None:
+    """Gives the seed of each of ``sites``, in the order of the arrays' slots, the role, alphas and learning flag that
+    follow from the lifecycle in ``row``."""
     fields = (slots.stage, slots.alpha, slots.incubation_target, slots.learning)
     for site, stage, alpha, target, learning in zip(sites, *(values[row].tolist() for values in fields), strict=True):
         if site.seed is not None:
-            assign(site, role_of(stage, alpha), alpha, target, learning)
+            host.assign(site, role_of(stage, alpha), alpha, target, learning)

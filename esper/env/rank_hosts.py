@@ -50,6 +50,10 @@ class Reply:
     splits: tuple[MicroBatchHalved, ...] = ()
 
 
+OF_BACKEND = frozenset({"reset", "plant", "remove", "shapley", "of_each", "state_dict"})
+"""Methods of a backend that rank 0 calls as they are."""
+
+
 class RankHosts:
     """One group of hosts of this rank, with the state of their envs as rank 0 sent it last."""
 
@@ -61,10 +65,10 @@ class RankHosts:
         self.state, self.all = EnvState.fresh(count, slots=Slots.fresh(count, slots)), slice(0, count)
 
     def answer(self, method: str, micro_batches: int, *arguments: Any) -> Reply:
-        """Calls ``method``: one of these if it needs the state of envs or one host, else that of the backend."""
+        """Calls a method of the backend, or one of these, which need the state of envs or one host."""
         self.policy.restore(micro_batches)
         self.splits.clear()
-        owner = self if hasattr(self, method) else self.backend
+        owner = self.backend if method in OF_BACKEND else self
         result = getattr(owner, method)(*arguments)
         return Reply(result, tuple(split for split in self.splits if isinstance(split, MicroBatchHalved)))
 

@@ -43,7 +43,7 @@ class OtherRanks:
     """
 
     def __init__(self, ranks: RunRanks, count: int, policy: MicroBatchPolicy) -> None:
-        self.ranks, self.count, self.policy, self.name = ranks, count, policy, next(ranks.names)
+        self.ranks, self.count, self.policy, self.name = ranks, count, policy, ranks.new_name()
         shares = {rank: ranks.share(count, rank) for rank in range(1, ranks.size)}
         self.shares = {rank: slice(share.start, share.stop) for rank, share in shares.items() if share}
         """Rows of the hosts of every other rank that has some."""
@@ -178,7 +178,7 @@ class RankedBackend(Backend):
         """Returns a copy of the host of env ``env``, which another rank has, on the device of ``task``."""
         (training,) = make_trainings([task], [config], [env])
         load_host_state(training, self.others.ask(env, "host_state"), self.local.blueprints)
-        assign_roles(training.assign, [training.site_by_name[name] for name in self.local.spec.slots], state.slots, env)
+        assign_roles(training, [training.site_by_name[name] for name in self.local.spec.slots], state.slots, env)
         return training
 
     def of_each(self, question: Callable[[Any], list[Any]]) -> list[Any]:

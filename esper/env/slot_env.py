@@ -117,7 +117,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.count_epochs: Callable[[int], None] = lambda hosts: None  # called after each epoch, the baseline's too
         self.tier: Tier | None = None
         """Execution tier of training steps; None for simulated hosts."""
-        self.pinned = 0  # snapshots of each host in pinned CPU memory, so that a limit on GPU memory holds
+        self.pinned = 0  # snapshots of each host in pinned CPU memory, the older first, for a limit on GPU memory
 
     @property
     def phase_seconds(self) -> dict[str, float]:

@@ -58,7 +58,7 @@ class TrainingBackend(Backend):
     Args:
         spec: names of slots and blueprints in actions.
         spans: the phases, among which training times of GPUs are moved.
-        pinned: number of snapshots of each host that lie in pinned CPU memory where hosts are on a GPU.
+        pinned: number of snapshots of each host that lie in pinned CPU memory if hosts are on a GPU, the older first.
         governed: whether bad hosts are rolled back.
     """
 
@@ -110,7 +110,7 @@ class TrainingBackend(Backend):
     def train(self, active: Bools, state: EnvState) -> None:
         hosts = self._of(active)
         for host in hosts:
-            assign_roles(host.training.assign, host.slot_sites, state.slots, host.row)
+            assign_roles(host.training, host.slot_sites, state.slots, host.row)
         with self.training_time.queueing():
             self.trainer.epoch([host.training for host in hosts])
 
@@ -160,7 +160,7 @@ class TrainingBackend(Backend):
         for host, mine in zip(self.each, saved, strict=True):
             load_host_state(host.training, mine["training"], self.blueprints)
             host.governor.load_state_dict(mine["governor"], host.training.device)
-            assign_roles(host.training.assign, host.slot_sites, state.slots, host.row)
+            assign_roles(host.training, host.slot_sites, state.slots, host.row)
 
     def close(self) -> None:
         try:

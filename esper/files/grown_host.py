@@ -172,6 +172,8 @@ def _with_dtypes_of(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> n
 def _host_of(facts: dict[str, Any], model: nn.Module | None) -> Host:
     """Returns the host without seeds. No forward pass is needed: the order and channels of its sites were saved."""
     sites = tuple(SlotSite(name, int(channels)) for name, channels in facts["sites"].items())
+    if isinstance(model, GrownHost):
+        raise ValueError("model= is a host with seeds: pass the host that it was grown from")
     if isinstance(model, Host):
         host = model
         paths = host.paths if isinstance(host, GraftedHost) else None

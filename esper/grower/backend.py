@@ -26,7 +26,7 @@ from esper.hosts.host import kept_modes
 from esper.lifecycle.ramps import STYLES as BLEND_STYLES
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.seeds.blueprints import BlueprintRegistry
-from esper.seeds.site import GerminationFailed, Site
+from esper.seeds.site import GerminationFailed
 from esper.spaces.action import STYLES, ActionSpec
 from esper.training.governor import Governor, Panic
 from esper.training.metrics import SeedGradientCollector
@@ -94,7 +94,7 @@ class LoopBackend(Backend):
 
     def train(self, active: Bools, state: EnvState) -> None:
         """Gives each site its role for the epoch that the loop trains next."""
-        assign_roles(Site.assign, self.sites, state.slots, row=0)
+        assign_roles(self.host, self.sites, state.slots, row=0)
         self.groups.set_learning([site.name for site in self.sites if site.learning])
         self.hooks.prepare_epoch()
 

@@ -105,6 +105,7 @@ class LoopEnv(SlotVectorEnv):
         self.rules = replace(self.rules, baseline=self._curve())
 
     def _curve(self) -> Baseline:
+        """Returns the model's curve without seeds so far, its last value from then on: epochs are scored in order."""
         measured = int((~np.isnan(self.without_seeds[0])).sum())
         accuracy, losses = self.without_seeds.copy()
         for curve in (accuracy, losses):

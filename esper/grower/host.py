@@ -10,7 +10,7 @@ from torch import Tensor
 from esper.grower.hooks import SiteHooks
 from esper.grower.optimizer import SeedGroups
 from esper.seeds.blend import Seed
-from esper.seeds.site import Site
+from esper.seeds.site import Role, Site
 from esper.training.host_training import HOST, count_not_finite, finite_buffers
 
 
@@ -26,6 +26,9 @@ class LoopHost:
         self.epoch = 0
         """Number of epochs since the first :meth:`Grower.step`."""
         self._finite = finite_buffers(hooks.model)
+
+    def assign(self, site: Site, role: Role, alpha: float, target: float, learning: bool) -> None:
+        site.assign(role, alpha, target, learning)
 
     def remove(self, site: Site) -> None:
         site.remove()

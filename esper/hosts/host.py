@@ -79,13 +79,18 @@ class Host(nn.Module, ABC):
 
 @contextmanager
 def kept_modes(*networks: nn.Module) -> Iterator[None]:
-    """Restores the mode of every module of ``networks`` after a block."""
-    modes = [(module, module.training) for network in networks for module in network.modules()]
+    """Restores the mode of every module of ``networks`` after a block.
+
+    Modes are set by ``train`` first: layers that have one of their own may do more than to set a flag.
+    """
+    modes = [[(module, module.training) for module in network.modules()] for network in networks]
     try:
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        for (network, training), *others in modes:
+            network.train(training)
+            for module, mode in others:
+                module.training = mode
 
 
 def run_segment(segment: nn.Module, h: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ class HostFamily:
     build: Callable[[int], Host]
     """Makes the host of a width; more parameters for a larger one, and the same slots."""
     width: int
-    """Width of the task's host: channels of the first block of a CNN, or features of a transformer's token."""
+    """Width of the host that a call makes: channels of a CNN's first block, or features of a transformer's token."""
     step: int = 1
     """Widths are multiples of it, such as the number of heads of a transformer."""
 
@@ -38,15 +38,16 @@ class HostFamily:
 
 
 def nearest_in_size(build_host: Callable[[], Host], parameters: int, sample: Tensor) -> HostFamily:
-    """Finds the width of the host like those of ``build_host``, no narrower, whose size is nearest to ``parameters``.
+    """Returns the family of ``build_host``, at the width of its host that is nearest in size to ``parameters``.
 
-    A tie goes to the smaller host. A CNNHost is widened by its ``base``, a TransformerHost by its ``width``, in steps
-    of its number of heads, the host of a :class:`HostFamily` as that says. ``sample`` are inputs that initialise the
-    lazy layers of the last kind. Raises ConfigError for a host of another kind.
+    No host is narrower than that of ``build_host``, and a tie goes to the smaller one. A CNNHost is widened by its
+    ``base``, a TransformerHost by its ``width``, in steps of its number of heads, the host of a :class:`HostFamily` as
+    that says. ``sample`` are inputs that initialise the lazy layers of the last kind. Raises ConfigError for a host of
+    another kind.
     """
     family = _family(build_host)
 
-    def missing(width: int) -> int:
+    def difference(width: int) -> int:
         if family is build_host:
             host = family.build(width)
             host.probe(sample)
@@ -55,8 +56,8 @@ def nearest_in_size(build_host: Callable[[], Host], parameters: int, sample: Ten
                 host = family.build(width)
         return abs(host.parameter_count - parameters)
 
-    width, least = family.width, missing(family.width)
-    while (wider := missing(width + family.step)) < least:
+    width, least = family.width, difference(family.width)
+    while (wider := difference(width + family.step)) < least:
         width, least = width + family.step, wider
     return replace(family, width=width)
 

@@ -54,8 +54,8 @@ class RewardState:
     """Σ alpha · parameters over seeds."""
     fossil_parameters: Count
     stage: NDArray[np.int64]
-    """Stages of the slots, [E, S]."""
     epochs_in_stage: NDArray[np.int64]
+    """Stages of the slots and epochs spent in them, [E, S]."""
 
 
 @dataclass(frozen=True)

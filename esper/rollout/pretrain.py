@@ -31,12 +31,6 @@ from esper.rollout.rollout import play_round
 PRACTICE = 2**31 + 2**30
 """Offset added to a run's seed for practice, so that its draws differ from those of real rounds and held-out hosts."""
 
-SETTINGS = (
-    *("worth_std", "unknown", "world_envs", "world_episodes"),
-    *("noise", "paired_noise", "reliance", "overlap", "healing"),
-)
-"""Parameters of the law that are settings of the agent, as ``ppo.practice_*``."""
-
 
 def practice_env(env: SlotVectorEnv, config: TrainingConfig, horizon: int | None = None) -> PlantedVectorEnv:
     """Returns simulated hosts with the slots, blueprints, horizon and no-growth curve of ``env``.
@@ -52,13 +46,21 @@ def practice_env(env: SlotVectorEnv, config: TrainingConfig, horizon: int | None
         slots=spec.slots,
         blueprints=spec.blueprints,
         worth=((ppo.practice_worth,) * len(spec.blueprints),) * len(spec.slots),
+        worth_std=ppo.practice_worth_std,
         parameters=tuple(int(size) for size in rules.largest.mean(axis=0)),
         kinds=tuple(tuple(row) for row in rules.kinds.tolist()),
         gate_parameters=0,
         host_parameters=env.host_parameters,
         curve=tuple(curve.tolist()),
+        unknown=ppo.practice_unknown,
+        world_envs=ppo.practice_world_envs,
+        world_episodes=ppo.practice_world_episodes,
+        noise=ppo.practice_noise,
+        paired_noise=ppo.practice_paired_noise,
+        reliance=ppo.practice_reliance,
+        overlap=ppo.practice_overlap,
+        healing=ppo.practice_healing,
         spread=baseline.final_loss_std * 90 / CHANCE,  # in the unit of the real hosts' losses
-        **{name: getattr(ppo, f"practice_{name}") for name in SETTINGS},
     )
     return PlantedVectorEnv(config.with_values(env={"n_envs": ppo.practice_envs, "episode_length": horizon}), law)
 

@@ -87,7 +87,7 @@ class Agent(ABC):
 
     @abstractmethod
     def evaluate(self, measured: Emit) -> list[ArmResult]:
-        """Returns the agent's arm, and those that it is compared with."""
+        """Returns the agent's arm, and those that it is compared with; ``measured`` gets an event for each round."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -41,12 +41,12 @@ class RunWork:
 
     @property
     def begun(self) -> float:
-        """Work of the current round that is done."""
+        """Work of the current round that is done, in units of the workload."""
         running = zip(self.collector.running, self.each, strict=False)
         return sum(rollout.steps * rollout.env.num_envs * each for rollout, each in running)
 
     def after_round(self) -> float:
-        """Returns the work of all rounds once the current one is complete, also by hosts that end early."""
+        """Returns the work of all rounds once the current one is complete; hosts that end early count in full."""
         return self.work.done("rounds") + self.of_round - self.begun
 
     def resume(self, rounds: int) -> None:

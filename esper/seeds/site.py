@@ -73,7 +73,11 @@ class Site:
             alpha: its share in the forward pass.
             target: the alpha of its trials.
             learning: whether the optimizer steps it; None: in every role but ABSENT.
+
+        Raises ValueError for another role than ABSENT without a seed.
         """
+        if self.planted is None and role is not Role.ABSENT:
+            raise ValueError(f"{self.name} has no seed that could be {role.name}")
         self.role, self.alpha, self.target = role, alpha, target
         self.learning = role is not Role.ABSENT if learning is None else learning
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from esper.seeds.site import Site
+from esper.seeds.site import Role, Site
 from esper.training.host_state import cpu_copy, fill, memory_like
 
 
@@ -24,7 +24,7 @@ class ValidationRecord:
 
 
 class Restorable(Protocol):
-    """A host in training that can be rolled back."""
+    """A host in training whose seeds have roles, and that can be rolled back."""
 
     @property
     def epoch(self) -> int:
@@ -32,6 +32,9 @@ class Restorable(Protocol):
 
     def network_tensors(self, slots: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Yields by name all that training writes of the host and of the seeds in ``slots``."""
+
+    def assign(self, site: Site, role: Role, alpha: float, target: float, learning: bool) -> None:
+        """Sets what the seed of ``site`` does from now on, see ``Site.assign``."""
 
     def remove(self, site: Site) -> None:
         """Removes the seed at ``site``."""

@@ -154,8 +154,8 @@ def straight_through(site: Site, h: Tensor, randomness: AbstractContextManager[N
 
 
 def delta_of(site: Site, h: Tensor, track_finite: bool = True, arithmetic: Arithmetic | None = None) -> Tensor:
-    """Returns d(h) of the seed at ``site``, in the shape [B, ...] of h; zero without a seed, and for a living seed once
-    it has been non-finite.
+    """Returns d(h) of the seed at ``site``, in the shape [B, ...] of h; zero for a living seed once it has been
+    non-finite. Raises ValueError without a seed.
 
     The cut is made on the device, forward and backward, without a sync, and with ``where``, because 0 · NaN is NaN. A
     fossil is part of the host and is left to the governor.
@@ -165,7 +165,7 @@ def delta_of(site: Site, h: Tensor, track_finite: bool = True, arithmetic: Arith
     """
     seed = site.planted
     if seed is None:
-        return torch.zeros_like(h)
+        raise ValueError(f"{site.name} has no seed")
     if site.fossil:
         return seed.module(h)  # type: ignore[no-any-return]
     entry, finite = h, seed.finite

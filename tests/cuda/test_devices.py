@@ -26,15 +26,15 @@ def test_hosts_on_two_gpus_have_the_bits_of_one() -> None:
     seen: list[list[Tensor]] = []
     for device in ("cuda:0", "cuda:0,cuda:1"):
         config = TrainingConfig.parse({"run": {"device": device}, "task": {"samples_per_epoch": 256}, "env": sizes})
-        training = make_env(config)
-        chance = RandomController(training.action_spec, training.layout, 5, 3)
-        observation, info = training.reset(seed=4)
+        env = make_env(config)
+        chance = RandomController(env.action_spec, env.layout, 5, 3)
+        observation, info = env.reset(seed=4)
         chance.begin()
         seen.append([torch.from_numpy(observation)])
         for _ in range(8):
-            observation, rewards, _, _, info = training.step(chance.act(observation, info["action_mask"]))
+            observation, rewards, _, _, info = env.step(chance.act(observation, info["action_mask"]))
             seen[-1] += [torch.from_numpy(observation), torch.from_numpy(rewards)]
-        training.close()
+        env.close()
     torch.use_deterministic_algorithms(False)
     torch.backends.cudnn.deterministic = False
     for one, two in zip(*seen, strict=True):

@@ -54,13 +54,13 @@ def growing(kind: str, n: int = 2, capture: bool = True, registry: BlueprintRegi
     return made
 
 
-def lanes_of(made: Growing) -> StreamExecutor:
+def executor_of(made: Growing) -> StreamExecutor:
     assert isinstance(made.executor, StreamExecutor)
     return made.executor
 
 
 def captured(made: Growing) -> int:
-    return sum(len(graphs) for graphs in lanes_of(made).graphs.values())
+    return sum(len(graphs) for graphs in executor_of(made).graphs.values())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -69,7 +69,7 @@ def test_captured_hosts_grow_as_others_do_to_the_last_bit(kind: str) -> None:
         expected = plain.episodes(2, 6)
     with growing(kind) as made:
         found = made.episodes(2, 6)
-        assert lanes_of(made).reasons() == {}
+        assert executor_of(made).reasons() == {}
         assert captured(made) > 2
         assert_same(found, expected)
 
@@ -81,7 +81,7 @@ def test_a_few_captured_epochs() -> None:
         made.plant(1, "r0c0", S.TRAINING)
         for _ in range(2):
             made.epoch()
-        assert lanes_of(made).reasons() == {}
+        assert executor_of(made).reasons() == {}
         assert captured(made) > 2
 
 
@@ -222,7 +222,7 @@ def test_nothing_waits_for_the_gpu_within_an_epoch(kind: str, capture: bool) -> 
             made.validate()
         finally:
             torch.cuda.set_sync_debug_mode(mode)
-        assert lanes_of(made).reasons() == {}
+        assert executor_of(made).reasons() == {}
 
 
 def test_work_that_is_dropped_all_at_once_leaves_nothing_behind_that_others_need() -> None:
@@ -231,16 +231,16 @@ def test_work_that_is_dropped_all_at_once_leaves_nothing_behind_that_others_need
         expected = plain.episodes(3, 6)
     with growing("text") as made:
         for env in made.hosts:
-            lanes_of(made).graphs[env.index].limit = 2
+            executor_of(made).graphs[env.index].limit = 2
         assert_same(made.episodes(3, 6), expected)
-        assert lanes_of(made).reasons() == {}
+        assert executor_of(made).reasons() == {}
 
 
 @pytest.mark.finding("C4")
 def test_memory_is_flat_over_topologies() -> None:
     dice, allocated, reserved = random.Random(0), list[int](), list[int]()
     with growing("float images", n=1) as made:
-        lanes_of(made).graphs[made.hosts[0].index].limit = 6
+        executor_of(made).graphs[made.hosts[0].index].limit = 6
         for epoch in range(1, 97):
             made.act(dice)
             made.epoch()
@@ -263,9 +263,9 @@ def test_forty_envs_have_forty_streams() -> None:
     with growing("float images", n=40) as made:
         for records in expected:
             assert_same(made.epoch(), records)
-        handles = {stream.cuda_stream for stream in lanes_of(made)._streams.values()}
+        handles = {stream.cuda_stream for stream in executor_of(made)._streams.values()}
         assert len(handles) == 40
-        assert all(stream.query() for stream in lanes_of(made)._streams.values())  # read: they were waited for
+        assert all(stream.query() for stream in executor_of(made)._streams.values())  # read: they were waited for
 
 
 class Waiting(nn.Module):
@@ -320,7 +320,7 @@ def test_seeds_that_cannot_be_captured_train_as_ever_and_leave_no_trace(odd: str
             world.plant(0, "r0c0", S.HOLDING, "odd")
         for _ in range(3):
             assert_same(made.epoch(), plain.epoch())
-        reasons = lanes_of(made).reasons()
+        reasons = executor_of(made).reasons()
         assert reasons
         assert all(text.startswith(reason) for text in reasons), reasons
         before = captured(made)
@@ -329,7 +329,7 @@ def test_seeds_that_cannot_be_captured_train_as_ever_and_leave_no_trace(odd: str
         for _ in range(3):
             assert_same(made.epoch(), plain.epoch())
         assert captured(made) == before + 2  # the step and the validation of the env without that seed
-        assert lanes_of(made).reasons() == reasons
+        assert executor_of(made).reasons() == reasons
     assert torch.randn(4, device="cuda").isfinite().all()  # torch's own generator draws as before
 
 
@@ -339,7 +339,7 @@ def test_a_host_without_gradients_trains_and_is_captured() -> None:
             parameter.requires_grad_(False)
         for _ in range(2):
             made.epoch()
-        assert lanes_of(made).reasons() == {}
+        assert executor_of(made).reasons() == {}
         assert made.hosts[0].gradient_stats.total.device.type == "cuda"
 
 
@@ -372,7 +372,7 @@ def test_float16_is_queued_and_says_why() -> None:
     with Growing(kind, StreamExecutor(Gpu(torch.device("cuda"))), 1, "cuda") as made:
         made.reset()
         made.epoch()
-        (reason,) = lanes_of(made).reasons()
+        (reason,) = executor_of(made).reasons()
         assert reason.startswith("float16")
 
 

@@ -68,8 +68,7 @@ def import_state(tmp_path: Path) -> Iterator[None]:
 
 NEIGHBOURLY = """
 from dataclasses import replace
-from esper.data.tasks import build_host, load_task
-from esper.data.user_code import confirmed_task, is_user_task
+from esper.data.tasks import load_task
 import helpers
 
 

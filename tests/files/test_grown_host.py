@@ -216,6 +216,11 @@ def refused(stem: Path, *wanted: str) -> str:
     return message
 
 
+def test_a_host_with_seeds_is_no_host_to_load_into(grown: Path) -> None:
+    with pytest.raises(ConfigError, match="model= is a host with seeds: pass the host that it was grown from"):
+        load_host(grown, model=load_host(grown))
+
+
 @pytest.mark.parametrize("case", BROKEN)
 def test_an_invalid_topology_is_refused(case: str, grown: Path, tmp_path: Path) -> None:
     stem = copy(grown, tmp_path)

@@ -48,6 +48,9 @@ def test_a_site_without_a_seed_is_empty() -> None:
     made.remove()
     assert (made.planted, made.seed, made.parameters) == (None, None, 0)
     assert (made.role, made.alpha) == (Role.ABSENT, 0.0)
+    with pytest.raises(ValueError, match="r0c0 has no seed that could be BLENDED"):
+        made.assign(Role.BLENDED, 1.0)
+    assert made.role is Role.ABSENT
 
 
 def test_a_blueprint_that_does_not_fit_leaves_the_seed_before_it() -> None:

@@ -282,12 +282,12 @@ def test_alphas_of_counterfactuals_are_made_by_the_worker_that_reads_them() -> N
         world.grow("r0c0", S.BLENDING)
         world.grow("r0c1", S.TRAINING)
         hosts = [world.host(index) for index in range(2)]
-        on_the_lane: list[list[str]] = []
+        of_workers: list[list[str]] = []
 
         def validate(host: EnvHost) -> None:
             with Writes() as writes:
                 host.validate()
-            on_the_lane.append(writes.operators)
+            of_workers.append(writes.operators)
 
         with Writes() as main:
             world.env.executor.run(validate, hosts)
@@ -295,8 +295,8 @@ def test_alphas_of_counterfactuals_are_made_by_the_worker_that_reads_them() -> N
         plan = hosts[0].counterfactual.configurations
         assert len(plan) > 2
         assert all(type(alpha) is float for configuration in plan for alpha in configuration)
-        assert any("aten.addcmul.default" in operators for operators in on_the_lane)  # at the place of reading
-        assert len(on_the_lane) == 2
+        assert any("aten.addcmul.default" in operators for operators in of_workers)  # at the place of reading
+        assert len(of_workers) == 2
 
 
 @pytest.mark.finding("H5")
@@ -308,6 +308,6 @@ def test_the_thread_that_steps_writes_nothing_that_belongs_to_a_host() -> None:
             world.env.step(actions)
         assert main.operators  # it has read what was transferred
         assert not main.written & memory
-        with memory_of(world.training()) as memory, Writes() as lane:
+        with memory_of(world.training()) as memory, Writes() as worker:
             train_epoch(world.training())
-        assert lane.written & memory  # as found at the place of writing
+        assert worker.written & memory  # as found at the place of writing

@@ -37,7 +37,7 @@ class MetricsCsvSink(FileSink):
             raise ValueError(
                 f"{self.path} has different columns than this version of Esper writes; move it away, or log elsewhere"
             )
-        self._writer = csv.DictWriter(self._file, COLUMNS, restval="", lineterminator="\n")
+        self._writer = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
         if header is None:
             self._writer.writeheader()
 
@@ -46,4 +46,6 @@ class MetricsCsvSink(FileSink):
             row = {name: getattr(event, name) for name in PLAIN_COLUMNS}
             row |= {f"phase/{phase}": seconds for phase, seconds in event.phase_seconds.items()}
             row |= {f"memory/{kind}": held for kind, held in by_kind(event.memory).items()}
+            if unknown := sorted(row.keys() - set(COLUMNS)):
+                raise ValueError(f"unknown columns {', '.join(unknown)}; known: {', '.join(COLUMNS)}")
             self._writer.writerow(row)

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
-from itertools import count
 from time import perf_counter
 from typing import Any
 
@@ -53,8 +51,8 @@ class RunRanks:
     messages: Messages = field(default_factory=Messages)
     called: tuple[int, ...] = ()
     """Ranks that have not answered yet."""
-    names: Iterator[int] = field(default_factory=partial(count, 1))
-    """Names of groups of hosts that were not given out yet."""
+    made: int = 0
+    """Number of names given out by :meth:`new_name`."""
     seconds: float = 0.0
     """Seconds between calls and their last answers so far, on rank 0."""
     idle: list[float] = field(default_factory=list)
@@ -124,6 +122,11 @@ class RunRanks:
         if self.size > hosts:
             raise ConfigError(f"a round has {hosts} hosts (env.n_envs) for {self.size} ranks: use at most {hosts}")
 
+    def new_name(self) -> int:
+        """Returns a name for a group of hosts."""
+        self.made += 1
+        return self.made
+
     def start(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
         """Sends each of these ranks its call and returns. Raises as :meth:`finish` does, for the call before."""
         self.finish()
@@ -148,12 +151,12 @@ class RunRanks:
         with self.whole():
             while self.called:
                 rank, *others = self.called
-                error, answer, busy[rank] = self.messages.receive(rank)
+                kind, answer, busy[rank] = self.messages.receive(rank)
                 self.called = tuple(others)
-                if error is None:
+                if kind is None:
                     answers[rank] = answer
                 else:
-                    failed = failed or error(f"rank {rank}: {answer}")
+                    failed = failed or kind(f"rank {rank}: {answer}")
         if busy:
             self._count({0: asked - self._since, **busy})
         if failed is not None:

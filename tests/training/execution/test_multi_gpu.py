@@ -191,7 +191,7 @@ def test_hosts_on_several_devices_have_the_bits_of_one() -> None:
     assert_same_bits(one, several)
 
 
-def lanes_of(gpus: list[FakeGpu]) -> Any:
+def executor_of(gpus: list[FakeGpu]) -> Any:
     return fake_executor(gpus[0]) if len(gpus) == 1 else MultiGpuExecutor([fake_executor(gpu) for gpu in gpus])
 
 
@@ -202,7 +202,7 @@ def test_captured_work_on_several_gpus_gives_the_bits_of_one(kind: str) -> None:
     records, launches = [], []
     for count in (1, 2):
         gpus = [FakeGpu() for _ in range(count)]
-        with Growing(KINDS[kind], lanes_of(gpus), n=4) as growing:
+        with Growing(KINDS[kind], executor_of(gpus), n=4) as growing:
             for env in growing.hosts:
                 assert env.feed is not None
                 env.feed.by_cursor = True

@@ -79,13 +79,13 @@ def test_a_cancelled_epoch_is_not_counted_and_the_next_is_free() -> None:
     gpu = FakeGpu()
     with growing(gpu) as made:
         made.trainer.epoch(made.hosts)
-        gpu.before_launch = lambda lane, step: made.executor.cancel() if (lane, step) == (1, 2) else None
+        gpu.before_launch = lambda stream, step: made.executor.cancel() if (stream, step) == (1, 2) else None
         with pytest.raises(Cancelled):
             made.trainer.epoch(made.hosts)
         assert [(training.epoch, training.batch, training.gradient_stats.batches) for training in made.hosts] == [
             (1, 2, 3)
         ] * 2
-        gpu.before_launch = lambda _lane, _step: None
+        gpu.before_launch = lambda _stream, _step: None
         made.trainer.epoch(made.hosts)
         assert [training.epoch for training in made.hosts] == [2, 2]
 
