@@ -37,6 +37,11 @@ class Metric:
         """Returns the values of ``hosts`` [n], in the order of the pairs."""
         return np.array([self.of(host) for host in hosts], dtype=np.float64)
 
+    def common(self, arms: Mapping[str, Sequence[HostResult]]) -> float | None:
+        """Returns the value that all hosts of all ``arms`` have; None if they differ."""
+        first, *others = {self.of(host) for hosts in arms.values() for host in hosts}
+        return None if others else first
+
     @property
     def label(self) -> str:
         """Title and unit."""

@@ -65,8 +65,12 @@ def draw_pairs(result: ComparisonResult) -> Figure:
 
 
 def draw_differences(result: ComparisonResult) -> Figure:
-    """Mean paired difference of every arm to the reference with its interval, one panel per metric."""
-    shown = [found for found in result.metrics if found.missing is None]
+    """Mean paired difference of every arm to the reference with its interval, one panel per metric.
+
+    Metrics in which all hosts are equal are left out, except for the first one.
+    """
+    differing = [found for found in result.metrics[1:] if found.metric.common(result.hosts) is None]
+    shown = [found for found in (result.metrics[0], *differing) if found.missing is None]
     columns = 3
     rows = max(1, -(-len(shown) // columns))
     figure, panels = _panels(11, 0.6 + rows * (0.78 + 0.32 * len(result.arms)), nrows=rows, ncols=columns)

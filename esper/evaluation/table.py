@@ -51,13 +51,12 @@ def print_report(result: ComparisonResult, console: Console, full: bool = False)
     _line(console, f"Committed hosts of {result.task} after their last epoch: {pairs}, seed {result.seed}")
     for number, found in enumerate(result.metrics):
         metric = found.metric
-        values = {metric.of(host) for hosts in result.hosts.values() for host in hosts}
         _line(console, "")
         if found.missing:
             _line(console, f"{metric.title}: {found.missing}")
             continue
-        if len(values) == 1:
-            _line(console, f"{metric.title}: {figure(values.pop(), metric.decimals)} for every host")
+        if (common := metric.common(result.hosts)) is not None:
+            _line(console, f"{metric.title}: {figure(common, metric.decimals)} for every host")
             continue
         _line(console, f"{metric.label} ({DIRECTION[metric.better]})")
         if not full and number > 0:

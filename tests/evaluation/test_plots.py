@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from esper.evaluation.plots import draw_pairs, short
+from esper.evaluation.plots import draw_differences, draw_pairs, short
 from tests.evaluation.outcomes import outcome, printed
 
 LONG = "checkpoint:runs/a/long/way/down/to/the/folder"
@@ -39,6 +39,16 @@ def test_the_plot_of_pairs_shows_every_pair_and_arm(tmp_path: Path) -> None:
     ]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["base", "good", short(LONG)]
     assert axes.get_ylabel() == "test accuracy, %"
+
+
+def test_metrics_in_which_all_hosts_are_equal_have_no_panel_of_differences(tmp_path: Path) -> None:
+    found = outcome(tmp_path, {"base": 0.0, "good": 2.0})
+    equal = {result.metric.title for result in found.metrics if result.metric.common(found.hosts) is not None}
+    titles = [axes.get_title() for axes in draw_differences(found).axes if axes.get_visible()]
+    assert "Rollbacks" in equal
+    assert titles == [r.metric.label for r in found.metrics if r.missing is None and r.metric.title not in equal]
+    alike = outcome(tmp_path / "alike", {"base": 0.0, "same": 0.0})
+    assert next(axes.get_title() for axes in draw_differences(alike).axes if axes.get_visible()) == "Test accuracy, %"
 
 
 def _data(values: object) -> Sequence[float]:
