@@ -40,7 +40,7 @@ def _last(module: nn.Module) -> nn.Module:
 def _obstacle(seed: Seed, layer: nn.Module, uses: Counter[int]) -> str | None:
     """Returns why the seed cannot become a part of the layer's weights; None if it can.
 
-    It is linear in the output of a linear layer, and no other layer uses the same weights.
+    It can if it is linear in the output of a linear layer whose weights no other layer uses.
     """
     if type(layer) is not nn.Linear and not _is_transposed(layer):
         return f"its output comes from a {type(layer).__name__}, not from a linear layer"
