@@ -2,7 +2,7 @@
 PYTHON ?= python
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: all install format lint type test test-all slow bench gpu-check gpu-rehearsal cuda-compiles emulation-sanitizers docs wheel matrix results clean
+.PHONY: all install format lint type test test-all slow bench gpu-check gpu-rehearsal cuda-compiles emulation-sanitizers docs wheel matrix mutants results clean
 
 all: lint type test
 
@@ -43,6 +43,9 @@ gpu-rehearsal:  ## the CUDA side on fake GPUs, under the CUDA builds of the olde
 
 cuda-compiles:  ## compile every CUDA kernel, without a GPU and even beside a CPU torch
 	$(PYTHON) build_support/check_cuda_compiles.py
+
+mutants:  ## small deliberate breaks, each of which the test named beside it must notice
+	$(PYTHON) tests/mutants/mutate.py
 
 emulation-sanitizers:  ## the CUDA kernels on the CPU under address and undefined-behaviour sanitizers
 	$(PYTHON) -m pytest -m slow tests/emulation/test_sanitizers.py

@@ -27,7 +27,7 @@ from esper.data.digits import load
 from esper.grower.env import LoopEnv
 from esper.grower.grower import Grower
 from esper.hosts.cnn import CNNHost
-from esper.hosts.grown_module import grown_in_place
+from esper.hosts.seed_hook import attach
 from esper.lifecycle.stage import SeedStage
 from esper.rollout.threads import one_thread
 from esper.spaces.action import Op
@@ -70,8 +70,9 @@ def with_modules(host: CNNHost, grower: Grower) -> PlainLoop:
     """Returns a bare loop of a copy of the model that has the Grower's seeds as ordinary modules."""
     loop = loop_of(host)
     sites = grower.hooks.sites.items()
-    grown_in_place(
-        loop.host, {grower.hooks.paths[name]: (copy.deepcopy(site.seed), 0.5) for name, site in sites if site.seed}
+    attach(
+        loop.host,
+        {grower.hooks.paths[name]: (name, copy.deepcopy(site.seed), 0.5) for name, site in sites if site.seed},
     )
     loop.optimizer = torch.optim.SGD(loop.host.parameters(), 0.01, momentum=0.9)
     loop.scheduler = torch.optim.lr_scheduler.ConstantLR(loop.optimizer)

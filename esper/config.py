@@ -65,8 +65,8 @@ class RunConfig(Section):
     a minute or more before the first step and made steps slower (docs/performance.md). A host that cannot be compiled
     stays eager, and the run reports the reason."""
     lanes: Count | None = None
-    """Number of worker threads, which train one env each at a time; None: one per physical core. No effect on a GPU.
-    Results do not depend on it."""
+    """Number of worker threads, which train one env each at a time; None: one per core that may be used. No effect on a
+    GPU. Results do not depend on it."""
     max_device_copies_mib: Positive | None = None
     """Max memory of one GPU, in MiB, for the snapshots that an env keeps of all its hosts there: two each, for
     rollbacks. If they are estimated to take more, the older ones move to pinned CPU memory, then the newest ones. None:
@@ -116,6 +116,9 @@ class EnvConfig(Section):
     """Max fossils in one host; None: one per slot."""
     parameter_budget: Positive = 10.0
     """Max parameters that seeds may add, as a multiple of the host's."""
+    slots: Names | None = None
+    """Slots that a run uses, of those that the task's hosts can have: names, a row ("r2"), a column ("c0") or "all";
+    None: those that the task's hosts have by themselves."""
     blueprints: Names | None = None
     """Blueprints that a controller may choose from, in this order; None: all of the host's topology."""
     one_incubating: bool = True

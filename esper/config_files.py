@@ -26,7 +26,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def read_toml(path: Path, kind: str = "config file") -> dict[str, Any]:
     """Reads a TOML file. Raises ConfigError, which calls the file a ``kind``, if it is missing or is not TOML."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin files with a byte-order mark
     except FileNotFoundError:
         raise ConfigError(f"{kind} {path} does not exist") from None
     except RecursionError:

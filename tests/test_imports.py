@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "esper"
-MAX_LINES = 400
+MAX_LINES = 500
 SOURCE_SUFFIXES = {".py", ".cpp", ".cu", ".cuh", ".h"}
 
 # What every module but these themselves may import.

@@ -58,6 +58,9 @@ def main(
     from esper.bench.case import BenchArgs, parse_size
     from esper.config import ConfigError
     from esper.files.system_info import summary_lines
+    from esper.telemetry.text import print_anywhere
+
+    print_anywhere()
 
     def save(results: list[Result]) -> None:
         if json_file is not None:

@@ -20,7 +20,7 @@ def command(observation: bool, config: bool, task: str) -> None:
 
         loaded = load_task(task)
         host = loaded.build_host()
-        layout = ObservationLayout(host.slot_names, BLUEPRINTS.names(host.topology), loaded.episode_length)
+        layout = ObservationLayout(host.slot_names, BLUEPRINTS.names(host.topology, host.sites), loaded.episode_length)
         for place, entry in enumerate(layout.entries):
             echo_folded(f"{place:4d}  {entry.kind.value:10s}  {entry.name:32s}  {entry.meaning}", 6)
     elif config:

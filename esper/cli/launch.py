@@ -64,7 +64,7 @@ def rank_options(command: Command) -> Command:
         click.option(
             "--processes",
             metavar="N|auto",
-            help="Spread the hosts over N processes; auto: one per physical core, or per GPU.",
+            help="Spread the hosts over N processes; auto: one per core that may be used, or per GPU.",
         ),
     ):
         command = option(command)
@@ -188,6 +188,7 @@ class RankOptions:
         os.environ.setdefault(SHUTDOWN, SHUTDOWN_SECONDS)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # they are all on this machine
         os.environ[OWN_STORE] = "1"
+        heard = [number.name for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         with tempfile.TemporaryDirectory(prefix="esper-ranks-") as logs, quiet_launcher():
             os.environ[LAUNCHED] = logs
             launch_config = LaunchConfig(
@@ -200,6 +201,7 @@ class RankOptions:
                 local_addr="localhost",
                 max_restarts=self.max_restarts,
                 logs_specs=DefaultLogsSpecs(log_dir=logs),
+                signals_to_handle=",".join(heard),  # else it also handles those that were ignored
             )
             try:
                 elastic_launch(launch_config, sys.executable)(*_same_esper(), *sys.argv[1:], *more)
@@ -214,27 +216,28 @@ class RankOptions:
 
 
 def fitting(config: TrainingConfig) -> int:
-    """Returns how many ranks suit this machine: one per GPU that the config names, else one per physical core.
+    """Returns how many ranks suit this machine: one per GPU that the config names, else one per core that may be used.
 
     There are at most as many as hosts. Raises ConfigError if a device cannot be used.
     """
-    from esper import _runtime
     from esper.data.task import DataOptions, resolve
     from esper.data.tasks import load_task
     from esper.env import planted
     from esper.files.system_info import check_devices
+    from esper.training.execution.cores import usable_cores
 
     devices = check_devices(config.run.device)
     if config.task.name == planted.NAME:
         return 1  # simulated hosts are not spread
     hosts = resolve(config, load_task(config.task.name, DataOptions.of(config.task))).env.n_envs
-    return min(_runtime.physical_cores() if devices[0].type == "cpu" else len(devices), hosts)
+    return min(usable_cores() if devices[0].type == "cpu" else len(devices), hosts)
 
 
 @contextmanager
 def signals_end() -> Iterator[None]:
     """Lets signals end this process at once in the block, also while it waits outside of Python for other ranks."""
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in heard}
     try:
         yield
     finally:

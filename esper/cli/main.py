@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
+from typing import NoReturn
 
 import click
 
 from esper import __version__
 from esper.config import ConfigError, did_you_mean
+from esper.telemetry.text import print_anywhere
 
 COMMANDS = {
     "demo": "See in two minutes what Esper does: a trained agent grows hosts beside the same hosts left alone.",
@@ -28,6 +31,9 @@ EXIT_CODES = {
     "2": "invalid input; nothing was started",
     "130": "interrupted by Ctrl-C or SIGTERM; completed work is kept, as after an error",
 }
+
+PATH_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOTDIR, errno.ELOOP)
+"""Errors of paths that cannot be looked up: too long a name, or a folder that may not be entered."""
 
 
 class LazyGroup(click.Group):
@@ -65,8 +71,15 @@ def group() -> None:
     """Esper grows neural networks while they train."""
 
 
+def end_without_reader() -> NoReturn:
+    """Ends the process after the reader of a pipe has gone; closing stdout must not raise the error again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)
+
+
 def main() -> None:
     """Runs the command and exits with one of ``EXIT_CODES``."""
+    print_anywhere()
     try:
         code = group(standalone_mode=False)
     except click.ClickException as error:
@@ -79,10 +92,13 @@ def main() -> None:
 
             note_refusal()
         sys.exit(2)
-    except BrokenPipeError:
-        # The reader is gone; closing stdout at exit must not raise the error again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            end_without_reader()
+        if error.errno not in PATH_ERRORS or error.filename is None:
+            raise
+        click.echo(f"Error: {error.filename}: {error.strerror}; give another path", err=True)
+        sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
         sys.exit(130)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ import click
 
 from esper.config import ConfigError, TrainingConfig, read_toml, set_dotted
 from esper.data.user_code import is_user_code, is_user_task, refuse_untrusted
+from esper.files.claim import drop_if_empty, new_subfolder
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
@@ -97,13 +99,17 @@ def check_resume(
 
 
 def new_folder(*parts: str) -> Path:
-    """Returns ``runs/PART-...-TIME``; a part that names a file, as a task or a controller may, becomes its stem."""
+    """Makes ``runs/PART-...-TIME``, with a number behind it if the name is taken; it goes with the command if it stays
+    empty. A part that names a file, as a task or a controller may, becomes its stem."""
 
     def short(name: str) -> str:
         kind, _, file = name.partition(":")
         return Path(kind).stem if is_user_code(name) else Path(file).stem if file else kind
 
-    return Path("runs") / "-".join([*map(short, parts), time.strftime("%Y%m%d-%H%M%S")])
+    name = "-".join([*map(short, parts), time.strftime("%Y%m%d-%H%M%S")])
+    folder = new_subfolder(Path("runs"), name)
+    click.get_current_context().call_on_close(partial(drop_if_empty, folder))
+    return folder
 
 
 def put(tables: dict[str, Any], section: str, key: str, value: Any) -> None:

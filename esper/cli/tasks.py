@@ -13,7 +13,7 @@ def command() -> None:
     from esper.data.tasks import SIMULATED, TASKS
     from esper.data.user_code import FORM
     from esper.rollout.policies import NAMES
-    from esper.seeds.blueprints import BLUEPRINTS
+    from esper.seeds.blueprints import BLUEPRINTS, source
 
     click.echo("Tasks")
     for name, description in {**{name: task.description for name, task in TASKS.items()}, **SIMULATED}.items():
@@ -23,5 +23,8 @@ def command() -> None:
         click.echo(f"\nBlueprints for {topology} hosts")
         for name in BLUEPRINTS.names(topology):
             echo_folded(f"  {name:12s} {BLUEPRINTS.get(topology, name).description}", 15)
+    click.echo("\nBlueprints for slots that read a source of their own, in hosts of any kind")
+    for name in source.NAMES:
+        echo_folded(f"  {name:14s} {BLUEPRINTS.get('cnn', name).description}", 17)
     click.echo("\nControllers")
     echo_folded(f"  {', '.join(NAMES)}", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from esper.config import ConfigError, read_toml
 from esper.control.controller import EnvView, PerEnvController
+from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import RELEVANT, ActionSpec, Op
 from esper.spaces.observation import ObservationLayout
+
+logger = logging.getLogger(__name__)
 
 SCHEDULES = Path(__file__).parent / "schedules"
 
@@ -50,6 +54,8 @@ class ScriptedController(PerEnvController):
         self.schedule = sorted(schedule, key=lambda entry: entry.epoch)
         self.actions = [encode(entry, spec) for entry in self.schedule]
         self.pending: list[list[int]] = [[] for _ in range(n_envs)]
+        self.too_large: set[tuple[str, str]] = set()
+        """Slots and blueprints of seeds that would exceed the budget, which was said."""
 
     def begin_episode(self, env: int) -> None:
         self.pending[env] = list(range(len(self.schedule)))
@@ -70,7 +76,22 @@ class ScriptedController(PerEnvController):
         op = Op[entry.op]
         if op in (Op.ADVANCE, Op.FOSSILIZE) and not view.slot(entry.slot, "gate_passed"):
             return False
+        if op is Op.GERMINATE:
+            self._say_if_too_large(entry, view)
         return view.legal(op, entry.slot, entry.blueprint if op is Op.GERMINATE else None)
+
+    def _say_if_too_large(self, entry: ScheduleEntry, view: EnvView) -> None:
+        """Logs once that the seed of ``entry`` is not planted because the host has no budget for its parameters."""
+        name, place = entry.blueprint or "", self.spec.slots.index(entry.slot)
+        affordable = bool(view.masks["slot_blueprint"][place, self.spec.blueprints.index(name)])
+        if view.stage(entry.slot) is SeedStage.DORMANT and not affordable and (entry.slot, name) not in self.too_large:
+            self.too_large.add((entry.slot, name))
+            logger.warning(
+                "schedule: %s is not planted in %s while it would exceed the budget of parameters that seeds may add "
+                "(env.parameter_budget)",
+                name,
+                entry.slot,
+            )
 
 
 def encode(entry: ScheduleEntry, spec: ActionSpec) -> NDArray[np.int64]:

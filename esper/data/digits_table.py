@@ -17,9 +17,12 @@ WIDTH = 8
 
 
 def of_width(width: int) -> GraftedHost:
-    """Makes an MLP with two hidden layers, and a slot after each."""
+    """Makes an MLP with two hidden layers, and a slot after each (row 0); those of row 2 have more hidden units."""
     layers = [nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)]
-    return graft(nn.Sequential(*layers), sites={"r0c0": "1", "r0c1": "3"}, topology="mlp")
+    sites = {"r0c0": "1", "r0c1": "3", "r2c0": "0 -> 2", "r2c1": "2 -> 4"}
+    host = graft(nn.Sequential(*layers), sites, topology="mlp")
+    host.use_slots(["r0"])
+    return host
 
 
 build_host = HostFamily(of_width, width=WIDTH)

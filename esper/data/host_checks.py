@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -15,13 +15,15 @@ from esper.data.split import SAMPLE, Split
 from esper.data.task import Task
 from esper.hosts.host import Host
 from esper.hosts.inputs import form_of
+from esper.seeds.features import Features
 
 TRAINABLE = (torch.float32, torch.bfloat16, torch.float64)
 """Parameter dtypes that the fused optimizer supports."""
 
 
-def check_hosts(task: Task, image_dtype: torch.dtype = torch.float32) -> Host:
-    """Makes two hosts of ``task``, tries forward and backward passes on one of them, and returns that one.
+def check_hosts(task: Task, image_dtype: torch.dtype = torch.float32, slots: Sequence[str] | None = None) -> Host:
+    """Makes two hosts of ``task`` with these slots, tries forward and backward passes on one of them, and returns that
+    one.
 
     Images stored as bytes are converted to ``image_dtype``. The check uses torch's global generator; the caller seeds
     it and restores it.
@@ -33,7 +35,7 @@ def check_hosts(task: Task, image_dtype: torch.dtype = torch.float32) -> Host:
             switched off.
     """
     x = task.validation.inputs(0, SAMPLE, image_dtype)
-    host, other = _made(task), _made(task)
+    host, other = (task.new_host(slots).to(task.device) for _ in range(2))
     storage = {tensor.data_ptr() for tensor in _tensors(other).values()}
     for name, tensor in _tensors(host).items():
         if tensor.data_ptr() in storage:
@@ -56,19 +58,14 @@ def check_hosts(task: Task, image_dtype: torch.dtype = torch.float32) -> Host:
                 f"{task.name}: {name} is {parameter.dtype}; trainable parameters must be one of "
                 f"{', '.join(map(str, TRAINABLE))}. For passes in float16, keep float32 and set task.precision"
             )
-    outputs = _outputs(task, host.eval(), x)
+    host.eval()
+    outputs = _outputs(task, host, x)
     if isinstance(task.objective, SampleObjective):
         check_objective(task, task.objective, outputs)
-    _outputs(task, host.train(), x)
+    host.train()
+    _outputs(task, host, x)
     _check_gradients(task, host, x)
     return host
-
-
-def _made(task: Task) -> Host:
-    host = task.build_host()
-    if not isinstance(host, Host):
-        raise ConfigError(f"{task.name}: build_host makes a {type(host).__name__}, not a host; see esper.graft")
-    return host.to(task.device)
 
 
 def _tensors(host: Host) -> dict[str, Tensor]:
@@ -111,10 +108,10 @@ def _check_gradients(task: Task, host: Host, x: Tensor) -> None:
     """Runs a training step without an update and checks gradients at the sites and of the parameters."""
     off: list[str] = []
 
-    def hook(site: int, h: Tensor) -> Tensor:
+    def hook(site: int, at: Features) -> Tensor:
         if not torch.is_grad_enabled():
             off.append(host.sites[site].name)
-        return h
+        return at.h
 
     logits = host.forward_with_hook(x, hook)
     if off:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +17,8 @@ from esper.data.split import Split
 from esper.data.task import DataOptions
 from esper.hosts.torchvision_shim import import_torchvision
 
+SYSTEM = {"FashionMNIST": Path("/usr/share/datasets/fashion-mnist")}
+"""Folders of packages of the system, here Debian's dataset-fashion-mnist, by torchvision's class."""
 Dataset = Any
 """A data set class of torchvision, which is untyped."""
 
@@ -84,28 +89,61 @@ def _checksum_problem(file: Path, md5: str) -> str | None:
     if not file.is_file():
         return f"  missing: {file}"
     if not utils.check_integrity(file, md5):
-        return f"  corrupt: {file} (its md5 is {utils.calculate_md5(file)}, not {md5}); delete it"
+        return (
+            f"  corrupt: {file} (its md5 is {utils.calculate_md5(file)}, not {md5}); put a copy of the original there"
+        )
     return None
 
 
 def _idx_problems(source: ImageSource, dataset: Dataset, folder: Path) -> list[str]:
-    """Checks IDX files: an archive (.gz) must have the right checksum and is unpacked; then the size must be right."""
+    """Checks IDX files by their content, and unpacks archives (.gz), which may be compressed in any way.
+
+    An archive is also taken from where a package of the system puts it.
+    """
     lines = []
-    for archive, md5 in dataset.resources:
-        packed = folder / dataset.__name__ / "raw" / archive
-        file = packed.with_suffix("")
-        if not file.is_file():
-            if problem := _checksum_problem(packed, md5):
-                lines.append(problem)
-                continue
-            import_torchvision("torchvision.datasets.utils").extract_archive(str(packed), str(packed.parent))
+    for archive, _md5 in dataset.resources:
+        file = (folder / dataset.__name__ / "raw" / archive).with_suffix("")
+        packed = [file.with_name(archive), SYSTEM.get(dataset.__name__, file.parent) / archive]
+        known = next((each for each in (file, *packed) if each.is_file()), None)
+        if known is None:
+            lines.append(f"  missing: {packed[0]}")
+            continue
+        content = _unpacked(known)
         count = source.train if archive.startswith("train") else source.test
-        # A header of 16 bytes and one byte per pixel, or a header of 8 bytes and one byte per label.
-        wanted = 16 + count * source.side**2 if "images" in archive else 8 + count
-        size = file.stat().st_size
-        if size != wanted:
-            lines.append(f"  corrupt: {file} (it has {size} bytes, not {wanted}); delete it")
+        sides = [source.side, source.side] if "images" in archive else []
+        if problem := _content_problem(content, [count, *sides]):
+            lines.append(f"  corrupt: {known} ({problem}); put a copy of the original there")
+        elif known != file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            part = file.with_suffix(".part")
+            part.write_bytes(content)
+            part.replace(file)  # so that a full disk leaves no half of a file
     return lines
+
+
+def _unpacked(file: Path) -> bytes:
+    """Returns the content of a file, unpacked if it is an archive; nothing of an archive that is damaged."""
+    content = file.read_bytes()
+    if file.suffix != ".gz":
+        return content
+    unpacking = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)  # with the header of gzip
+    try:
+        found = unpacking.decompress(content)
+    except zlib.error:
+        return b""
+    return found if unpacking.eof else b""
+
+
+def _content_problem(content: bytes, sizes: list[int]) -> str | None:
+    """Returns what is wrong with an IDX file of bytes in an array of these ``sizes``; None if nothing is."""
+    # Two zeros, the type (8: bytes), the number of dimensions, and each size as a big-endian int of 32 bits.
+    header = bytes([0, 0, 8, len(sizes)]) + struct.pack(f">{len(sizes)}I", *sizes)
+    wanted = len(header) + math.prod(sizes)
+    if len(content) != wanted:
+        return f"it has {len(content)} bytes of content, not {wanted}"
+    if not content.startswith(header):
+        return f"it does not begin as a file of {' × '.join(map(str, sizes))} bytes"
+    return None
 
 
 def _download(source: ImageSource, dataset: Dataset, folder: Path) -> None:

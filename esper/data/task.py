@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -192,6 +192,22 @@ class Task:
     def to(self, device: torch.device) -> Task:
         """Returns the same task with its in-memory splits on ``device``."""
         return replace(self, **{name: split.to(device) for name, split in self._splits().items()})  # type: ignore[arg-type]
+
+    def new_host(self, slots: Sequence[str] | None = None) -> Host:
+        """Makes a host with the slots that ``slots`` names, see ``EnvConfig.slots``; None: those that ``build_host``
+        gives it.
+
+        Raises ConfigError for another thing than a host, or for slots that it cannot have.
+        """
+        host = self.build_host()
+        if not isinstance(host, Host):
+            raise ConfigError(f"{self.name}: build_host makes a {type(host).__name__}, not a host; see esper.graft")
+        if slots is not None:
+            try:
+                host.use_slots(slots)
+            except ConfigError as error:
+                raise ConfigError(f"env.slots: {error}") from None
+        return host
 
     @property
     def sample(self) -> Any:

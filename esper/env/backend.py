@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from esper.env.state import EnvState
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.training.governor import Panic
@@ -19,6 +21,8 @@ class Backend(ABC):
 
     host_parameters: int
     """Number of parameters of a host without seeds."""
+    sources: Bools = np.zeros(1, dtype=np.bool_)
+    """Slots whose seeds read a source of their own, [S], or [1] for all."""
 
     @abstractmethod
     def reset(self, starting: Bools, run_seed: int, episodes: Ints) -> None:

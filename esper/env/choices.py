@@ -3,43 +3,68 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
 from esper.config import ConfigError
+from esper.hosts.host import row_major
 from esper.lifecycle.slots import Floats, Ints
 from esper.seeds.blend import gate_parameters
-from esper.seeds.blueprints import Blueprint, BlueprintRegistry
+from esper.seeds.blueprints import Blueprint, BlueprintRegistry, source
+from esper.seeds.place import Place
 from esper.spaces.action import ActionSpec
 from esper.training.host_training import HostTraining
 from esper.training.rng import seeded
 
 
-def largest_sizes(topology: str, channels: Mapping[str, int], spec: ActionSpec, blueprints: BlueprintRegistry) -> Ints:
-    """Returns the number of parameters of each blueprint in each slot with its largest blend style, [S, B].
+def check_places(topology: str, places: Sequence[Place], blueprints: BlueprintRegistry) -> None:
+    """Raises ConfigError for a place where no blueprint fits, with the reasons."""
+    for place in places:
+        if place.has_source and not blueprints.names(topology, [place]):
+            found = {name: blueprints.get(topology, name).obstacle(place) for name in source.NAMES}
+            reasons = "; ".join(dict.fromkeys(reason for reason in found.values() if reason))
+            raise ConfigError(f"slot {place.name}: no blueprint fits between its source and its sink: {reasons}")
 
-    The gated style is the largest, so a blueprint that is affordable is so in any style. ``channels`` is by slot.
-    Raises ConfigError for a blueprint whose ``parameters`` raises.
+
+def offered(
+    topology: str, places: Sequence[Place], names: Sequence[str], blueprints: BlueprintRegistry
+) -> tuple[tuple[str, ...], ...]:
+    """Returns which of the blueprints ``names`` fit at each place, in row-major order; () if all fit everywhere."""
+    by_name = {place.name: place for place in places}
+    recipes = [blueprints.get(topology, name) for name in names]
+    fitting = tuple(
+        tuple(recipe.name for recipe in recipes if recipe.fits(by_name[slot])) for slot in row_major(by_name)
+    )
+    return () if all(len(of_slot) == len(names) for of_slot in fitting) else fitting
+
+
+def largest_sizes(topology: str, places: Sequence[Place], spec: ActionSpec, blueprints: BlueprintRegistry) -> Ints:
+    """Returns the number of parameters of each blueprint in each slot with its largest blend style, [S, B]; 0 where it
+    does not fit.
+
+    The gated style is the largest, so a blueprint that is affordable is so in any style. Raises ConfigError for a
+    blueprint whose ``parameters`` raises.
     """
     recipes = [blueprints.get(topology, name) for name in spec.blueprints]
-    widths = [channels[name] for name in spec.slots]
-    return np.array([[_size(recipe, width) + gate_parameters(width) for recipe in recipes] for width in widths])
+    by_name = {place.name: place for place in places}
+    return np.array([[_size(recipe, by_name[name]) for recipe in recipes] for name in spec.slots])
 
 
-def kinds_of(topology: str, channels: int, spec: ActionSpec, blueprints: BlueprintRegistry) -> Floats:
+def kinds_of(topology: str, places: Sequence[Place], spec: ActionSpec, blueprints: BlueprintRegistry) -> Floats:
     """Returns what each blueprint is built of, [B, 3], see ``esper.spaces.observation.KINDS``.
 
-    It is read from a body for ``channels`` channels: whoever knows a blueprint by this needs not know its name. Raises
-    ConfigError if that cannot be built.
+    It is read from a body for the widest place at which it fits: whoever knows a blueprint by this needs not know its
+    name. Raises ConfigError if that cannot be built.
     """
     rows = []
     with seeded(0):
         for name in spec.blueprints:
             recipe = blueprints.get(topology, name)
-            with _named_errors(recipe, "be built", channels):
-                shapes = [p.shape for p in recipe.build(channels).parameters()]
+            place = max((place for place in places if recipe.fits(place)), key=lambda place: place.channels)
+            with _named_errors(recipe, "be built", place):
+                shapes = [p.shape for p in recipe.body(place).parameters()]
             sizes = np.array([math.prod(shape) for shape in shapes])
             spatial = np.array([math.prod(shape[2:]) > 1 for shape in shapes], dtype=bool)
             vector = np.array([len(shape) < 2 or max(shape) == math.prod(shape) for shape in shapes], dtype=bool)
@@ -48,24 +73,27 @@ def kinds_of(topology: str, channels: int, spec: ActionSpec, blueprints: Bluepri
     return np.array(rows, dtype=np.float64)
 
 
-def _size(recipe: Blueprint, channels: int) -> int:
-    with _named_errors(recipe, "be counted", channels):
-        return int(recipe.parameters(channels))
+def _size(recipe: Blueprint, place: Place) -> int:
+    """Returns the number of parameters of a seed with its gate, which only seeds that read their sink can have."""
+    if not recipe.fits(place):
+        return 0
+    with _named_errors(recipe, "be counted", place):
+        return recipe.size(place) + (0 if place.has_source else gate_parameters(place.channels))
 
 
 @contextmanager
-def _named_errors(recipe: Blueprint, what: str, channels: int) -> Iterator[None]:
+def _named_errors(recipe: Blueprint, what: str, place: Place) -> Iterator[None]:
     """Turns an error of a blueprint, whose functions a user may have written, into a ConfigError that names it."""
     try:
         yield
     except Exception as error:
-        reason = f"cannot {what} for {channels} channels: {type(error).__name__}: {error}"
+        reason = f"cannot {what} for {place.channels} channels: {type(error).__name__}: {error}"
         raise ConfigError(f"blueprint {recipe.name} {reason}; repair it, or leave it out of env.blueprints") from error
 
 
 def max_seed_parameters(training: HostTraining, spec: ActionSpec, blueprints: BlueprintRegistry) -> int:
     """Returns the most parameters that seeds of a host may have at a time."""
     host = training.host
-    sizes = largest_sizes(host.topology, {site.name: site.channels for site in host.sites}, spec, blueprints)
+    sizes = largest_sizes(host.topology, host.sites, spec, blueprints)
     budget = training.config.env.parameter_budget * training.host.parameter_count
     return int(min(sizes.max(axis=1, initial=0).sum(), budget))

@@ -17,6 +17,7 @@ from esper.env.reporting import Occupancy, Reporter
 from esper.env.state import EnvState
 from esper.lifecycle import transitions
 from esper.lifecycle.gates import Gates, open_automatic_gates
+from esper.lifecycle.ramps import STYLE_ADDED
 from esper.lifecycle.slots import Bools, Floats, Slots
 from esper.spaces.action import ALPHA_SPEEDS, ALPHA_TARGETS, HEADS, TEMPOS, Op
 from esper.telemetry.span import Spans
@@ -116,6 +117,8 @@ class EpochLoop:
         gates = self.reporter.explain(state, self._gates(), actions, active) if self.reporter else {}
         before = Occupancy.of(slots)
         germinates = chosen & (op == Op.GERMINATE)
+        has_source = (chosen & self.backend.sources).any(axis=1, keepdims=True)
+        style = np.where(has_source, STYLE_ADDED[style], style)  # other operators are for features that a seed reads
         sizes, failures = self.backend.plant(germinates, blueprint, style)
         refused[list(failures)] |= germinates[list(failures)]
         does = {kind: chosen & (op == kind) & ~refused for kind in Op}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from gymnasium.vector import AutoresetMode
@@ -163,11 +164,28 @@ def make_vector(
 def make_single(**keywords: Any) -> SingleEnv:
     """Makes the env of ``gymnasium.make("esper/Growth-v0", ...)``: one host.
 
-    It takes the keywords of :func:`make_vector` except ``num_envs`` and ``autoreset_mode``, which raise TypeError.
+    It takes the keywords of :func:`make_vector` except ``num_envs`` and ``autoreset_mode``, which raise TypeError. If
+    they do not name a run seed, the first reset without a seed draws one.
     """
     if refused := {"num_envs", "autoreset_mode"} & set(keywords):
         raise TypeError(f"{', '.join(sorted(refused))}: not available for one env; use gymnasium.make_vec for many")
-    return SingleEnv(make_vector(1, autoreset_mode=AutoresetMode.DISABLED, **keywords))
+    return SingleEnv(
+        make_vector(1, autoreset_mode=AutoresetMode.DISABLED, **keywords), draws=not _names_a_seed(**keywords)
+    )
+
+
+def _names_a_seed(
+    config: TrainingConfig | Mapping[str, Any] | None = None,
+    run: Mapping[str, Any] = MappingProxyType({}),
+    **_more: Any,
+) -> bool:
+    """Whether keywords of :func:`make_vector` set the run seed."""
+    given: Collection[str] = ()
+    if isinstance(config, TrainingConfig):
+        given = config.run.model_fields_set
+    elif config is not None:
+        given = config.get("run", ())
+    return "seed" in given or "seed" in run
 
 
 def _configured(

@@ -101,6 +101,7 @@ def _choices(gatherer: Gatherer, rules: Rules) -> dict[str, Floats]:
     """Returns what describes each (slot, blueprint), [E, S, B] or broadcast to that."""
     worths = gatherer.seen / gatherer.scale[:, None, None, None]
     profit = gatherer.seen[..., WORTH] - rent_price(rules.largest, rules.host_parameters, rules.config.reward)
+    profit = np.where(rules.largest > 0, profit, 0.0)  # where a blueprint does not fit, there is nothing to gain
     return {
         "worth": worths[..., WORTH],
         "profit": profit / gatherer.scale[:, None, None],

@@ -54,6 +54,8 @@ class PlantedVectorEnv(SlotVectorEnv):
         self.backend: PlantedBackend = PlantedBackend(law, n_envs, horizon, config.env.counterfactual_every)
         spec, spans = ActionSpec(law.slots, law.blueprints), Spans(marks=config.run.mark_phases)
         largest = np.tile(np.array(law.parameters) + law.gate_parameters, (len(law.slots), 1))
+        if law.fits:
+            largest = np.where(law.fits, largest, 0)
         kinds = np.array(law.kinds) if law.kinds else np.zeros((len(law.blueprints), len(KINDS)))
         super().__init__(config, spec, self.backend, spans, largest, kinds, autoreset_mode)
         self.gatherer = Gatherer(spec, n_envs, config.experience, law.world_envs, law.world_episodes)

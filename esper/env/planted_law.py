@@ -54,6 +54,8 @@ class Law:
     """Number of parameters by blueprint; a gated seed has ``gate_parameters`` more."""
     kinds: tuple[tuple[float, ...], ...] = ()
     """The parts that each blueprint is built of, see ``esper.spaces.observation.KINDS``; empty: nothing."""
+    fits: tuple[tuple[bool, ...], ...] = ()
+    """Whether each blueprint can be planted in each slot, by slot; empty: all can be everywhere."""
     gate_parameters: int = 50
     host_parameters: int = 1000
     floor: float = 10.0
@@ -88,6 +90,7 @@ class Law:
             worth=tuple(tuple(row[place] for place in places) for row in self.worth),
             parameters=tuple(self.parameters[place] for place in places),
             kinds=tuple(self.kinds[place] for place in places) if self.kinds else (),
+            fits=tuple(tuple(row[place] for place in places) for row in self.fits),
         )
 
     def host_accuracy(self, epoch: Ints, horizon: int) -> Floats:

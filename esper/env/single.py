@@ -8,7 +8,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from esper.env.info import Info, of_env
-from esper.env.slot_env import SlotVectorEnv
+from esper.env.slot_env import SlotVectorEnv, accepted_seed
 
 
 class SingleEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
@@ -16,25 +16,32 @@ class SingleEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
 
     Observations are float32 [layout.size], actions int64 [8], rewards float; info is that of the vector env without
     its first axis. ``reset(seed=s)`` sets the run seed and starts its episode 0; ``reset()`` starts the next episode.
-    Without a seed, the run seed is that of the config: several SingleEnvs in a ``SyncVectorEnv`` or ``DummyVecEnv``
-    play the same episodes unless these are given a seed, which they pass on.
+
+    Args:
+        env: the vector env.
+        draws: whether a first reset without a seed draws one, as other envs of Gymnasium do: several in a
+            ``SyncVectorEnv`` then play different episodes. Without it, the run seed is that of the config.
 
     Raises ValueError if ``env`` has several envs, or resets automatically.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012  Gymnasium's declaration
 
-    def __init__(self, env: SlotVectorEnv) -> None:
+    def __init__(self, env: SlotVectorEnv, draws: bool = False) -> None:
         if env.num_envs != 1 or env.metadata["autoreset_mode"] is not AutoresetMode.DISABLED:
             mode = env.metadata["autoreset_mode"].name
             raise ValueError(f"expected a vector env of one env, autoreset DISABLED; got {env.num_envs} with {mode}")
-        self.env = env
+        self.env, self.draws = env, draws
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self.action_spec, self.layout = env.action_spec, env.layout
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[NDArray[np.float32], Info]:
         """Starts an episode. ``options`` are ignored."""
+        seed = accepted_seed(seed)
         super().reset(seed=seed)
+        if seed is None and self.draws:
+            seed = int(self.np_random.integers(2**63))
+        self.draws = False
         observation, info = self.env.reset(seed=seed)
         return observation[0], of_env(info, 0)
 

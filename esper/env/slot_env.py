@@ -5,6 +5,7 @@ Time advances in an :class:`esper.env.epoch_loop.EpochLoop`; this class computes
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -50,6 +51,23 @@ def accepted_mode(mode: AutoresetMode | str) -> AutoresetMode:
     raise ValueError(f"autoreset_mode must be {wanted}, not {mode!r}")
 
 
+def accepted_seed(seed: object) -> int | None:
+    """Returns a seed as an int; NumPy's integers are ones, too. Raises ValueError for any other value."""
+    if seed is None:
+        return None
+    if isinstance(seed, list | tuple):
+        raise ValueError(
+            f"this env takes one run seed, from which each of its envs derives its own, not seed={seed!r}; pass an int"
+        )
+    try:
+        number = operator.index(seed)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(f"the seed must be an integer of 0 or more, not {seed!r}") from None
+    if number < 0:
+        raise ValueError(f"the seed must be an integer of 0 or more, not {seed!r}")
+    return number
+
+
 def reset_mask(options: dict[str, Any] | None, n_envs: int) -> Bools:
     """Returns the envs to reset, bool [E]: those of ``options["reset_mask"]``, or all. Raises ValueError for others."""
     mask = np.asarray((options or {}).get("reset_mask", np.ones(n_envs, dtype=np.bool_)))
@@ -87,7 +105,8 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
         reporter: Reporter | None = None,
     ) -> None:
-        self.metadata = {**self.metadata, "autoreset_mode": accepted_mode(autoreset_mode)}
+        self.autoreset_mode = accepted_mode(autoreset_mode)
+        self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
         self.config, self.action_spec, self.backend, self.spans = config, spec, backend, spans
         self.largest, self.kinds = largest, kinds
         self.num_envs, self.horizon = config.env.n_envs, config.env.episode_length
@@ -172,17 +191,15 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
     ) -> tuple[Float32s, Info]:
         """Starts episodes: all, or those of ``options["reset_mask"]`` (bool [E]). ``seed`` sets the run seed.
 
-        Raises ValueError for a reset mask of another dtype or shape, and for a list of seeds: envs derive their own
-        from the run seed.
+        Raises ValueError for a reset mask of another dtype or shape, for a seed that is no integer of 0 or more, and
+        for a list of seeds: envs derive their own from the run seed. The env is then as before.
         """
-        if isinstance(seed, list):
-            raise ValueError("this env takes one run seed, from which each of its envs derives its own; pass an int")
-        starting = reset_mask(options, self.num_envs)
+        run_seed, starting = accepted_seed(seed), reset_mask(options, self.num_envs)
         if self.rules is None:
             starting = np.ones_like(starting)
-        if seed is not None:
-            super().reset(seed=int(seed))  # Gymnasium's own generator, which is not used here
-            self.run_seed = seed
+        if run_seed is not None:
+            super().reset(seed=run_seed)  # Gymnasium's own generator, which is not used here
+            self.run_seed = run_seed
             self.state.episode[:] = -1
             self.gatherer.forget()
         rules = self.prepare()

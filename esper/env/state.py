@@ -64,7 +64,8 @@ class Rules:
     horizon: int
     host_parameters: int
     largest: Ints
-    """Number of parameters of each blueprint in each slot with its largest blend style, [S, B]."""
+    """Number of parameters of each blueprint in each slot with its largest blend style, [S, B]; 0 where it does not
+    fit."""
     kinds: Floats
     """The parts that each blueprint is built of, [B, 3]; see ``esper.spaces.observation.KINDS``."""
 

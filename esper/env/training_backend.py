@@ -41,7 +41,7 @@ def make_trainings(
     ``devices`` is the number of devices that the tasks lie on, in turn.
     """
     with seeded(0):
-        sites = len(tasks[0].build_host().sites)
+        sites = len(tasks[0].new_host(configs[0].env.slots).sites)
     places = [device_index(index, devices) for index in indices]
     rows = {}
     for place, task in dict(zip(places, tasks, strict=True)).items():
@@ -72,7 +72,10 @@ class TrainingBackend(Backend):
         governed: bool = True,
     ) -> None:
         self.trainer, self.spec, self.blueprints, self.governed = trainer, spec, blueprints, governed
-        self.host_parameters = trainer.hosts[0].host.parameter_count
+        first = trainer.hosts[0].host
+        self.host_parameters = first.parameter_count
+        with_source = {place.name for place in first.sites if place.has_source}
+        self.sources = np.array([name in with_source for name in spec.slots], dtype=np.bool_)
         self.each = []
         for row, training in enumerate(trainer.hosts):
             classes = training.task.classes if training.task.loss == "cross_entropy" else None

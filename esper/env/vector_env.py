@@ -14,7 +14,7 @@ from esper.config_resolved import HostTrainingConfig
 from esper.data.host_checks import check_hosts
 from esper.data.task import Task, resolve
 from esper.env.baseline import Baseline
-from esper.env.choices import kinds_of, largest_sizes, max_seed_parameters
+from esper.env.choices import check_places, kinds_of, largest_sizes, max_seed_parameters, offered
 from esper.env.no_growth import measure_baseline
 from esper.env.ranked_backend import RankedBackend
 from esper.env.reporting import Reporter
@@ -91,11 +91,12 @@ class GrowthVectorEnv(SlotVectorEnv):
         """The hosts of this process, the first ones; :meth:`host` returns any."""
         self.blueprints = (blueprints or BLUEPRINTS).copy()
         host = self.training[0].host
-        names = choose(config.env.blueprints, self.blueprints.names(host.topology), f"{host.topology} hosts")
-        spec = ActionSpec(host.slot_names, names)
-        channels = {site.name: site.channels for site in host.sites}
-        largest = largest_sizes(host.topology, channels, spec, self.blueprints)
-        kinds = kinds_of(host.topology, max(channels.values()), spec, self.blueprints)
+        check_places(host.topology, host.sites, self.blueprints)
+        known = self.blueprints.names(host.topology, host.sites)
+        names = choose(config.env.blueprints, known, f"{host.topology} hosts")
+        spec = ActionSpec(host.slot_names, names, offered(host.topology, host.sites, names, self.blueprints))
+        largest = largest_sizes(host.topology, host.sites, spec, self.blueprints)
+        kinds = kinds_of(host.topology, host.sites, spec, self.blueprints)
         self.task, self.emit = task, emit
         spans = Spans(marks=config.run.mark_phases)
         self.parts = parts or MicroBatchPolicy(config)

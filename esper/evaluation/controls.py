@@ -53,7 +53,7 @@ class ControlRunner(ArmRunner):
         self.control_of, self.run_seed = control_of, run_seed
         self.blueprints = BLUEPRINTS.copy()
         with seeded(0):
-            self.host = self.task.build_host()
+            self.host = self.task.new_host(self.config.env.slots)
             self.host.probe(self.task.sample.cpu())
 
     @abstractmethod
@@ -116,16 +116,18 @@ class StaticRunner(ControlRunner):
     kind = "static"
 
     def make(self, grown: HostResult) -> Control:
-        task, names = self.task, {slot: seed.blueprint for slot, seed in grown.kept.items()}
+        task, slots = self.task, self.config.env.slots
+        names = {slot: seed.blueprint for slot, seed in grown.kept.items()}
         blueprints = {slot: self.blueprints.get(self.host.topology, name) for slot, name in names.items()}
         sample = task.sample.cpu()
 
         def build() -> Host:
-            host = task.build_host()
+            host = task.new_host(slots)
             host.probe(sample)  # initialises lazy layers and finds the sites of a graft
             return assemble(host, grown.kept, blueprints, task.name)
 
-        return replace(task, build_host=build), self.config, {"built_in": names}
+        config = self.config.with_values(env={"slots": None})  # they are chosen before the seeds are built in
+        return replace(task, build_host=build), config, {"built_in": names}
 
 
 class BiggerRunner(ControlRunner):

@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from esper.data.user_code import is_user_code, is_user_task, same_function
 from esper.evaluation.arms import Arm
 from esper.evaluation.runner import HostResult, Results
 from esper.files import checkpoint
-from esper.files.atomic import write_json
+from esper.files.atomic import write_atomic, write_json
 from esper.files.policy import policy_path
 from esper.files.run_folder import writable
 from esper.files.system_info import describe_environment
@@ -28,6 +28,8 @@ from esper.telemetry.text import plain
 
 FORMAT = 1
 SETTINGS, PLAYED, RESULTS = "comparison.json", "played.jsonl", "results.json"
+FOLLOWED = "followed"
+"""Folder of the files that arms follow, each named after its SHA-256."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +92,19 @@ class ComparisonFolder:
         self.path = path
 
     def create(self, settings: Settings) -> None:
-        """Creates the folder with the settings and a description of the machine."""
-        entries = [{"name": arm.name, "follows_sha256": _followed_digest(arm), **arm.plain()} for arm in settings.arms]
+        """Creates the folder with the settings, what arms follow, and a description of the machine."""
+        followed = {arm.name: _Followed.of(arm) for arm in settings.arms}
+        entries = [
+            {"name": arm.name, "follows_sha256": _sha256(followed[arm.name]), **arm.plain()} for arm in settings.arms
+        ]
         part = [settings.part.number, settings.part.count]
         saved = {"format": FORMAT, **settings._asdict(), "part": part, "arms": entries}
         with writable(self.path, "folder", "give another --out"):
             self.path.mkdir(parents=True, exist_ok=True)
+            for file in followed.values():
+                if file is not None and not file.is_code:
+                    (self.path / FOLLOWED).mkdir(exist_ok=True)
+                    write_atomic(self.path / FOLLOWED / file.name, file.content)
             write_json(self.path / SETTINGS, saved)
             write_json(self.path / "env.json", describe_environment())
 
@@ -105,8 +114,8 @@ class ComparisonFolder:
         Args:
             controllers: the user-defined controllers of the arms, named again by the user.
 
-        Raises ConfigError for a missing folder, another format, a user-defined controller that is not named again, or a
-        checkpoint, a schedule or a controller's file that has changed since.
+        Raises ConfigError for a missing folder, another format, a user-defined controller that is not named again or
+        whose file has changed since, or a damaged copy of what an arm follows.
         """
         settings, arms = self.read(), []
         for entry in settings["arms"]:
@@ -115,13 +124,28 @@ class ComparisonFolder:
                 named = next((name for name in controllers if same_function(name, controller)), None)
                 controller = name_of(confirmed_controller(controller, named, str(self.path), "--arm"))
             arm = Arm(entry["name"], controller, TrainingConfig.parse(entry["config"]), entry["of"])
-            if _followed_digest(arm) != entry["follows_sha256"]:
+            followed = _Followed.of(replace(arm, controller=self.follows(arm)))
+            if _sha256(followed) != entry["follows_sha256"]:
                 raise ConfigError(
                     f"arm {arm.name!r}: the file that {arm.controller} follows has changed since the comparison began"
                 )
             arms.append(arm)
         part = Part(*settings.get("part", (1, 1)))
         return Settings(int(settings["pairs"]), str(settings["reference"]), settings.get("train_seeds"), part, arms)
+
+    def follows(self, arm: Arm) -> str:
+        """Returns the arm's controller, with the path of the copy that is kept here once there is one.
+
+        The original schedule, policy or experience may have changed or disappeared since, or the folder may have moved.
+        """
+        if not (self.path / SETTINGS).exists() or is_user_code(arm.controller):
+            return arm.controller
+        entry = next(entry for entry in self.read()["arms"] if entry["name"] == arm.name)
+        copy = next((self.path / FOLLOWED).glob(f"{entry['follows_sha256']}.*"), None)
+        if copy is None:
+            return arm.controller  # it follows nothing
+        kind = arm.controller.partition(":")[0]
+        return f"{'checkpoint' if kind == 'pretrained' else kind}:{copy}"
 
     def read(self) -> dict[str, Any]:
         """Returns the settings as they were saved. Raises ConfigError for a missing folder or another format."""
@@ -169,21 +193,41 @@ def resume_command(folder: Path, arms: Sequence[Arm]) -> str:
     return shlex.join(["esper", "compare", "--resume", str(folder), *options])
 
 
-def _followed_digest(arm: Arm) -> str | None:
-    """Returns the SHA-256 of the file that the arm's controller follows; None for others.
+@dataclass(frozen=True)
+class _Followed:
+    """The file that an arm's controller follows: a schedule, a policy, the checkpoint of a run, or a Python file."""
 
-    It is a schedule, a policy, the checkpoint of a run or a Python file.
-    """
-    file = schedule_file(arm.controller, arm.config.task.name)
-    if is_user_code(arm.controller):
-        file = Path(arm.controller.rpartition(":")[0]).expanduser()
-    kind, _, other = arm.controller.partition(":")
-    if kind in ("checkpoint", "pretrained") or (kind == "plans" and other):
-        path = policy_path(other or kind)
-        file = path / checkpoint.NAME if path.is_dir() else path
-    if file is None:
-        return None
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError as error:
-        raise ConfigError(f"arm {arm.name!r}: {file} cannot be read: {error.strerror}") from None
+    content: bytes
+    suffix: str
+    is_code: bool
+    """Whether it is a Python file, which is not copied: its user names it each time."""
+
+    @classmethod
+    def of(cls, arm: Arm) -> _Followed | None:
+        """Reads it; None if the controller follows none. Raises ConfigError if it cannot be read."""
+        file = schedule_file(arm.controller, arm.config.task.name)
+        if is_user_code(arm.controller):
+            file = Path(arm.controller.rpartition(":")[0]).expanduser()
+        kind, _, other = arm.controller.partition(":")
+        if kind in ("checkpoint", "pretrained") or (kind == "plans" and other):
+            path = policy_path(other or kind)
+            file = path / checkpoint.NAME if path.is_dir() else path
+        if file is None:
+            return None
+        try:
+            return cls(file.read_bytes(), file.suffix, is_user_code(arm.controller))
+        except OSError as error:
+            raise ConfigError(f"arm {arm.name!r}: {file} cannot be read: {error.strerror}") from None
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+    @property
+    def name(self) -> str:
+        """Name of its copy."""
+        return f"{self.sha256}{self.suffix or '.pt'}"
+
+
+def _sha256(followed: _Followed | None) -> str | None:
+    return None if followed is None else followed.sha256

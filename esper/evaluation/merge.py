@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.config import ConfigError
-from esper.evaluation.folder import PLAYED, SETTINGS, WHOLE, ComparisonFolder, Part, Settings
+from esper.evaluation.folder import FOLLOWED, PLAYED, SETTINGS, WHOLE, ComparisonFolder, Part, Settings
 from esper.evaluation.runner import split_pairs
 from esper.files.atomic import write_atomic, write_json
 from esper.files.run_folder import require_empty, writable
@@ -46,6 +46,8 @@ def merge(folders: Sequence[Path], target: Path, controllers: Sequence[str] = ()
             for folder in folders:
                 for seed in sorted(folder.glob("seed-*")):
                     shutil.copytree(seed, temporary / seed.name)
+            if (followed := folders[0] / FOLLOWED).exists():  # the same in all parts
+                shutil.copytree(followed, temporary / FOLLOWED)
             write_atomic(temporary / PLAYED, b"".join(lines))
             write_json(temporary / "env.json", describe_environment())
             write_json(temporary / SETTINGS, {**read[folders[0]], "part": [1, 1]})

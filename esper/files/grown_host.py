@@ -27,9 +27,8 @@ from esper.hosts.host import Host
 from esper.hosts.inputs import call
 from esper.hosts.outputs import logits_of
 from esper.lifecycle.ramps import STYLES
-from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.seeds.site import SlotSite
+from esper.seeds.site import seed_of
 from esper.training.host_training import HostTraining
 from esper.training.rng import seeded
 
@@ -63,7 +62,7 @@ def committed_network(training: HostTraining) -> GrownHost:
     }
     blueprints = {name: seed.blueprint for name, seed in fossils.items()}
     with seeded(0):  # all weights are overwritten
-        host = task.build_host()
+        host = task.new_host(training.host.slot_names)
         host.probe(task.sample.cpu())
         network = assemble(host, kept, blueprints, task.name)
     live = [training.host, *(seed.module for seed in fossils.values())]
@@ -72,7 +71,8 @@ def committed_network(training: HostTraining) -> GrownHost:
             _with_dtypes_of(new, old.state_dict()).load_state_dict(old.state_dict())
             for own, first in zip(new.buffers(), old.buffers(), strict=True):
                 own.copy_(first)  # includes non-persistent buffers
-    return network.eval()
+    network.eval()
+    return network
 
 
 def assemble(host: Host, kept: Mapping[str, KeptSeed], blueprints: Mapping[str, Blueprint], task: str) -> GrownHost:
@@ -80,11 +80,8 @@ def assemble(host: Host, kept: Mapping[str, KeptSeed], blueprints: Mapping[str, 
 
     Initial weights are drawn from torch's global generator.
     """
-    channels = {site.name: site.channels for site in host.sites}
-    seeds = {
-        name: Seed(blueprints[name].build(channels[name]), STYLES[seed.style].operator, channels[name], host.topology)
-        for name, seed in kept.items()
-    }
+    places = {site.name: site for site in host.sites}
+    seeds = {name: seed_of(blueprints[name], STYLES[seed.style].operator, places[name]) for name, seed in kept.items()}
     return GrownHost(host, seeds, kept, task)
 
 
@@ -107,6 +104,7 @@ def export(network: GrownHost, stem: Path | str, facts: Mapping[str, Any] = Mapp
             "topology": host.topology,
             "sites": {site.name: site.channels for site in host.sites},
             "grafted": host.paths if isinstance(host, GraftedHost) else None,
+            "between": host.between if isinstance(host, GraftedHost) else {},
             "host_parameters": host.parameter_count,
             "parameters": sum(p.numel() for p in network.parameters()),
             "slots": {name: asdict(seed) for name, seed in network.kept.items()},
@@ -139,7 +137,9 @@ def load_host(
             raise ConfigError(f"{file} does not exist")
     try:
         facts = json.loads(files.topology.read_text(encoding="utf-8"))
-        return _rebuild(facts, files.weights.read_bytes(), model, blueprints).eval()
+        network = _rebuild(facts, files.weights.read_bytes(), model, blueprints)
+        network.eval()
+        return network
     except (*checkpoint.MISFITS, OSError, safetensors.SafetensorError) as error:
         raise ConfigError(f"{stem}: this host cannot be loaded: {error}") from error
 
@@ -153,7 +153,8 @@ def _rebuild(
         raise ValueError("the weights do not match the checksum in the topology file")
     kept = {name: KeptSeed(**slot) for name, slot in facts["slots"].items()}
     found = {name: blueprints.get(facts["topology"], seed.blueprint) for name, seed in kept.items()}
-    if sum(blueprint.parameters(int(facts["sites"][name])) for name, blueprint in found.items()) > len(content):
+    by_width = {name: blueprint for name, blueprint in found.items() if not blueprint.reads_source}
+    if sum(blueprint.parameters(int(facts["sites"][name])) for name, blueprint in by_width.items()) > len(content):
         raise ValueError("its seeds are larger than the file of weights")  # they might not fit into memory
     with seeded(0):  # all weights are overwritten
         network = assemble(_host_of(facts, model), kept, found, facts["task"])
@@ -171,11 +172,12 @@ def _with_dtypes_of(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> n
 
 def _host_of(facts: dict[str, Any], model: nn.Module | None) -> Host:
     """Returns the host without seeds. No forward pass is needed: the order and channels of its sites were saved."""
-    sites = tuple(SlotSite(name, int(channels)) for name, channels in facts["sites"].items())
     if isinstance(model, GrownHost):
         raise ValueError("model= is a host with seeds: pass the host that it was grown from")
     if isinstance(model, Host):
         host = model
+        if set(facts["sites"]) <= set(host.possible_slots):
+            host.use_slots(tuple(facts["sites"]))
         paths = host.paths if isinstance(host, GraftedHost) else None
         if (host.topology, paths, set(host.slot_names)) != (facts["topology"], facts["grafted"], set(facts["sites"])):
             raise ValueError(
@@ -194,8 +196,10 @@ def _host_of(facts: dict[str, Any], model: nn.Module | None) -> Host:
         if is_user_task(facts["task"]):
             raise ValueError(f"its host is built by the user-defined task {facts['task']}: pass such a host as model=")
         host = build_host(facts["task"], trusted=False)
+        host.use_slots(tuple(facts["sites"]))
     if isinstance(host, GraftedHost):
-        host.sites = sites
+        widths = {name: int(channels) for name, channels in facts["sites"].items()}
+        host.take_sites(widths, facts.get("between", {}))
     return host
 
 

@@ -32,7 +32,11 @@ class RunFolder:
             require_empty(path)
 
     def create(self, config: TrainingConfig) -> None:
-        """Creates the folder with the config, a description of the environment, and the schedule if one is followed."""
+        """Creates the folder with the config, a description of the environment, and the schedule if one is followed.
+
+        Raises ConfigError if another run has used it since, or it cannot be written.
+        """
+        require_empty(self.path)
         with writable(self.path, "run folder", "give another --out"):
             self.path.mkdir(parents=True, exist_ok=True)
             write_atomic(self.path / CONFIG, config.to_toml().encode())

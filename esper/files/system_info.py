@@ -15,6 +15,7 @@ from esper import __version__, _runtime
 from esper.config import ConfigError
 from esper.ops import _native
 from esper.training.execution import capabilities, workspaces
+from esper.training.execution.cores import usable_cores
 from esper.training.execution.multi_gpu import chosen_devices
 
 PACKAGES = ("torch", "numpy", "gymnasium", "scipy", "scikit-learn", "pydantic", "safetensors")
@@ -32,7 +33,7 @@ def describe_environment() -> dict[str, Any]:
         "source": source(),
         "system": platform.platform(),
         "cpu": cpu_name(),
-        "cores": _runtime.physical_cores(),
+        "cores": usable_cores(),
         "instruction_sets": [name for name, there in sorted(_runtime.cpu_features().items()) if there],
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "cuda": torch.version.cuda,
@@ -58,7 +59,7 @@ def summary_lines(paths: bool = True) -> list[str]:
     if not paths:
         modules = {name: where if where.startswith("missing") else "loaded" for name, where in modules.items()}
     packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
-    hardware = f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB"
+    hardware = f"{facts['cpu']}, {facts['cores']} core{'' if facts['cores'] == 1 else 's'}, {facts['memory_gib']} GiB"
     return [
         f"Python {facts['python']}; {packages}",
         f"{hardware}; {', '.join(facts['instruction_sets']) or platform.machine()}",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 
 from esper.attribution.counterfactual import CounterfactualHelper
 from esper.attribution.paired import Paired
-from esper.config import Durations
+from esper.config import ConfigError, Durations
 from esper.config_resolved import ResolvedConfig
 from esper.env.backend import Backend
 from esper.env.env_host import assign_roles
@@ -21,16 +23,23 @@ from esper.env.state import EnvState
 from esper.grower.hooks import SiteHooks
 from esper.grower.host import LoopHost
 from esper.grower.optimizer import SeedGroups
-from esper.grower.scores import Evaluate, Score, read_score
+from esper.grower.positions import mixes_positions, obstacle
+from esper.grower.randomness import SeedDraws, kept_generators
+from esper.grower.scores import Evaluate, Score, read_score, warning_of_unit
 from esper.hosts.host import kept_modes
 from esper.lifecycle.ramps import STYLES as BLEND_STYLES
 from esper.lifecycle.slots import Bools, Floats, Ints
+from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BlueprintRegistry
+from esper.seeds.features import Features
 from esper.seeds.site import GerminationFailed
 from esper.spaces.action import STYLES, ActionSpec
 from esper.training.governor import Governor, Panic
 from esper.training.metrics import SeedGradientCollector
 from esper.training.rng import RngStream, derive_seed, seeded
+
+MAX_NOISE = 0.01
+"""Difference of two scores of one network, in percentage points, that is not mentioned."""
 
 
 class LoopBackend(Backend):
@@ -61,8 +70,13 @@ class LoopBackend(Backend):
         self.sites = [hooks.sites[name] for name in spec.slots]
         """Sites in the order of the arrays' slots."""
         self.host_parameters = sum(p.numel() for p in hooks.model.parameters())
+        self.sources = np.array([site.place.has_source for site in self.sites], dtype=np.bool_)
         self.counterfactual = CounterfactualHelper()
         self.germinations = 0
+        self.unit_warned = False
+        """Whether the user knows of a score in another unit."""
+        self.repeated = False
+        """Whether one network has been scored twice, which shows the noise in scores."""
         self.host = LoopHost(hooks, groups)
         durations = Durations.of(config, config.env.episode_length)
         self.governor = Governor(config.governor, durations, classes=None) if governed else None
@@ -78,15 +92,34 @@ class LoopBackend(Backend):
             site, operator = self.sites[s], STYLES[int(style[row, 0])]
             recipe = self.blueprints.get(self.hooks.topology, self.spec.blueprints[int(blueprint[row, 0])])
             try:
-                with seeded(derive_seed(self.config.run.seed, 0, 0, RngStream.SEED, self.germinations)):
-                    seed = site.plant(recipe, BLEND_STYLES[operator], self.hooks.probes[site.name])
+                with seeded(self._seed(RngStream.SEED)):
+                    fitting = partial(self._require_fitting, site.name)
+                    seed = site.plant(
+                        recipe, BLEND_STYLES[operator], Features.at_sink(self.hooks.probes[site.name]), fitting
+                    )
             except GerminationFailed as failure:
                 failures[row] = str(failure)
                 continue
+            self._prepare(site.name, seed.module)
             self.germinations += 1
-            self.groups.add(site.name, seed.module)
             sizes[row] = site.parameters
         return sizes, failures
+
+    def _require_fitting(self, name: str, seed: Seed) -> Seed:
+        """Returns ``seed``. Raises ConfigError if it mixes positions where it must not."""
+        hooks = self.hooks
+        reason = obstacle(hooks.model, hooks.topology, hooks.passes.last)
+        if reason is not None and mixes_positions(seed, hooks.probes[name]):
+            raise ConfigError(f"it mixes positions, and {reason}")
+        return seed
+
+    def _prepare(self, name: str, seed: Seed) -> None:
+        """Gives a new seed its parameter group and random numbers of its own."""
+        self.groups.add(name, seed)
+        self.hooks.draws[name] = SeedDraws(seed, self.hooks.probes[name], self._seed(RngStream.DROPOUT))
+
+    def _seed(self, purpose: RngStream) -> int:
+        return derive_seed(self.config.run.seed, 0, 0, purpose, self.germinations)
 
     def remove(self, where: Bools) -> None:
         for _, s in np.argwhere(where).tolist():
@@ -95,7 +128,8 @@ class LoopBackend(Backend):
     def train(self, active: Bools, state: EnvState) -> None:
         """Gives each site its role for the epoch that the loop trains next."""
         assign_roles(self.host, self.sites, state.slots, row=0)
-        self.groups.set_learning([site.name for site in self.sites if site.learning])
+        learning = [site.name for site in self.sites if site.learning]
+        self.groups.set_learning(learning, on=[site.name for site in self.sites if site.on])
         self.hooks.prepare_epoch()
 
     def score(self, evaluate: Evaluate, decision: int, epoch: int) -> None:
@@ -108,7 +142,12 @@ class LoopBackend(Backend):
         self.groups.ranks.copy_from_first(b for site in sites if site.seed is not None for b in site.seed.buffers())
         plan = self.counterfactual.plan(sites, costly=decision % self.config.env.counterfactual_every == 0)
         names = [site.name for site in sites]
-        scores = [self._score(evaluate, dict(zip(names, alphas, strict=True)), epoch) for alphas in plan]
+        tried = [dict(zip(names, alphas, strict=True)) for alphas in plan]
+        scores = [self._score(evaluate, alphas, epoch) for alphas in tried]
+        self._warn_of_unit(scores[0].mean)
+        if len(tried) > 1 and not self.repeated:
+            self.repeated = True
+            self._warn_of_noise(scores[0], self._score(evaluate, tried[0], epoch))
         if len({len(score.samples) for score in scores}) > 1:
             raise ValueError("evaluate returned scores of different numbers of samples for networks of one epoch")
         # A score that is not finite counts as 0, and its loss stays: the governor rolls such a model back.
@@ -116,6 +155,23 @@ class LoopBackend(Backend):
         # Without losses, what is missing to 100 pp counts, in units of one.
         losses = [1 - score.mean * self.points / 100 if score.loss is None else score.loss for score in scores]
         self.counterfactual.record(samples * self.points / 100, np.array(losses), np.ones(samples.shape[1]))
+
+    def _warn_of_unit(self, mean: float) -> None:
+        """Warns once if scores have another unit than ``points`` says."""
+        words = None if self.unit_warned else warning_of_unit(mean, self.points)
+        if words is not None:
+            self.unit_warned = True
+            warnings.warn(words, stacklevel=5)
+
+    def _warn_of_noise(self, first: Score, again: Score) -> None:
+        """Warns if ``evaluate`` has returned two scores for one network."""
+        noise = abs(first.mean - again.mean)
+        if noise * self.points > MAX_NOISE:
+            warnings.warn(
+                f"evaluate returned {first.mean:g}, and then {again.mean:g} for the same network: differences between "
+                "networks that are not larger are noise. Score all of them on the same samples, in eval mode",
+                stacklevel=5,
+            )
 
     def measure(self, active: Bools, state: EnvState) -> None:
         """Writes the results of the last :meth:`score` and of the epoch's gradients."""
@@ -127,8 +183,8 @@ class LoopBackend(Backend):
     def _score(self, evaluate: Evaluate, alphas: dict[str, float], epoch: int) -> Score:
         """Evaluates the model with these alphas; every module's mode is as before afterwards."""
         model, finite = self.hooks.model, self.governor is None or self.governor.chance is None
-        with kept_modes(model), self.hooks.trying(alphas), torch.no_grad():
-            return self.groups.ranks.of_first(read_score(evaluate(model), epoch, self.points, finite))
+        with kept_modes(model), kept_generators(self.hooks.devices), self.hooks.trying(alphas), torch.no_grad():
+            return self.groups.ranks.of_first(read_score(evaluate(model), epoch, finite))
 
     def take_first_snapshots(self, starting: Bools, state: EnvState) -> None:
         self.governance.take_first_snapshot(state)
@@ -166,21 +222,24 @@ class LoopBackend(Backend):
                 name: [buffer.cpu().clone() for buffer in own.tensors()] for name, own in self.hooks.own_buffers.items()
             },
             "channels": {name: site.place.channels for name, site in self.hooks.sites.items()},
+            "draws": {name: draws.state_dict() for name, draws in self.hooks.draws.items() if name in seeds},
             "probes": {name: probe.cpu().clone() for name, probe in self.hooks.probes.items()},
             "germinations": self.germinations,
+            "repeated": self.repeated,
             "governor": None if self.governor is None else self.governor.state_dict(),
         }
 
     def load_state_dict(self, saved: Any, state: EnvState) -> None:
         device = self.groups.host[0].device
-        self.germinations = saved["germinations"]
+        self.germinations, self.repeated = saved["germinations"], saved["repeated"]
         self.hooks.probes.update({name: probe.to(device) for name, probe in saved["probes"].items()})
         for name, mine in saved["seeds"].items():
             site, recipe = self.hooks.sites[name], self.blueprints.get(self.hooks.topology, mine["blueprint"])
             with seeded(0):  # all weights are overwritten
-                seed = site.plant(recipe, BLEND_STYLES[mine["style"]], self.hooks.probes[name])
+                seed = site.plant(recipe, BLEND_STYLES[mine["style"]], Features.at_sink(self.hooks.probes[name]))
             seed.module.load_state_dict(mine["weights"])
-            self.groups.add(name, seed.module)
+            self._prepare(name, seed.module)
+            self.hooks.draws[name].load_state_dict(saved["draws"][name])
         if self.governor is not None:
             self.governor.load_state_dict(saved["governor"], device)
         self.train(~state.done, state)

@@ -10,9 +10,10 @@ from torch import nn
 
 from esper.config import ConfigError
 from esper.grower.hooks import SiteHooks
+from esper.grower.optimizer import SeedGroups
 from esper.grower.ranks import Ranks, is_sharded
 
-FORMAT = 2
+FORMAT = 3
 """Format of a Grower's state."""
 
 
@@ -25,12 +26,12 @@ def check_state(state: Mapping[str, Any], slots: Sequence[str]) -> None:
         raise ConfigError(f"the state has slots {', '.join(there)}, not {', '.join(slots)}")
 
 
-def require_trained(hooks: SiteHooks, stepped: bool, incubated: bool) -> None:
+def require_trained(hooks: SiteHooks, groups: SeedGroups, steps_before: int, incubated: bool) -> None:
     """Raises RuntimeError if the model or a seed was not trained since the last decision.
 
-    ``stepped`` and ``incubated`` are whether the optimizer stepped and whether shadow losses were given.
+    ``steps_before`` is the number of the optimizer's steps then; ``incubated`` whether shadow losses were given.
     """
-    if not stepped:
+    if groups.steps == steps_before:
         raise RuntimeError(
             "the optimizer has not stepped since the last grower.step(); call it once after each epoch, with the "
             "optimizer that the Grower was given"
@@ -45,6 +46,15 @@ def require_trained(hooks: SiteHooks, stepped: bool, incubated: bool) -> None:
         raise RuntimeError(
             f"the seed in slot {', '.join(waiting)} has learned nothing: with incubation='shadow', call "
             "grower.incubate(lambda: loss of the batch) before each optimizer step"
+        )
+    if without := groups.without_gradient:
+        where = ", ".join(f"{name} ({hooks.paths[name]})" for name in without)
+        cause = "the loss does not depend on the output of its submodule"
+        if not hooks.learned.issuperset(without):
+            cause = "its submodule ran without gradients: take it out of torch.no_grad()"
+        raise RuntimeError(
+            f"the seed in slot {where} has learned nothing, because {cause}. A frozen network needs only "
+            "requires_grad_(False) on its parameters"
         )
 
 

@@ -48,10 +48,9 @@ class LoopEnv(SlotVectorEnv):
         baseline: tuple[float, ...] | None,
         reporter: Reporter,
     ) -> None:
-        channels = {site.name: site.place.channels for site in backend.sites}
-        largest = largest_sizes(backend.hooks.topology, channels, backend.spec, backend.blueprints)
-        widest = max(channels.values())
-        kinds = kinds_of(backend.hooks.topology, widest, backend.spec, backend.blueprints)
+        places = [site.place for site in backend.sites]
+        largest = largest_sizes(backend.hooks.topology, places, backend.spec, backend.blueprints)
+        kinds = kinds_of(backend.hooks.topology, places, backend.spec, backend.blueprints)
         self.backend: LoopBackend = backend
         super().__init__(config, backend.spec, backend, Spans(marks=False), largest, kinds, reporter=reporter)
         self.gatherer.learns = False  # one episode

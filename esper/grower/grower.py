@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,22 +13,26 @@ from esper.config import ConfigError, TrainingConfig
 from esper.config_resolved import ResolvedConfig
 from esper.control.controller import Controller
 from esper.env.reporting import Reporter
+from esper.grower.averages import given_averages
 from esper.grower.backend import LoopBackend
 from esper.grower.checks import FORMAT, check_arguments, check_state, plain_model, require_trained
 from esper.grower.env import LoopEnv
 from esper.grower.hooks import SiteHooks
 from esper.grower.log import LoopLog
-from esper.grower.optimizer import Scheduler, SeedGroups, plain_schedulers
+from esper.grower.optimizer import SeedGroups
 from esper.grower.report import GrowthStep, report
 from esper.grower.scores import Evaluate
 from esper.hosts.graft import check_sites
-from esper.hosts.grown_module import grown_in_place
 from esper.hosts.host import row_major
+from esper.hosts.seed_hook import require_finished
+from esper.hosts.site_path import SitePath
 from esper.rollout.own_controller import OwnController, loaded
 from esper.rollout.policies import check_name, controller_for
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
-from esper.spaces.action import ActionSpec
-from esper.telemetry.event import Event
+from esper.spaces.action import ActionSpec, Op
+from esper.telemetry.event import ActionTaken, Event
+
+logger = logging.getLogger(__name__)
 
 
 class Grower:
@@ -47,8 +52,10 @@ class Grower:
         topology: layout of the sites' outputs: ``cnn``, ``transformer`` or ``mlp``, see ``esper.graft``.
         incubation: how a seed learns before it is blended in: ``ste``, straight through, in the loop's own pass, or
             ``shadow``, in passes of its own that :meth:`incubate` makes, which cost more and are more accurate.
-        scheduler: the learning-rate scheduler of ``optimizer``, or several.
-        lr_factor: learning rate of seeds in units of the rate of the optimizer's first group.
+        scheduler: a learning-rate schedule of ``optimizer``, or several. Those of torch, transformers and timm are
+            found without it; one of your own needs an attribute ``optimizer``.
+        lr_factor: learning rate of a seed in units of that of the layer that it sits on: of the parameter group that
+            holds most of the submodule's parameters, else of the one that holds the nearest parameter before it.
         weight_decay: weight decay of seeds.
         points: percentage points in one unit of the score: 100 for fractions (0 to 1), 1 for per cent. Gates, rewards
             and controllers compare percentage points.
@@ -60,9 +67,13 @@ class Grower:
         blueprints: what seeds can be; None: the built-in ones.
         callbacks: receive every event.
         folder: a new or empty folder for the events, which `esper show` and `esper report` read; rank 0 writes it.
+        averages: averages of the model's weights that were made before, or copies of the model that the loop averages:
+            they use the seeds that the model uses, and get copies of those that are kept. None: torch's
+            ``AveragedModel`` and others of that form are found.
 
     Raises:
-        ConfigError: a site, the controller, the optimizer or a number does not fit; the model is compiled.
+        ConfigError: a site, the controller, the optimizer or a number does not fit; the model or a part around a site
+            is compiled; another Grower grows the model.
     """
 
     def __init__(
@@ -75,7 +86,7 @@ class Grower:
         *,
         topology: str = "cnn",
         incubation: Literal["ste", "shadow"] = "ste",
-        scheduler: Scheduler | Iterable[Scheduler] = (),
+        scheduler: object = (),
         lr_factor: float = 1.0,
         weight_decay: float = 0.0,
         points: float = 100.0,
@@ -85,9 +96,17 @@ class Grower:
         blueprints: BlueprintRegistry | None = None,
         callbacks: Sequence[Callable[[Event], None]] = (),
         folder: str | Path | None = None,
+        averages: Iterable[nn.Module] | None = None,
     ) -> None:
         model, ranks = plain_model(model)
         check_sites(model, sites, topology)
+        if has_source := [name for name, text in sites.items() if SitePath.parse(text).source is not None]:
+            raise ConfigError(
+                f"slot {', '.join(has_source)}: a Grower grows on outputs of submodules, so name one; sites with a "
+                "source, 'a -> b', are for esper.graft and tasks"
+            )
+        require_finished(model)
+        followers = given_averages(averages, model)
         check_arguments(horizon, baseline, incubation, ranks, lr_factor=lr_factor, points=points)
         self.model, self.horizon, self.points = model, horizon, points
         self.started = False
@@ -101,17 +120,22 @@ class Grower:
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)
         self.incubation, self.governed = incubation, governor
         task = self.config.task
-        self.groups = SeedGroups(optimizer, plain_schedulers(scheduler), lr_factor, weight_decay, task, ranks)
+        self.groups = SeedGroups(model, sites, optimizer, scheduler, lr_factor, weight_decay, task, ranks)
         self.hooks = SiteHooks(model, sites, topology, straight_through=incubation == "ste")
+        for network in followers:
+            self.hooks.follow(network)
         self.epoch = 0
         """Number of epochs trained so far."""
         self.env: LoopEnv | None = None
         name = type(model).__name__
         self.log = LoopLog(folder, name, controller, points) if folder is not None and ranks.first else None
         """The run folder; None without one, and on ranks other than 0."""
-        self.hooks.before_first_pass = lambda: self.log.create(self.config) if self.log else None
+        self.hooks.passes.before_training = self.groups.begin_pass
+        self.hooks.put_aside = self.groups.put_aside
+        self.hooks.passes.before_first = lambda: self.log.create(self.config) if self.log else None
         self._listeners = (*([self.log.emit] if self.log else ()), *callbacks)
         self._events: list[Event] = []
+        self._refusals = {""}  # reasons that were said; that of a success is empty
         self._steps_before, self._incubated = 0, False
 
     def start(self, evaluate: Evaluate) -> GrowthStep:
@@ -136,7 +160,7 @@ class Grower:
         """
         if self.epoch >= self.horizon:
             raise RuntimeError(f"all {self.horizon} epochs are over: call grower.finish(), or raise horizon=")
-        require_trained(self.hooks, self.groups.steps > self._steps_before, self._incubated)
+        require_trained(self.hooks, self.groups, self._steps_before, self._incubated)
         return self._decide(evaluate, epochs=1)
 
     def _decide(self, evaluate: Evaluate, epochs: int = 0) -> GrowthStep:
@@ -172,12 +196,24 @@ class Grower:
         """
         if self.env is None:
             raise RuntimeError("grower.step() was never called, so nothing has grown; call it after each epoch")
-        kept = self.env.backend.host.keep_fossils()
+        kept = len(self.kept)
+        self.env.backend.host.drop_unkept()
+        self.hooks.finish()
         self.env.close()
-        grown_in_place(self.model, kept)
         if self.log is not None:
-            self.log.finish(self.env, len(kept), sum(parameter.numel() for parameter in self.model.parameters()))
+            self.log.finish(self.env, kept, sum(parameter.numel() for parameter in self.model.parameters()))
         return self.model
+
+    def close(self) -> None:
+        """Ends growth without keeping anything: all seeds and hooks are removed from the model and the optimizer."""
+        for site in self.hooks.sites.values():
+            if site.seed is not None:
+                site.remove()
+                self.groups.remove(site.name)
+        self.hooks.remove()
+        self.groups.close()
+        if self.log is not None:
+            self.log.claim.close()
 
     @property
     def kept(self) -> dict[str, str]:
@@ -210,7 +246,7 @@ class Grower:
             self.controller.load_memory_state(state["controller"])
         self.epoch = state["epoch"]
         if self.log is not None and state["log"] is not None:
-            self.hooks.before_first_pass = None
+            self.hooks.passes.before_first = None
             self.log.resume(state["log"], self.config, self.epoch)
 
     def _opened(self, new: bool = True) -> LoopEnv:
@@ -228,6 +264,9 @@ class Grower:
         return self.env
 
     def _emit(self, event: Event) -> None:
+        if isinstance(event, ActionTaken) and event.op == Op.GERMINATE.name and event.reason not in self._refusals:
+            self._refusals.add(event.reason)
+            logger.warning("a seed was not planted: %s", event.reason)
         for listen in (self._events.append, *self._listeners):
             listen(event)
 

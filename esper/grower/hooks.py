@@ -2,22 +2,90 @@
 
 from __future__ import annotations
 
+import copy
+import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
+from esper.grower.averages import averages_made_since
+from esper.grower.passes import PassHook
+from esper.grower.randomness import SeedDraws, kept_generators
+from esper.hosts.compare import difference
+from esper.hosts.example import cloned, outputs_for
 from esper.hosts.graft import LAYOUTS, check_features
 from esper.hosts.host import kept_modes
+from esper.hosts.layout import POSITIONS
 from esper.hosts.outputs import features_of, with_features
-from esper.seeds.site import Site, SlotSite
+from esper.hosts.pretrained import note_seeds
+from esper.hosts.seed_hook import (
+    SeedHook,
+    container_of,
+    drop_container,
+    free_name,
+    keep,
+    register,
+    unregister,
+    with_share,
+    without_copied_hooks,
+    without_vacant_hooks,
+)
+from esper.hosts.site_path import SitePath
+from esper.seeds.blend import Seed
+from esper.seeds.features import Features
+from esper.seeds.place import Place
+from esper.seeds.site import Site
 from esper.training.shadow import ShadowBuffers, copied_buffers
 from esper.training.step import delta_of, straight_through
 
 MAX_PROBE = 8
 """Samples of the features on which a new seed is tried."""
+
+
+class GrowingSite:
+    """The part of one site in the passes of one network: the model that grows, or an average of its weights.
+
+    An average uses the seeds that are on, and leaves no trace.
+    """
+
+    def __init__(self, hooks: SiteHooks, model: nn.Module, name: str, hook: SeedHook) -> None:
+        self.hooks, self.model, self.name, self.hook = hooks, model, name, hook
+
+    @property
+    def module(self) -> nn.Module:
+        """The submodule whose output has the site."""
+        return self.model.get_submodule(self.hooks.paths[self.name])
+
+    def grown(self, module: nn.Module, output: object) -> object:
+        if self.model is self.hooks.model:
+            return self.hooks.grown(self.name, module, output)
+        h = features_of(output)
+        site = self.hooks.sites.get(self.name)
+        if site is None or not isinstance(h, Tensor):
+            return output
+        return with_features(output, self.hooks.blended(site, h, watched=False))
+
+    def present(self) -> tuple[Seed | None, float]:
+        site = self.hooks.sites.get(self.name)
+        if site is None or not site.on:
+            return None, 0.0
+        return site.seed, site.alpha
+
+    def recipe(self) -> dict[str, Any]:
+        site = self.hooks.sites.get(self.name)
+        if site is None or site.planted is None:
+            return {}
+        return {
+            "blueprint": site.planted.blueprint.name,
+            "topology": self.hooks.topology,
+            "style": site.planted.style.name,
+            "channels": site.place.channels,
+        }
 
 
 class SiteHooks:
@@ -28,7 +96,7 @@ class SiteHooks:
     validation.
 
     Args:
-        model: the network; nothing is added to it but hooks.
+        model: the network; its parameters, buffers and state_dict stay as they are until :meth:`finish`.
         paths: path of a submodule by slot name.
         topology: layout of the features, as in ``esper.graft``.
         straight_through: whether incubating seeds learn in every training pass; else in :meth:`shadowing` ones.
@@ -45,23 +113,37 @@ class SiteHooks:
         """Features [B ≤ 8, ...] of the last training pass, by slot name."""
         self.own_buffers: dict[str, ShadowBuffers] = {}
         """The model's buffers of each seed that learns in passes of its own, by slot name."""
+        self.draws: dict[str, SeedDraws] = {}
+        """Random numbers of the seeds that draw any, by slot name."""
+        self.learned: set[str] = set()
+        """Slots whose site has run with gradients since :meth:`prepare_epoch`."""
+        self.put_aside: Callable[[Tensor, Tensor], None] = lambda parameter, gradient: None
+        """Receives the gradients of :meth:`incubate`."""
+        self.frozen = False
+        """Whether no parameter of the model has a gradient."""
         self._alphas: Mapping[str, float] | None = None
         self._shadowed: str | None = None
-        self._reached: set[str] = set()  # by the present forward pass
         self._checked: set[str] = set()
         self._fresh: set[str] = set()
-        self._handles = [
-            model.get_submodule(path).register_forward_hook(
-                lambda _module, _inputs, output, name=name: self._pass(name, output)
-            )
-            for name, path in self.paths.items()
-        ]
-        self.before_first_pass: Callable[[], None] | None = None
-        """Done once, before the next forward pass of the model."""
         self._finding = False  # in find_sites
-        self._inside = False  # a forward pass of the whole model is running
-        self._handles.append(model.register_forward_pre_hook(lambda *_: self._enter()))
-        self._handles.append(model.register_forward_hook(lambda *_: self._leave(), always_call=True))
+        self._growing: list[GrowingSite] = []
+        self.origin = uuid.uuid4().hex
+        """Identifies this growth in copies of the model."""
+        self.passes = PassHook(model)
+        self.follow(model)
+        self.prepare_epoch()
+
+    def follow(self, network: nn.Module) -> None:
+        """Adds the hooks to the model itself, or to an average of its weights, which then has the seeds, too."""
+        without_copied_hooks(network, self.origin)
+        without_vacant_hooks(network)
+        container = container_of(network)
+        for name, path in self.paths.items():
+            hook = SeedHook(free_name(container, name))
+            hook.origin = self.origin
+            hook.growth = container.growing[hook.name] = site = GrowingSite(self, network, name, hook)
+            register(network.get_submodule(path), hook, hook.name)
+            self._growing.append(site)
 
     def require_reached(self) -> None:
         """Raises ConfigError for a site that no forward pass has reached."""
@@ -75,14 +157,19 @@ class SiteHooks:
         """Runs the untrained model once, with probes from this pass."""
         self._finding = True
         try:
-            with kept_modes(self.model), torch.no_grad():
+            with kept_modes(self.model), kept_generators(self.devices), torch.no_grad():
                 evaluate(self.model)
         finally:
             self._finding = False
 
     def place(self, name: str, channels: int) -> None:
         """Adds a site that no forward pass has reached yet."""
-        self.sites.setdefault(name, Site(SlotSite(name, channels)))
+        self.sites.setdefault(name, Site(Place(name, channels)))
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """GPUs of the model."""
+        return sorted({p.device for p in self.model.parameters() if p.device.type == "cuda"}, key=str)
 
     def incubate(self, loss: Callable[[], Tensor]) -> None:
         """Adds to the gradients of each incubating seed those of ``loss``, computed with the seed at its target."""
@@ -94,7 +181,7 @@ class SiteHooks:
                 gradients = torch.autograd.grad(loss(), parameters, allow_unused=True)
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
-                    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+                    self.put_aside(parameter, gradient)
 
     @contextmanager
     def trying(self, alphas: Mapping[str, float]) -> Iterator[None]:
@@ -116,21 +203,18 @@ class SiteHooks:
     def shadowing(self, name: str) -> Iterator[None]:
         """Blends the incubating seed of slot ``name`` in at its target alpha, and detaches the features before it.
 
-        The pass uses and updates the seed's own buffers. Those of the model and of other seeds, and torch's random
-        numbers, are afterwards as they were.
+        The pass uses and updates the seed's own buffers. Those of the model and of other seeds, and the random numbers
+        of the process, are afterwards as they were.
         """
         others = [site.seed for site in self.sites.values() if site.seed is not None and site.name != name]
-        devices = {p.device for p in self.model.parameters() if p.device.type == "cuda"}
         self._shadowed = name
+        self.passes.shadow = True
         try:
-            with (
-                self.own_buffers[name].in_place(),
-                copied_buffers(others),
-                torch.random.fork_rng(devices=list(devices)),
-            ):
+            with self.own_buffers[name].in_place(), copied_buffers(others), kept_generators(self.devices):
                 yield
         finally:
             self._shadowed = None
+            self.passes.shadow = False
 
     def prepare_epoch(self) -> None:
         """Takes new probes from the next training pass, and gives incubating seeds their own buffers.
@@ -139,62 +223,104 @@ class SiteHooks:
         that were gathered without a seed would be wrong in its trials.
         """
         self._fresh.clear()
+        self.learned.clear()
+        self.frozen = not any(p.requires_grad for p in self.model.parameters())
         incubating = () if self.straight_through else [name for name, site in self.sites.items() if site.incubating]
         self.own_buffers = {name: self.own_buffers.get(name) or ShadowBuffers(self.model) for name in incubating}
 
+    def finish(self) -> None:
+        """Makes the kept seeds parts of the model, and of the averages that follow it, and removes all other hooks.
+
+        The model's outputs for the last training batch are compared, in eval mode: the model computes what it did.
+        Raises RuntimeError if it does not; it then grows on as before.
+        """
+        for network in averages_made_since(self.origin):
+            if network not in self.networks:
+                self.follow(network)
+        before = self._outputs()
+        for growing in self._growing:
+            self._settle(growing)
+        after = None if before is None else self._outputs()
+        found = None if before is None or after is None else difference(before, after)
+        if found is not None:
+            for growing in self._growing:
+                self._unsettle(growing)
+            raise RuntimeError(
+                f"the model would compute something else with its kept seeds as parts of it ({found}): it probably "
+                "runs or counts its submodules by itself. It keeps growing as before, and nothing is lost"
+            )
+        for network in self.networks:
+            drop_container(network)
+            note_seeds(network)
+        self.passes.remove()
+        self._growing.clear()
+
+    @property
+    def networks(self) -> list[nn.Module]:
+        """The model and the averages that follow it."""
+        return list({id(growing.model): growing.model for growing in self._growing}.values())
+
     def remove(self) -> None:
         """Removes the hooks; the model is as it was."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        for growing in self._growing:
+            unregister(growing.module, growing.hook.name)
+            container_of(growing.model).growing.pop(growing.hook.name, None)
+            drop_container(growing.model)
+        self._growing.clear()
+        self.passes.remove()
 
-    def _enter(self) -> None:
-        if self.before_first_pass is not None:
-            self.before_first_pass()
-            self.before_first_pass = None
-        self._reached.clear()
-        self._inside = True
-
-    def _leave(self) -> None:
-        self._inside = False
-
-    def _pass(self, name: str, output: object) -> object:
+    def grown(self, name: str, module: nn.Module, output: object) -> object:
+        """Returns the output of the model's ``module``, with the seed of slot ``name`` as it takes part in the pass."""
         h = features_of(output)
-        if name not in self._reached:
-            self._reached.add(name)
-        elif self._inside:  # activation checkpointing runs it again outside, in the backward pass
-            raise ConfigError(f"slot {name}: {self.paths[name]} runs more than once in a forward pass")
+        self.passes.reach(name, self.paths[name])
         if name not in self._checked:
-            self._check(name, h)
+            self._check(name, module, h)
         assert isinstance(h, Tensor)
         training = self.model.training  # not the submodule's, which is in eval mode if it is frozen
         if (training or self._finding) and name not in self._fresh:
             with torch.inference_mode(False):  # seeds are tried on it with gradients
                 self.probes[name] = h[:MAX_PROBE].detach().clone()
             self._fresh.add(name)
-        out = self._grown(self.sites[name], h, training)
+        if training and torch.is_grad_enabled():
+            self.learned.add(name)
+        out = self._in_pass(self.sites[name], h, training)
         return None if out is h else with_features(output, out)
 
-    def _grown(self, site: Site, h: Tensor, training: bool) -> Tensor:
+    def blended(self, site: Site, h: Tensor, watched: bool = True) -> Tensor:
+        """Returns the features ``h`` with the seed of ``site`` at its alpha, or at that of a trial.
+
+        ``watched``: whether a value that is not finite cuts the seed out.
+        """
         if site.seed is None:
             return h
-        if site.seed.training != training:
-            site.seed.train(training)
+        alpha = site.alpha if site.on else 0.0
         if self._alphas is not None:
             alpha = self._alphas.get(site.name, 0.0)
-        elif site.name == self._shadowed:
-            h = h.detach()
-            return torch.add(h, delta_of(site, h), alpha=site.target)
-        elif site.incubating:
-            learns = self.straight_through and self._shadowed is None and training and torch.is_grad_enabled()
-            return straight_through(site, h, nullcontext()) if learns else h
-        else:
-            alpha = site.alpha if site.on else 0.0
-        return torch.add(h, delta_of(site, h), alpha=alpha) if alpha else h
+        return with_share(h, delta_of(site, Features.at_sink(h), watched), alpha) if alpha else h
 
-    def _check(self, name: str, h: object) -> None:
+    def _in_pass(self, site: Site, h: Tensor, training: bool) -> Tensor:
+        learns = training and torch.is_grad_enabled()
+        if site.seed is None:
+            return _with_graph(h) if self.frozen and learns else h
+        if site.seed.training != training:
+            site.seed.train(training)
+        if self._alphas is None and site.name == self._shadowed:
+            h = h.detach()
+            return with_share(h, delta_of(site, Features.at_sink(h)), site.target)
+        if self._alphas is None and site.incubating:
+            if self.straight_through and learns and self._shadowed is None:
+                return straight_through(site, Features.at_sink(h), self.draws[site.name].own())
+            return h
+        out = self.blended(site, h)
+        return _with_graph(out) if self.frozen and learns else out
+
+    def _check(self, name: str, module: nn.Module, h: object) -> None:
         """Adds the site of a submodule that runs for the first time, if its features can hold seeds."""
-        check_features(name, self.paths[name], h, self.topology)
+        batch = self.passes.samples
+        # The number of samples is a guess from the model's inputs. Other features than [T, B, D] are not judged by it,
+        # such as windows of images, or the nodes of a graph.
+        time_first = self.topology in POSITIONS and isinstance(h, Tensor) and h.dim() > 1 and h.shape[1] == batch
+        check_features(name, SitePath(self.paths[name]), module, h, self.topology, batch if time_first else None)
         assert isinstance(h, Tensor)
         channels = LAYOUTS[self.topology][1]
         known = self.sites.get(name)
@@ -205,3 +331,57 @@ class SiteHooks:
             )
         self.place(name, h.shape[channels])
         self._checked.add(name)
+
+    def _outputs(self) -> list[Tensor] | None:
+        """Returns the tensors that the model returns for the last training batch in eval mode.
+
+        None without a batch, and with a warning if the model cannot run on it in eval mode.
+        """
+        if self.passes.last is None:
+            return None
+        try:
+            return outputs_for(self.model, *cloned(self.passes.last))
+        except Exception as error:  # whatever a user's model or its arguments run into
+            warnings.warn(
+                f"the model was not compared before and after growth, because it cannot run on its last batch: {error}",
+                stacklevel=4,
+            )
+            return None
+
+    def _settle(self, growing: GrowingSite) -> None:
+        """Makes the seed at a site part of its network if it is kept; removes its hook otherwise."""
+        hook, site = growing.hook, self.sites.get(growing.name)
+        container_of(growing.model).growing.pop(hook.name)
+        planted = None if site is None or not site.fossil else site.planted
+        if site is None or planted is None:
+            unregister(growing.module, hook.name)
+            return
+        hook.recipe = growing.recipe()
+        seed = planted.module if growing.model is self.model else copy.deepcopy(planted.module)
+        keep(growing.model, hook, seed, site.alpha)
+
+    def _unsettle(self, growing: GrowingSite) -> None:
+        """Undoes :meth:`_settle` where a seed is kept; there is no other one."""
+        container = container_of(growing.model)
+        container._modules.pop(growing.hook.name, None)
+        container.growing[growing.hook.name] = growing.hook.growth = growing
+
+
+class _Graph(torch.autograd.Function):
+    """The identity, whose output needs a gradient."""
+
+    @staticmethod
+    def forward(_context: Any, h: Tensor, _anchor: Tensor) -> Tensor:
+        return h.clone()
+
+    @staticmethod
+    def backward(_context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def _with_graph(h: Tensor) -> Tensor:
+    """Returns ``h`` as a part of a graph, so that a loss of a frozen network without seeds has a backward pass."""
+    if h.requires_grad:
+        return h
+    anchor = torch.zeros((), device=h.device, requires_grad=True)
+    return _Graph.apply(h, anchor)  # type: ignore[no-any-return, no-untyped-call]

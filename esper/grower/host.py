@@ -9,7 +9,6 @@ from torch import Tensor
 
 from esper.grower.hooks import SiteHooks
 from esper.grower.optimizer import SeedGroups
-from esper.seeds.blend import Seed
 from esper.seeds.site import Role, Site
 from esper.training.host_training import HOST, count_not_finite, finite_buffers
 
@@ -34,13 +33,11 @@ class LoopHost:
         site.remove()
         self.groups.remove(site.name)
 
-    def keep_fossils(self) -> dict[str, tuple[Seed, float]]:
-        """Removes all seeds that are not kept; returns the others with their alphas, by path of the submodule."""
+    def drop_unkept(self) -> None:
+        """Removes all seeds that are not kept."""
         for site in self.hooks.sites.values():
             if site.seed is not None and not site.fossil:
                 self.remove(site)
-        sites = self.hooks.sites.items()
-        return {self.hooks.paths[name]: (site.seed, site.alpha) for name, site in sites if site.seed is not None}
 
     def network_tensors(self, slots: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Yields parameters, buffers and optimizer state of the model and of the seeds in ``slots``, by name."""

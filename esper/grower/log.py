@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from esper.config_resolved import ResolvedConfig
+from esper.files.claim import claimed
 from esper.files.run_folder import EVENTS, RunFolder, require_empty
 from esper.grower.env import LoopEnv
 from esper.rollout.own_controller import OwnController, name_of
@@ -38,12 +40,15 @@ class LoopLog:
         self.folder, self.score = RunFolder(Path(folder), resumed=True), ScoreDefined("score", "", points)
         self.task, self.controller = task, name_of(controller)
         self.hub: TelemetryHub | None = None
+        self.claim = ExitStack()
+        """Holds the folder until the loop is over."""
         self.began = time.perf_counter()
         self.seconds_before = 0.0
         """Seconds before the loop was resumed."""
 
     def create(self, config: ResolvedConfig) -> None:
         """Makes the folder. Raises ConfigError if it is not empty: a loop is continued by its state only."""
+        self._claim()
         require_empty(self.folder.path)
         self.folder.create(self._named(config))
         self._open()
@@ -79,7 +84,9 @@ class LoopLog:
 
     def resume(self, saved: dict[str, Any], config: ResolvedConfig, epochs: int) -> None:
         """Continues the log where the state was taken, after ``epochs`` epochs; in a new folder, begins another."""
-        if not self.folder.path.exists():
+        new = not self.folder.path.exists()
+        self._claim()
+        if new:
             self.folder.create(self._named(config))
         lost = self.folder.cut_logs({EVENTS: saved["size"]})
         self.seconds_before = saved["seconds"]
@@ -119,6 +126,7 @@ class LoopLog:
         if self.hub is not None:
             self.hub.close()
             self.hub = None
+        self.claim.close()
 
     @property
     def seconds(self) -> float:
@@ -127,6 +135,9 @@ class LoopLog:
     def _named(self, config: ResolvedConfig) -> ResolvedConfig:
         """Returns the config with the controller that plays."""
         return ResolvedConfig.parse(config.tables_with({"run": {"controller": self.controller}}))
+
+    def _claim(self) -> None:
+        self.claim.enter_context(claimed(self.folder.path))
 
     def _open(self) -> None:
         self.hub = TelemetryHub([JsonlSink(self.folder.path / EVENTS)])

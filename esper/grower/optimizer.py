@@ -1,94 +1,60 @@
-"""The parameter groups of seeds in an optimizer that someone else made, steps and schedules."""
+"""The parameter groups of seeds in an optimizer that someone else made, and what happens to them at each step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from esper.config import ConfigError, TaskConfig
+from esper.grower.gradients import Aside, measurable, measure
+from esper.grower.leaders import Leaders
 from esper.grower.ranks import Ranks
-from esper.ops import grad_stats
+from esper.grower.schedules import SLOT, Group, follow_schedules, host_groups, in_order, show_host_groups
+from esper.grower.stepping import hook_steps, live_scalers, stepping_scaler, unscaling, unwrapped
 from esper.training.host_training import HOST
 from esper.training.metrics import SeedGradientCollector
 
-Scheduler = LRScheduler
-UNFIT = (torch.optim.LBFGS, torch.optim.Muon, torch.optim.SparseAdam)
-"""Optimizers for one group, for matrices only, and for sparse gradients."""
-Group = dict[str, Any]
-
-
-class HostGroups:
-    """An optimizer without the groups of seeds: what a learning-rate scheduler sees of it.
-
-    Schedulers keep one base rate for each group that existed when they were made, and fail if there are more.
-    """
-
-    def __init__(self, optimizer: Any, count: int) -> None:
-        self.whole, self._count = optimizer, count
-
-    @property
-    def param_groups(self) -> list[Group]:
-        return list(self.whole.param_groups[: self._count])
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.whole, name)
-
-
-def unwrapped(optimizer: object) -> Optimizer:
-    """Returns the torch optimizer inside ``optimizer``, which may be wrapped in objects with an ``optimizer``.
-
-    Raises ConfigError if there is none, or if it cannot update seeds.
-    """
-    found: Any = optimizer
-    while (inner := getattr(found, "optimizer", None)) is not None:  # accelerate's wrapper is an Optimizer itself
-        found = inner
-    if not isinstance(found, Optimizer):
-        raise ConfigError(f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
-    if isinstance(found, UNFIT):
-        raise ConfigError(
-            f"{type(found).__name__} cannot update seeds, which have dense parameters of any shape in groups of their "
-            "own; use another optimizer, such as AdamW or SGD"
-        )
-    return found
-
-
-def plain_schedulers(given: object) -> list[Scheduler]:
-    """Returns the torch schedulers in ``given``, one or several, each of which may be wrapped as in accelerate.
-
-    They are followed by those that they are made of.
-    """
-    each: list[Any] = [given] if hasattr(given, "step") else list(given)  # type: ignore[call-overload]
-    plain = [one if isinstance(one, Scheduler) else one.scheduler for one in each]
-    return [*plain, *(inner for one in plain for inner in plain_schedulers(getattr(one, "_schedulers", ())))]
+NOT_INHERITED = ("params", "param_names", "lr", "initial_lr", "weight_decay", SLOT)
+"""Options of a group that a seed's group does not copy."""
 
 
 class SeedGroups:
     """Adds a parameter group for each seed, removes it with the seed, and measures and clips gradients at each step.
 
-    A seed's rate is that of the host's first group times ``factor`` at every step, so it follows any schedule. The
-    gradients of a seed are clipped to ``task.max_grad_norm`` apart from the host's, which are left to the loop.
+    A seed has the options of the group of the submodule that it sits on, see :class:`Leaders`, and at every step its
+    rate times ``factor``, so it follows any schedule, also after :meth:`close`. Options that a step of the optimizer
+    changes are counters of the group; a seed's start anew. The gradients of a seed are clipped to
+    ``task.max_grad_norm`` apart from the host's, which are left to the loop.
+
+    Until a seed is on, its gradients are kept aside, and are its parameters' only while the optimizer steps: whatever
+    a loop does with all parameters of the optimizer, such as clipping them, it does to the host alone.
 
     Args:
+        model: the host.
+        paths: slot name to the path of the submodule that a seed there sits on.
         optimizer: the host's.
-        schedulers: those of ``optimizer``, see :func:`plain_schedulers`.
+        scheduler: schedules of ``optimizer`` that are not found by themselves, see :func:`show_host_groups`.
         factor: learning rate of a seed in units of the host's.
         weight_decay: of seeds.
         config: how the gradients of a seed are clipped and judged.
         ranks: those of a data-parallel loop.
 
     Raises:
-        ConfigError: a scheduler of ``optimizer`` is not among ``schedulers``.
+        ConfigError: the optimizer cannot update seeds, or a scheduler is not one of it.
     """
 
     def __init__(
         self,
+        model: nn.Module,
+        paths: Mapping[str, str],
         optimizer: object,
-        schedulers: Iterable[Scheduler],
+        scheduler: object,
         factor: float,
         weight_decay: float,
         config: TaskConfig,
@@ -96,118 +62,263 @@ class SeedGroups:
     ) -> None:
         self.optimizer = unwrapped(optimizer)
         self.factor, self.weight_decay, self.config, self.ranks = factor, weight_decay, config, ranks
+        if factor != 1 and any(group["lr"] is None for group in self.optimizer.param_groups):
+            raise ConfigError("this optimizer makes its own rates (lr=None), so lr_factor can only be 1")
         self.steps = 0
         """Number of optimizer steps so far."""
-        self.host = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.learning: tuple[str, ...] = ()
         """Slots whose seeds are stepped."""
-        self._schedulers: list[Any] = list(schedulers)
-        if not self._schedulers and hasattr(self.optimizer.step, "_wrapped_by_lr_sched"):
-            raise ConfigError(
-                "a learning-rate scheduler uses this optimizer: pass it as scheduler=, because schedulers fail when an "
-                "optimizer gets parameter groups that they do not know"
-            )
-        for scheduler in self._schedulers:
-            scheduler.optimizer = HostGroups(scheduler.optimizer, len(self.optimizer.param_groups))
         self.gradient_stats: SeedGradientCollector | None = None
         """Receives the statistics of every step's gradients; None: they are not measured."""
-        self._aside: list[tuple[Tensor, Tensor]] = []
-        """Parameters of seeds and their gradients, see :meth:`set_aside`."""
-        self._handles = [
-            self.optimizer.register_step_pre_hook(self._before_step),
-            self.optimizer.register_step_post_hook(lambda *_: self.forget_gradients()),
-        ]
+        keep_apart_from_earlier(self.optimizer)
+        self._leaders = Leaders(model, paths, self.optimizer)
+        self._parameters: dict[str, list[nn.Parameter]] = {}
+        self._beside: frozenset[str] = frozenset()
+        self._reached: set[str] = set()
+        self._aside = Aside()
+        self._early = False  # what is aside was put there after the host's gradients were cleared, before its next pass
+        self._counters: set[str] = set()
+        self._options: dict[str, Any] = {}
+        self._handles: dict[str, list[Any]] = {}
+        self._scalers: list[torch.amp.GradScaler] | None = None  # looked for once in an epoch
+        self._closed = False
+        show_host_groups(self.optimizer, scheduler)
+        follow_schedules(self.optimizer, self._follow_rates)
+        self.optimizer.register_load_state_dict_pre_hook(in_order)
+        hook_steps(optimizer, self._before_step, self._after_step)
 
-    def add(self, name: str, module: nn.Module) -> None:
-        """Adds the group of a new seed; all other groups and all state stay as they are."""
-        first = self.optimizer.param_groups[0]
-        options = {key: value for key, value in first.items() if key not in ("params", "param_names")}
-        named = [(f"{name}.{key}", p) for key, p in module.named_parameters() if p.requires_grad]
-        params: Sequence[Any] = named if "param_names" in first else [p for _, p in named]
-        rate = first["lr"] * self.factor
-        self.optimizer.add_param_group(
-            {**options, "params": params, "lr": rate, "weight_decay": self.weight_decay, "slot": name}
-        )
+    @property
+    def host(self) -> list[Tensor]:
+        """Parameters of the groups that are no seed's, which a loop may add while it runs."""
+        return [p for group in host_groups(self.optimizer) for p in group["params"]]
 
     @property
     def groups(self) -> dict[str, Group]:
         """Groups of seeds by slot name; ``optimizer.load_state_dict`` replaces the dicts."""
-        return {group["slot"]: group for group in self.optimizer.param_groups if "slot" in group}
+        here = {group[SLOT]: group for group in self.optimizer.param_groups if SLOT in group}
+        return {name: group for name, group in here.items() if name in self._parameters}
+
+    @property
+    def without_gradient(self) -> tuple[str, ...]:
+        """Slots of learning seeds that no step since the last :meth:`set_learning` had a gradient for, on any rank."""
+        return tuple(name for name in self.learning if name not in self._reached)
+
+    def add(self, name: str, module: nn.Module) -> None:
+        """Adds the group of a new seed; all other groups and all state stay as they are."""
+        show_host_groups(self.optimizer)
+        named = [(f"{name}.{key}", p) for key, p in module.named_parameters() if p.requires_grad]
+        leader = self._leaders.group(name)
+        group = {
+            **inherited(leader, self._counters, self.optimizer.defaults),
+            SLOT: name,
+            "weight_decay": self.weight_decay,
+        }
+        group["params"] = named if "param_names" in leader else [p for _, p in named]
+        for key in ("lr", "initial_lr"):
+            if leader.get(key) is not None:
+                group[key] = leader[key] * self.factor
+        self.optimizer.add_param_group(group)
+        self._parameters[name] = [p for _, p in named]
+        after = partial(self._accumulated, name)
+        self._handles[name] = [
+            p.register_post_accumulate_grad_hook(after)  # type: ignore[no-untyped-call]
+            for _, p in named
+        ]
 
     def remove(self, name: str) -> None:
         """Removes a seed's group and the state of its parameters."""
+        show_host_groups(self.optimizer)
         gone = self.groups[name]
         self.optimizer.param_groups[:] = [group for group in self.optimizer.param_groups if group is not gone]
-        for parameter in gone["params"]:
+        for parameter in self._parameters.pop(name):
             self.optimizer.state.pop(parameter, None)
+            self._aside.drop([parameter])
+        for handle in self._handles.pop(name):
+            handle.remove()
 
-    def set_learning(self, names: Sequence[str]) -> None:
-        """Says which seeds are stepped from now on; parameters of the others need no gradient."""
+    def set_learning(self, names: Sequence[str], on: Collection[str] = ()) -> None:
+        """Says which seeds are stepped from now on, and which seeds are on; the others learn beside the host.
+
+        Parameters of seeds that are not stepped need no gradient. Beside a host of which nothing is trained, there is
+        nothing to keep gradients from.
+        """
         self.learning = tuple(names)
-        for name, group in self.groups.items():
-            for parameter in group["params"]:
+        self._reached, self._scalers = set(), None
+        host_trains = any(p.requires_grad for p in self.host)
+        self._beside = frozenset(set(names) - set(on)) if host_trains else frozenset()
+        for name, parameters in self._parameters.items():
+            for parameter in parameters:
                 parameter.requires_grad_(name in self.learning)
                 if name not in self.learning:
                     parameter.grad = None
+            if name not in self._beside:
+                self._aside.drop(parameters)
         if self.gradient_stats is not None:
             self.gradient_stats.restart((HOST, *self.learning))
 
-    def set_aside(self) -> None:
-        """Takes the gradients of seeds away until the optimizer steps.
+    def gradient(self, parameter: Tensor) -> Tensor | None:
+        """Returns the gradient of a seed's parameter so far, wherever it is kept."""
+        return parameter.grad if parameter.grad is not None else self._aside.get(parameter)
 
-        A loop that clips all parameters of the optimizer then clips the host as it would without seeds.
+    def put_aside(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Adds ``gradient``, which is not in ``parameter.grad``, to those of a seed that is not on."""
+        if not self._early and self._is_host_cleared():
+            self._forget_gradients()
+            self._early = True
+        self._aside.add(parameter, gradient)
+
+    def begin_pass(self) -> None:
+        """Forgets gradients of seeds if the loop has cleared the host's; call it before each training pass.
+
+        ``model.zero_grad()`` does not reach seeds. A step clears them, but a GradScaler may skip it.
         """
-        parameters = [p for group in self.groups.values() for p in group["params"]]
-        self._aside = [(p, p.grad) for p in parameters if p.grad is not None]
-        self.forget_gradients()
-
-    def forget_gradients(self) -> None:
-        """Clears the gradients of seeds, which ``model.zero_grad()`` does not reach; every step does."""
-        for group in self.groups.values():
-            for p in group["params"]:
-                p.grad = None
+        waiting = self._aside or any(p.grad is not None for p in self._on())
+        if waiting and not self._early and self._is_host_cleared():
+            self._forget_gradients()
+        self._early = False
 
     def close(self) -> None:
-        """Leaves the optimizer to its loop; groups that are still there stay."""
-        for handle in self._handles:
-            handle.remove()
-        for scheduler in self._schedulers:
-            scheduler.optimizer = scheduler.optimizer.whole
+        """Leaves the optimizer to its loop; seeds whose groups are still there keep following the host's rates."""
+        self._closed = True
+        self._aside.drop()
+        for handles in self._handles.values():
+            for handle in handles:
+                handle.remove()
+        self._handles.clear()
 
-    def _before_step(self, optimizer: Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def _accumulated(self, name: str, parameter: Tensor) -> None:
+        """Autograd has added to a parameter's gradient."""
+        if name in self._beside:
+            self._aside.take(parameter)
+
+    def _before_step(self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        self._follow_rates()
+        if self._closed:
+            return None
         self.steps += 1
-        rate = optimizer.param_groups[0]["lr"]
-        for group in self.groups.values():
-            _set_rate(group, rate * self.factor)
+        self._options = _marked(host_groups(self.optimizer)[0])
         closure: Callable[[], Any] | None = keywords.get("closure", arguments[1] if len(arguments) > 1 else None)
         if closure is None:
-            self._read_gradients(optimizer)
+            self._take_gradients(optimizer)
             return None
 
-        def then_read() -> Any:
+        def then_take() -> Any:
+            self._hide()
             loss = closure()
-            self._read_gradients(optimizer)
+            self._take_gradients(optimizer)
             return loss
 
-        return (optimizer, then_read), {}
+        others = {key: value for key, value in keywords.items() if key != "closure"}
+        return (arguments[0], then_take, *arguments[2:]), others
 
-    def _read_gradients(self, optimizer: Optimizer) -> None:
-        """Measures all gradients, and averages and clips those of seeds."""
-        for parameter, gradient in self._aside:
-            parameter.grad = gradient
-        self._aside.clear()
+    def _after_step(self, _optimizer: Any, _arguments: Any, _keywords: Any) -> None:
+        """Clears the gradients of seeds, which ``model.zero_grad()`` does not reach, and notes counters."""
+        if self._closed:
+            return
+        for parameters in self._parameters.values():
+            _clear(parameters)
+        after = _marked(host_groups(self.optimizer)[0])
+        self._counters |= {
+            key for key, value in after.items() if key not in self._options or value != self._options[key]
+        }
+
+    def _on(self) -> list[nn.Parameter]:
+        """Parameters of learning seeds whose gradients are where a loop expects them."""
+        return [p for name in self.learning if name not in self._beside for p in self._parameters[name]]
+
+    def _is_host_cleared(self) -> bool:
+        """Whether the host is trained, and has no gradients."""
+        host = [p for p in self.host if p.requires_grad]
+        return bool(host) and not any(_has_gradient(p) for p in host)
+
+    def _forget_gradients(self) -> None:
+        self._aside.drop()
+        _clear(self._on())
+
+    def _hide(self) -> None:
+        """Clears what an earlier call of a step's closure has handed back."""
+        for name in self._beside:
+            _clear(self._parameters[name])
+
+    def _follow_rates(self) -> None:
+        for name, group in self.groups.items():
+            rate = self._leaders.group(name)["lr"]
+            if rate is not None:
+                _set_rate(group, rate * self.factor)
+
+    @torch.no_grad()
+    def _take_gradients(self, optimizer: Any) -> None:
+        """Hands gradients back, averages and clips those of seeds, and measures all."""
+        if self._scalers is None:
+            self._scalers = live_scalers()
+        scaler = stepping_scaler(self._scalers, optimizer, self.optimizer)
+        self._aside.hand_back(unscaling(scaler, optimizer))
         if self.gradient_stats is None or not self.gradient_stats.names:
             return
-        owners = [self.host, *(self.groups[name]["params"] for name in self.learning)]
-        gradients = [[p.grad for p in owner if p.grad is not None] for owner in owners]
-        self.ranks.average([g for mine in gradients[1:] for g in mine])
-        scale = getattr(optimizer, "grad_scale", None)  # set while a GradScaler steps a fused optimizer
-        measured = gradients if scale is None else [[g / scale for g in mine] for mine in gradients]
-        stats = grad_stats(measured, self.config.max_grad_norm, self.config.exploding_norm, device=self.host[0].device)
-        self.gradient_stats.add(stats)
+        seeds = [self._parameters[name] for name in self.learning]
+        self.ranks.average([p for parameters in seeds for p in parameters])
+        owners: list[Sequence[Tensor]] = [self.host, *seeds]
+        gradients = [[p.grad for p in parameters if p.grad is not None] for parameters in owners]
+        self._reached |= {name for name, mine in zip(self.learning, gradients[1:], strict=True) if mine}
+        measured, scale = gradients, getattr(optimizer, "grad_scale", None)
+        if scale is not None:  # a fused optimizer divides by it itself
+            measured = [[g / scale.to(g.device) for g in mine] for mine in gradients]
+        bounds = self.config.max_grad_norm, self.config.exploding_norm
+        stats = measure(measured, *bounds, device=self.host[0].device)
+        # The scale may be too large for a seed alone. Its step is skipped, as the scaler does for the host.
+        overflowed = None if scaler is None else stats.clip_coef == 0
+        # A branch that was left out of this step, as by LayerDrop, has no gradient that could be healthy or not.
+        without = stats.tensors == 0
+        self.gradient_stats.add(stats, without if overflowed is None else without | overflowed)
         for mine, factor in zip(gradients[1:], stats.clip_coef[1:], strict=True):
             for gradient in mine:
-                gradient.mul_(factor)
+                gradient.mul_(factor.to(gradient.device))
+        if overflowed is not None:
+            for parameters, skipped in zip(seeds, overflowed[1:].tolist(), strict=True):
+                if skipped:
+                    _clear(parameters)
+
+
+def keep_apart_from_earlier(optimizer: Optimizer) -> None:
+    """Renames the groups of seeds that an earlier Grower has kept, whose slots may be those of a new one."""
+    for group in optimizer.param_groups:
+        if SLOT in group:
+            group[SLOT] = f"kept {group[SLOT]}"
+
+
+def inherited(leader: Group, counters: Collection[str], defaults: Mapping[str, Any]) -> Group:
+    """Returns the options of ``leader`` for a new group, with ``counters`` as in a new optimizer."""
+    group = {}
+    for key, value in leader.items():
+        if key in NOT_INHERITED:
+            continue
+        if key not in counters:
+            group[key] = copy.deepcopy(value)
+        elif key in defaults:
+            group[key] = copy.deepcopy(defaults[key])
+    return group
+
+
+def _clear(parameters: Sequence[Tensor]) -> None:
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def _has_gradient(parameter: Tensor) -> bool:
+    """Whether a parameter's gradient was not cleared, which ``zero_grad(set_to_none=False)`` does with zeros."""
+    if parameter.grad is None:
+        return False
+    values = measurable(parameter.grad)
+    return values is None or bool(values.any())
+
+
+def _marked(group: Group) -> dict[str, Any]:
+    """Returns the options of a group, so that two of them tell which have changed; tensors are not read."""
+    options = {key: value for key, value in group.items() if key not in NOT_INHERITED}
+    return {
+        key: (id(value), value._version) if isinstance(value, Tensor) else copy.copy(value)
+        for key, value in options.items()
+    }
 
 
 def _set_rate(group: Group, rate: float | Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,15 +34,32 @@ class Ranks:
         self.first = not parallel or dist.get_rank() == 0
         """Whether this is rank 0."""
 
-    def average(self, gradients: list[Tensor]) -> None:
-        """Averages gradients over the ranks, in place."""
-        if not self.parallel or not gradients:
+    def average(self, parameters: Sequence[Tensor]) -> None:
+        """Averages the gradients of ``parameters`` over the ranks, in place.
+
+        A rank without a gradient, such as one that dropped the branch of a seed, counts as zeros and gets the average.
+        Where no rank has one, there is none.
+        """
+        if not self.parallel:
             return
-        flat = torch.cat([g.flatten() for g in gradients])
+        alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for p in parameters:
+            alike.setdefault((p.device, p.dtype), []).append(p)
+        for group in alike.values():
+            self._average(group)
+
+    def _average(self, parameters: list[Tensor]) -> None:
+        """Averages the gradients of parameters of one device and dtype, in one message."""
+        gradients = [p.new_zeros(p.shape) if p.grad is None else p.grad.to_dense() for p in parameters]
+        missing = [p.grad is None for p in parameters]
+        there = parameters[0].new_tensor([not absent for absent in missing])
+        flat = torch.cat([*(g.flatten() for g in gradients), there])
         dist.all_reduce(flat)
-        flat /= dist.get_world_size()
-        for g, mean in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
-            g.copy_(mean.view_as(g))
+        *sums, counts = torch.split(flat, [*(g.numel() for g in gradients), len(parameters)])
+        # Reading the counts waits for the device, so only a rank that lacks a gradient does.
+        nowhere = (counts == 0).tolist() if any(missing) else missing
+        for p, total, none in zip(parameters, sums, nowhere, strict=True):
+            p.grad = None if none else (total / dist.get_world_size()).view_as(p)
 
     def largest(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns the element-wise maximum over the ranks of ``values`` [n]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,12 +33,12 @@ class Score:
         return float(self.samples.mean())
 
 
-def read_score(result: object, epoch: int, points: float, finite: bool = True) -> Score:
-    """Reads the result of ``evaluate`` after ``epoch`` epochs, whose unit is ``points`` percentage points.
+def read_score(result: object, epoch: int, finite: bool = True) -> Score:
+    """Reads the result of ``evaluate`` after ``epoch`` epochs.
 
     Raises:
         TypeError: it has none of the forms that ``Evaluate`` describes.
-        ValueError: a score is not finite, or its mean is not of the order of 100 pp; never if ``finite`` is False.
+        ValueError: a score is not finite; never if ``finite`` is False.
     """
     loss = None
     if isinstance(result, tuple):
@@ -53,13 +54,22 @@ def read_score(result: object, epoch: int, points: float, finite: bool = True) -
             f"epoch {epoch}: evaluate returned a score that is not finite ({samples[~np.isfinite(samples)][0]}); "
             "the model has diverged, or the score is undefined for it"
         )
-    mean = float(samples.mean())
-    if finite and abs(mean * points) > MAX_POINTS:
-        raise ValueError(
-            f"epoch {epoch}: evaluate returned {mean:g}, which is {mean * points:g} percentage points: pass points= so "
-            f"that scores span about 100 of them (1 if scores are in per cent, 100 if they are fractions)"
-        )
     return Score(samples if samples.ndim else np.repeat(samples, 2), loss)
+
+
+def warning_of_unit(mean: float, points: float) -> str | None:
+    """Returns what to say about a score that is far more than 100 percentage points, and None for any other.
+
+    ``points`` are the percentage points in one unit of the score.
+    """
+    if not math.isfinite(mean) or abs(mean * points) <= MAX_POINTS:
+        return None
+    fitting = 10.0 ** math.floor(math.log10(100 / abs(mean)))
+    return (
+        f"evaluate returned {mean:g}, which is {mean * points:g} percentage points at points={points:g}. Gates and "
+        f"controllers expect scores that span about 100 of them: if scores stay like this, pass points={fitting:g}; if "
+        "this one is an exception, such as R² before training, nothing is to be done"
+    )
 
 
 def _numbers(value: object) -> NDArray[np.float64]:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from esper.hosts.host import SegmentedHost, SiteHook
+from esper.hosts.host import SegmentedHost, SiteSpan, Step, row_major
 from esper.ops import NormReluPool
-from esper.seeds.site import SlotSite
+from esper.seeds.place import Place
 
 FUSED_CHANNELS = 8
 """Vector width, in channels, of the fused BatchNorm, ReLU and pool; hosts with fewer channels are faster without it."""
 
 
 class CNNHost(SegmentedHost):
-    """Convolution blocks with a slot before the pool of each (row 0) and, with ``rows=2``, after it (row 1).
+    """Convolution blocks with a slot before the pool of each (row 0), and after it (row 1).
 
-    If ``base`` is a multiple of 8, the host computes in channels_last, with BatchNorm, ReLU and pool as one operator.
+    The slots of row 2 read what comes into a block and add to what the convolution of the next one returns, or to the
+    logits, so that their seeds are more channels inside the block. ``rows`` chooses the slots that the host has at
+    first, and :meth:`use_slots` any others. If ``base`` is a multiple of 8, the host computes in channels_last, with
+    BatchNorm, ReLU and pool as one operator.
 
     Args:
         in_channels: channels of the images [B, in_channels, H, W].
@@ -30,8 +34,9 @@ class CNNHost(SegmentedHost):
         pool: whether blocks end in a 2×2 max-pool.
         pool_last: whether the last block does, too, before the global average.
         rows: 1 or 2; two rows need the pool, without which both rows would see the same features.
+        widths: channels of each block, in place of ``base`` and its doublings.
 
-    Raises ValueError for other ``rows``.
+    Raises ValueError for other ``rows``, or for another number of widths than blocks.
     """
 
     def __init__(
@@ -44,34 +49,37 @@ class CNNHost(SegmentedHost):
         pool: bool = True,
         pool_last: bool = True,
         rows: int = 2,
+        widths: Sequence[int] | None = None,
     ) -> None:
         if rows not in (1, 2) or (rows == 2 and not pool):
             raise ValueError(f"rows must be 1, or 2 with pool; not rows={rows}, pool={pool}")
-        fused = base % FUSED_CHANNELS == 0
-        segments: list[nn.Module] = []
-        sites: list[SlotSite] = []
-        fusable: set[int] = set()  # sites between an operator that can pool and a pool
-        before: list[nn.Module] = []  # layers since the last slot
+        widths = [base * 2**block for block in range(blocks)] if widths is None else widths
+        if len(widths) != blocks:
+            raise ValueError(f"widths are {list(widths)}; expected one for each of {blocks} blocks")
+        fused = all(width % FUSED_CHANNELS == 0 for width in widths)
+        layers: list[nn.Module] = []
+        sites: dict[str, tuple[int, SiteSpan]] = {}  # channels, and joints of layers
+        inside: list[int] = []  # joints before the convolutions
         channels = in_channels
-        for block in range(blocks):
-            width = base * 2**block
-            convolution = nn.Conv2d(channels, width, kernel, padding=kernel // 2, bias=False)
-            norm = [NormReluPool(width)] if fused else [nn.BatchNorm2d(width), nn.ReLU()]
-            segments.append(nn.Sequential(*before, convolution, *norm))
-            sites.append(SlotSite(f"r0c{block}", width))
-            pools = pool and (pool_last or block < blocks - 1)
-            before = [nn.MaxPool2d(2)] if pools else []
-            if fused and pools:
-                fusable.add(len(sites) - 1)
-            if pools and rows == 2:
-                segments.append(nn.Sequential(*before))
-                sites.append(SlotSite(f"r1c{block}", width))
-                before = []
+        for block, width in enumerate(widths):
+            inside.append(len(layers))
+            layers.append(nn.Conv2d(channels, width, kernel, padding=kernel // 2, bias=False))
+            if block:
+                sites[f"r2c{block - 1}"] = width, SiteSpan(inside[-2], len(layers))
+            layers += [NormReluPool(width)] if fused else [nn.BatchNorm2d(width), nn.ReLU()]
+            sites[f"r0c{block}"] = width, SiteSpan(len(layers), len(layers))
+            if pool and (pool_last or block < blocks - 1):
+                layers.append(nn.MaxPool2d(2))
+                sites[f"r1c{block}"] = width, SiteSpan(len(layers), len(layers))
             channels = width
-        head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
-        segments.append(nn.Sequential(*before, *head))
-        super().__init__(segments, sites, topology="cnn")
-        self._fusable = fusable
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
+        sites[f"r2c{blocks - 1}"] = classes, SiteSpan(inside[-1], len(layers))
+        at_first = [name for name in sites if int(name[1]) < rows]
+        cuts = [sites[name][1].sink for name in at_first]
+        segments = [nn.Sequential(*layers[a:b]) for a, b in pairwise([0, *cuts, len(layers)])]
+        super().__init__(segments, [Place(name, sites[name][0]) for name in at_first], topology="cnn")
+        self._possible = sites
+        self._use_slots(set(at_first))
         self.width = base
         self.of_width = partial(
             CNNHost, in_channels, classes, blocks=blocks, kernel=kernel, pool=pool, pool_last=pool_last, rows=rows
@@ -80,22 +88,63 @@ class CNNHost(SegmentedHost):
         if fused:
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def _from(self, start: int, h: Tensor, hook: SiteHook, vacant: Collection[int]) -> Tensor:
-        """Runs the segments from ``start`` on; a pool after a vacant site is fused with the operators before the site.
+    @property
+    def possible_slots(self) -> tuple[str, ...]:
+        return row_major(self._possible)
 
-        Fusion gives bit-identical results. Compiled segments are not fused, since each is compiled as a whole.
+    def _use_slots(self, names: set[str]) -> None:
+        chosen = {name: site for name, site in self._possible.items() if name in names}
+        layers = [layer for segment in self.segments for layer in segment.children()]
+        joints = {0, len(layers)} | {joint for _, span in chosen.values() for joint in (span.source, span.sink)}
+        cuts = sorted(joints)
+        parts = [layers[a:b] for a, b in pairwise(cuts)]
+        known = {tuple(segment.children()): segment for segment in self.segments}
+        steps = [Step(known.get(tuple(part)) or nn.Sequential(*_with_pools(part))) for part in parts]
+        ordered = sorted(chosen.items(), key=lambda item: item[1][1].sink)
+        places = [
+            Place(name, width, span.source < span.sink, tuple(layers[span.source : span.sink]))
+            for name, (width, span) in ordered
+        ]
+        spans = [SiteSpan(cuts.index(span.source), cuts.index(span.sink)) for _, (_, span) in ordered]
+        self._lay_out(steps, places, spans)
+        self._fusable = {
+            number
+            for number, (before, after) in enumerate(pairwise(parts))
+            if isinstance(before[-1], NormReluPool) and isinstance(after[0], nn.MaxPool2d)
+        }
+
+    def _step(self, number: int, h: Tensor, fused: bool, free: bool) -> tuple[Tensor, bool]:
+        """Runs a step; a pool behind a joint where nothing happens is fused with the operators before it.
+
+        Fusion gives bit-identical results. Compiled steps are not fused, since each is compiled as a whole.
         """
-        pooled = False  # whether the first layer of the segment, a pool, has already run
-        for number in range(start, len(self.segments)):
-            segment = self.segments[number]
-            fuses = number in vacant and number in self._fusable and self.compiled is None
-            if pooled or fuses:
-                layers = list(segment.children())
-                for layer in layers[pooled:]:
-                    h = layer(h, pool=True) if fuses and layer is layers[-1] else layer(h)
-            else:
-                h = self.run(segment, h)
-            pooled = fuses
-            if number < len(self.sites) and not fuses:
-                h = hook(number, h)
-        return h
+        module = self.steps[number].module
+        fuses = free and number in self._fusable and self.compiled is None
+        if not (fused or fuses):
+            return self.run(module, h), False
+        layers = list(module.children())[fused:]  # a pool that has been fused has already run
+        for layer in layers:
+            h = layer(h, pool=True) if fuses and layer is layers[-1] else layer(h)
+        return h, fuses
+
+
+class Pooled(nn.Module):
+    """A BatchNorm with ReLU, fused with the pool behind it."""
+
+    def __init__(self, norm: NormReluPool) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.norm(h, pool=True)  # type: ignore[no-any-return]
+
+
+def _with_pools(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """Returns the layers with each pool behind a fused BatchNorm as a part of it."""
+    result: list[nn.Module] = []
+    for layer in layers:
+        if isinstance(layer, nn.MaxPool2d) and result and isinstance(result[-1], NormReluPool):
+            result[-1] = Pooled(result[-1])
+        else:
+            result.append(layer)
+    return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Self
@@ -12,10 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
+from esper.hosts.between import Between, Part, find_between, layers_of
 from esper.hosts.host import Host, SiteHook, kept_modes, row_major
 from esper.hosts.inputs import Inputs, as_inputs, call
-from esper.hosts.outputs import features_of, logits_of, with_features
-from esper.seeds.site import SlotSite
+from esper.hosts.layout import check_channels, check_module
+from esper.hosts.outputs import features_of, logits_of, source_of, with_features
+from esper.hosts.site_path import SitePath
+from esper.seeds.features import Features
+from esper.seeds.place import Place
 
 LAYOUTS: Mapping[str, tuple[int, int]] = {"cnn": (4, 1), "transformer": (3, 2), "encoder": (3, 2), "mlp": (2, 1)}
 """Rank of the features and the index of their channel dimension, by topology."""
@@ -34,28 +38,29 @@ class GraftedHost(Host):
         super().__init__()
         self.model = model
         self.paths = dict(paths)
-        """Path of the submodule that has the slot on its output, by slot name."""
+        """Where each slot lies, by its name: the path of a submodule, or two, see :class:`SitePath`."""
+        self._paths = {name: SitePath.parse(text) for name, text in paths.items()}
+        self.between: dict[str, tuple[Part, ...]] = {}
+        """Layers between the source and the sink of the slots that have a source, by slot name, as far as known."""
         self.topology = topology
         self._frozen = [module for module in model.modules() if not module.training] if model.training else []
-        # `probe` fills in the order and the channels.
-        self.sites = tuple(SlotSite(name, 0) for name in row_major(paths))
+        self.sites = tuple(self._unprobed(name) for name in row_major(paths))
 
     def forward_with_hook(self, x: Inputs, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
-        with self._hooked(hook):
+        with self._hooked(hook, vacant):
             return self._run(x)
 
-    def forward_from(self, x: Inputs, site: int, h: Tensor, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_from(self, x: Inputs, site: int, at: Features, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
         learning = torch.is_grad_enabled()
 
-        def enter(reached: int, features: Tensor) -> Tensor:
-            if reached < site:
-                return features
-            if reached == site:
-                torch.set_grad_enabled(learning)
-                return h
-            return hook(reached, features)
+        def enter(reached: int, features: Features) -> Tensor:
+            if reached != site:
+                return hook(reached, features)
+            torch.set_grad_enabled(learning)
+            return at.h
 
-        with torch.set_grad_enabled(False), self._hooked(enter):
+        # Seeds before the site act again, because other layers than the site's may pass their effect on.
+        with torch.set_grad_enabled(False), self._hooked(enter, {*vacant} - {site}):
             return self._run(x)
 
     def _run(self, x: Inputs) -> Tensor:
@@ -64,21 +69,54 @@ class GraftedHost(Host):
     def probe(self, x: Inputs) -> None:
         found: dict[str, Tensor] = {}
 
-        def see(site: int, output: Tensor) -> Tensor:
+        def see(site: int, at: Features) -> Tensor:
             name = self.sites[site].name
+            path = self._path(name)
             if name in found:
-                raise ConfigError(f"slot {name}: {self.paths[name]} runs more than once in a forward pass")
-            check_features(name, self.paths[name], output, self.topology, len(x))
-            found[name] = output
-            return output
+                raise ConfigError(f"slot {name}: {path.sink} runs more than once in a forward pass")
+            module = self.model.get_submodule(path.sink)
+            check_features(name, path, module, at.h, self.topology, len(x))
+            found[name] = at.h
+            return at.h
 
+        wanted = {site.name: self._path(site.name) for site in self.sites}
         with kept_modes(self), torch.no_grad():
-            self.eval().forward_with_hook(x, see)
-        if missing := [name for name in self.paths if name not in found]:
+            self.eval()
+            between = find_between(self.model, wanted, lambda: self.forward_with_hook(x, see))
+        if missing := [site.name for site in self.sites if site.name not in found]:
             where = ", ".join(f"{name} ({self.paths[name]})" for name in missing)
             raise ConfigError(f"the forward pass never runs the submodule of slot {where}")
         channels = LAYOUTS[self.topology][1]
-        self.sites = tuple(SlotSite(name, h.shape[channels]) for name, h in found.items())
+        self.between = {name: each.parts for name, each in between.items()}
+        self.sites = tuple(
+            place_of(self.model, name, h.shape[min(channels, h.dim() - 1)], between.get(name))
+            for name, h in found.items()
+        )
+
+    def take_sites(self, channels: Mapping[str, int], between: Mapping[str, Sequence[Part]]) -> None:
+        """Takes the sites that :meth:`probe` has found before: their channels in execution order, and the layers
+        between source and sink."""
+        self.between = {name: tuple(parts) for name, parts in between.items()}
+        found = {name: Between(parts) for name, parts in self.between.items()}
+        self.sites = tuple(place_of(self.model, name, count, found.get(name)) for name, count in channels.items())
+
+    def _path(self, name: str) -> SitePath:
+        return self._paths[name]
+
+    def lies_inside(self, slot: str, other: str) -> bool:
+        inside = {part.get("path") for part in self.between.get(other, ())[:-1]}
+        return self._path(slot).sink in inside
+
+    @property
+    def possible_slots(self) -> tuple[str, ...]:
+        return row_major(self.paths)
+
+    def _use_slots(self, names: set[str]) -> None:
+        self.sites = tuple(self._unprobed(name) for name in row_major(names))
+
+    def _unprobed(self, name: str) -> Place:
+        """Returns the place of a slot before `probe` fills in what it finds."""
+        return Place(name, 0, self._path(name).source is not None)
 
     def train(self, mode: bool = True) -> Self:
         """Sets the mode, except for frozen layers: those in eval mode when the model was grafted in train mode."""
@@ -88,23 +126,50 @@ class GraftedHost(Host):
         return self
 
     @contextmanager
-    def _hooked(self, hook: SiteHook) -> Iterator[None]:
-        """Registers hooks while the network runs, so that copies and saved files never contain one.
+    def _hooked(self, hook: SiteHook, vacant: Collection[int] = ()) -> Iterator[None]:
+        """Registers hooks at all but the ``vacant`` sites while the network runs, so that copies and saved files never
+        contain one.
 
         They act only in the calling thread, so that several threads can use a grown network.
         """
         here = threading.get_ident()
+        sources: dict[int, Tensor] = {}
+
+        def on_source(site: int, _module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            if threading.get_ident() == here:
+                sources[site] = self.protected(source_of(inputs, named))
 
         def on_output(site: int, _module: nn.Module, _inputs: tuple[object, ...], output: object) -> Any:
             if threading.get_ident() != here:
                 return None
-            return with_features(output, hook(site, features_of(output)))  # type: ignore[arg-type]  # checked by `probe`
+            h: Any = features_of(output)  # a tensor, as `probe` has checked
+            if not self.sites[site].has_source:
+                return with_features(output, hook(site, Features.at_sink(h)))
+            if site not in sources:
+                raise ConfigError(
+                    f"slot {self.sites[site].name}: {self.paths[self.sites[site].name]}: the source has not run"
+                )
+            return with_features(output, hook(site, Features(h, sources.pop(site))))
 
         with ExitStack() as hooks:
             for site, place in enumerate(self.sites):
-                module = self.model.get_submodule(self.paths[place.name])
-                hooks.callback(module.register_forward_hook(partial(on_output, site)).remove)
+                if site in vacant:
+                    continue
+                path = self._path(place.name)
+                if path.source is not None:
+                    source = self.model.get_submodule(path.source)
+                    handle = source.register_forward_pre_hook(partial(on_source, site), with_kwargs=True)
+                    hooks.callback(handle.remove)
+                sink = self.model.get_submodule(path.sink)
+                hooks.callback(sink.register_forward_hook(partial(on_output, site)).remove)
             yield
+
+
+def place_of(model: nn.Module, name: str, channels: int, between: Between | None) -> Place:
+    """Returns the place of a slot of ``model``, with what lies ``between`` its source and sink if it has a source."""
+    if between is None:
+        return Place(name, channels)
+    return Place(name, channels, True, layers_of(model, between.parts), between.obstacle)
 
 
 def graft(model: nn.Module, sites: Mapping[str, str], topology: str = "cnn", example: Any = None) -> GraftedHost:
@@ -113,7 +178,8 @@ def graft(model: nn.Module, sites: Mapping[str, str], topology: str = "cnn", exa
     Args:
         model: maps inputs [B, ...] to logits, [B, classes] or [B, T, classes], or to an object with ``logits``, as the
             models of Hugging Face do. Inputs may be several: a dict of its arguments by name, or a tuple of them.
-        sites: slot name (``r0c0``: row 0, column 0) to the path of a submodule, as in ``model.named_modules()``.
+        sites: slot name (``r0c0``: row 0, column 0) to the path of a submodule, as in ``model.named_modules()``; or to
+            ``"fc1 -> fc2"``: seeds read the input of the first submodule and add to the output of the second.
         topology: ``cnn`` if those outputs, or the first elements of those that are tuples, are [B, C, H, W],
             ``transformer`` for [B, T, D], ``mlp`` for [B, D]. Seeds of a ``transformer`` see no later position, those
             of an ``encoder``, also [B, T, D], see all.
@@ -130,14 +196,20 @@ def graft(model: nn.Module, sites: Mapping[str, str], topology: str = "cnn", exa
     return host
 
 
-def check_features(name: str, path: str, h: object, topology: str, batch: int | None = None) -> None:
-    """Raises ConfigError if features ``h`` of ``batch`` samples cannot hold the seeds of slot ``name``."""
-    rank, where = LAYOUTS[topology][0], f"slot {name}: {path}"
+def check_features(
+    name: str, path: SitePath, module: nn.Module, h: object, topology: str, batch: int | None = None
+) -> None:
+    """Raises ConfigError if features ``h`` that ``module`` returns for ``batch`` samples cannot hold the seeds of slot
+    ``name``; None if the number of samples is not known.
+
+    Seeds with a source may add to features of another layout, such as logits.
+    """
+    rank, where = LAYOUTS[topology][0], f"slot {name}: {path.sink}"
     if not isinstance(h, Tensor):
         raise ConfigError(f"{where} returns {type(h).__name__}; a site is one tensor, or the first of a tuple")
     if h.is_nested:
         raise ConfigError(f"{where} returns nested tensors; set enable_nested_tensor=False")
-    if h.dim() != rank or not h.is_floating_point():
+    if (h.dim() != rank and path.source is None) or not h.is_floating_point():
         raise ConfigError(
             f"{where} returns {h.dtype} of shape {tuple(h.shape)}; {topology} seeds need floating-point features with "
             f"{rank} dimensions"
@@ -147,17 +219,22 @@ def check_features(name: str, path: str, h: object, topology: str, batch: int | 
             f"{where} returns shape {tuple(h.shape)} for {batch} samples; they must come first (batch_first=True in "
             "torch's transformers and recurrent layers)"
         )
+    if topology == "cnn" and path.source is None:
+        check_channels(where, module, h)
 
 
 def check_sites(model: nn.Module, sites: Mapping[str, str], topology: str) -> None:
     """Raises ConfigError for what :func:`graft` refuses without a forward pass."""
     if topology not in LAYOUTS:
         raise ConfigError(f"unknown topology {topology!r}; known: {', '.join(LAYOUTS)}")
-    known = [path for path, _ in model.named_modules() if path]
-    for name, path in sites.items():
-        if path not in known:
-            raise ConfigError(f"slot {name}: the model has no submodule {path!r}; it has: {', '.join(known)}")
-    if not sites or len(set(sites.values())) < len(sites):
+    known = {path: module for path, module in model.named_modules(remove_duplicate=False) if path}
+    paths = {name: SitePath.parse(text) for name, text in sites.items()}
+    for name, path in paths.items():
+        for part in path.paths:
+            if part not in known:
+                raise ConfigError(f"slot {name}: the model has no submodule {part!r}; it has: {', '.join(known)}")
+            check_module(model, name, part, topology)
+    if not sites or len({tuple(id(known[part]) for part in path.paths) for path in paths.values()}) < len(sites):
         raise ConfigError(f"sites must name one or more slots, each on its own submodule, not {dict(sites)}")
     try:
         row_major(sites)

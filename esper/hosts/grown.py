@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from esper.hosts.host import Host, SiteHook
 from esper.hosts.inputs import Inputs
+from esper.seeds.features import Features
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class KeptSeed:
 
 
 class GrownHost(Host):
-    """Maps inputs, as its host takes them, to logits; at each grown site i, it goes on with h_i + alpha_i · d_i(h_i).
+    """Maps inputs, as its host takes them, to logits; at each grown site i, it goes on with h_i + alpha_i · d_i(s_i).
 
     As a host, it has the sites of the original one, each after the seed that is built in there. Seeds train like every
     other layer, at constant alphas.
@@ -56,15 +57,15 @@ class GrownHost(Host):
     def forward_with_hook(self, x: Inputs, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
         return self.host.forward_with_hook(x, self._after_seeds(hook), self._free(vacant))
 
-    def forward_from(self, x: Inputs, site: int, h: Tensor, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
-        return self.host.forward_from(x, site, h, self._after_seeds(hook), self._free(vacant))
+    def forward_from(self, x: Inputs, site: int, at: Features, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+        return self.host.forward_from(x, site, at, self._after_seeds(hook), self._free(vacant))
 
     def _after_seeds(self, hook: SiteHook) -> SiteHook:
-        def grown(site: int, h: Tensor) -> Tensor:
+        def grown(site: int, at: Features) -> Tensor:
             name = self.sites[site].name
             if name in self.seeds:
-                h = torch.add(h, self.seeds[name](h), alpha=self.kept[name].alpha)
-            return hook(site, h)
+                at = at.with_sink(torch.add(at.h, self.seeds[name](at.source), alpha=self.kept[name].alpha))
+            return hook(site, at)
 
         return grown
 

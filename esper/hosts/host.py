@@ -6,24 +6,27 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from esper.config import ConfigError
 from esper.hosts.inputs import Inputs, gathered
-from esper.seeds.site import SlotSite
+from esper.seeds.features import Features
+from esper.seeds.place import Place
 
 Run = Callable[[nn.Module, Tensor], Tensor]
 """Runs a segment on its input features and returns its output."""
-SiteHook = Callable[[int, Tensor], Tensor]
-"""Called at each site with its index in execution order and its features; returns the features to continue with."""
+SiteHook = Callable[[int, Features], Tensor]
+"""Called at each site with its index in execution order and the pass; returns the features to continue with."""
 
 
 class Host(nn.Module, ABC):
     """A network whose features can be changed at its sites, 0 ... S−1 in execution order."""
 
-    sites: tuple[SlotSite, ...]
+    sites: tuple[Place, ...]
     topology: str
     """Kind of blueprints that fit: ``cnn`` (features [B, C, H, W]), ``transformer`` and, if all positions are seen,
     ``encoder`` ([B, T, D]), ``mlp`` ([B, D])."""
@@ -36,16 +39,46 @@ class Host(nn.Module, ABC):
 
         Inputs of several tensors are ``Arguments``; those of Esper's own hosts are one tensor.
 
-        At ``vacant`` sites ``hook`` returns its input, so the call may be omitted, to fuse the layers around the site.
+        At ``vacant`` sites ``hook`` returns the features as they are, so the call may be omitted, to fuse the layers
+        around the site; the sources of these sites are not kept.
         """
 
     @abstractmethod
-    def forward_from(self, x: Inputs, site: int, h: Tensor, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
-        """Runs the network after ``site`` on features ``h``, which were computed from the inputs ``x``.
+    def forward_from(self, x: Inputs, site: int, at: Features, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+        """Runs the network after ``site`` from a pass ``at`` that site, which was computed from the inputs ``x``.
 
-        It calls ``hook`` at the later sites, as :meth:`forward_with_hook` does. No gradient flows to the layers before
-        ``site``.
+        It calls ``hook`` at the later sites, as :meth:`forward_with_hook` does with the same ``vacant`` sites. A
+        network that cannot be entered half-way runs from its start without gradients, with ``hook`` at the earlier
+        sites too. No gradient flows to the layers before ``site``, unless through ``at``.
         """
+
+    @property
+    def possible_slots(self) -> tuple[str, ...]:
+        """Names of all slots that :meth:`use_slots` may choose, in row-major order."""
+        return self.slot_names
+
+    def use_slots(self, names: Sequence[str]) -> None:
+        """Keeps or adds the sites of these slots, and no others. Weights stay as they are.
+
+        A name is that of a slot ("r2c0"), of a row ("r2"), of a column ("c0"), or "all". Raises ConfigError, listing
+        the possible slots, for a name that stands for none of them, or without names.
+        """
+        possible = self.possible_slots
+        chosen = {name: [slot for slot in possible if stands_for(name, slot)] for name in names}
+        unknown = [name for name, slots in chosen.items() if not slots]
+        if unknown or not names:
+            problem = f"the hosts have no slot {', '.join(unknown)}" if unknown else "name one or more slots"
+            raise ConfigError(f"{problem}; possible: {', '.join(possible)}")
+        wanted = {slot for slots in chosen.values() for slot in slots}
+        if wanted != set(self.slot_names):
+            self._use_slots(wanted)
+
+    def _use_slots(self, names: set[str]) -> None:
+        raise ConfigError(f"the slots of a {type(self).__name__} cannot be chosen")
+
+    def lies_inside(self, slot: str, other: str) -> bool:
+        """Returns whether the seed of ``slot`` adds to features between the source and the sink of ``other``."""
+        return False
 
     def probe(self, x: Inputs) -> None:
         """Finds the order and width of the sites in a forward pass of inputs ``x``, if they are not known yet.
@@ -55,7 +88,7 @@ class Host(nn.Module, ABC):
 
     def forward(self, *x: Any, **named: Any) -> Tensor:
         """Maps inputs [B, ...], or several by position or by name, to logits, without seeds."""
-        return self.forward_with_hook(gathered(x, named), lambda _site, h: h)
+        return self.forward_with_hook(gathered(x, named), lambda _site, at: at.h)
 
     @contextmanager
     def without_gradients(self) -> Iterator[None]:
@@ -98,42 +131,177 @@ def run_segment(segment: nn.Module, h: Tensor) -> Tensor:
     return segment(h)  # type: ignore[no-any-return]
 
 
-class SegmentedHost(Host):
-    """Segments s_0 ... s_S with site i between s_i and s_{i+1}; without seeds it is s_S(...s_1(s_0(x))).
+@dataclass(frozen=True)
+class SiteSpan:
+    """The joints of a :class:`SegmentedHost` between which a site lies."""
 
-    :meth:`forward_from` does not rerun anything before the site.
+    source: int
+    """Number of the joint whose features a seed reads."""
+    sink: int
+    """Number of the joint to whose features it adds."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.source <= self.sink:
+            raise ValueError(f"a span goes from an earlier joint to a later one, not from {self.source} to {self.sink}")
+
+
+@dataclass(frozen=True)
+class JointUse:
+    """The sites that use a joint in a pass, before the segment that begins there."""
+
+    sites: tuple[int, ...]
+    """Sites whose seeds add here, in order; what they leave is what other seeds read here."""
+    kept: tuple[int, ...]
+    """Earlier joints that later sites read."""
+    read: bool
+    """Whether later sites read the features here."""
+
+    @property
+    def free(self) -> bool:
+        """Whether nothing happens, so that the segments before and after may be fused."""
+        return not self.sites and not self.read
+
+
+@dataclass(frozen=True)
+class Step:
+    """The part of a :class:`SegmentedHost` between two joints."""
+
+    module: nn.Module
+    adds: int | None = None
+    """Number of an earlier joint whose features are added to the module's output, as a skip connection does."""
+
+
+class SegmentedHost(Host):
+    """Segments s_0, s_1, ... in a row, with sites between them; without seeds it is ...(s_1(s_0(x))).
+
+    Joint n lies before segment n: joint 0 has the inputs, the last one the logits. :meth:`forward_from` does not rerun
+    anything before the site.
+
+    Args:
+        segments: the segments.
+        sites: the sites in execution order.
+        topology: kind of blueprints that fit.
+        spans: where each site reads and adds; None: site i reads and adds to the output of segment i, and the last
+            segment has none.
     """
 
     compiled: Run | None = None
-    """Runs segments in place of ``run_segment``; copies and saved files of the host do not include it."""
+    """Runs steps in place of ``run_segment``; copies and saved files of the host do not include it."""
 
-    def __init__(self, segments: Sequence[nn.Module], sites: Sequence[SlotSite], topology: str) -> None:
+    def __init__(
+        self,
+        segments: Sequence[nn.Module],
+        sites: Sequence[Place],
+        topology: str,
+        spans: Sequence[SiteSpan] | None = None,
+    ) -> None:
         super().__init__()
-        if len(segments) != len(sites) + 1:
+        if spans is None and len(segments) != len(sites) + 1:
             raise ValueError(f"{len(sites)} sites need {len(sites) + 1} segments, not {len(segments)}")
-        row_major(site.name for site in sites)  # checks that the names are valid and distinct
         self.segments = nn.ModuleList(segments)
-        self.sites = tuple(sites)
         self.topology = topology
+        spans = [SiteSpan(number + 1, number + 1) for number in range(len(sites))] if spans is None else spans
+        self._lay_out([Step(segment) for segment in segments], sites, spans)
+        self._all = tuple(zip(self.sites, self.spans, strict=True))
+
+    @property
+    def possible_slots(self) -> tuple[str, ...]:
+        return row_major(site.name for site, _ in self._all)
+
+    def _use_slots(self, names: set[str]) -> None:
+        chosen = [(site, span) for site, span in self._all if site.name in names]
+        steps = [Step(segment) for segment in self.segments]
+        self._lay_out(steps, [site for site, _ in chosen], [span for _, span in chosen])
+
+    def lies_inside(self, slot: str, other: str) -> bool:
+        spans = dict(zip((site.name for site in self.sites), self.spans, strict=True))
+        return spans[other].source < spans[slot].sink < spans[other].sink
+
+    def take_up_segments(self) -> None:
+        """Runs by the segments that there are now; call it if a submodule has been replaced."""
+        self._use_slots(set(self.slot_names))
+
+    def _lay_out(self, steps: Sequence[Step], sites: Sequence[Place], spans: Sequence[SiteSpan]) -> None:
+        """Makes the host run by ``steps``, with these sites between them."""
+        sinks = [span.sink for span in spans]
+        if len(spans) != len(sites) or sinks != sorted(sinks) or not all(1 <= sink <= len(steps) for sink in sinks):
+            raise ValueError(f"{len(sites)} sites need sinks from 1 to {len(steps)} in order, not {sinks}")
+        row_major(site.name for site in sites)  # checks that the names are valid and distinct
+        self.steps = tuple(steps)
+        self.sites = tuple(sites)
+        self.spans = tuple(spans)
+        self._routes: dict[frozenset[int], list[JointUse]] = {}
 
     def forward_with_hook(self, x: Inputs, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
-        return self._from(0, cast(Tensor, x), hook, vacant)
+        return self._from(0, -1, cast(Tensor, x), {}, hook, vacant)
 
-    def forward_from(self, x: Inputs, site: int, h: Tensor, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
-        return self._from(site + 1, h, hook, vacant)
+    def forward_from(self, x: Inputs, site: int, at: Features, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+        return self._from(self.spans[site].sink, site, at.h, dict(at.earlier), hook, vacant)
 
-    def run(self, segment: nn.Module, h: Tensor) -> Tensor:
-        """Runs ``segment`` on features ``h``, compiled if there is a compiled function."""
-        return (self.compiled or run_segment)(segment, h)
+    def run(self, module: nn.Module, h: Tensor) -> Tensor:
+        """Runs the ``module`` of a step on features ``h``, compiled if there is a compiled function."""
+        return (self.compiled or run_segment)(module, h)
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
         return {name: value for name, value in state.items() if name != "compiled"}
 
-    def _from(self, start: int, h: Tensor, hook: SiteHook, vacant: Collection[int]) -> Tensor:
-        for site in range(start, len(self.sites)):
-            h = hook(site, self.run(self.segments[site], h))
-        return self.run(self.segments[-1], h)
+    def _from(
+        self,
+        joint: int,
+        last: int,
+        h: Tensor,
+        earlier: dict[int, Tensor],
+        hook: SiteHook,
+        vacant: Collection[int],
+    ) -> Tensor:
+        """Goes on from features ``h`` at ``joint``, where the sites up to number ``last`` have acted."""
+        route = self._route(frozenset(vacant))
+        fused = False  # whether the step before was fused with the one that begins here
+        while True:
+            use = route[joint]
+            for site in use.sites:
+                if site > last:
+                    source = self.spans[site].source
+                    h = hook(site, Features(h, h if source == joint else earlier[source], earlier))
+            if joint == len(self.steps):
+                return h
+            if earlier or use.read:  # kept only for as long as somebody reads them
+                earlier = {number: earlier[number] for number in use.kept}
+                if use.read:
+                    earlier[joint] = self.protected(h)
+            h, fused = self._step(joint, h, fused, route[joint + 1].free)
+            added = self.steps[joint].adds
+            if added is not None:
+                h = earlier[added] + h
+            joint += 1
+
+    def _route(self, vacant: frozenset[int]) -> list[JointUse]:
+        """Returns what happens at each joint if the sites ``vacant`` are passed by."""
+        route = self._routes.get(vacant)
+        if route is None:
+            acting = [site for site in range(len(self.sites)) if site not in vacant]
+            route = self._routes[vacant] = [self._use(joint, acting) for joint in range(len(self.steps) + 1)]
+        return route
+
+    def _use(self, joint: int, acting: Sequence[int]) -> JointUse:
+        sites = tuple(site for site in acting if self.spans[site].sink == joint)
+        sources = {self.spans[site].source for site in acting if self.spans[site].sink > joint}
+        sources |= {step.adds for step in self.steps[joint:] if step.adds is not None}
+        kept = tuple(sorted(source for source in sources if source < joint))
+        return JointUse(sites, kept, joint in sources)
+
+    def _step(self, number: int, h: Tensor, fused: bool, free: bool) -> tuple[Tensor, bool]:
+        """Runs the module of a step; returns its output and whether it was fused with the next one.
+
+        ``fused``: whether the step before was fused with it; ``free``: whether nothing reads or adds to its output.
+        """
+        return self.run(self.steps[number].module, h), False
+
+
+def stands_for(name: str, slot: str) -> bool:
+    """Returns whether ``name`` is that of ``slot``, of its row or column, or "all"."""
+    return name in ("all", slot, *re.findall(r"[rc]\d+", slot))
 
 
 def row_major(names: Iterable[str]) -> tuple[str, ...]:

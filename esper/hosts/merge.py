@@ -4,32 +4,62 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from esper.hosts.grown_module import GrownModule
+from esper.hosts.seed_hook import SeedHook, drop_container, forget, hooks_of, unregister
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blend import ChannelScale, Seed
 
 
-def merge_seeds(model: nn.Module) -> dict[str, str]:
-    """Replaces grown submodules of ``model`` by their linear layers with the seed merged into the weights.
+def merge_seeds(model: nn.Module, difference: Callable[[], str | None]) -> dict[str, str]:
+    """Merges the seeds of ``model`` into the weights of their linear layers.
 
     With the seed's map d(h) = M h + c, of features h = W x + b, the merged layer has the weights (I + alpha · M) W and
-    the bias (I + alpha · M) b + alpha · c, computed in float64. Returns the reason for each one that stays, by path.
+    the bias (I + alpha · M) b + alpha · c, computed in float64. ``difference`` says how the model's outputs differ from
+    those before; a layer that changes them, because something else uses its weights, too, is left as it was.
+
+    Returns the reason for each seed that stays, by path.
     """
     uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     reasons: dict[str, str] = {}
-    for path, grown in [(path, m) for path, m in model.named_modules() if isinstance(m, GrownModule)]:
-        seed, layer = grown.get_submodule("seed"), _last(grown.module)
-        assert isinstance(seed, Seed)
-        if reason := _obstacle(seed, layer, uses):
-            reasons[path] = reason
+    for path, module, hook in hooks_of(model):
+        if hook.seed is None:
             continue
-        _merge(layer, seed, grown.alpha)
-        model.set_submodule(path, grown.module)
+        layer = _last(module)
+        reason = _obstacle(hook.seed, layer, uses) or _merge_or_undo(model, module, layer, hook, hook.seed, difference)
+        if reason:
+            reasons[path] = f"{reasons[path]}, and {reason}" if path in reasons else reason
+    drop_container(model)
     return reasons
+
+
+def _merge_or_undo(
+    model: nn.Module,
+    module: nn.Module,
+    layer: nn.Module,
+    hook: SeedHook,
+    seed: Seed,
+    difference: Callable[[], str | None],
+) -> str | None:
+    """Merges a seed and removes its hook; returns why it was undone, None if the outputs stay the same."""
+    before = dict(layer._parameters)
+    values = {name: p.detach().clone() for name, p in before.items() if p is not None}
+    hooks = dict(module._forward_hooks)
+    _merge(layer, seed, hook.alpha)
+    unregister(module, hook.name)
+    found = difference()
+    if found is None:
+        forget(model, seed)
+        return None
+    module._forward_hooks.clear()  # their order counts
+    module._forward_hooks.update(hooks)
+    layer._parameters.update(before)
+    for name, value in values.items():
+        layer.get_parameter(name).data.copy_(value)
+    return f"something else uses the weights of its layer or changes its output: merged, {found}"
 
 
 def _last(module: nn.Module) -> nn.Module:
@@ -44,6 +74,8 @@ def _obstacle(seed: Seed, layer: nn.Module, uses: Counter[int]) -> str | None:
     """
     if type(layer) is not nn.Linear and not _is_transposed(layer):
         return f"its output comes from a {type(layer).__name__}, not from a linear layer"
+    if not isinstance(layer._parameters.get("weight"), nn.Parameter):
+        return "the weights of its layer are computed from others, such as those of weight_norm or of pruning"
     if seed.operator is not BlendOperator.ADD:
         return f"its blend style is not additive ({seed.operator.value})"
     linear = (nn.Linear, ChannelScale, nn.Identity, nn.Sequential)

@@ -13,6 +13,14 @@ def features_of(output: object) -> object:
     return output[0] if isinstance(output, tuple) and output else output
 
 
+def source_of(inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:
+    """Returns what a seed reads of a submodule's inputs: the first tensor. Raises TypeError if there is none."""
+    for value in (*inputs, *named.values()):
+        if isinstance(value, Tensor):
+            return value
+    raise TypeError("a source is the input of a submodule that is called with a tensor")
+
+
 def with_features(output: object, h: Tensor) -> Any:
     """Returns the output with its features replaced by ``h``; a named tuple stays one."""
     if not isinstance(output, tuple):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.hosts.host import SegmentedHost
-from esper.seeds.site import SlotSite
+from esper.hosts.host import SegmentedHost, SiteSpan, Step
+from esper.seeds.place import Place
 
 INIT_STD = 0.02
 
@@ -17,9 +20,11 @@ INIT_STD = 0.02
 class TransformerHost(SegmentedHost):
     """Maps tokens int64 [B, T] to the logits of each next token, float32 [B, T, vocabulary].
 
-    The layers are divided into ``slots`` equal groups, with a slot after each group. Weights start as in GPT-2: normal
-    with σ = 0.02 and biases 0, but σ / √(2·layers) for the last layer of each of the 2·layers residual branches, so
-    that their sum starts no larger in a deep host than in a shallow one.
+    The layers are divided into ``slots`` equal groups, with a slot after each group (row 0), which the host has at
+    first. :meth:`use_slots` chooses others as well: in the last block of a group, more units in its feed-forward part
+    (row 1), more heads (row 2), and a change of the weights that make queries, keys and values (row 3). Weights start
+    as in GPT-2: normal with σ = 0.02 and biases 0, but σ / √(2·layers) for the last layer of each of the 2·layers
+    residual branches, so that their sum starts no larger in a deep host than in a shallow one.
 
     Args:
         vocabulary: number of tokens, 0 ... vocabulary − 1.
@@ -27,7 +32,7 @@ class TransformerHost(SegmentedHost):
         layers: number of blocks, a multiple of ``slots``.
         heads: number of attention heads.
         block: max length of a sequence.
-        slots: number of slots, named r0c0, r0c1, ...
+        slots: number of groups, whose slots are named r0c0, r0c1, ...
 
     Raises ValueError for numbers below 1, or that are not the multiples above.
     """
@@ -46,19 +51,59 @@ class TransformerHost(SegmentedHost):
         groups[0].insert(0, embedding)
         segments: list[nn.Module] = [nn.Sequential(*group) for group in groups]
         segments.append(nn.Sequential(nn.LayerNorm(width), TiedHead(embedding)))
-        super().__init__(segments, [SlotSite(f"r0c{i}", width) for i in range(slots)], topology="transformer")
+        super().__init__(segments, [Place(f"r0c{i}", width) for i in range(slots)], topology="transformer")
         self.width, self.heads = width, heads
         self.of_width = partial(TransformerHost, vocabulary, layers=layers, heads=heads, block=block, slots=slots)
         """Makes a host like this one with another ``width``."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=INIT_STD)
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
+        draw_as_gpt2(self)
         for layer in blocks:
             for last in (layer.attention.project, layer.mlp[-1]):
                 assert isinstance(last, nn.Linear)
                 nn.init.normal_(last.weight, std=INIT_STD / math.sqrt(2 * layers))
+
+    @property
+    def possible_slots(self) -> tuple[str, ...]:
+        groups = range(len(self.segments) - 1)
+        return tuple(f"r{row}c{group}" for row in range(len(INSIDE) + 1) for group in groups)
+
+    def _use_slots(self, names: set[str]) -> None:
+        steps: list[Step] = []
+        sites: list[Place] = []
+        spans: list[SiteSpan] = []
+        *groups, head = self.segments
+        for number, group in enumerate(groups):
+            if not any(f"r{row}c{number}" in names for row in INSIDE):
+                steps.append(Step(group))
+            else:
+                *before, block = group.children()
+                assert isinstance(block, Block)
+                if before:
+                    steps.append(Step(nn.Sequential(*before)))
+                first = len(steps)
+                steps += block.steps(first)
+                for row, (source, sink, layers) in INSIDE.items():
+                    if f"r{row}c{number}" in names:
+                        sites.append(
+                            Place(
+                                f"r{row}c{number}", CHANNELS[row] * self.width, True, layers(block), draw=draw_as_gpt2
+                            )
+                        )
+                        spans.append(SiteSpan(first + source, first + sink))
+            if f"r0c{number}" in names:
+                sites.append(Place(f"r0c{number}", self.width))
+                spans.append(SiteSpan(len(steps), len(steps)))
+        order = sorted(range(len(sites)), key=lambda site: spans[site].sink)
+        steps.append(Step(head))
+        self._lay_out(steps, [sites[site] for site in order], [spans[site] for site in order])
+
+
+def draw_as_gpt2(module: nn.Module) -> None:
+    """Draws the weights of a layer as GPT-2's are: normal with σ = 0.02, and biases 0."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Embedding):
+            nn.init.normal_(layer.weight, std=INIT_STD)
+        if isinstance(layer, nn.Linear) and layer.bias is not None:
+            nn.init.zeros_(layer.bias)
 
 
 class TokenEmbedding(nn.Module):
@@ -94,22 +139,91 @@ class Block(nn.Module):
         h = h + self.attention(self.norm_attention(h))
         return h + self.mlp(self.norm_mlp(h))  # type: ignore[no-any-return]
 
+    def steps(self, first: int) -> list[Step]:
+        """Returns the steps of which the block consists, of which the first one begins at joint ``first``."""
+        mixed = AttentionFromProjections(self.attention)
+        return [
+            Step(self.norm_attention),
+            Step(self.attention.query_key_value),
+            Step(mixed, adds=first),
+            Step(self.norm_mlp),
+            Step(self.mlp, adds=first + 3),
+        ]
+
 
 class CausalAttention(nn.Module):
-    """Causal self-attention: [B, T, width] to the same shape; each token attends to itself and earlier ones."""
+    """Causal self-attention: [B, T, width] to the same shape; each token attends to itself and earlier ones.
 
-    def __init__(self, width: int, heads: int) -> None:
+    Heads have ``width / heads`` features, or ``head_width``.
+    """
+
+    def __init__(self, width: int, heads: int, head_width: int | None = None) -> None:
         super().__init__()
         self.heads = heads
-        self.query_key_value = nn.Linear(width, 3 * width)
-        self.project = nn.Linear(width, width)
+        self.head_width = head_width or width // heads
+        inner = heads * self.head_width
+        self.query_key_value = nn.Linear(width, 3 * inner)
+        self.project = nn.Linear(inner, width)
 
     def forward(self, h: Tensor) -> Tensor:
-        batch, length, width = h.shape
-        split = self.query_key_value(h).view(batch, length, 3, self.heads, width // self.heads)
-        query, key, value = split.permute(2, 0, 3, 1, 4)  # each [B, heads, T, width / heads]
+        return self.from_projections(self.query_key_value(h))
+
+    def from_projections(self, projections: Tensor) -> Tensor:
+        """Returns the output for the queries, keys and values of all tokens, [B, T, 3 · inner]."""
+        batch, length, _ = projections.shape
+        split = projections.view(batch, length, 3, self.heads, self.head_width)
+        query, key, value = split.permute(2, 0, 3, 1, 4)  # each [B, heads, T, head_width]
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.project(mixed.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
+        return self.project(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    @property
+    def units(self) -> int:
+        """Number of heads, which :meth:`more` adds to."""
+        return self.heads
+
+    def more(self, units: int) -> CausalAttention:
+        """Makes attention with ``units`` heads like these, whose output is added to the output here."""
+        width = self.query_key_value.in_features
+        return CausalAttention(width, units, self.head_width)
+
+    @torch.no_grad()
+    def absorb(self, more: nn.Module, alpha: float) -> None:
+        """Takes over the heads of ``more``, whose output counts ``alpha`` times."""
+        assert isinstance(more, CausalAttention)
+        own, new = self.query_key_value, more.query_key_value
+        for name in ("weight", "bias"):
+            parts = zip(own.get_parameter(name).chunk(3), new.get_parameter(name).chunk(3), strict=True)
+            together = torch.cat([part for pair in parts for part in pair])  # queries, keys and values of all heads
+            own.register_parameter(name, nn.Parameter(together))
+        columns = [self.project.weight, alpha * more.project.weight]
+        self.project.weight = nn.Parameter(torch.cat(columns, dim=1))
+        own.out_features, self.project.in_features = len(own.bias), self.project.weight.shape[1]
+        self.heads += more.heads
+
+
+class AttentionFromProjections(nn.Module):
+    """The part of an attention layer behind the projection to queries, keys and values."""
+
+    def __init__(self, attention: CausalAttention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, projections: Tensor) -> Tensor:
+        return self.attention.from_projections(projections)
+
+
+INSIDE: Mapping[int, tuple[int, int, Callable[[Block], tuple[nn.Module, ...]]]] = MappingProxyType(
+    {
+        1: (4, 5, lambda block: tuple(block.mlp)),
+        2: (1, 3, lambda block: (block.attention,)),
+        3: (1, 2, lambda block: (block.attention.query_key_value,)),
+    }
+)
+"""Source and sink of the slots inside a block, by row: joints counted from its start, see :meth:`Block.steps`, and the
+layers between them."""
+
+CHANNELS = {1: 1, 2: 1, 3: 3}
+"""Features at their sinks, in units of the host's width."""
 
 
 class TiedHead(nn.Module):

@@ -9,18 +9,23 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
-from torch.optim import Optimizer
 
 from esper.config import ConfigError
 from esper.grower.grower import Grower
 from esper.grower.report import GrowthStep
+from esper.hosts.seed_state import add_seeds, take_seeds
+from esper.seeds.blueprints import BLUEPRINTS
+
+AVERAGES = ("StochasticWeightAveraging", "WeightAveraging")
+"""Callbacks that replace the module's weights by averages, which seeds have no part in."""
 
 
 class GrowthCallback(Callback):
     """Grows a module while ``Trainer.fit`` trains it: one :meth:`Grower.step` after each validation.
 
     When ``fit`` ends, kept seeds become submodules of the module. Checkpoints hold the growth, and
-    ``fit(ckpt_path=...)`` with a new module and the same arguments grows on to the same bits.
+    ``fit(ckpt_path=...)`` with a new module and the same arguments grows on to the same bits. A Trainer with this
+    callback tests any of them, ``ckpt_path="best"`` included, with the seeds that were on then.
 
     Args:
         sites: slot name to the path of a submodule of the LightningModule.
@@ -37,6 +42,25 @@ class GrowthCallback(Callback):
         self.steps: list[GrowthStep] = []
         """The report of each step since the start of ``fit``."""
         self._state: Mapping[str, Any] | None = None
+        self._loading: Any = None  # the hook of the module while a stage runs
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Prepares the module for checkpoints with seeds: ``fit`` plants them itself, other stages load them.
+
+        Raises ConfigError beside a callback that averages weights.
+        """
+        if stage == "fit":
+            _require_no_averages(trainer)
+        registry = self.options.get("blueprints") or BLUEPRINTS
+
+        def arrive(module: Any, state: Any, *_more: Any) -> None:
+            take_seeds(module, state, stage != "fit", registry)
+
+        module: Any = pl_module  # torch gives the method no types
+        self._loading = module.register_load_state_dict_pre_hook(arrive)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        add_seeds(pl_module, checkpoint["state_dict"])
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Makes the Grower. Raises ConfigError if it cannot work here."""
@@ -47,8 +71,9 @@ class GrowthCallback(Callback):
         if not trainer.enable_validation:
             raise ConfigError("growth needs validation: give the module a validation_step and a loader for it")
         self.steps = []
+        model: Any = trainer.strategy.model  # None before a fit
         self.grower = Grower(
-            trainer.strategy.model,
+            model,
             self.sites,
             trainer.optimizers[0],
             horizon=self.horizon or _validations(trainer),
@@ -58,15 +83,11 @@ class GrowthCallback(Callback):
         if self._state:  # before Lightning loads the optimizer, which has the seeds' groups
             self.grower.load_state_dict(self._state)
 
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        if self.grower is not None:  # Lightning clips all parameters of the optimizer next
-            self.grower.groups.set_aside()
-
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         grower = self.grower
         if grower is None or trainer.state.fn != "fit" or trainer.sanity_checking or grower.epoch >= grower.horizon:
             return
-        loaders = trainer.val_dataloaders
+        loaders: Any = trainer.val_dataloaders
 
         def evaluate(module: Any) -> Tensor:
             module.eval()
@@ -84,12 +105,25 @@ class GrowthCallback(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._state = None
+        if self._loading is not None:
+            self._loading.remove()
+            self._loading = None
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.grower is None else self.grower.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._state = state_dict
+
+
+def _require_no_averages(trainer: Any) -> None:
+    for callback in trainer.callbacks:
+        if {kind.__name__ for kind in type(callback).__mro__} & {*AVERAGES}:
+            raise ConfigError(
+                f"growth does not go with {type(callback).__name__}: the module would end with averaged weights beside "
+                "seeds that fit the others. Leave it out of this fit and average in a later one, or average in a loop "
+                "of your own with esper.Grower, which torch's AveragedModel follows"
+            )
 
 
 def _validations(trainer: Trainer) -> int:

@@ -12,8 +12,8 @@ from transformers import TrainerCallback
 
 from esper.config import ConfigError
 from esper.grower.grower import Grower
-from esper.grower.optimizer import unwrapped
 from esper.grower.report import GrowthStep
+from esper.grower.stepping import unwrapped
 
 FILE = "grower.pt"  # in each checkpoint
 
@@ -56,10 +56,6 @@ class GrowthTrainerCallback(TrainerCallback):
             self._optimizer.load_state_dict(saved["optimizer"])
         # The Trainer loads the optimizer before there is a Grower, so it may only save the host's part of it.
         self._hook = self._optimizer.register_state_dict_post_hook(_without_seeds)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_has: Any) -> None:
-        if self.grower is not None:  # a GradScaler may have skipped the step, and the Trainer clears the model only
-            self.grower.groups.forget_gradients()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **has: Any) -> None:
         def evaluate(model: nn.Module) -> Tensor:

@@ -24,7 +24,7 @@ def legal_actions(slots: Slots, config: EnvConfig, durations: Durations, budget:
     - SET_ALPHA_TARGET: seeds in BLENDING or HOLDING whose alpha is steady.
 
     ``budget`` is the max number of parameters that seeds may add to a host; ``largest`` [S, B] are the parameters of
-    each blueprint in each slot with its largest blend style.
+    each blueprint in each slot with its largest blend style, and 0 where it does not fit.
     """
     envs, places = slots.stage.shape
     by_hand = stage_table([stage for stage in ADVANCES if GATES[stage] not in config.auto_advance])
@@ -35,7 +35,7 @@ def legal_actions(slots: Slots, config: EnvConfig, durations: Durations, budget:
     op_slot[:, Op.PRUNE] = slots.living & (slots.age >= durations.min_prune_age) & slots.steady
     op_slot[:, Op.SET_ALPHA_TARGET] = IS_RAMPED[slots.stage] & slots.steady
     left = budget - slots.parameters.sum(axis=1)
-    return ActionMask.build(op_slot, largest <= left[:, None, None])
+    return ActionMask.build(op_slot, (largest > 0) & (largest <= left[:, None, None]))
 
 
 def _has_room(slots: Slots, config: EnvConfig) -> Bools:

@@ -71,6 +71,17 @@ _CURVES = [AlphaCurve(name) for name in action.ALPHA_CURVES]
 _STYLES = [STYLES[name] for name in action.STYLES]
 STYLE_CURVE: NDArray[np.int64] = np.array([_CURVES.index(style.curve) for style in _STYLES])
 """Curve of the first ramp, by style."""
+STYLE_ADDED: NDArray[np.int64] = np.array(
+    [
+        next(
+            number
+            for number, other in enumerate(_STYLES)
+            if (other.operator, other.curve) == (BlendOperator.ADD, style.curve)
+        )
+        for style in _STYLES
+    ]
+)
+"""The style with the operator ADD and the same curve, by style."""
 STYLE_OPERATOR: NDArray[np.int64] = np.array([list(BlendOperator).index(style.operator) for style in _STYLES])
 STYLE_IS_GATED: NDArray[np.bool_] = np.array([style.operator is BlendOperator.GATE for style in _STYLES])
 

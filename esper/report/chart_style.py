@@ -41,7 +41,7 @@ def chart_style() -> Iterator[None]:
         "grid.color": "#e3e3e3",
         "font.family": ["DejaVu Sans"],
         "font.size": 9,
-        "legend.fontsize": 8.5,
+        "legend.fontsize": 9,
         "legend.frameon": False,
         "text.parse_math": False,  # names may contain dollar signs
         "svg.fonttype": "none",

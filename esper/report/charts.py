@@ -312,7 +312,7 @@ def draw_seeds(axes: Axes, bars: Sequence[tuple[Stretch, float]], inches_per_epo
                 label=stage.lower() if stage else None,
             )
     for name, begin, lane in _seed_names(bars, inches_per_epoch):
-        axes.text(begin + 0.04 / inches_per_epoch, lane, name, va="center", fontsize=7.5, clip_on=True)
+        axes.text(begin + 0.04 / inches_per_epoch, lane, name, va="center", fontsize=8.5, clip_on=True)
 
 
 def _seed_names(bars: Sequence[tuple[Stretch, float]], inches_per_epoch: float) -> Iterator[tuple[str, int, float]]:

@@ -96,7 +96,7 @@ def life_chart(host: HostLife) -> str:
     low, high = _range(host)
     curves.set(xlim=(0, len(host.grown)), ylim=(low, high), ylabel=host.score.label(f"validation {host.score.name}"))
     curves.set_title(clean(host.title), loc="left", fontsize=9.5)
-    curves.legend(loc="lower right")
+    curves.legend(loc="best")
     curves.tick_params(labelbottom=False)
     places = {slot: float(place) for place, slot in enumerate(host.slots)}
     bars = [(s, places[s.slot]) for s in host.life.stretches if s.slot in places]
@@ -107,7 +107,7 @@ def life_chart(host: HostLife) -> str:
     seeds.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     seeds.grid(visible=False, axis="y")
     if bars:
-        seeds.legend(loc="upper left", bbox_to_anchor=(1.01, 1.6 if lanes < 4 else 1.1), fontsize=7.5)
+        seeds.legend(loc="upper left", bbox_to_anchor=(1.01, 1.6 if lanes < 4 else 1.1), fontsize=8.5)
     return inline_svg(drawing, clean(host.title), clean(f"{host.words} {host.life.words()}", 1000))
 
 
@@ -126,7 +126,7 @@ def life_figure(run: Run) -> str:
     if host is None:
         return ""
     words = f"{host.title}: {host.words} Each bar is a seed in its slot, coloured by stage."
-    return figure("A host's life", words, life_chart(host), "")
+    return figure("A host's life", words, f'<div class="scroll wide">{life_chart(host)}</div>', "")
 
 
 def save_life(host: HostLife, folder: Path) -> None:

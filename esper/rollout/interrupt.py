@@ -1,4 +1,4 @@
-"""Deferring SIGINT (Ctrl-C) and SIGTERM until a critical section is complete."""
+"""Deferring SIGINT (Ctrl-C), SIGTERM and SIGHUP until a critical section is complete."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ENDS = (signal.SIGTERM, signal.SIGHUP)
+"""Signals of a batch system, and of a terminal that closes."""
+SIGNALS = (signal.SIGINT, *ENDS)
 SAME_SECONDS = 5.0
 """Time within which two SIGTERMs are one: the end of a job signals all of its processes, and a launcher repeats it."""
 
@@ -60,15 +62,19 @@ def interrupts_wait(again: bool = False) -> Iterator[None]:
 
 @contextmanager
 def termination_interrupts() -> Iterator[None]:
-    """Makes SIGTERM raise KeyboardInterrupt in the block, if it would otherwise end the process silently."""
-    if not _on_main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Makes SIGTERM and SIGHUP raise KeyboardInterrupt in the block, if they would otherwise end the process silently.
+
+    One that is ignored, as SIGHUP by nohup, stays so.
+    """
+    ending = ENDS if _on_main_thread() else ()
+    silent = [number for number in ending if signal.getsignal(number) is signal.SIG_DFL]
+    for number in silent:
+        signal.signal(number, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in silent:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _on_main_thread() -> bool:

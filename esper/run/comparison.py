@@ -32,6 +32,7 @@ from esper.evaluation.runner import (
 )
 from esper.evaluation.statistics import MIN_SEEDS
 from esper.files.atomic import write_json
+from esper.files.claim import claimed
 from esper.files.run_folder import require_empty
 from esper.files.system_info import check_devices
 from esper.rollout.interrupt import termination_interrupts
@@ -159,9 +160,10 @@ class ComparisonRun:
         On an interrupt (Ctrl-C, SIGTERM) or an error, the results of what every arm has finished are written before it
         is raised; they are also in :attr:`result`. While arms learn, an interrupt takes effect at the end of a step.
         """
-        if not self.resumed:
-            self.files.create(Settings(self.pairs, self.reference, self.train_seeds, self.part, self.arms))
-        with closing(self), termination_interrupts():
+        with claimed(self.files.path), closing(self), termination_interrupts():
+            if not self.resumed:
+                require_empty(self.files.path)
+                self.files.create(Settings(self.pairs, self.reference, self.train_seeds, self.part, self.arms))
             try:
                 if self._next is not None:
                     name_score(self.first.score, self.progress)
@@ -183,7 +185,15 @@ class ComparisonRun:
         seed = self.arms[0].config.run.seed + index
         folder = self.files.path / f"seed-{seed}"
         return SeedComparison(
-            self.arms, seed, folder, self.first, self.n_envs, self.learned, self.work, self.order_seed
+            self.arms,
+            seed,
+            folder,
+            self.first,
+            self.n_envs,
+            self.learned,
+            self.work,
+            self.order_seed,
+            self.files.follows,
         )
 
     def _unfinished(self) -> list[int]:

@@ -16,6 +16,7 @@ from esper.evaluation.analysis import corrected
 from esper.evaluation.comparison import ArmResult
 from esper.evaluation.runner import whole_messages
 from esper.files import checkpoint
+from esper.files.claim import claimed
 from esper.files.run_folder import CONFIG, EVENTS, RunFolder
 from esper.files.system_info import check_device, check_devices
 from esper.rollout.interrupt import interrupts_wait, termination_interrupts
@@ -134,7 +135,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         trainer.started = time.perf_counter()
         trainer.work.add(trainer.agent.comparison_work())
         trainer.work.start()
-        with self, termination_interrupts():
+        with claimed(self.folder), self, termination_interrupts():
             try:
                 self.start()
                 trainer.practise()

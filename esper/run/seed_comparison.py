@@ -55,6 +55,7 @@ class SeedComparison:
         learned: called after each round that an arm has learned from.
         work: counts what is done; the work of learning arms and of the baseline is added to it.
         order_seed: seed of the order in which arms take turns; no result depends on it.
+        follows: returns an arm's controller, with the path of what it follows.
 
     Raises:
         ConfigError: an arm cannot be set up.
@@ -70,7 +71,9 @@ class SeedComparison:
         learned: Learned | None,
         work: Workload,
         order_seed: int,
+        follows: Callable[[Arm], str],
     ) -> None:
+        self.follows = follows
         self.alone, self.work = [arm.name for arm in arms if arm.alone], work
         self.seed, self.n_envs, self.names = seed, n_envs, [arm.name for arm in arms]
         self.epochs, self.task, self.ranks = first.config.env.episode_length, first.task, first.ranks
@@ -107,7 +110,8 @@ class SeedComparison:
         maker, held_out = EnvMaker.of(arm.config, self.task, self.ranks), self.seed + HELD_OUT
         if arm.control_of is not None:
             return CONTROLS[arm.controller](maker, arm.control_of, held_out)
-        make = partial(controller_for, "none" if arm.alone else arm.controller, maker.config, run_seed=held_out)
+        controller = "none" if arm.alone else self.follows(arm)
+        make = partial(controller_for, controller, maker.config, run_seed=held_out)
         return GrowingRunner(maker, make, self.n_envs, held_out, self.baselines)
 
     def run(

@@ -77,9 +77,13 @@ class Seed(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         precise = torch.promote_types(h.dtype, torch.float32)
-        # Features in half precision are promoted: parameters have at least 32 bits. Autocast does this by itself.
+        # Features in half precision are promoted: parameters grow with at least 32 bits. Autocast does this by itself.
         if h.dtype != precise and not torch.is_autocast_enabled(h.device.type):
-            return self(h.to(precise)).to(h.dtype)  # type: ignore[no-any-return]
+            own = next((p.dtype for p in self.parameters()), precise)  # a grown network may be turned into half
+            return self._delta(h.to(own)).to(h.dtype)
+        return self._delta(h)
+
+    def _delta(self, h: Tensor) -> Tensor:
         f: Tensor = self.body(h)
         if self.operator is BlendOperator.MULTIPLY:
             return h * torch.tanh(f)

@@ -1,4 +1,4 @@
-"""Sites: the named places in a host that can each hold the module of one seed."""
+"""Sites: the places in a host that can each hold the module of one seed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from esper.lifecycle.ramps import BlendStyle
+from esper.lifecycle.ramps import BlendOperator, BlendStyle
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints.registry import Blueprint
-
-
-@dataclass(frozen=True)
-class SlotSite:
-    """The place of a slot: its name and the number of channels of its features."""
-
-    name: str
-    channels: int
+from esper.seeds.features import Features
+from esper.seeds.group_norm import guard_group_norm
+from esper.seeds.place import Place
 
 
 class Role(Enum):
@@ -40,6 +35,13 @@ class GerminationFailed(RuntimeError):
     """Raised if a blueprint does not fit a site; the site is unchanged."""
 
 
+def seed_of(blueprint: Blueprint, operator: BlendOperator, place: Place) -> Seed:
+    """Makes a seed for ``place``. The delta of one with a source is added, whatever the operator: the other operators
+    are for deltas of the features that a seed reads."""
+    operator = BlendOperator.ADD if place.has_source else operator
+    return Seed(blueprint.body(place), operator, place.channels, blueprint.topology)
+
+
 @dataclass(eq=False)
 class PlantedSeed:
     """A seed at a site: its module, and what it was made of."""
@@ -54,7 +56,7 @@ class PlantedSeed:
 class Site:
     """One site and the seed in it; an empty one has the role ABSENT and alphas of 0."""
 
-    def __init__(self, place: SlotSite) -> None:
+    def __init__(self, place: Place) -> None:
         self.place = place
         self.name = place.name
         self._flags: WeakKeyDictionary[Seed, Tensor] = WeakKeyDictionary()
@@ -107,10 +109,10 @@ class Site:
         self,
         blueprint: Blueprint,
         style: BlendStyle,
-        probe: Tensor,
+        probe: Features,
         prepare: Callable[[Seed], Seed] = lambda seed: seed,
     ) -> PlantedSeed:
-        """Builds a seed, tries it on ``probe`` (features at this site, [B, ...]), and plants ``prepare(seed)``.
+        """Builds a seed, tries it on ``probe`` (a pass at this site), and plants ``prepare(seed)``.
 
         Raises GerminationFailed if the blueprint cannot be built or prepared, has no parameter that trains or another
         total number of parameters than it says, changes the shape or gives non-finite values. The site is then
@@ -118,25 +120,27 @@ class Site:
         """
         here = f"{blueprint.name} in {self.name}"
         try:
-            body = blueprint.build(self.place.channels)
-            seed = Seed(body, style.operator, self.place.channels, blueprint.topology)
-            seed.to(probe.device, torch.promote_types(probe.dtype, torch.float32))
+            seed = seed_of(blueprint, style.operator, self.place)
+            size, said = sum(p.numel() for p in seed.body.parameters()), blueprint.size(self.place)
+            seed.to(probe.h.device, torch.promote_types(probe.h.dtype, torch.float32))
             with torch.no_grad():
-                delta = seed.eval()(probe)
+                seed.eval()
+                delta = seed(probe.source)
+            guard_group_norm(seed)
             seed = prepare(seed)
         except Exception as error:  # a user's factory may raise anything; it must not end the run
             raise GerminationFailed(f"{here}: {type(error).__name__}: {error}") from error
         if not any(parameter.requires_grad for parameter in seed.parameters()):
             raise GerminationFailed(f"{here}: it has no parameters to train")
-        size, said = sum(p.numel() for p in body.parameters()), blueprint.parameters(self.place.channels)
         if size != said:
             raise GerminationFailed(f"{here}: it has {size} parameters, but its `parameters` says {said}")
-        if delta.shape != probe.shape:
-            shapes = f"{tuple(probe.shape)} into {tuple(delta.shape)}"
-            raise GerminationFailed(f"{here} turns {shapes}; a seed keeps the shape")
+        if delta.shape != probe.h.shape:
+            shapes = f"{tuple(probe.source.shape)} into {tuple(delta.shape)}"
+            wanted = "a seed keeps the shape" if probe.source is probe.h else f"it adds to {tuple(probe.h.shape)}"
+            raise GerminationFailed(f"{here} turns {shapes}; {wanted}")
         if not bool(torch.isfinite(delta).all()):
             raise GerminationFailed(f"{here}: its output is not finite")
-        flag = torch.ones((), dtype=torch.bool, device=probe.device)
+        flag = torch.ones((), dtype=torch.bool, device=probe.h.device)
         finite = self._flags.setdefault(seed, flag).fill_(True)  # a seed that is planted again keeps its memory
         self.planted = PlantedSeed(seed.train(), blueprint, style, finite)
         self.assign(Role.ABSENT)

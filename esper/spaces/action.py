@@ -52,6 +52,8 @@ class ActionSpec:
 
     slots: tuple[str, ...]
     blueprints: tuple[str, ...]
+    offered: tuple[tuple[str, ...], ...] = ()
+    """The blueprints that fit in each slot; empty if all fit everywhere."""
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -71,7 +73,8 @@ class ActionSpec:
     ) -> NDArray[np.int64]:
         """Returns the action int64 [8] with these values; heads that do not matter for ``op`` are 0.
 
-        Raises ValueError listing the choices if a value is missing or is not a choice of its head.
+        Raises ValueError listing the choices if a value is missing or is not a choice of its head, or if a blueprint
+        does not fit the slot.
         """
         values = (slot, blueprint, style, tempo, alpha_target, alpha_speed, alpha_curve)
         action = np.zeros(len(HEADS), dtype=np.int64)
@@ -79,6 +82,11 @@ class ActionSpec:
         for head, value in zip(HEADS[1:], values, strict=True):
             if head in RELEVANT[op]:
                 action[HEADS.index(head)] = self._index(head, value)
+        if op is Op.GERMINATE and self.offered and blueprint not in self.offered[action[1]]:
+            raise ValueError(
+                f"blueprint {blueprint!r} does not fit in slot {slot}, where these do: "
+                f"{', '.join(self.offered[action[1]])}"
+            )
         return action
 
     def decode(self, action: NDArray[np.int64]) -> dict[str, Any]:

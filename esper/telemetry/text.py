@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import sys
 import unicodedata
 from collections.abc import Sequence
 from typing import Any
@@ -80,3 +82,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return value
+
+
+def print_anywhere() -> None:
+    """Makes this process print a question mark where the encoding of a terminal or a pipe lacks a character."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")

@@ -17,6 +17,8 @@ from esper.lifecycle.ramps import BlendStyle
 from esper.ops import SGD, AdamW, grad_stats
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import Blueprint
+from esper.seeds.features import Features
+from esper.seeds.group_norm import guard_group_norm
 from esper.seeds.site import PlantedSeed, Role, Site
 from esper.training.batches import BatchLoader
 from esper.training.metrics import EpochMetrics, SeedGradientCollector
@@ -51,7 +53,7 @@ class HostTraining:
         self.warmup = WarmUp(config, self.device)
         self.rate = self.warmup.rate  # of host and seeds, a scalar that their steps read on the device
         with seeded(0):  # overwritten by reset
-            self.host = task.build_host().to(self.device)
+            self.host = task.new_host(config.env.slots).to(self.device)
         self.dropout = torch.Generator(self.device)
         self.draws = RngHandle(self.dropout)
         own_dropout(self.host, self.draws)
@@ -129,8 +131,7 @@ class HostTraining:
 
         def prepare(seed: Seed) -> Seed:
             own_dropout(seed, self.draws)
-            guard_group_norm(seed)
-            if draws_globally(seed, probe):
+            if draws_globally(seed, probe.source):
                 self.global_seeds.add(site.name)
             return self.pool.reuse(seed, (site.name, blueprint, style.operator))
 
@@ -271,17 +272,18 @@ def count_not_finite(network: nn.Module, buffers: Collection[str], parameters: I
     return (stats.nan + stats.inf).sum()
 
 
-def _features_at(training: HostTraining, site: Site, x: Tensor) -> Tensor:
-    """Returns the features of inputs ``x`` at ``site``, in eval mode, so that no buffer of the host changes."""
-    host, place, found = training.host, training.sites.index(site), list[Tensor]()
+def _features_at(training: HostTraining, site: Site, x: Tensor) -> Features:
+    """Returns the pass of inputs ``x`` at ``site``, in eval mode, so that no buffer of the host changes."""
+    host, place, found = training.host, training.sites.index(site), list[Features]()
 
-    def keep(reached: int, h: Tensor) -> Tensor:
+    def keep(reached: int, at: Features) -> Tensor:
         if reached == place:
-            found.append(host.protected(h))
-        return h
+            found.append(at.each(host.protected))
+        return at.h
 
     with kept_modes(host), host.without_gradients():
-        host.eval().forward_with_hook(x, keep)
+        host.eval()
+        host.forward_with_hook(x, keep)
     return found[0]
 
 
@@ -292,23 +294,3 @@ def _copy_fresh_host(training: HostTraining) -> None:
     training.host.load_state_dict(fresh.state_dict())
     for own, first in zip(training.host.buffers(), fresh.buffers(), strict=True):
         own.copy_(first)  # including non-persistent buffers
-
-
-def guard_group_norm(module: nn.Module) -> None:
-    """Makes inputs of the GroupNorm layers of ``module`` contiguous in training passes if they require no gradient.
-
-    torch's CPU kernel (2.13) crashes the process in the backward pass for channels_last inputs that require no
-    gradient, such as the features of an incubating seed.
-    """
-    for layer in module.modules():
-        if isinstance(layer, nn.GroupNorm):
-            layer.register_forward_pre_hook(_contiguous_input, with_kwargs=True)
-
-
-def _contiguous_input(
-    _layer: nn.Module, positional: tuple[Tensor, ...], named: dict[str, Tensor]
-) -> tuple[tuple[Tensor], dict[str, Tensor]]:
-    h = positional[0] if positional else named["input"]
-    if h.device.type == "cpu" and torch.is_grad_enabled() and not h.requires_grad:
-        h = h.contiguous()
-    return (h,), {}

@@ -108,5 +108,6 @@ def draws_globally(module: nn.Module, x: Tensor) -> bool:
 
     with kept_modes(module), seeded(0, x.device), torch.no_grad(), ShadowBuffers(module).in_place():
         before = state()
-        module.train()(x)
+        module.train()
+        module(x)
         return any(not torch.equal(old, new) for old, new in zip(before, state(), strict=True))

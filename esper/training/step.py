@@ -17,6 +17,7 @@ from torch import Tensor
 from esper.hosts.host import SiteHook
 from esper.ops import SGD, AdamW, GradStats, adamw_step, grad_stats, sgd_step
 from esper.seeds.blend import blend
+from esper.seeds.features import Features
 from esper.seeds.site import Role, Site
 from esper.training.batches import upload
 from esper.training.execution.executor import Cancelled
@@ -100,62 +101,63 @@ def add_gradients(training: HostTraining, x: Tensor, y: Tensor, share: Tensor | 
 
     ``share`` is the part's fraction of the batch's targets, by which its mean loss is weighted; None for a whole batch.
     """
-    features: dict[int, Tensor] = {}
+    waiting: dict[int, Features] = {}
     with training.global_draws(), training.arithmetic.casting():
-        outputs = training.host.forward_with_hook(x, blending(training, features), training.vacant)
+        outputs = training.host.forward_with_hook(x, blending(training, waiting), training.vacant)
     mean, sums = training.task.objective.measure(outputs, y, training.config.task.label_smoothing)
     training.totals.add_training(sums)
     loss = mean if share is None else mean * share
     if loss.requires_grad:  # a frozen host has no gradient until one of its seeds learns
         training.arithmetic.scaled(loss).backward()  # type: ignore[no-untyped-call]
-    for site, h in features.items():
-        shadow_gradients(training, site, x, h, y, share)
+    for site, at in waiting.items():
+        shadow_gradients(training, site, x, at, y, share)
 
 
-def blending(training: HostTraining, features: dict[int, Tensor] | None = None, track_finite: bool = True) -> SiteHook:
-    """Returns the function for sites in training: out = h + alpha · d(h) for a blended seed.
+def blending(training: HostTraining, waiting: dict[int, Features] | None = None, track_finite: bool = True) -> SiteHook:
+    """Returns the function for sites in training: out = h + alpha · d(s) for a blended seed with source s.
 
-    In the host's own pass, which has ``features``, an incubating seed runs straight through (``ste``), or its detached
-    input is stored in ``features``, by site number. In a shadow pass, without ``features``, incubating seeds are
-    absent. ``track_finite`` is as for :func:`delta_of`.
+    In the host's own pass, which has ``waiting``, an incubating seed runs straight through (``ste``), or the detached
+    pass is stored in ``waiting``, by site number. In a shadow pass, without ``waiting``, incubating seeds are absent.
+    ``track_finite`` is as for :func:`delta_of`.
     """
 
-    def hook(number: int, h: Tensor) -> Tensor:
+    def hook(number: int, at: Features) -> Tensor:
         site = training.sites[number]
-        if site.incubating and features is not None:
+        if site.incubating and waiting is not None:
             if training.config.env.incubation == "ste":
-                return straight_through(site, h, training.draws_of(site))
-            features[number] = training.host.protected(h.detach())
+                return straight_through(site, at, training.draws_of(site))
+            waiting[number] = at.each(lambda h: training.host.protected(h.detach()))
         elif site.on:
-            return blend(h, delta_of(site, h, track_finite, training.arithmetic), training.alphas[ALPHA, number])
-        return h
+            return blend(at.h, delta_of(site, at, track_finite, training.arithmetic), training.alphas[ALPHA, number])
+        return at.h
 
     return hook
 
 
-def straight_through(site: Site, h: Tensor, randomness: AbstractContextManager[None]) -> Tensor:
-    """out = h + (d − stop_grad(d)) with d = d(stop_grad(h)): bit-identical to h, with ∂loss/∂out as the gradient of d.
+def straight_through(site: Site, at: Features, randomness: AbstractContextManager[None]) -> Tensor:
+    """out = h + (d − stop_grad(d)) with d = d(stop_grad(s)) of the source s: the bits of h, with ∂loss/∂out as the
+    gradient of d.
 
     That objective is linear in d and rewards unlimited growth. So d is scaled to RMS(d) ≤ RMS(h), and the gradient
     flows through the scale: at the limit d can turn, but gains nothing by growing. Orthogonal steps still grow the
     norm, so above the limit a restoring gradient is added, proportional to the relative excess and to the gradient's
     norm. In micro-batches these sizes are those of a part. The seed runs in ``randomness``.
     """
-    features = h.detach()
+    detached = at.each(Tensor.detach)
     with randomness:
-        d = delta_of(site, features)
+        d = delta_of(site, detached)
     d = d.to(torch.promote_types(d.dtype, torch.float32))  # its norm is a sum over all elements
     size = d.detach().norm()
-    ratio = size / features.to(d.dtype).norm().clamp(min=1e-30)
+    ratio = size / detached.h.to(d.dtype).norm().clamp(min=1e-30)
     back = (ratio - 1).clamp(min=0) * d.detach() / size.clamp(min=1e-30)
     d.register_hook(lambda gradient: gradient + gradient.norm() * back)  # type: ignore[no-untyped-call]
-    d = d * (features.to(d.dtype).pow(2).mean() / d.pow(2).mean().clamp(min=1e-30)).sqrt().clamp(max=1)
-    return h + (d - d.detach()).to(h.dtype)
+    d = d * (detached.h.to(d.dtype).pow(2).mean() / d.pow(2).mean().clamp(min=1e-30)).sqrt().clamp(max=1)
+    return at.h + (d - d.detach()).to(at.h.dtype)
 
 
-def delta_of(site: Site, h: Tensor, track_finite: bool = True, arithmetic: Arithmetic | None = None) -> Tensor:
-    """Returns d(h) of the seed at ``site``, in the shape [B, ...] of h; zero for a living seed once it has been
-    non-finite. Raises ValueError without a seed.
+def delta_of(site: Site, at: Features, track_finite: bool = True, arithmetic: Arithmetic | None = None) -> Tensor:
+    """Returns d(s) of the seed at ``site`` for its source s, in the shape [B, ...] and dtype of the sink; zero for a
+    living seed once it has been non-finite. Raises ValueError without a seed.
 
     The cut is made on the device, forward and backward, without a sync, and with ``where``, because 0 · NaN is NaN. A
     fossil is part of the host and is left to the governor.
@@ -166,11 +168,11 @@ def delta_of(site: Site, h: Tensor, track_finite: bool = True, arithmetic: Arith
     seed = site.planted
     if seed is None:
         raise ValueError(f"{site.name} has no seed")
+    entry, dtype, finite = at.source, at.h.dtype, seed.finite
     if site.fossil:
-        return seed.module(h)  # type: ignore[no-any-return]
-    entry, finite = h, seed.finite
-    if h.requires_grad and torch.is_grad_enabled():
-        entry = h.view_as(h)
+        return seed.module(entry).to(dtype)  # type: ignore[no-any-return]
+    if entry.requires_grad and torch.is_grad_enabled():
+        entry = entry.view_as(entry)
 
         def cut(gradient: Tensor) -> Tensor:
             # The flag already includes this delta; add the gradient that flows back through the seed.
@@ -178,13 +180,14 @@ def delta_of(site: Site, h: Tensor, track_finite: bool = True, arithmetic: Arith
                 found = _all_finite(gradient)
                 overflowed = None if arithmetic is None else arithmetic.overflow_mask(found)
                 finite.logical_and_(found if overflowed is None else found | overflowed)
-            return torch.where(finite, gradient, 0.0)
+            return torch.where(finite.clone(), gradient, 0.0)
 
         entry.register_hook(cut)  # type: ignore[no-untyped-call]
-    delta = seed.module(entry).to(h.dtype)  # h may have less range than the seed's output
+    delta = seed.module(entry).to(dtype)  # the sink may have less range than the seed's output
     if track_finite:
         finite.logical_and_(_all_finite(delta.detach()))
-    return torch.where(finite, delta, 0.0)
+    # A copy, since the graph saves it: the next pass may change the flag before this one's backward pass.
+    return torch.where(finite.clone(), delta, 0.0)
 
 
 def _all_finite(values: Tensor) -> Tensor:
@@ -193,18 +196,18 @@ def _all_finite(values: Tensor) -> Tensor:
 
 
 def shadow_gradients(
-    training: HostTraining, number: int, x: Tensor, h: Tensor, y: Tensor, share: Tensor | None
+    training: HostTraining, number: int, x: Tensor, at: Features, y: Tensor, share: Tensor | None
 ) -> None:
     """Adds the gradients of the shadow loss for the seed at site ``number``; other incubating seeds are absent.
 
-    ``h`` are the detached features at the site for inputs ``x``; ``share`` is as for :func:`add_gradients`.
+    ``at`` is the detached pass of inputs ``x`` at the site; ``share`` is as for :func:`add_gradients`.
     """
     site = training.sites[number]
     parameters = [p for p in training.seed_groups[site.name].parameters if p.requires_grad]
     others = [other.seed for other in training.sites if other is not site and other.seed is not None]
     own_buffers, randomness = training.shadow_of(site).in_place(), training.draws_of(site)
     with own_buffers, copied_buffers(others), randomness, training.arithmetic.casting():
-        grown = blend(h, delta_of(site, h), training.alphas[TARGET, number])
+        grown = at.with_sink(blend(at.h, delta_of(site, at), training.alphas[TARGET, number]))
         outputs = training.host.forward_from(x, number, grown, blending(training, track_finite=False), training.vacant)
     loss, _ = training.task.objective.measure(outputs, y, training.config.task.label_smoothing)
     loss = training.arithmetic.scaled(loss if share is None else loss * share)

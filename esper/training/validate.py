@@ -20,11 +20,12 @@ from esper.data.split import Split
 from esper.hosts.host import kept_modes
 from esper.ops import ACCUMULATOR_FIELDS
 from esper.seeds.blend import blend
+from esper.seeds.features import Features
 from esper.seeds.site import Site
 from esper.training.batches import upload
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics
-from esper.training.shadow import ShadowBuffers
+from esper.training.shadow import ShadowBuffers, copied_buffers
 from esper.training.step import delta_of
 
 Configuration = tuple[float, ...]
@@ -115,13 +116,16 @@ def _evaluate_into(
 
 @contextmanager
 def _calibrated(training: HostTraining, configuration: Configuration, number: int, x: Tensor) -> Iterator[None]:
-    """Sets the host's BatchNorm statistics to those of inputs ``x`` in this configuration; restores them afterwards.
+    """Sets the BatchNorm statistics of the host and its seeds to those of inputs ``x`` in this configuration; restores
+    them afterwards.
 
     The configuration's alphas are in row ``number`` of ``tried``.
     """
-    layers = [module for module in training.host.modules() if isinstance(module, _BatchNorm)]
+    seeds = [site.seed for site in training.sites if site.seed is not None]
+    modules = [module for network in (training.host, *seeds) for module in network.modules()]
+    layers = [module for module in modules if isinstance(module, _BatchNorm)]
     momenta = [layer.momentum for layer in layers]
-    with ShadowBuffers(training.host).in_place():
+    with ShadowBuffers(training.host).in_place(), copied_buffers(seeds):
         try:
             with _evaluating(training):
                 for layer in layers:
@@ -146,24 +150,26 @@ def _walk_tree(
     results: dict[int, Tensor] = {}
     vacant = [site for site in range(len(training.sites)) if not any(one[site] for one in configurations)]
 
-    def follow(members: list[int], site: int, h: Tensor, track_finite: bool) -> None:
-        """Continues all ``members`` from features ``h`` after ``site`` (-1: the inputs).
+    def follow(members: list[int], site: int, at: Features | None, track_finite: bool) -> None:
+        """Continues all ``members`` from the pass ``at`` after ``site``; None: from the inputs.
 
         It runs the first one to the end, and then those that diverge on the way, each group from its branching point.
         ``track_finite`` is as for :func:`delta_of`.
         """
-        branches: list[tuple[list[int], int, Tensor, bool]] = []
+        branches: list[tuple[list[int], int, Features, bool]] = []
+        tried = set[Site]()
         with ExitStack() as trial:
 
             def on_trial(seed_site: Site) -> None:
                 """After an incubating seed: uses its buffers, and no longer marks later seeds, which it may break."""
                 nonlocal track_finite
-                if seed_site.incubating:
+                if seed_site.incubating and seed_site not in tried:
+                    tried.add(seed_site)
                     track_finite = False
                     if own_buffers:
                         trial.enter_context(training.shadow_of(seed_site).in_place())
 
-            def hook(reached: int, arriving: Tensor) -> Tensor:
+            def hook(reached: int, arriving: Features) -> Tensor:
                 nonlocal members
                 here = training.sites[reached]
                 by_alpha: dict[float, list[int]] = {}
@@ -172,27 +178,33 @@ def _walk_tree(
                 delta = None
                 if here.seed is not None and any(by_alpha):  # any alpha but 0
                     delta = delta_of(here, arriving, track_finite)
+
+                def leaving(alpha: float, branch: list[int]) -> Tensor:
+                    if delta is None or not alpha:
+                        return arriving.h
+                    return blend(arriving.h, delta, alphas[branch[0], reached])
+
                 first, *others = by_alpha.items()
                 for alpha, branch in others:
-                    out = arriving if delta is None or not alpha else blend(arriving, delta, alphas[branch[0], reached])
-                    branches.append((branch, reached, training.host.protected(out), track_finite))
+                    at = arriving.with_sink(leaving(alpha, branch)).each(training.host.protected)
+                    branches.append((branch, reached, at, track_finite))
                 alpha, members = first
-                if delta is None or not alpha:
-                    return arriving
-                on_trial(here)
-                return blend(arriving, delta, alphas[members[0], reached])
+                if delta is not None and alpha:
+                    on_trial(here)
+                return leaving(alpha, members)
 
-            if site >= 0 and configurations[members[0]][site]:
-                on_trial(training.sites[site])
-            if site < 0:
+            if at is None:
                 logits = training.host.forward_with_hook(x, hook, vacant)
             else:
-                logits = training.host.forward_from(x, site, h, hook, vacant)
+                for number, passed in enumerate(training.sites[: site + 1]):
+                    if configurations[members[0]][number]:
+                        on_trial(passed)
+                logits = training.host.forward_from(x, site, at, hook, vacant)
         results.update(dict.fromkeys(members, logits))
         for branch in branches:
             follow(*branch)
 
-    follow(list(range(len(configurations))), -1, x, True)
+    follow(list(range(len(configurations))), -1, None, True)
     return [results[member] for member in range(len(configurations))]
 
 

@@ -17,7 +17,7 @@ from esper.lifecycle.ramps import STYLES, BlendOperator
 from esper.lifecycle.stage import SeedStage
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.site import PlantedSeed, Role, Site, SlotSite
+from esper.seeds.site import Place, PlantedSeed, Role, Site
 from esper.training.validate import Configuration, committed_configuration, evaluate
 from tests.core_helpers import DAMAGE, ROLES, digits, make_training, plant, rig, same_bits, tensors_of, train
 
@@ -28,7 +28,7 @@ def sites(*given: tuple[SeedStage, float]) -> list[Site]:
     """Sites a, b, c, ... with the role of these stages and these alphas; an incubating one has its target there."""
     made = []
     for name, (stage, alpha) in zip("abcdef", given, strict=False):
-        site, role = Site(SlotSite(name, 3)), ROLES.get(stage, Role.ABSENT)
+        site, role = Site(Place(name, 3)), ROLES.get(stage, Role.ABSENT)
         module = Seed(nn.Identity(), BlendOperator.ADD, 3, "cnn")
         seed = PlantedSeed(module, BLUEPRINTS.get("cnn", "norm"), STYLES["LINEAR_ADD"], torch.tensor(True))
         if stage is not SeedStage.DORMANT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -67,3 +68,69 @@ def test_the_version_is_that_of_the_package(esper: Esper) -> None:
     """It is read from the package, not from the metadata of an installed distribution."""
     found = esper("--version")
     assert (found.code, found.out) == (0, f"esper, version {__version__}\n")
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--out", LONG, "--task", "planted"),
+        ("run", "--resume", LONG),
+        ("run", "--config", LONG),
+        ("run", "--task", "planted", "--controller", f"schedule:{LONG}"),
+        ("run", "--task", "planted", "--controller", f"checkpoint:{LONG}"),
+        ("run", "--task", f"{LONG}.py:f"),
+        ("show", LONG),
+        ("report", LONG),
+        ("eval", LONG),
+        ("compare", "--task", "planted", "--arm", "none", "--arm", "random", "--out", LONG),
+        ("compare", "--resume", LONG),
+    ],
+    ids=lambda arguments: " ".join(arguments).replace(LONG, "LONG"),
+)
+def test_a_path_that_cannot_be_looked_up_is_refused_in_one_sentence(
+    esper: Esper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = esper(*arguments)
+    assert found.code == 2
+    assert "Traceback" not in found.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_config_that_begins_with_a_byte_order_mark_is_read(esper: Esper, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('\ufeff[task]\nname = "planted"\n[run]\nrounds = -1\n', encoding="utf-8")
+    assert "run.rounds" in esper("run", "--config", str(file)).err, "it was read as far as to the value that is wrong"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "gbk"])
+def test_characters_that_a_terminal_lacks_are_printed_as_question_marks(encoding: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    script = "from esper.telemetry.text import print_anywhere\nprint_anywhere()\nprint('5 ± 1 – 実 ✓')"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment)
+    assert found.stdout.decode(encoding).startswith("5 ")
+    for command in ("tasks", "info"):
+        done = subprocess.run([sys.executable, "-m", "esper", command], capture_output=True, env=environment)
+        assert done.returncode == 0, done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "esper", "show", str(tmp_path / "läufe – 実")], capture_output=True, env=environment
+    )
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr
+
+
+def test_runs_without_a_name_that_start_together_have_folders_of_their_own(
+    esper: Esper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda _form: "20260101-000000")
+    arguments = ("--task", "planted", "--controller", "none", "--rounds", "1", "--envs", "2", "--episode-length", "4")
+    for _ in range(2):
+        assert esper("run", *arguments, "--set", "run.evaluation_pairs=2").code == 0
+    names = sorted(folder.name for folder in (tmp_path / "runs").iterdir())
+    assert names == ["planted-none-20260101-000000", "planted-none-20260101-000000-2"]
+    assert esper("run", "--task", "planted", "--envs", "0").code == 2
+    assert len(list((tmp_path / "runs").iterdir())) == 2, "a refused run leaves no folder"

@@ -101,3 +101,17 @@ def test_a_schedule_that_comes_with_a_task_fits_its_hosts(task: str) -> None:
         controller = make_controller("schedule", task, env.action_spec, env.layout, 2, 0)
         assert isinstance(controller, ScriptedController)
         assert len(controller.actions) == len(controller.schedule) > 0
+
+
+def test_a_seed_that_is_over_the_budget_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    controller = script({"epoch": 0, "op": "GERMINATE", "slot": "r0c0", "blueprint": "norm"})
+    world = World()
+    masks = world.masks()
+    masks["slot_blueprint"][...] = False
+    world.masks = lambda: masks  # type: ignore[method-assign]
+    for epoch in (0, 1, 2):
+        world.plateau(epoch)
+        assert world.ask(controller)[0] == "WAIT"
+    assert [record.getMessage().split(" while")[0] for record in caplog.records] == [
+        "schedule: norm is not planted in r0c0"
+    ]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from esper.data import image_files
 from tests.core_helpers import one_thread
 from tests.data.user_files import GOOD
 
@@ -13,6 +14,7 @@ __all__ = ["one_thread"]
 @pytest.fixture(autouse=True)
 def no_data_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ESPER_DATA", str(tmp_path / "default"))
+    monkeypatch.setattr(image_files, "SYSTEM", {})
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def test_features_with_the_samples_second_are_refused() -> None:
         return esper.graft(Swapped(encoder), {"r0c0": "encoder"}, "transformer")
 
     task = esper.Task("mine", 3, build_host, *splits(x=tokens))
-    with pytest.raises(esper.ConfigError, match=r"returns shape \(5, 3, 8\) for 3 samples; they must come first"):
+    with pytest.raises(esper.ConfigError, match=r"encoder returns \[T, B, D\]: samples must come first"):
         check_hosts(task)
 
 
@@ -111,3 +111,17 @@ class Swapped(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.last(self.encoder(x.transpose(0, 1)).mean(0))
+
+
+class ReturnsNothing(GraftedHost):
+    """A host of one's own whose train() returns nothing."""
+
+    def train(self, mode: bool = True) -> None:  # type: ignore[override]
+        super().train(mode)
+
+
+def test_a_host_whose_train_returns_nothing_is_accepted() -> None:
+    def build_host() -> GraftedHost:
+        return ReturnsNothing(Plain(), {"r0c0": "first"}, "mlp")
+
+    check_hosts(esper.Task("mine", 3, build_host, *splits()))

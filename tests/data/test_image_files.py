@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import pickle
 import tarfile
 import threading
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from esper.config import ConfigError
+from esper.data import image_files
 from esper.data.image_files import ImageSource, read_images
 from esper.data.task import DataOptions
 from tests.data.data_files import (
@@ -131,7 +133,25 @@ def test_an_idx_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     source = write_fashion_mnist(tmp_path, unpacked=True)
     file = tmp_path / "FashionMNIST" / "raw" / "train-images-idx3-ubyte"
     file.write_bytes(b"\xff" * file.stat().st_size)
-    assert "cannot be read as Fashion-MNIST" in refused(source, tmp_path)
+    assert f"corrupt: {file} (it does not begin as" in refused(source, tmp_path)
+    assert "delete" not in refused(source, tmp_path)
+
+
+def test_an_archive_with_another_compression_is_read_by_its_content(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    source, other = write_fashion_mnist(one), write_fashion_mnist(two)
+    for archive in (one / "FashionMNIST" / "raw").iterdir():
+        archive.write_bytes(gzip.compress(gzip.decompress(archive.read_bytes()), compresslevel=1))
+    for a, b in zip(read_images(source, DataOptions(one)), read_images(other, DataOptions(two)), strict=True):
+        assert torch.equal(a.x, b.x)
+        assert torch.equal(a.y, b.y)
+
+
+def test_archives_of_a_package_of_the_system_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_fashion_mnist(tmp_path / "system")
+    monkeypatch.setattr(image_files, "SYSTEM", {"FashionMNIST": tmp_path / "system" / "FashionMNIST" / "raw"})
+    train, _ = read_images(source, DataOptions(tmp_path / "mine"))
+    np.testing.assert_array_equal(train.x[..., 0].numpy(), pixels(TRAIN, 28, 28))
 
 
 class Quiet(SimpleHTTPRequestHandler):

@@ -228,7 +228,7 @@ def test_a_stream_that_gives_other_counts_raises(case: str) -> None:
 
 
 @pytest.mark.finding("M18")
-@pytest.mark.parametrize("spoil", ["drop an env", "short batch", "short targets"])
+@pytest.mark.parametrize("spoil", ["drop an env", "short batch", "short targets", "short inputs and targets"])
 def test_a_step_without_one_equal_batch_an_env_raises(spoil: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from esper.data import shared_batches
 
@@ -236,11 +236,13 @@ def test_a_step_without_one_equal_batch_an_env_raises(spoil: str, monkeypatch: p
         "drop an env": lambda found: found[:-1],
         "short batch": lambda found: [found[0], (found[1][0][:-1], found[1][1])],
         "short targets": lambda found: [(found[0][0], found[0][1][:-1]), found[1]],
+        "short inputs and targets": lambda found: [found[0], (found[1][0][:-1], found[1][1][:-1])],
     }
     messages = {
         "drop an env": "1 batches for 2 envs",
         "short batch": "env 1 has 2 inputs and 3 targets, not 3",
         "short targets": "env 0 has 3 inputs and 2 targets, not 3",
+        "short inputs and targets": "env 1 has 2 inputs and 2 targets, not 3",
     }
     read = shared_batches._Steps.__getitem__
 

@@ -5,31 +5,49 @@ import pytest
 from torch import nn
 
 from esper.config import ConfigError
-from esper.env.choices import kinds_of, largest_sizes
+from esper.env.choices import kinds_of, largest_sizes, offered
 from esper.seeds.blend import gate_parameters
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
+from esper.seeds.place import Place
 from esper.spaces.action import ActionSpec
 
+PLACES = [Place("r0c0", 8), Place("r0c1", 16)]
 SPEC = ActionSpec(("r0c0", "r0c1"), ("norm", "conv_light", "attention"))
 
 
 def test_a_size_is_that_of_the_gated_style_which_is_the_largest() -> None:
-    sizes = largest_sizes("cnn", {"r0c0": 8, "r0c1": 16}, SPEC, BLUEPRINTS)
+    sizes = largest_sizes("cnn", PLACES, SPEC, BLUEPRINTS)
     for s, channels in enumerate((8, 16)):
         for b, name in enumerate(SPEC.blueprints):
             body = BLUEPRINTS.get("cnn", name).build(channels)
             assert sizes[s, b] == sum(p.numel() for p in body.parameters()) + gate_parameters(channels)
 
 
+def test_a_size_is_zero_where_a_blueprint_does_not_fit_and_has_no_gate_at_a_source() -> None:
+    layers = (nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 6))
+    spec = ActionSpec(("r0c0", "r0c1"), ("norm", "widen_whole"))
+    sizes = largest_sizes("mlp", [Place("r0c0", 6), Place("r0c1", 6, True, layers)], spec, BLUEPRINTS)
+    np.testing.assert_array_equal(sizes, [[12 + gate_parameters(6), 0], [0, 5 * 4 + 4 + 4 * 6]])
+
+
+def test_what_fits_is_listed_by_slot_unless_all_does_everywhere() -> None:
+    layers = (nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 6))
+    places = [Place("r1c0", 6, True, layers), Place("r0c0", 6)]
+    assert offered("mlp", places, ("norm", "widen_whole"), BLUEPRINTS) == (("norm",), ("widen_whole",))
+    assert offered("mlp", [Place("r0c0", 6)], ("norm", "mlp"), BLUEPRINTS) == ()
+
+
 def test_kinds_tell_layers_and_the_parts_of_parameters_that_look_around_or_scale() -> None:
-    norm, conv, _ = kinds_of("cnn", 8, SPEC, BLUEPRINTS).tolist()
+    norm, conv, _ = kinds_of("cnn", PLACES[:1], SPEC, BLUEPRINTS).tolist()
     assert (norm[0], norm[1], norm[2]) == (0.0, 0.0, 1.0)  # no layer, only scales and shifts
     assert conv[0] > 0
     assert conv[1] > 0.8  # mostly weights of a 3×3 convolution
 
 
 def test_kinds_are_the_same_each_time_and_draw_nothing_global() -> None:
-    np.testing.assert_array_equal(kinds_of("cnn", 8, SPEC, BLUEPRINTS), kinds_of("cnn", 8, SPEC, BLUEPRINTS))
+    np.testing.assert_array_equal(
+        kinds_of("cnn", PLACES[:1], SPEC, BLUEPRINTS), kinds_of("cnn", PLACES[:1], SPEC, BLUEPRINTS)
+    )
 
 
 def test_a_blueprint_that_cannot_be_built_is_an_error_that_names_it() -> None:
@@ -41,11 +59,11 @@ def test_a_blueprint_that_cannot_be_built_is_an_error_that_names_it() -> None:
 
     wanted = r"^blueprint odd cannot be built for 8 channels: ValueError: 8 is even; repair it, or leave it out of env"
     with pytest.raises(ConfigError, match=wanted):
-        kinds_of("cnn", 8, ActionSpec(("r0c0",), ("odd",)), registry)
+        kinds_of("cnn", PLACES[:1], ActionSpec(("r0c0",), ("odd",)), registry)
 
 
 def test_a_blueprint_that_does_not_say_its_size_is_an_error_that_names_it() -> None:
     registry = BlueprintRegistry()
     registry.register("cnn", "odd", parameters=lambda channels: channels // 0)(nn.Identity)
     with pytest.raises(ConfigError, match=r"^blueprint odd cannot be counted for 8 channels: ZeroDivisionError: "):
-        largest_sizes("cnn", {"r0c0": 8}, ActionSpec(("r0c0",), ("odd",)), registry)
+        largest_sizes("cnn", PLACES[:1], ActionSpec(("r0c0",), ("odd",)), registry)

@@ -148,3 +148,33 @@ def test_stable_baselines_makes_several_by_their_id() -> None:
     observation = venv.reset()
     assert not np.array_equal(observation[0], observation[1])
     assert np.array(venv.env_method("action_masks")).shape == (2, 32)
+
+
+def made(**keywords: Any) -> Any:
+    return gymnasium.make("esper.env:esper/Growth-v0", task="planted", episode_length=6, **keywords).unwrapped
+
+
+def test_envs_made_without_a_seed_play_different_hosts_and_those_with_one_the_same() -> None:
+    one, two = (made().reset()[0] for _ in range(2))
+    assert not np.array_equal(one, two)
+    for keywords in ({"run": {"seed": 3}}, {"config": {"run": {"seed": 3}}}):
+        np.testing.assert_array_equal(made(**keywords).reset()[0], made().reset(seed=3)[0])
+    config = TrainingConfig.parse({"run": {"seed": 3}, "task": {"name": "planted"}, "env": {"episode_length": 6}})
+    env = gymnasium.make("esper.env:esper/Growth-v0", config=config).unwrapped
+    np.testing.assert_array_equal(env.reset()[0], made().reset(seed=3)[0])
+
+
+@pytest.mark.parametrize("make", [planted, lambda: planted().env], ids=["single", "vector"])
+@pytest.mark.parametrize("seed", [(1, 2), [1, 2], -1, 3.7, "3", float("nan"), np.array([1, 2]), np.int64(-1)], ids=str)
+def test_a_seed_that_is_refused_leaves_the_env_as_it_was(make: Any, seed: Any) -> None:
+    env = make()
+    with pytest.raises(ValueError, match="seed"):
+        env.reset(seed=seed)
+    np.testing.assert_array_equal(env.reset()[0], make().reset()[0])
+    for number in (7, np.int64(7), np.uint8(7), np.array(7)):
+        np.testing.assert_array_equal(env.reset(seed=number)[0], make().reset(seed=7)[0])
+
+
+def test_the_vector_env_has_the_attribute_of_gymnasiums_own() -> None:
+    env = planted().env
+    assert env.autoreset_mode is env.metadata["autoreset_mode"]

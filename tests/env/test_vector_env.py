@@ -175,16 +175,19 @@ def test_one_env_for_one_epoch() -> None:
 def test_seeds_pass_their_gates_without_any_sink() -> None:
     """Gates read gradients, which are measured whether or not a sink listens."""
     gates = {"min_training_epochs": 1, "min_gradient_health": 0.5, "trial_standard_errors": 1000.0}
-    with rig(horizon=12, env={"gates": gates}) as heard, rig(horizon=12, env={"gates": gates}) as deaf:
+    worlds = [rig(horizon=12, env={"gates": gates}) for _ in range(3)]
+    with worlds[0] as heard, worlds[1] as deaf, worlds[2] as mute:
         deaf.events.clear()
         deaf.env.emit = lambda _event: None
-        for world in (heard, deaf):
+        mute.env.loop.reporter = mute.env.reporter = None  # as in an env that is made without anyone to tell
+        for world in (heard, deaf, mute):
             world.grow("r0c0", SeedStage.HOLDING)
             assert (world.slot("r0c0").gradient_health or 0) >= 0.5
         assert heard.events
         assert not deaf.events
-        assert np.array_equal(heard.observation, deaf.observation)
-        same_bits(tensors_of(heard.training(), ("r0c0",)), tensors_of(deaf.training(), ("r0c0",)))
+        for silent in (deaf, mute):
+            assert np.array_equal(heard.observation, silent.observation)
+            same_bits(tensors_of(heard.training(), ("r0c0",)), tensors_of(silent.training(), ("r0c0",)))
 
 
 @pytest.mark.trap(11)

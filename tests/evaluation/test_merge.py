@@ -99,6 +99,17 @@ def test_agents_that_learn_on_two_machines_are_compared_as_on_one(tmp_path: Path
     assert (tmp_path / "merged" / "seed-5" / "0-ppo" / "checkpoint.pt").exists()
 
 
+def test_merged_parts_have_what_their_arms_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.toml").write_text('[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "fern"\n')
+    arms = read_arms(("none", "schedule:s.toml"), BASE)
+    for name, part in {"p1": Part(1, 2), "p2": Part(2, 2)}.items():
+        ComparisonRun(arms, 4, name, part=part).run()
+    Path("s.toml").unlink()
+    merge([Path("p1"), Path("p2")], Path("merged"))
+    assert list(ComparisonRun.resume("merged").run().hosts) == ["none", "schedule:s.toml"]
+
+
 WRONG: dict[str, tuple[Callable[[list[Path], Path], list[Path]], str]] = {
     "missing": (lambda parts, _: parts[:1], "give the folders of all parts; missing: part 2/3, part 3/3"),
     "doubled": (lambda parts, _: [parts[0], *parts], "p1 and .*p1 are both part 1/3: give each part once"),

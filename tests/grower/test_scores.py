@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.grower.scores import warning_of_unit
 from tests.grower.loops import Loop, scores
 
 
@@ -16,7 +17,6 @@ from tests.grower.loops import Loop, scores
     [
         (math.nan, ValueError, "epoch 1: evaluate returned a score that is not finite"),
         (torch.tensor([1.0, math.inf]), ValueError, "not finite"),
-        (93.5, ValueError, "points="),
         (torch.ones(3, 3), TypeError, r"shape \[3, 3\]"),
         (torch.ones(1), TypeError, "n >= 2"),
         ((1.0, 2.0, 3.0), TypeError, "tuple of 3"),
@@ -53,3 +53,27 @@ def test_scores_come_in_many_forms(result: object) -> None:
     loop.train()
     assert loop.grower is not None
     assert loop.grower.step(lambda _model: result).score == 0.5
+
+
+@pytest.mark.parametrize(
+    ("score", "points", "fitting"),
+    [(93.5, 100.0, "points=1"), (-3.73967, 100.0, "points=10"), (0.005, 1e5, "points=10000")],
+)
+def test_a_score_in_another_unit_is_said_once_and_ends_nothing(score: float, points: float, fitting: str) -> None:
+    loop = Loop(epochs=4, points=points)
+    grower = loop.grower
+    assert grower is not None
+
+    def run() -> None:
+        for _ in range(3):
+            loop.train()
+            assert grower.step(lambda _model: score).score == pytest.approx(score)
+
+    with pytest.warns(UserWarning, match=f"pass {fitting};") as said:
+        run()
+    assert len(said) == 1
+
+
+def test_scores_of_the_expected_size_are_taken_without_a_word() -> None:
+    for score in (0.0, 1.0, -1.5, math.nan, math.inf):
+        assert warning_of_unit(score, 100.0) is None

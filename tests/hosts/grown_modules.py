@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from esper.hosts.grown_module import grown_in_place
+from esper.hosts.seed_hook import attach
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS
@@ -21,9 +21,14 @@ def seed_of(name: str, topology: str = "mlp", operator: BlendOperator = BlendOpe
 
 
 def grown(model: nn.Module, path: str, seed: Seed) -> nn.Module:
-    grown_in_place(model, {path: (seed, 0.7)})
+    attach(model, {path: ("r0c0", seed, 0.7)})
     return model
 
 
 def require_same(network: nn.Module, other: nn.Module, x: Any) -> None:
     torch.testing.assert_close(other.eval()(x), network.eval()(x), rtol=1e-5, atol=1e-5)
+
+
+def without_esper(network: nn.Module) -> bool:
+    hooks = [hook for module in network.modules() for hook in module._forward_hooks.values()]
+    return not any(type(each).__module__.startswith("esper") for each in (*network.modules(), *hooks))

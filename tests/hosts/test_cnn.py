@@ -93,3 +93,10 @@ def test_a_grown_host_adds_alpha_times_the_delta_in_each_slot(style: str) -> Non
     torch.testing.assert_close(grown(x), h, rtol=1e-6, atol=1e-6)
     assert not torch.equal(grown(x), host(x))
     assert torch.equal(GrownHost(host, {}, {}, "test")(x), host(x))
+
+
+def test_each_block_may_have_a_width_of_its_own() -> None:
+    host = CNNHost(1, 10, base=3, blocks=2, widths=[4, 9])
+    assert {site.name: site.channels for site in host.sites} == {"r0c0": 4, "r0c1": 9, "r1c0": 4, "r1c1": 9}
+    with pytest.raises(ValueError, match=r"widths are \[4\]; expected one for each of 2 blocks"):
+        CNNHost(1, 10, base=3, blocks=2, widths=[4])

@@ -23,6 +23,7 @@ from esper.hosts.graft import graft
 from esper.lifecycle.stage import SeedStage as S
 from esper.ops import NormReluPool
 from esper.seeds.blueprints import BLUEPRINTS
+from esper.seeds.features import Features
 from esper.training.snapshot import Snapshot, ValidationRecord
 from esper.training.validate import evaluate
 from tests.core_helpers import plant, same_bits, tensors_of, train, unmeasured_fossils
@@ -64,8 +65,8 @@ def in_precision(dtype: str) -> torch.autocast:
     return torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16", cache_enabled=False)
 
 
-def pass_on(_site: int, h: Tensor) -> Tensor:
-    return h
+def pass_on(_site: int, here: Features) -> Tensor:
+    return here.h
 
 
 def passed(
@@ -136,7 +137,8 @@ def test_vacant_sites_are_not_called_and_their_pools_are_fused() -> None:
                 lambda _layer, _inputs, options: pools.append(options.get("pool", False)), with_kwargs=True
             )
 
-    def at(site: int, h: Tensor) -> Tensor:
+    def at(site: int, here: Features) -> Tensor:
+        h = here.h
         called.append(site)
         return h
 
@@ -151,7 +153,8 @@ def test_forward_from_a_site_ends_with_the_same_bits(shape: str, dtype: str) -> 
     host = made(shape).eval()
     x, features = images(), dict[int, Tensor]()
 
-    def keep(site: int, h: Tensor) -> Tensor:
+    def keep(site: int, here: Features) -> Tensor:
+        h = here.h
         features[site] = h
         return h
 
@@ -159,7 +162,10 @@ def test_forward_from_a_site_ends_with_the_same_bits(shape: str, dtype: str) -> 
         wanted = host.forward_with_hook(x, keep)
         for site, h in features.items():
             for vacant in ((), frozenset(range(len(host.sites))) - {site}):
-                assert torch.equal(host.forward_from(x, site, h, pass_on, vacant), wanted), (site, vacant)
+                assert torch.equal(host.forward_from(x, site, Features.at_sink(h), pass_on, vacant), wanted), (
+                    site,
+                    vacant,
+                )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -295,11 +301,12 @@ def test_a_fused_host_can_be_grafted_like_any_module() -> None:
     assert [(site.name, site.channels) for site in grafted.sites] == [("r0c0", 8), ("r0c1", 16)]
     host, shapes = made("two rows"), list[tuple[int, ...]]()
 
-    def add(_site: int, h: Tensor) -> Tensor:
+    def add(_site: int, here: Features) -> Tensor:
+        h = here.h
         shapes.append(tuple(h.shape[1:]))
         return h + 1
 
     ours = grafted.eval().forward_with_hook(images(), add)
-    theirs = host.eval().forward_with_hook(images(), lambda site, h: h + 1 if site in (0, 3) else h)
+    theirs = host.eval().forward_with_hook(images(), lambda site, at: at.h + 1 if site in (0, 3) else at.h)
     assert torch.equal(ours, theirs)
     assert shapes == [(8, 16, 16), (16, 4, 4)]

@@ -16,6 +16,7 @@ from esper.config import ConfigError
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import GraftedHost, graft
 from esper.hosts.inputs import Arguments
+from esper.seeds.features import Features
 
 X = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 SITES = {"r0c0": "first.1", "r0c1": "second"}
@@ -42,7 +43,8 @@ def small() -> Small:
 def seen(host: GraftedHost, walk: Callable[[Any], Tensor]) -> tuple[list[tuple[int, tuple[int, ...]]], Tensor]:
     calls = []
 
-    def at(site: int, h: Tensor) -> Tensor:
+    def at(site: int, here: Features) -> Tensor:
+        h = here.h
         calls.append((site, tuple(h.shape)))
         return h
 
@@ -81,23 +83,52 @@ def test_forward_from_a_site_continues_from_given_features() -> None:
     host = graft(small(), SITES, example=X).eval()
     kept: dict[int, Tensor] = {}
 
-    def keep(site: int, h: Tensor) -> Tensor:
+    def keep(site: int, here: Features) -> Tensor:
+        h = here.h
         kept[site] = host.protected(h)
         return h
 
     logits = host.forward_with_hook(X, keep)
     for site in (0, 1):
-        calls, again = seen(host, lambda at, site=site: host.forward_from(X, site, kept[site], at))  # type: ignore[misc]
+        calls, again = seen(host, lambda at, site=site: host.forward_from(X, site, Features.at_sink(kept[site]), at))  # type: ignore[misc]
         assert torch.equal(again, logits)
-        assert [number for number, _ in calls] == list(range(site + 1, 2))
-        _, other = seen(host, lambda at, site=site: host.forward_from(X, site, kept[site] + 1, at))  # type: ignore[misc]
+        assert [number for number, _ in calls] == [1 - site]  # the earlier site acts again, without gradients
+        _, other = seen(host, lambda at, site=site: host.forward_from(X, site, Features.at_sink(kept[site] + 1), at))  # type: ignore[misc]
         assert not torch.equal(other, logits)
+
+
+class Skipping(nn.Module):
+    """A residual network whose second site lies inside the branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.branch, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.head(h + self.branch(h))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("vacant", [(), (1,)])
+def test_what_passes_by_a_site_has_the_seeds_before_it(vacant: tuple[int, ...]) -> None:
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    host = graft(Skipping(), {"r0c0": "first", "r0c1": "branch"}, "mlp", example=x)
+    kept: dict[int, Features] = {}
+
+    def add(site: int, here: Features) -> Tensor:
+        kept[site] = here
+        return here.h + 1 if site == 0 else here.h
+
+    with torch.no_grad():
+        wanted = host.forward_with_hook(x, add)
+        assert torch.equal(host.forward_from(x, 1, kept[1], add, vacant), wanted)
+        assert not torch.equal(host(x), wanted)
 
 
 def test_forward_from_gives_no_gradient_to_earlier_layers() -> None:
     host = graft(small(), SITES, example=X)
     h = torch.randn(4, 3, 8, 8, requires_grad=True)
-    host.forward_from(X, 0, h * 1, lambda _site, features: features).sum().backward()
+    host.forward_from(X, 0, Features.at_sink(h * 1), lambda _site, at: at.h).sum().backward()
     assert h.grad is not None
     assert host.get_submodule("model.first.0").weight.grad is None
     assert host.get_submodule("model.second").weight.grad is not None
@@ -108,7 +139,8 @@ def test_features_that_are_kept_survive_layers_that_write_over_them() -> None:
     host = graft(small(), SITES, example=X)
     kept, plain = [], []
 
-    def keep(site: int, h: Tensor) -> Tensor:
+    def keep(site: int, here: Features) -> Tensor:
+        h = here.h
         if site == 0:
             kept.append(host.protected(h.detach()))
             plain.append(h.detach())
@@ -199,11 +231,12 @@ def test_a_site_on_a_recurrent_layer_is_its_first_tensor_and_inputs_may_be_sever
     assert torch.equal(host(**x), model(**x).logits)
     assert torch.equal(host(tuple(x.values())), host(x))
 
-    def change(_site: int, h: Tensor) -> Tensor:
+    def change(_site: int, here: Features) -> Tensor:
+        h = here.h
         assert h.shape == (4, 5, 6)
         return h + 1
 
     changed = host.forward_with_hook(Arguments(x), change)
     h, last = model.gru(model.embed(x["tokens"]) * x["mask"][:, :, None])
     assert torch.equal(changed, model.head((h + 1).sum(1) + last[0]))
-    assert torch.equal(host.forward_from(Arguments(x), 0, h + 1, lambda _site, h: h), changed)
+    assert torch.equal(host.forward_from(Arguments(x), 0, Features.at_sink(h + 1), lambda _site, at: at.h), changed)

@@ -10,6 +10,7 @@ from esper.files.grown_host import assemble
 from esper.hosts.cnn import CNNHost
 from esper.hosts.grown import GrownHost, KeptSeed
 from esper.seeds.blueprints import BLUEPRINTS
+from esper.seeds.features import Features
 
 KEPT = {"r0c0": KeptSeed("conv_light", "LINEAR_ADD", 1.0), "r0c1": KeptSeed("norm", "GATED_GATE", 0.5)}
 
@@ -32,14 +33,15 @@ def test_a_grown_host_adds_its_seeds(base: int) -> None:
     assert host.slot_names == host.host.slot_names
     names = [site.name for site in host.sites]
 
-    def add(site: int, h: torch.Tensor) -> torch.Tensor:
+    def add(site: int, here: Features) -> torch.Tensor:
+        h = here.h
         name = names[site]
         return h + KEPT[name].alpha * host.seeds[name](h) if name in KEPT else h
 
     with torch.no_grad():
         wanted = host(x)
         torch.testing.assert_close(host.host.forward_with_hook(x, add), wanted)
-        assert torch.equal(host.forward_with_hook(x, lambda _site, h: h, vacant=range(4)), wanted)
+        assert torch.equal(host.forward_with_hook(x, lambda _site, at: at.h, vacant=range(4)), wanted)
         assert not torch.equal(host.host(x), wanted)
 
 
@@ -47,11 +49,12 @@ def test_a_grown_host_continues_after_its_seeds() -> None:
     host, x = grown(), torch.randn(4, 1, 8, 8)
     features: dict[int, torch.Tensor] = {}
 
-    def keep(site: int, h: torch.Tensor) -> torch.Tensor:
+    def keep(site: int, here: Features) -> torch.Tensor:
+        h = here.h
         features[site] = h
         return h
 
     with torch.no_grad():
         wanted = host.forward_with_hook(x, keep)
         for site, h in features.items():
-            assert torch.equal(host.forward_from(x, site, h, lambda _site, h: h), wanted)
+            assert torch.equal(host.forward_from(x, site, Features.at_sink(h), lambda _site, at: at.h), wanted)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -59,5 +61,96 @@ def test_a_seed_that_cannot_be_merged_stays_and_is_named(model: nn.Module, path:
     network = grown(model, path, seed)
     with pytest.warns(UserWarning, match=reason):
         copy = esper.plain(network, torch.randn(3, 8), merge=True)
-    assert "Grown" in {type(module).__name__ for module in copy.modules()}
+    assert any(module._forward_hooks for module in copy.modules())
     require_same(network, copy, torch.randn(3, 8))
+
+
+class TiedByAFunction(nn.Module):
+    """The output layer uses a layer's weights by a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.side = nn.Linear(8, 8, bias=False), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.side(self.up(x))) @ self.up.weight  # type: ignore[no-any-return]
+
+
+def test_a_layer_whose_weights_a_function_uses_stays_and_others_are_merged() -> None:
+    torch.manual_seed(0)
+    network = grown(grown(TiedByAFunction(), "up", seed_of("lora")), "side", seed_of("lora"))
+    with pytest.warns(UserWarning, match="up: something else uses the weights of its layer"):
+        plain: Any = esper.plain(network, torch.randn(3, 8), merge=True)
+    assert [bool(layer._forward_hooks) for layer in (plain.up, plain.side)] == [True, False]
+    assert torch.equal(plain.up.weight, network.get_parameter("up.weight"))
+    require_same(network, plain, torch.randn(5, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_weights_of_any_precision_are_merged(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype)
+    wide = torch.promote_types(dtype, torch.float32)  # as seeds are planted
+    network, x = grown(model, "0", seed_of("lora").to(wide)), torch.randn(5, 8, dtype=dtype)
+    merged = esper.plain(network, x, merge=True)
+    assert type(merged[0]) is nn.Linear  # type: ignore[index]
+    assert not merged[0]._forward_hooks  # type: ignore[index]
+    assert merged[0].weight.dtype == dtype  # type: ignore[index]
+    if dtype == torch.float64:
+        torch.testing.assert_close(merged(x), network(x), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("normalized", [nn.utils.weight_norm, nn.utils.spectral_norm])
+def test_a_layer_whose_weights_are_computed_stays(normalized: Callable[[nn.Module], nn.Module]) -> None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = nn.Sequential(normalized(nn.Linear(8, 8)), nn.ReLU())
+    model(torch.randn(3, 8))  # afterwards its weights have a graph
+    network = grown(model, "0", seed_of("lora"))
+    with pytest.warns(UserWarning, match="0: the weights of its layer are computed from others"):
+        plain = esper.plain(network, torch.randn(3, 8), merge=True)
+    require_same(network, plain, torch.randn(5, 8))
+
+
+class HalfInside(nn.Module):
+    """Layers in half precision whose result is returned in float32, as logits often are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(32, 32) for _ in range(4)]).bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x.bfloat16()).float() * 4  # type: ignore[no-any-return]
+
+
+def test_rounding_of_layers_in_half_precision_does_not_undo_a_merge() -> None:
+    torch.manual_seed(0)
+    network = grown(HalfInside(), "layers.1", seed_of("lora", width=32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        merged = esper.plain(network, torch.randn(16, 32), merge=True)
+    assert merged.state_dict().keys() == HalfInside().state_dict().keys()
+
+
+@pytest.mark.parametrize(("first", "second"), [("lora", "mlp_small"), ("mlp_small", "lora")])
+def test_of_two_seeds_on_one_layer_only_the_one_next_to_it_is_merged(first: str, second: str) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    for name in (first, second):
+        grown(network, "0", seed_of(name))
+    with pytest.warns(UserWarning, match="these seeds are not merged"):
+        plain = esper.plain(network, torch.randn(16, 8), merge=True)
+    assert len(plain[0]._forward_hooks) == (1 if first == "lora" else 2)  # type: ignore[index]
+    require_same(network, plain, torch.randn(5, 8))
+
+
+def test_a_merge_that_is_undone_keeps_the_order_of_seeds() -> None:
+    """The first seed is linear, but something else uses its layer's weights; the second is not linear."""
+    torch.manual_seed(0)
+    network = TiedByAFunction()
+    for name in ("lora", "mlp_small"):
+        grown(network, "up", seed_of(name))
+    with pytest.warns(UserWarning, match="these seeds are not merged"):
+        plain = esper.plain(network, torch.randn(16, 8), merge=True)
+    require_same(network, plain, torch.randn(5, 8))

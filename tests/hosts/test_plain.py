@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
+from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,23 +16,20 @@ from torch import Tensor, nn
 
 import esper
 from esper.config import ConfigError
+from esper.files.grown_host import assemble
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft
 from esper.hosts.grown import GrownHost, KeptSeed
-from esper.hosts.grown_module import GrownModule
-from esper.hosts.host import Host
+from esper.hosts.host import Host, SegmentedHost
+from esper.hosts.seed_hook import hooks_of
 from esper.hosts.transformer import TransformerHost
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS
 from tests.grower.loops import Loop
-from tests.hosts.grown_modules import grown, require_same, seed_of
+from tests.hosts.grown_modules import grown, require_same, seed_of, without_esper
 
 SHAPES = {"cnn": (2, 8, 5, 5), "transformer": (2, 7, 8), "encoder": (2, 7, 8), "mlp": (2, 8)}
-
-
-def without_esper(network: nn.Module) -> bool:
-    return not any(type(module).__module__.startswith("esper") for module in network.modules())
 
 
 @pytest.mark.parametrize("topology", SHAPES)
@@ -39,10 +39,38 @@ def test_every_seed_computes_the_same_without_esper(topology: str, operator: Ble
     for name in BLUEPRINTS.names(topology):
         network = grown(nn.Sequential(nn.Identity(), nn.Identity()), "0", seed_of(name, topology, operator))
         x = torch.randn(SHAPES[topology])
-        copy = esper.plain(network, x)
-        assert without_esper(copy)
+        plain = esper.plain(network, x)
+        assert without_esper(plain)
         assert not without_esper(network)
-        require_same(network, copy, x)
+        require_same(network, plain, x)
+
+
+@pytest.mark.parametrize(
+    ("host", "x"),
+    [
+        (CNNHost(1, 10, base=3, blocks=2), torch.randn(3, 1, 8, 8)),
+        (CNNHost(1, 10, base=8, blocks=2), torch.randn(3, 1, 8, 8)),
+        (TransformerHost(11, width=16, layers=2, heads=2, block=9, slots=2), torch.randint(0, 11, (3, 9))),
+    ],
+    ids=["cnn", "fused", "transformer"],
+)
+@pytest.mark.parametrize("slots", [["all"], ["r1"], ["r2"]])
+def test_a_host_with_seeds_that_read_a_source_becomes_an_ordinary_module(
+    host: SegmentedHost, x: Tensor, slots: list[str]
+) -> None:
+    torch.manual_seed(0)
+    host = copy.deepcopy(host)
+    host.use_slots(slots)
+    names = {place.name: BLUEPRINTS.names(host.topology, [place])[-1] for place in host.sites}
+    kept = {name: KeptSeed(blueprint, "LINEAR_ADD", 0.5) for name, blueprint in names.items()}
+    blueprints = {name: BLUEPRINTS.get(host.topology, blueprint) for name, blueprint in names.items()}
+    network = assemble(host, kept, blueprints, "t").eval()
+    for parameter in network.seeds.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    plain = esper.plain(network, x)
+    assert without_esper(plain)
+    require_same(network, plain, x)
+    assert not torch.equal(network(x), host(x))
 
 
 def test_a_seed_of_a_users_own_class_is_called_as_it_is() -> None:
@@ -72,11 +100,11 @@ def test_a_grown_host_becomes_an_ordinary_module(host: Host, x: Tensor | None) -
     name = BLUEPRINTS.names(host.topology)[-1]
     seeds = {s.name: seed_of(name, host.topology, BlendOperator.GATE, s.channels) for s in host.sites}
     network = GrownHost(host, seeds, {s.name: KeptSeed(name, "GATED_GATE", 0.5) for s in host.sites}, "t").eval()
-    copy = esper.plain(network, x)
-    assert without_esper(copy)
-    assert sum(p.numel() for p in copy.parameters()) == sum(p.numel() for p in network.parameters())
-    require_same(network, copy, x)
-    assert not any(module.training for module in copy.modules())
+    plain = esper.plain(network, x)
+    assert without_esper(plain)
+    assert sum(p.numel() for p in plain.parameters()) == sum(p.numel() for p in network.parameters())
+    require_same(network, plain, x)
+    assert not any(module.training for module in plain.modules())
     if len(host.sites) > 1:
         with pytest.warns(UserWarning, match="r0c0: its host is a "):
             esper.plain(network, x, merge=True)
@@ -87,8 +115,8 @@ def test_the_weights_of_a_copy_go_through_safetensors(tmp_path: Path) -> None:
     x = torch.randn(3, 8)
     network = grown(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), "1", seed_of("mlp_small"))
     network.train()(x)  # its running statistics are weights, too
-    copy = esper.plain(network, x)
-    save_file(copy.state_dict(), tmp_path / "weights.safetensors")
+    plain = esper.plain(network, x)
+    save_file(plain.state_dict(), tmp_path / "weights.safetensors")
     other = esper.plain(network, x)
     for tensor in other.state_dict().values():
         tensor.zero_()
@@ -96,18 +124,19 @@ def test_the_weights_of_a_copy_go_through_safetensors(tmp_path: Path) -> None:
     require_same(network, other, x)
 
 
-def test_the_model_of_a_grower_needs_no_hooks_and_its_copy_trains() -> None:
+def test_the_copy_of_a_growers_model_has_its_keys_and_trains() -> None:
     loop = Loop().run()
     assert loop.grower is not None
     network = loop.grower.finish()
     network.zero_grad()
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
-    network.train().body[3].eval()  # frozen
-    copy = esper.plain(network, torch.randn(2, 8))
-    modes = {name: module.training for name, module in copy.named_modules()}
+    assert list(esper.plain(network, torch.randn(2, 8)).state_dict()) == list(network.state_dict())
+    network.train()
+    network.get_submodule("body.3").eval()  # frozen
+    plain = esper.plain(network, torch.randn(2, 8))
+    modes = {name: module.training for name, module in plain.named_modules()}
     assert [name for name, mode in modes.items() if not mode] == ["body.3"]
-    copy.train()(torch.randn(4, 8)).sum().backward()
-    assert all(parameter.grad is not None for parameter in copy.parameters())
+    plain.train()(torch.randn(4, 8)).sum().backward()
+    assert all(parameter.grad is not None for parameter in plain.parameters())
     assert all(parameter.grad is None for parameter in network.parameters())
 
 
@@ -161,9 +190,9 @@ def test_a_saved_network_runs_where_esper_cannot_be_imported(tmp_path: Path, mon
     for path in ("gru", "mix"):
         grown(network, path, seed_of("attention", "transformer", BlendOperator.GATE))
     x = torch.randint(0, 9, (4, 5))
-    copy = esper.plain(network, x).eval()
-    require_same(network, copy, x)
-    torch.save(copy, tmp_path / "network.pt")
+    plain = esper.plain(network, x).eval()
+    require_same(network, plain, x)
+    torch.save(plain, tmp_path / "network.pt")
     batch = {0: torch.export.Dim("batch")}
     torch.export.save(torch.export.export(network, (x[:3],), dynamic_shapes=(batch,)), tmp_path / "network.pt2")
     torch.save(x, tmp_path / "x.pt")
@@ -192,11 +221,136 @@ class Starred(nn.Module):
     [
         ("idle", torch.randn(2, 8), "the example does not reach idle"),
         ("often", torch.randn(2, 7), "the network cannot run on the example: RuntimeError"),
-        ("starred", torch.randn(2, 8), r"starred has grown, and Starred.forward takes \*arguments"),
     ],
 )
 def test_a_network_that_cannot_be_made_plain_is_refused_with_the_reason(path: str, x: Tensor, words: str) -> None:
     network = grown(Skips(), path, seed_of("lora"))
     with pytest.raises(ConfigError, match=words):
         esper.plain(network, x)
-    assert isinstance(network.get_submodule(path), GrownModule)
+    assert len(list(hooks_of(network))) == 1, "the network itself stays as it was"
+
+
+def test_a_submodule_that_takes_any_arguments_is_made_plain() -> None:
+    network, x = grown(Skips(), "starred", seed_of("mlp_small")), torch.randn(2, 8)
+    require_same(network, esper.plain(network, x), x)
+
+
+class Vae(nn.Module):
+    """Samples, and returns a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        mean = self.encode(x)
+        return self.decode(mean + torch.randn_like(mean)), {"mean": mean}
+
+
+class Graph(nn.Module):
+    """Arguments without a dimension of samples, None and a flag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, edges: Tensor, weights: Tensor | None, flag: bool = False) -> list[Tensor]:
+        h = self.encode(x)
+        return [h.index_add(0, edges[1], h[edges[0]]), h if flag else -h]
+
+
+class Silent(nn.Module):
+    """A train() that returns nothing, and freezes a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+    def train(self, mode: bool = True) -> None:  # type: ignore[override]
+        super().train(mode)
+        self.norm.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.encode(x))  # type: ignore[no-any-return]
+
+
+X8 = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+EDGES = torch.tensor([[0, 1, 2], [1, 2, 4]])
+
+
+@pytest.mark.parametrize(
+    ("make", "example"),
+    [
+        (Vae, X8),
+        (Graph, (X8, EDGES, None)),
+        (Graph, {"x": X8, "edges": EDGES, "weights": None, "flag": True}),
+        (Silent, X8),
+    ],
+)
+@pytest.mark.parametrize("merge", [False, True])
+def test_arguments_outputs_and_modes_may_have_any_form(make: type[nn.Module], example: Any, merge: bool) -> None:
+    network = grown(make(), "encode", seed_of("lora"))
+    plain = esper.plain(network, example, merge=merge)
+    assert without_esper(plain)
+    assert any("grown_seeds" in key for key in plain.state_dict()) is not merge
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.max = Max()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.max(x)
+        return found.values * 2 + found.indices  # type: ignore[no-any-return]
+
+
+Pair = namedtuple("Pair", "values indices")
+
+
+class Max(nn.Module):
+    def forward(self, x: Tensor) -> Pair:
+        return Pair(x, x.sign())
+
+
+def test_a_submodule_that_returns_a_named_tuple_still_does() -> None:
+    network = grown(Named(), "max", seed_of("mlp_small"))
+    require_same(network, esper.plain(network, X8), X8)
+
+
+def test_submodules_keep_their_class_and_attributes() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    network = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    grown(network, "layers.0", seed_of("mlp_small", "encoder"))
+    plain: Any = esper.plain(network, torch.randn(2, 5, 8))
+    assert type(plain.layers[0]) is nn.TransformerEncoderLayer
+    require_same(network, plain, torch.randn(3, 5, 8))
+
+
+class Closure(nn.Module):
+    """Keeps a function that refers to its submodules, as minGPT's blocks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+        up, down = self.up, self.down
+        self.mlp = lambda x: down(torch.relu(up(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def test_a_copy_that_would_use_the_networks_own_parameters_is_refused() -> None:
+    network = grown(nn.Sequential(Closure(), nn.Linear(8, 4)), "0.down", seed_of("mlp_small"))
+    before = [p.detach().clone() for p in network.parameters()]
+    with pytest.raises(ConfigError, match="a lambda, that refers to its submodules"):
+        esper.plain(network, X8)
+    assert all(torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=True))
+
+
+def test_a_copy_that_was_taken_while_the_model_grew_is_made_plain() -> None:
+    loop = Loop().run(6)
+    other = copy.deepcopy(loop.model).eval()
+    plain = esper.plain(other, X8)
+    assert without_esper(plain)
+    torch.testing.assert_close(plain.eval()(X8), loop.model.eval()(X8))

@@ -46,7 +46,7 @@ def test_a_seed_learns_in_a_resnet18_for_small_images() -> None:
     assert [site.channels for site in host.sites] == [64, 512]
     assert host.parameter_count == 11_173_962 - 8 * 513
     seed = Seed(BLUEPRINTS.get("cnn", "conv_light").build(64), BlendOperator.ADD, 64, "cnn")
-    logits = host.train().forward_with_hook(x, lambda site, h: h + seed(h) if site == 0 else h)
+    logits = host.train().forward_with_hook(x, lambda site, at: at.h + seed(at.h) if site == 0 else at.h)
     torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1])).backward()
     for parameter in (*host.parameters(), *seed.parameters()):
         assert parameter.grad is not None

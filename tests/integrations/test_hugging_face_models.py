@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import esper
 from esper.hosts.graft import graft
-from esper.hosts.grown_module import grown_in_place
+from esper.hosts.seed_hook import attach
 from esper.lifecycle.ramps import BlendOperator
 from tests.grower.loops import GROWS, LENIENT
 from tests.hosts.grown_modules import seed_of
@@ -108,7 +108,7 @@ def test_sites_of_known_models_hold_seeds_that_can_be_made_plain(make: Any, path
     host = graft(make().eval(), {"r0c0": path}, topology, example=x)
     assert [site.channels for site in host.sites] == [16]
     model = make().eval()
-    grown_in_place(model, {path: (seed_of("attention", topology, BlendOperator.GATE, 16), 0.5)})
+    attach(model, {path: ("r0c0", seed_of("attention", topology, BlendOperator.GATE, 16), 0.5)})
     model.eval()
     plain = esper.plain(model, x)
     assert without_esper(plain)
@@ -121,8 +121,10 @@ def test_sites_of_known_models_hold_seeds_that_can_be_made_plain(make: Any, path
 def test_loras_merge_into_the_layers_of_gpt2() -> None:
     model = gpt2().eval()
     keys = model.state_dict().keys()
-    seeds = {f"transformer.h.{i}.mlp.c_proj": (seed_of("lora", "transformer", width=16), 1.0) for i in range(2)}
-    grown_in_place(model, seeds)
+    seeds = {
+        f"transformer.h.{i}.mlp.c_proj": (f"r0c{i}", seed_of("lora", "transformer", width=16), 1.0) for i in range(2)
+    }
+    attach(model, seeds)
     merged = esper.plain(model.eval(), IDS[:3], merge=True)
     assert merged.state_dict().keys() == keys
     torch.testing.assert_close(merged(IDS).logits, model(IDS).logits, rtol=1e-5, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
+from esper.hosts.seed_hook import hooks_of
 from tests.grower.loops import BATCH, GROWS, LENIENT, SITES, Net, X, Y, net, same, scores, weights
 
 pl = pytest.importorskip("lightning.pytorch")
@@ -50,15 +52,20 @@ def growth(**options: Any) -> GrowthCallback:
 
 
 def fit(
-    folder: Path, callback: GrowthCallback, module: Any = None, path: Path | None = None, **options: Any
+    folder: Path,
+    callback: GrowthCallback,
+    module: Any = None,
+    path: Path | None = None,
+    beside: tuple[Any, ...] = (),
+    **options: Any,
 ) -> tuple[Any, Any]:
-    """Returns the module after training, and its trainer."""
+    """Returns the module after training, and its trainer; ``beside`` are more callbacks."""
     module = module or Module()
     saves = pl.callbacks.ModelCheckpoint(
         folder, filename="{epoch}", save_top_k=-1, save_on_train_epoch_end=options.pop("at_the_end", None)
     )
     trainer = pl.Trainer(
-        callbacks=[saves, callback],
+        callbacks=[saves, callback, *beside],
         logger=False,
         accelerator="cpu",
         enable_progress_bar=False,
@@ -70,7 +77,7 @@ def fit(
 
 
 def test_a_trainer_grows_the_same_as_a_plain_loop(tmp_path: Path) -> None:
-    """The bits are the same, also if the Trainer clips all parameters of the optimizer."""
+    """The bits are the same, also if the Trainer clips the parameters of the optimizer, seeds that are on included."""
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
@@ -81,7 +88,7 @@ def test_a_trainer_grows_the_same_as_a_plain_loop(tmp_path: Path) -> None:
         for rows in torch.arange(len(X)).split(BATCH):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(X[rows]), Y[rows]).backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 0.3)
             optimizer.step()
         steps.append(grower.step(scores))
         scheduler.step()
@@ -105,6 +112,32 @@ def test_a_checkpoint_continues_to_the_same_bits(tmp_path: Path, epoch: int, at_
     assert same(weights(module), weights(again))
 
 
+@pytest.mark.parametrize("name", ["StochasticWeightAveraging", "WeightAveraging", "EMAWeightAveraging"])
+def test_averages_of_weights_are_refused_before_training_and_go_on_after_growth(tmp_path: Path, name: str) -> None:
+    kind = getattr(pl.callbacks, name, None)
+    if kind is None:
+        pytest.skip(f"this lightning has no {name}")
+    average = {"swa_lrs": 0.01} if name == "StochasticWeightAveraging" else {}
+    fresh = Module()
+    before = weights(fresh)
+    with pytest.raises(esper.ConfigError, match=f"growth does not go with {name}"):
+        fit(tmp_path, growth(), fresh, beside=(kind(**average),))
+    assert same(weights(fresh), before)
+    module, _ = fit(tmp_path, growth())
+    seeds = len(list(hooks_of(module)))
+    assert seeds == 1
+    later = pl.Trainer(
+        callbacks=[kind(**average)],
+        max_epochs=3,
+        logger=False,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+    )
+    later.fit(module, data(), data())
+    assert len(list(hooks_of(module))) == seeds
+
+
 def test_impossible_arguments_are_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(esper.ConfigError, match="one optimizer that the Trainer steps"):
         fit(tmp_path, growth(), ByHand())
@@ -116,3 +149,27 @@ def test_impossible_arguments_are_refused_before_training(tmp_path: Path) -> Non
     callback.sites = {"r0c0": "nothing"}
     with pytest.raises(esper.ConfigError, match="no submodule"):
         fit(tmp_path, callback)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_checkpoint_of_any_epoch_is_tested_with_the_seeds_that_were_on_then(tmp_path: Path, fresh: bool) -> None:
+    seen: dict[int, torch.Tensor] = {}
+
+    class Sees(GrowthCallback):
+        """Notes the outputs of the module when a checkpoint is saved."""
+
+        def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+            super().on_save_checkpoint(trainer, pl_module, checkpoint)
+            seen[trainer.current_epoch] = copy.deepcopy(pl_module.net).eval()(X).detach()
+
+    first = growth()
+    callback = Sees(first.sites, first.score, **first.options)
+    module, trainer = fit(tmp_path, callback, at_the_end=False)
+    for epoch in (0, 5, EPOCHS - 1):
+        file = tmp_path / f"epoch={epoch}.ckpt"
+        if fresh:
+            module, trainer = Module(), pl.Trainer(callbacks=[growth()], logger=False, accelerator="cpu", devices=1)
+        trainer.validate(module, data(), ckpt_path=file, verbose=False)
+        with torch.no_grad():
+            assert torch.equal(module.net.eval()(X), seen[epoch])
+    assert {hook.name for _, _, hook in hooks_of(module)} == {"r0c0"}

@@ -81,7 +81,7 @@ def test_a_trainer_grows_a_seed_and_a_checkpoint_continues_to_the_same_bits(tmp_
     assert [step.slots["r0c0"].stage for step in whole.steps][-1] == "FOSSILIZED"
     assert whole.grower is not None
     assert whole.grower.kept == {"r0c0": "mlp_small"}
-    assert any(".seed." in name for name in trained.model.state_dict())
+    assert any("grown_seeds." in name for name in trained.model.state_dict())
     assert torch.isfinite(trained.model(X)["logits"]).all()
     trained.evaluate()  # after training, nothing grows
     assert len(whole.steps) == EPOCHS

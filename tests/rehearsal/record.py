@@ -16,7 +16,7 @@ launchers and its loop that launches graphs. The CUDA runtime, the driver and cu
 queued on streams and done late, streams are interleaved at random within the order that CUDA guarantees, and the rules
 of capture are enforced. What a kernel would have done was done by the same operator of the CPU. cuDNN was switched off.
 
-    make gpu-rehearsal
+    {command}
 """
 
 
@@ -43,9 +43,9 @@ def noticed(result: steps.Result) -> bool:
     return result.status == 1 and bool(result.failed)
 
 
-def written(rehearsals: list[Rehearsal], seconds: float) -> str:
-    """The whole page."""
-    parts = [HEAD, *(_section(rehearsal) for rehearsal in rehearsals)]
+def written(rehearsals: list[Rehearsal], seconds: float, command: str) -> str:
+    """The whole page; ``command`` makes it again."""
+    parts = [HEAD.format(command=command), *(_section(rehearsal) for rehearsal in rehearsals)]
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     parts.append(f"{machine}; {seconds:.0f} s in all, with what had to be built.\n")
     return "\n".join(parts)

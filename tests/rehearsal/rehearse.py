@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -21,8 +22,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.fault import Fault
 from tests.rehearsal import record, steps  # found only after the line above
-from tests.rehearsal.faults import FAULTS, Fault
+from tests.rehearsal.faults import FAULTS
 from tests.rehearsal.workplace import ROOT, Workplace
 
 VERSIONS = ("2.11.0", "2.15.0")
@@ -47,12 +49,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Rehearse as the command line asks; returns the exit status."""
     options = parse(arguments)
     begin = time.monotonic()
+    command = shlex.join(["python", "tests/rehearsal/rehearse.py", *(sys.argv[1:] if arguments is None else arguments)])
     rehearsals: list[record.Rehearsal] = []
     for version in options.torch or VERSIONS:
         place = Workplace.of(version, options.python)
         place.prepare()
         rehearsals.append(rehearse(place, options.seeds, FAULTS if options.faults else (), options.jobs))
-        text = record.written(rehearsals, time.monotonic() - begin)
+        text = record.written(rehearsals, time.monotonic() - begin, command)
         if options.record:
             RECORD.write_text(text)
     print(text)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.fault import Fault
 from tests.rehearsal import record, steps
 from tests.rehearsal.build_fakes import SOURCES, find_toolkit
-from tests.rehearsal.faults import FAULTS, Fault
+from tests.rehearsal.faults import FAULTS
 from tests.rehearsal.workplace import ROOT
 
 REPORT = """<testsuites><testsuite>
@@ -78,7 +79,9 @@ def test_the_record_names_what_did_not_pass_and_faults_that_nobody_noticed(tmp_p
     assert whole.passed
     assert not record.Rehearsal("2.11.0", "3.12", [1], [bad], [], [], 5.0).passed
     assert not record.Rehearsal("2.11.0", "3.12", [1], [good], [], [crashed], 5.0).passed
-    page = record.written([record.Rehearsal("2.11.0", "3.12", [1, 2], [good, bad], [], [noticed, crashed], 5.0)], 9.0)
+    page = record.written(
+        [record.Rehearsal("2.11.0", "3.12", [1, 2], [good, bad], [], [noticed, crashed], 5.0)], 9.0, "a command"
+    )
     for line in (
         "| lanes | 1 passed, 0 failed, 1 skipped | 1 |",
         "- `t.py::b`: skipped: one GPU",

@@ -23,7 +23,9 @@ from tests.report.page_helpers import nasty
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"none of {', '.join(NAMES)} is installed")
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason=f"none of {', '.join(NAMES)} is installed: apt install chromium"
+)
 
 FRAME = """<!doctype html><meta charset=utf-8><body><iframe id=f src="report.html" style="width:WIDTHpx;height:900px">
 </iframe><pre id=found></pre><script>
@@ -91,7 +93,7 @@ def browse(command: list[str]) -> str:
     raise AssertionError("the browser hung three times")
 
 
-@pytest.mark.parametrize("width", [400, 1200])
+@pytest.mark.parametrize("width", [360, 400, 1200])
 @pytest.mark.parametrize("which", ["learned", "both"])
 def test_a_page_fits_its_screen(which: str, width: int, learned: Path, grown: Path, tmp_path: Path) -> None:
     runs = [learned] if which == "learned" else [grown, learned]

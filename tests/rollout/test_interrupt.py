@@ -69,3 +69,22 @@ def test_every_signal_that_waited_acts(again: bool) -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.fixture
+def hang_up() -> Iterator[None]:
+    """SIGHUP has its default action, also if the tests are run by nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hang_up")
+def test_a_terminal_that_closes_interrupts_as_sigterm_does_unless_nohup_ignores_it() -> None:
+    with pytest.raises(KeyboardInterrupt), termination_interrupts():
+        signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with termination_interrupts(), interrupts_wait():
+        signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

@@ -191,22 +191,51 @@ def test_a_finished_comparison_can_be_reported_against_another_reference(
         ComparisonRun.resume(tmp_path / "o", reference="nope")
 
 
-def test_a_changed_schedule_prevents_resuming(tmp_path: Path) -> None:
+SEED = '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "fern"\n'
+
+
+def write_what_is_followed(kind: str, seed: int) -> str:
+    """Writes a schedule or a run into the working directory; returns the controller that follows it."""
+    if kind == "schedule":
+        Path("s.toml").write_text(SEED if seed == 4 else SEED.replace("fern", "moss"))
+        return "schedule:s.toml"
+    if kind == "pretrained":
+        return kind
+    shutil.rmtree("r", ignore_errors=True)
+    learner = {"controller": "ppo" if kind == "checkpoint" else "random", "rounds": 1, "seed": seed}
+    Experiment(TrainingConfig.parse(PLANTED).with_values(run={**learner, "evaluation_pairs": 2}), Path("r")).run()
+    return f"{kind}:r"
+
+
+@pytest.mark.parametrize("kind", ["schedule", "plans", "checkpoint", "pretrained"])
+def test_a_comparison_follows_what_it_began_with_from_anywhere(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    controller = write_what_is_followed(kind, seed=4)
+    whole = compare(Path("whole"), "none", controller).run()
+    cut = compare(Path("cut"), "none", f"named:controller={controller}", controller, progress=stop_at(3, OSError("no")))
+    with pytest.raises(OSError, match="no"):
+        cut.run()
+    write_what_is_followed(kind, seed=5)  # another one takes its place
+    shutil.move("cut", tmp_path / "moved")
+    monkeypatch.chdir(tmp_path)
+    shutil.rmtree("here")
+    found = ComparisonRun.resume("moved").run()
+    assert list(found.hosts) == ["none", "named", controller]
+    for name in ("named", controller):
+        assert values(found)[name] == values(whole)[controller]
+    saved = json.loads(Path("moved", "comparison.json").read_text())["arms"]
+    assert [arm["controller"] for arm in saved] == ["none", controller, controller]
+
+
+def test_a_damaged_copy_prevents_resuming(tmp_path: Path) -> None:
     schedule = tmp_path / "s.toml"
-    text = '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "fern"\n'
-    schedule.write_text(text)
+    schedule.write_text(SEED)
     compare(tmp_path / "o", "none", f"schedule:{schedule}", pairs=2).run()
-    schedule.write_text(text.replace("fern", "moss"))
-    with pytest.raises(ConfigError, match="has changed since the comparison began"):
-        ComparisonRun.resume(tmp_path / "o")
-
-
-def test_another_experience_prevents_resuming(tmp_path: Path) -> None:
-    config = TrainingConfig.parse(PLANTED).with_values(run={"controller": "random", "rounds": 1})
-    Experiment(config, tmp_path / "r").run()
-    compare(tmp_path / "o", "none", f"plans:{tmp_path / 'r'}", pairs=2).run()
-    shutil.rmtree(tmp_path / "r")
-    Experiment(config.with_values(run={"seed": 5}), tmp_path / "r").run()
+    [copy] = (tmp_path / "o" / "followed").iterdir()
+    copy.write_text(SEED.replace("fern", "moss"))
     with pytest.raises(ConfigError, match="has changed since the comparison began"):
         ComparisonRun.resume(tmp_path / "o")
 

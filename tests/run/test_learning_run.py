@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -141,6 +142,12 @@ def test_arms_meet_the_same_hosts_and_none_of_them_was_trained_on(
     hosts = [(7 + HELD_OUT, env, episode) for episode in range(2) for env in range(2)]
     assert sorted(compared) == sorted(hosts * 6)
     assert {seed for seed, _, _ in trained} == {7, 7 + VALIDATION}
+
+
+def test_hosts_that_agents_learn_from_are_validated_on_and_compared_on_have_seeds_that_are_far_apart() -> None:
+    """However many run seeds a user counts through."""
+    starts = sorted((0, VALIDATION, HELD_OUT))
+    assert min(later - earlier for earlier, later in itertools.pairwise(starts)) >= 2**28
 
 
 def test_the_arm_that_does_nothing_is_the_host_left_alone(tmp_path: Path) -> None:

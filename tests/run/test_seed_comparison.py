@@ -122,6 +122,7 @@ def test_the_arms_learn_in_turns_on_the_same_hosts(whole: Whole) -> None:
     assert [(seed, number) for _, seed, number in turns[::2]] == [(4, 1), (4, 2), (5, 1), (5, 2)]
     for start in range(0, len(turns), 2):
         assert {arm for arm, _, _ in turns[start : start + 2]} == set(ARMS[:2])
+    assert {arm for arm, _, _ in turns[::2]} == set(ARMS[:2]), "no arm is always the first"
     for seed in (4, 5):
         files = [whole.folder / f"seed-{seed}" / name / "config.toml" for name in FOLDERS]
         assert [TrainingConfig.parse(read_toml(file)).run.seed for file in files] == [seed, seed]

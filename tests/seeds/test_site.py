@@ -9,13 +9,14 @@ from torch import nn
 from esper.lifecycle.ramps import STYLES
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint
-from esper.seeds.site import GerminationFailed, PlantedSeed, Role, Site, SlotSite
+from esper.seeds.features import Features
+from esper.seeds.site import GerminationFailed, Place, PlantedSeed, Role, Site
 
-PROBE = torch.randn(2, 4, 3, 3)
+PROBE = Features.at_sink(torch.randn(2, 4, 3, 3))
 
 
 def site() -> Site:
-    return Site(SlotSite("r0c0", 4))
+    return Site(Place("r0c0", 4))
 
 
 def planted() -> tuple[Site, PlantedSeed]:

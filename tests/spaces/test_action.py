@@ -33,6 +33,14 @@ def test_ops_and_heads_have_the_values_and_the_order_of_the_seam() -> None:
     }
 
 
+def test_a_blueprint_that_does_not_fit_the_slot_is_refused_with_those_that_do() -> None:
+    spec = ActionSpec(("r0c0", "r2c0"), ("norm", "widen_half"), (("norm",), ("widen_half",)))
+    assert spec.encode(Op.GERMINATE, "r2c0", "widen_half").tolist()[:3] == [1, 1, 1]
+    assert spec.encode(Op.PRUNE, "r2c0", "norm").tolist()[:3] == [3, 1, 0]
+    with pytest.raises(ValueError, match="'norm' does not fit in slot r2c0, where these do: widen_half"):
+        spec.encode(Op.GERMINATE, "r2c0", "norm")
+
+
 def test_encode_keeps_the_heads_that_matter_and_zeroes_the_others() -> None:
     everything = {
         "style": "GATED_GATE",

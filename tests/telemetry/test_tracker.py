@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -95,3 +96,23 @@ def test_runs_of_the_same_name_are_different_tracker_runs(library: Library, tmp_
 def test_an_unknown_tracker_is_refused_and_the_known_ones_are_listed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="wandb, trackio"):
         TrackerSink("mlflow", tmp_path, "esper", {})
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_tracker_has_no_terminal_to_ask_in(library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a terminal, both libraries raise an error instead of a question; the terminal is there again after it."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdin", terminal)
+
+    def init(**_settings: Any) -> None:
+        assert not sys.stdin.isatty()
+        raise RuntimeError("No API key configured")
+
+    monkeypatch.setattr(library, "init", init)
+    with pytest.raises(RuntimeError, match="No API key"):
+        write(TrackerSink(library.__name__, tmp_path, "esper", {}), a_run(1, 2))
+    assert sys.stdin is terminal

@@ -80,7 +80,8 @@ class Accesses(TorchDispatchMode):
         """Accesses of the parts of a storage, by its address."""
         gc.collect()
         # Kept alive, so that no other tensor gets their addresses.
-        self._held = [each.untyped_storage() for each in gc.get_objects() if type(each) in (Tensor, Parameter)]
+        tensors = [each for each in gc.get_objects() if type(each) in (Tensor, Parameter)]
+        self._held = [each.untyped_storage() for each in tensors if each.layout is torch.strided]
         self._watched = {storage.data_ptr() for storage in self._held if storage.nbytes()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -22,7 +22,7 @@ from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
 from esper.lifecycle.stage import SeedStage as S
 from esper.ops import cross_entropy
-from esper.seeds.site import SlotSite
+from esper.seeds.place import Place
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
 from esper.training.validate import evaluate
@@ -58,7 +58,7 @@ def as_segments() -> Host:
     network = Network()
     tail = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), network.head)
     segments = [network.first, nn.Sequential(nn.ReLU(), network.second), tail]
-    return SegmentedHost(segments, [SlotSite("r0c0", 4), SlotSite("r0c1", 4)], "cnn")
+    return SegmentedHost(segments, [Place("r0c0", 4), Place("r0c1", 4)], "cnn")
 
 
 def of(build_host: Callable[[], Host]) -> Task:

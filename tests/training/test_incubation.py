@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from esper.lifecycle.ramps import STYLES
 from esper.lifecycle.stage import SeedStage
 from esper.seeds.blueprints import BLUEPRINTS
+from esper.seeds.features import Features
 from esper.seeds.site import Site
 from esper.training.step import blending, prepare_epoch, train_step
 from esper.training.validate import evaluate
@@ -190,7 +191,7 @@ def test_straight_through_the_gradient_of_the_delta_is_that_of_the_features() ->
     x, y = digits().train.x[:32], digits().train.y[:32]
     host = training.host.train()
     h = host.segments[0](x).detach().requires_grad_()  # type: ignore[operator]
-    loss = F.cross_entropy(host.forward_from(x, 0, h, lambda _site, features: features), y)
+    loss = F.cross_entropy(host.forward_from(x, 0, Features.at_sink(h), lambda _site, at: at.h), y)
     (wanted,) = torch.autograd.grad(loss, h)
     training.reset(0, 0)
     slot = plant(training, "r0c0")

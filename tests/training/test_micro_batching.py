@@ -18,7 +18,7 @@ from esper.hosts.host import Host, SegmentedHost
 from esper.lifecycle.ramps import STYLES
 from esper.lifecycle.stage import SeedStage as S
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.seeds.site import Role, SlotSite
+from esper.seeds.site import Place, Role
 from esper.training import rng as randomness
 from esper.training.host_training import HostTraining
 from esper.training.rng import OwnedDropout
@@ -35,7 +35,7 @@ def host_without_batch_norm(dropout: float = 0.0) -> Host:
     first = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(1, 4), nn.ReLU(), nn.Dropout(dropout))
     second = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU())
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
-    return SegmentedHost([first, second, head], [SlotSite("r0c0", 4), SlotSite("r0c1", 4)], "cnn")
+    return SegmentedHost([first, second, head], [Place("r0c0", 4), Place("r0c1", 4)], "cnn")
 
 
 def images(dropout: float = 0.0) -> Task:

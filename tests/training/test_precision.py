@@ -20,7 +20,8 @@ from esper.hosts.host import Host, SegmentedHost
 from esper.hosts.transformer import TransformerHost
 from esper.lifecycle.stage import SeedStage as S
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.site import SlotSite
+from esper.seeds.features import Features
+from esper.seeds.place import Place
 from esper.training import precision
 from esper.training.execution.workers import WorkerExecutor
 from esper.training.host_training import HostTraining
@@ -44,7 +45,7 @@ def mlp_task() -> Task:
 
     def build_host() -> Host:
         segments = [nn.Sequential(nn.Linear(64, 16), nn.ReLU()), nn.Sequential(nn.Linear(16, 16), nn.ReLU())]
-        return SegmentedHost([*segments, nn.Linear(16, 10)], [SlotSite("r0c0", 16), SlotSite("r0c1", 16)], "mlp")
+        return SegmentedHost([*segments, nn.Linear(16, 10)], [Place("r0c0", 16), Place("r0c1", 16)], "mlp")
 
     return Task("mlp", 10, build_host, flat(base.train), flat(base.validation), flat(base.test))
 
@@ -128,8 +129,9 @@ def test_features_stay_in_bfloat16_at_every_site(task: str) -> None:
     prepare_epoch(training)
     at, seen = blending(training), list[torch.dtype]()
 
-    def look(site: int, h: Tensor) -> Tensor:
-        out = at(site, h)
+    def look(site: int, here: Features) -> Tensor:
+        h = here.h
+        out = at(site, here)
         seen.extend((h.dtype, out.dtype))
         return out
 

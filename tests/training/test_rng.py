@@ -79,9 +79,17 @@ class Draws(nn.Module):
         return nn.functional.dropout(self.norm(x), 0.5, self.training)
 
 
-@pytest.mark.parametrize(("make", "draws"), [(Draws, True), (lambda: nn.BatchNorm1d(3), False)])
+class ReturnsNoMode(Draws):
+    """A train() that returns nothing."""
+
+    def train(self, mode: bool = True) -> None:  # type: ignore[override]
+        super().train(mode)
+
+
+@pytest.mark.parametrize(("make", "draws"), [(Draws, True), (ReturnsNoMode, True), (lambda: nn.BatchNorm1d(3), False)])
 def test_a_network_that_draws_globally_is_found_and_left_as_it_was(make: Callable[[], nn.Module], draws: bool) -> None:
-    model = make().eval()
+    model = make()
+    model.eval()
     before, buffers = torch.get_rng_state(), {name: b.clone() for name, b in model.named_buffers()}
     assert draws_globally(model, torch.randn(4, 3, generator=torch.Generator())) is draws
     assert torch.equal(torch.get_rng_state(), before)

@@ -23,7 +23,8 @@ from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
 from esper.lifecycle.stage import SeedStage as S
 from esper.ops import ACCUMULATOR_FIELDS
-from esper.seeds.site import SlotSite
+from esper.seeds.features import Features
+from esper.seeds.place import Place
 from esper.training.execution.workers import WorkerExecutor
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics
@@ -64,7 +65,7 @@ def test_validation_runs_in_inference_mode_and_in_the_precision_of_training(dtyp
         tail = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
         if grafted:
             return graft(nn.Sequential(Watched(seen), tail), {"r0c0": "0"})
-        return SegmentedHost([Watched(seen), tail], [SlotSite("r0c0", 4)], "cnn")
+        return SegmentedHost([Watched(seen), tail], [Place("r0c0", 4)], "cnn")
 
     training = training_of(of(build_host), task={"precision": dtype})
     plant(training, "r0c0", stage=S.HOLDING)
@@ -87,7 +88,8 @@ def test_validation_runs_in_inference_mode_and_in_the_precision_of_training(dtyp
 def by_hand(training: HostTraining, configuration: tuple[float, ...]) -> Tensor:
     """Logits of the validation split."""
 
-    def at(site: int, h: Tensor) -> Tensor:
+    def at(site: int, here: Features) -> Tensor:
+        h = here.h
         seed, alpha = training.sites[site].seed, configuration[site]
         return h + alpha * seed(h) if seed is not None and alpha else h
 

@@ -1,6 +1,8 @@
 """Blueprints: recipes for seeds, by topology and name."""
 
-from esper.seeds.blueprints import cnn, transformer
+from esper.seeds.blueprints import cnn, source, transformer
 from esper.seeds.blueprints.registry import BLUEPRINTS, Blueprint, BlueprintRegistry, choose
 
-__all__ = ["BLUEPRINTS", "Blueprint", "BlueprintRegistry", "choose", "cnn", "transformer"]
+source.register_in(BLUEPRINTS)
+
+__all__ = ["BLUEPRINTS", "Blueprint", "BlueprintRegistry", "choose", "cnn", "source", "transformer"]

@@ -3,33 +3,59 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 from torch import nn
 
 from esper.config import ConfigError, did_you_mean
+from esper.seeds.place import Place
 
-Factory = Callable[[int], nn.Module]
+Factory = Callable[[Any], nn.Module]
+"""Makes a body from the number of channels, or from a :class:`Place`."""
+
+
+def no_obstacle(_place: Place) -> str | None:
+    """Returns None: every place will do."""
+    return None
 
 
 @dataclass(frozen=True)
 class Blueprint:
     """A recipe for seeds: ``build(channels)`` makes a body that maps features to a change of them, of the same shape.
 
+    With ``reads_source`` it is one for places with a source: ``build(place)`` makes a body that maps the features at
+    the source to a change of those at the sink.
+
     ``esper.seeds.blend.Seed`` adds the blend operator to it. ``esper.seeds.site.Site.plant`` tries it on features and
-    refuses it if it raises, has nothing to train or another number of parameters than ``parameters`` says, changes the
-    shape, or is not finite.
+    refuses it if it raises, has nothing to train or another number of parameters than ``parameters`` says, has not the
+    shape of the sink, or is not finite.
     """
 
     topology: str
     name: str
     description: str
     build: Factory
-    parameters: Callable[[int], int]
-    """Returns the exact number of parameters of ``build(channels)``; a gated seed has ``gate_parameters`` more."""
+    parameters: Callable[[Any], int]
+    """Returns the exact number of parameters of what ``build`` makes; a gated seed has ``gate_parameters`` more."""
+    reads_source: bool = False
+    obstacle: Callable[[Place], str | None] = no_obstacle
+    """Returns the reason why a place with a source, or without one, cannot have such a seed; None if it can."""
+
+    def fits(self, place: Place) -> bool:
+        """Returns whether such a seed is offered at ``place``."""
+        return self.reads_source == place.has_source and self.obstacle(place) is None
+
+    def body(self, place: Place) -> nn.Module:
+        """Makes a body for ``place``."""
+        return self.build(place if self.reads_source else place.channels)
+
+    def size(self, place: Place) -> int:
+        """Returns the number of parameters of a body for ``place``."""
+        return int(self.parameters(place if self.reads_source else place.channels))
 
 
 class BlueprintRegistry:
@@ -51,12 +77,17 @@ class BlueprintRegistry:
             raise ValueError(f"{blueprint.topology} already has a blueprint named {blueprint.name!r}")
         self._table[key] = blueprint
 
-    def register(self, topology: str, name: str, parameters: Callable[[int], int]) -> Callable[[Factory], Factory]:
-        """Registers the decorated factory; the first line of its docstring becomes the description."""
+    def register(
+        self, topology: str, name: str, parameters: Callable[[Any], int], reads_source: bool = False
+    ) -> Callable[[Factory], Factory]:
+        """Registers the decorated factory; the first line of its docstring becomes the description.
+
+        With ``reads_source``, the factory and ``parameters`` are called with a :class:`Place` in place of channels.
+        """
 
         def decorate(build: Factory) -> Factory:
             description = (build.__doc__ or "").strip().partition("\n")[0]
-            self.add(Blueprint(topology, name, description, build, parameters))
+            self.add(Blueprint(topology, name, description, build, parameters, reads_source))
             return build
 
         return decorate
@@ -64,14 +95,19 @@ class BlueprintRegistry:
     def topologies(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(topology for topology, _ in self._table))
 
-    def names(self, topology: str) -> tuple[str, ...]:
-        return tuple(name for known, name in self._table if known == topology)
+    def names(self, topology: str, places: Collection[Place] | None = None) -> tuple[str, ...]:
+        """Returns the names of a topology's blueprints: of those that fit at one of ``places``; None: of those that
+        read their sink, and so fit wherever the topology does."""
+        of_topology = [blueprint for (known, _), blueprint in self._table.items() if known == topology]
+        if places is None:
+            return tuple(blueprint.name for blueprint in of_topology if not blueprint.reads_source)
+        return tuple(blueprint.name for blueprint in of_topology if any(map(blueprint.fits, places)))
 
     def get(self, topology: str, name: str) -> Blueprint:
         """Returns a blueprint. Raises ValueError listing the known names if there is none with this name."""
         blueprint = self._table.get((topology, name))
         if blueprint is None:
-            known = ", ".join(self.names(topology)) or "none"
+            known = ", ".join(name for place, name in self._table if place == topology) or "none"
             raise ValueError(f"unknown blueprint {name!r} for {topology}; known: {known}")
         return blueprint
 

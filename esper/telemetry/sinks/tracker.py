@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
+import sys
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,19 @@ STEP = "global_step"
 """Step metric, logged with every number and used as the x axis."""
 ORDER: tuple[type[Event], ...] = (RoundCompleted, PolicyUpdated, AnomalyDetected, RunCompleted)
 """Order of the events of one step."""
+
+
+@contextmanager
+def without_terminal() -> Iterator[None]:
+    """Leaves a library no terminal to ask its user in, such as for a key that wandb lacks: then it raises an error.
+
+    A question would wait in its thread, under the display of the run, for an answer that nobody gives.
+    """
+    before, sys.stdin = sys.stdin, io.StringIO()
+    try:
+        yield
+    finally:
+        sys.stdin = before
 
 
 class TrackerSink:
@@ -75,7 +92,8 @@ class TrackerSink:
         identity = {"name": f"{name}-{self._id}"}  # trackio identifies runs by name
         if self.library == "wandb":  # continues the run with that id, if it exists
             identity = {"id": self._id, "name": name, "dir": str(self.folder)}
-        self._module.init(project=self.project, config=self.config, resume="allow", **identity)
+        with without_terminal():
+            self._module.init(project=self.project, config=self.config, resume="allow", **identity)
         if hasattr(self._module, "define_metric"):
             self._module.define_metric("*", step_metric=STEP)
             self._module.define_metric("practice/*", step_metric="practice/round")

@@ -21,6 +21,7 @@ from esper.data.split import Split
 from esper.hosts.graft import GraftedHost
 from esper.hosts.host import Host, Run, SegmentedHost, kept_modes, run_segment
 from esper.ops import _native
+from esper.seeds.features import Features
 from esper.training.execution.executor import Executor
 from esper.training.host_training import HostTraining
 from esper.training.rng import OwnedDropout, seeded
@@ -120,7 +121,7 @@ def compile_host(
     assert isinstance(host, SegmentedHost)
     before = host.compiled
     run = compiled_run(BACKEND)
-    left_out = set(host.segments)
+    left_out = {step.module for step in host.steps}
 
     def noting(segment: nn.Module, h: Tensor) -> Tensor:
         left_out.discard(segment)
@@ -135,7 +136,7 @@ def compile_host(
         return _reason_of(error)
     if left_out:
         host.compiled = before
-        return f"{type(host).__name__} has its own forward pass, which does not call run() for every segment"
+        return f"{type(host).__name__} has its own forward pass, which does not call run() for every step"
     host.compiled = run
     return None
 
@@ -211,9 +212,9 @@ def _rehearse(
         for detached in (False, True):
             features: list[Tensor] = []
 
-            def hook(_site: int, h: Tensor, features: list[Tensor] = features, detached: bool = detached) -> Tensor:
-                features.append(h)
-                return h.detach().requires_grad_() if detached else h
+            def hook(_site: int, at: Features, features: list[Tensor] = features, detached: bool = detached) -> Tensor:
+                features.append(at.h)
+                return at.h.detach().requires_grad_() if detached else at.h
 
             with casting():
                 features.append(host.forward_with_hook(x, hook))
@@ -223,7 +224,7 @@ def _rehearse(
     host.eval()
     for x in evaluated:
         with host.without_gradients(), casting():
-            host.forward_with_hook(x, lambda _site, h: h)
+            host.forward_with_hook(x, lambda _site, at: at.h)
 
 
 def _reason_of(error: Exception) -> str:

@@ -19,8 +19,8 @@ import numpy as np
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from esper import _runtime
 from esper.config import ConfigError, RunConfig
+from esper.training.execution.cores import usable_cores
 from esper.training.execution.messages import TIMEOUT_MINUTES, Messages, RankLost
 
 Floats = NDArray[np.float64]
@@ -113,7 +113,7 @@ class RunRanks:
 
     def own(self, run: RunConfig) -> RunConfig:
         """Returns the workers and the device of this rank: cores and devices are divided among those of a machine."""
-        workers = run.lanes or max(1, _runtime.physical_cores() // self.local_size)
+        workers = run.lanes or max(1, usable_cores() // self.local_size)
         devices = run.device.split(",")
         return run.model_copy(update={"lanes": workers, "device": devices[self.local_rank % len(devices)].strip()})
 

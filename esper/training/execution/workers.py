@@ -9,13 +9,14 @@ from math import inf
 import torch
 
 from esper import _runtime
+from esper.training.execution.cores import usable_cores
 from esper.training.execution.executor import Cancelled, Executor, HostError, Placed, merged
 from esper.training.host_training import HostTraining
 from esper.training.step import train_epoch
 
 
 class WorkerExecutor(Executor):
-    """A pool of ``count`` workers; None: one per physical core.
+    """A pool of ``count`` workers; None: one per core that may be used.
 
     One worker at a time has a host, which owns everything it writes, so there are no locks. Every worker computes with
     exactly one intra-op thread, so results are bit-identical for any number of workers. The host that took longest the
@@ -25,10 +26,10 @@ class WorkerExecutor(Executor):
     captures = False
 
     def __init__(self, count: int | None = None) -> None:
-        cores = _runtime.physical_cores()
-        self.count = count or cores
+        self.count = count or usable_cores()
         # Fewer workers than cores are not pinned: otherwise two processes with one worker each would share a core.
-        self._pool = _runtime.WorkerPool(self.count, _one_intra_op_thread, pin=self.count == cores, name="worker")
+        pin = self.count == _runtime.physical_cores()
+        self._pool = _runtime.WorkerPool(self.count, _one_intra_op_thread, pin=pin, name="worker")
         self._seconds: dict[int, float] = {}  # of the last work, by host.index
 
     def run(self, work: Callable[[Placed], None], hosts: Iterable[Placed]) -> None:

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,16 @@ from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
 from esper.hosts.transformer import TransformerHost
 from esper.lifecycle.stage import SeedStage
-from esper.seeds.site import SlotSite
+from esper.seeds.place import Place
 from esper.spaces.action import Op
 from esper.telemetry.event import StepsNotCaptured
 from esper.training.execution import compiled
 from esper.training.execution.compiled import CompiledRun, compile_host, compiled_run
 from esper.training.execution.workers import WorkerExecutor
+from esper.training.rng import OwnedDropout, RngHandle
 from tests.core_helpers import Rig, digits, flat_baseline, rig, tiny_config
 from tests.selection import slow_except
+from tests.training.test_foreign_hosts import training_of
 
 QUICK = "aot_eager"
 
@@ -60,6 +63,17 @@ HOSTS: dict[str, tuple[Callable[[], SegmentedHost], Callable[[Any, int], Tensor]
     "transformer": (lambda: TransformerHost(11, width=8, layers=1, heads=2, block=6, slots=1), tokens),
 }
 
+
+def with_all_slots(make: Callable[[], SegmentedHost]) -> SegmentedHost:
+    host = make()
+    host.use_slots(["all"])
+    return host
+
+
+HOSTS |= {
+    f"{name}, all slots": (partial(with_all_slots, HOSTS[name][0]), HOSTS[name][1])
+    for name in ("fused", "thin", "transformer")
+}
 
 everyone = pytest.mark.parametrize("name", slow_except(["thin"], HOSTS))
 
@@ -143,7 +157,7 @@ class Moody(SegmentedHost):
     def __init__(self) -> None:
         first = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3))
         last = nn.Sequential(Branching(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 10))
-        super().__init__([first, last], [SlotSite("r0c0", 3)], "cnn")
+        super().__init__([first, last], [Place("r0c0", 3)], "cnn")
 
 
 class Breaking(Moody):
@@ -172,17 +186,15 @@ def test_a_host_that_cannot_be_compiled_is_unchanged_and_has_a_reason() -> None:
 class OwnWay(Moody):
     """Carries out its segments itself."""
 
-    def _from(self, start: int, h: Tensor, *_: Any) -> Tensor:
-        for segment in list(self.segments)[start:]:
-            h = segment(h)
-        return h
+    def _step(self, number: int, h: Tensor, *_: Any) -> tuple[Tensor, bool]:
+        return self.segments[number](h), False
 
 
 @pytest.mark.trap(41)
 def test_a_host_that_goes_its_own_way_is_not_called_compiled() -> None:
     host = OwnWay()
     reason = compile_host(host, [digits().train.x[:4]])
-    assert reason == "OwnWay has its own forward pass, which does not call run() for every segment"
+    assert reason == "OwnWay has its own forward pass, which does not call run() for every step"
     assert host.compiled is None
 
 
@@ -207,6 +219,9 @@ def test_grafted_hosts_and_hosts_that_draw_have_a_reason() -> None:
 
     assert (compile_host(Foreign(), []) or "").startswith("Foreign is not a SegmentedHost")
     assert "random" in (compiled.compile_obstacle(made("thin")[0], draws=True) or "")
+    drops = made("thin")[0]
+    drops.add_module("dropout", OwnedDropout(0.5, RngHandle(torch.Generator())))
+    assert "random" in (compiled.compile_obstacle(drops) or "")
 
 
 def env_of(build_host: Callable[[], Host], **sections: dict[str, Any]) -> GrowthVectorEnv:
@@ -366,3 +381,17 @@ def test_older_torch_gets_its_recompile_limit_by_its_config(monkeypatch: pytest.
         CompiledRun("eager")
         assert torch.compiler.config.recompile_limit == compiled.MAX_VARIANTS
     assert given == [(True, True)]
+
+
+def test_the_sizes_that_are_compiled_include_those_after_memory_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice as many parts of a batch, and half as many samples that are evaluated at once."""
+    sizes: list[set[int]] = []
+
+    def note(_host: Any, trained: Any, evaluated: Any, *_more: Any) -> None:
+        sizes.extend(({len(x) for x in trained}, {len(x) for x in evaluated}))
+
+    monkeypatch.setattr(compiled, "compile_host", note)
+    task = replace(digits(), evaluation_batch=100)  # of 400 samples for validation, and 400 for the test
+    training = training_of(task, task={"batch_size": 6, "micro_batches": 2, "samples_per_epoch": 12})
+    assert compiled._compile_for_run(training) is None
+    assert sizes == [{3, 2, 1}, {100, 50}]

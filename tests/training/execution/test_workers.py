@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from esper._runtime import physical_cores
+from esper.training.execution.cores import usable_cores
 from esper.training.execution.executor import Cancelled, HostError
 from esper.training.execution.workers import WorkerExecutor
 
@@ -158,7 +159,7 @@ def test_any_number_of_workers_gives_the_same_bits() -> None:
 
 def test_by_default_each_core_has_a_worker_and_closed_ones_refuse_work() -> None:
     with WorkerExecutor() as executor:
-        assert executor.count == physical_cores()
+        assert executor.count == usable_cores()
     executor.close()
     with pytest.raises(RuntimeError, match="closed"):
         executor.run(lambda env: None, [Place(0)])

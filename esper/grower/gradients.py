@@ -1,0 +1,123 @@
+"""Gradients of someone else's model: of any kind that torch makes, and those that its loop is not to see."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from esper.ops import FIELDS, GradStats, grad_stats
+
+logger = logging.getLogger(__name__)
+
+MEASURED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+"""Dtypes that :func:`grad_stats` reads."""
+COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def measurable(gradient: Tensor) -> Tensor | None:
+    """Returns the numbers of a gradient as a dense real tensor, or None if they cannot be read."""
+    if type(gradient) not in (Tensor, torch.nn.Parameter):
+        return None  # a DTensor has a part of its numbers, other subclasses have numbers of a form of their own
+    values = gradient.detach()
+    if values.layout is torch.sparse_coo:
+        values = values.coalesce().values()
+    elif values.layout in COMPRESSED:
+        values = values.values()
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+    return values if values.dtype in MEASURED and values.layout is torch.strided else None
+
+
+def measure(
+    owners: Sequence[Iterable[Tensor]], max_norm: float, exploding_norm: float, device: torch.device
+) -> GradStats:
+    """Measures the gradients of each owner, on all devices that they are on.
+
+    Gradients that cannot be measured are left out; each kind of them is logged once. Results are on ``device``, as
+    those of :func:`grad_stats`, but have no ``norms``.
+    """
+    readable: dict[torch.device, list[list[Tensor]]] = {device: [[] for _ in owners]}
+    for index, gradients in enumerate(owners):
+        for gradient in gradients:
+            values = measurable(gradient)
+            if values is None:
+                _say_left_out(type(gradient).__name__, str(gradient.dtype))
+                continue
+            readable.setdefault(values.device, [[] for _ in owners])[index].append(values)
+    parts = [
+        grad_stats(values, max_norm, exploding_norm, device=place).fields.to(device)
+        for place, values in readable.items()
+    ]
+    if len(parts) == 1:
+        return GradStats(parts[0], parts[0].new_empty(0))
+    return _joined(torch.stack(parts), max_norm)
+
+
+def _joined(parts: Tensor, max_norm: float) -> GradStats:
+    """Joins statistics of the same owners on several devices, float64 [D, G, F]."""
+    fields = dict(zip(FIELDS, parts.sum(0).unbind(1), strict=True))
+    each = dict(zip(FIELDS, parts.unbind(2), strict=True))
+    tensors, norm = fields["tensors"], fields["sum_sq"].sqrt()
+    finite = torch.isfinite(norm)
+    # A device without gradients of an owner has a smallest norm of 0, which counts for nothing.
+    fields["min_norm"] = torch.where(each["tensors"] > 0, each["min_norm"], torch.inf).amin(0)
+    fields["min_norm"] = torch.where(tensors > 0, fields["min_norm"], 0)
+    fields["max_norm"] = each["max_norm"].amax(0)
+    fields["norm"] = norm
+    lost = (0.5 * fields["vanishing"] + 0.8 * fields["exploding"]) / tensors.clamp(min=1)
+    fields["health"] = torch.where(finite & (tensors > 0), (1 - lost).clamp(0, 1), 0)
+    fields["clip_coef"] = torch.where(finite, (max_norm / (norm + 1e-6)).clamp(max=1), 0)
+    joined = torch.stack([fields[name] for name in FIELDS], dim=1)
+    return GradStats(joined, joined.new_empty(0))
+
+
+@cache
+def _say_left_out(kind: str, dtype: str) -> None:
+    logger.warning(
+        "Gradients of the kind %s with %s are left out of the statistics of gradients; they train as ever.", kind, dtype
+    )
+
+
+class Aside:
+    """Gradients that are kept beside their parameters, whose ``grad`` a loop may read, clip or unscale."""
+
+    def __init__(self) -> None:
+        self._gradients: dict[Tensor, Tensor] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._gradients)
+
+    def get(self, parameter: Tensor) -> Tensor | None:
+        return self._gradients.get(parameter)
+
+    def take(self, parameter: Tensor) -> None:
+        """Takes a parameter's ``grad``, and adds it to what was taken before."""
+        if parameter.grad is not None:
+            self.add(parameter, parameter.grad)
+            parameter.grad = None
+
+    def add(self, parameter: Tensor, gradient: Tensor) -> None:
+        mine = self._gradients.get(parameter)
+        if mine is None:
+            self._gradients[parameter] = gradient
+        elif mine.requires_grad or gradient.requires_grad or mine.layout is not torch.strided:
+            self._gradients[parameter] = mine + gradient
+        else:
+            mine.add_(gradient)
+
+    def hand_back(self, scale: Tensor | None) -> None:
+        """Gives the parameters their gradients, times ``scale``, a scalar; None: as they are."""
+        for parameter, gradient in self._gradients.items():
+            if scale is not None:
+                gradient = gradient * scale.to(gradient.device)
+            parameter.grad = gradient
+        self._gradients.clear()
+
+    def drop(self, parameters: Iterable[Tensor] | None = None) -> None:
+        """Forgets the gradients of these parameters, or all."""
+        for parameter in list(self._gradients) if parameters is None else parameters:
+            self._gradients.pop(parameter, None)

@@ -1,0 +1,72 @@
+"""Seeds that mix positions of sequences, in models where they would compute something else elsewhere.
+
+Generation with a cache runs a layer on the new positions only, and the padding of a batch depends on the other samples
+in it: a seed that mixes positions would need the layer's own cache and mask.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.seeds.blend import Seed
+
+MASKS = ("attention_mask", "padding_mask", "key_padding_mask", "src_key_padding_mask")
+"""Arguments [B, T] that say which positions are padding."""
+
+
+def mixes_positions(seed: Seed, features: Tensor) -> bool:
+    """Tries whether a position of the delta for ``features`` [B, T, D] depends on another one."""
+    if features.dim() != 3 or features.shape[1] < 2:
+        return False
+    mode, changed = seed.training, features.clone()
+    changed[:, 0] += 1
+    with torch.no_grad():
+        seed.eval()
+        found = seed(features)[:, 1:], seed(changed)[:, 1:]
+    seed.train(mode)
+    return not torch.equal(*found)
+
+
+def obstacle(model: nn.Module, topology: str, last: tuple[tuple[Any, ...], dict[str, Any]] | None) -> str | None:
+    """Returns why a seed that mixes positions cannot be planted in ``model``; None if it can.
+
+    ``last`` are the positional and named arguments of the last training pass.
+    """
+    if topology == "transformer" and any(_generates(module) for module in model.modules()):
+        return "the model generates with a cache of earlier positions, which the seed does not have"
+    if last is not None and any(_hides_some(mask) for mask in _masks(model, *last)):
+        return "batches are padded, and the seed does not see the mask"
+    return None
+
+
+def _generates(module: nn.Module) -> bool:
+    """Whether a model of Hugging Face generates text."""
+    can_generate = getattr(module, "can_generate", None)
+    return callable(can_generate) and bool(can_generate())
+
+
+def _masks(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Iterator[Tensor]:
+    """Yields the masks among the arguments of the model, also in dicts."""
+    try:
+        named = inspect.signature(model.forward).bind_partial(*arguments, **keywords).arguments
+    except TypeError:
+        named = keywords
+    waiting: list[Mapping[str, Any]] = [named]
+    while waiting:
+        for name, value in waiting.pop().items():
+            if isinstance(value, Tensor) and name in MASKS:
+                yield value
+            elif isinstance(value, Mapping):
+                waiting.append(value)
+            elif isinstance(value, list | tuple):
+                waiting.extend(each for each in value if isinstance(each, Mapping))
+
+
+def _hides_some(mask: Tensor) -> bool:
+    """Whether a mask treats some positions in another way than others."""
+    return mask.dim() == 2 and mask.numel() > 0 and bool((mask != mask.flatten()[0]).any())

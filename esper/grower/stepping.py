@@ -1,0 +1,118 @@
+"""Steps of an optimizer that someone else made and perhaps wrapped: which object is asked, and hooks around a step."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from esper.config import ConfigError
+
+UNFIT = {
+    "torch.LBFGS": "it updates one group only",
+    "torch.Muon": "it updates matrices only, and seeds have parameters of any shape; if another optimizer updates the "
+    "other parameters, pass that one",
+    "torch.SparseAdam": "it updates parameters with sparse gradients only",
+    "timm.Adahessian": "it knows only the parameters that it was made with",
+}
+"""Optimizers of torch and timm that cannot update seeds, and why."""
+
+AROUND = ("optimizer", "base_optimizer", "whole")
+"""Attributes of wrappers that leave each step to the optimizer inside: those of accelerate, of sharpness-aware
+minimization, and of the views that schedules have."""
+BESIDE = ("_base_optimizer", "base")
+"""Attributes of wrappers whose step goes on after the inner one, as timm's Lookahead and schedulefree's wrappers do."""
+
+Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+After = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
+
+
+def inside(wrapper: object, attributes: tuple[str, ...]) -> Any:
+    """Returns the object in the innermost of nested wrappers with these attributes, or ``wrapper`` itself."""
+    found: Any = wrapper
+    while True:
+        held = [getattr(found, name, None) for name in attributes]
+        inner = [each for each in held if callable(getattr(each, "step", None)) and each is not found]
+        if not inner:
+            return found
+        found = inner[0]
+
+
+def innermost(optimizer: object) -> Any:
+    """Returns the optimizer in all wrappers of ``optimizer``, or ``optimizer`` itself, whatever it is."""
+    return inside(optimizer, AROUND + BESIDE)
+
+
+def unwrapped(optimizer: object) -> Optimizer:
+    """Returns the torch optimizer inside ``optimizer``, which may be wrapped, or whose step may be part of another.
+
+    Raises ConfigError if there is none, or if it cannot update seeds.
+    """
+    found = innermost(optimizer)
+    if not isinstance(found, Optimizer):
+        raise ConfigError(f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
+    library = type(found).__module__.partition(".")[0]
+    name = type(found).__name__
+    reason = UNFIT.get(f"{library}.{name}")
+    if reason is not None:
+        raise ConfigError(f"{name} cannot update seeds: {reason}; or use another optimizer, such as AdamW or SGD")
+    return found
+
+
+def hook_steps(optimizer: object, before: Before, after: After) -> None:
+    """Calls ``before`` and ``after`` around each step of ``optimizer``, with the arguments of torch's step hooks.
+
+    The hooks stay for the optimizer's life.
+    """
+    stepped = inside(optimizer, AROUND)
+    if isinstance(stepped, Optimizer) and hasattr(type(stepped).step, "hooked"):
+        stepped.register_step_pre_hook(before)
+        stepped.register_step_post_hook(after)
+        return
+    # Lookahead and the wrappers of schedulefree do not run torch's hooks, and read gradients before and after the
+    # inner step. A method, because schedulers of torch wrap the function of one.
+    step = stepped.step
+
+    def hooked(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        given: tuple[Any, ...] = (self, *arguments)
+        if self is not stepped:  # a copy
+            return type(self).step(*given, **keywords)
+        changed = before(self, given, keywords)
+        if changed is not None:
+            given, keywords = changed
+        result = step(*given[1:], **keywords)
+        after(self, given, keywords)
+        return result
+
+    stepped.step = MethodType(hooked, stepped)
+
+
+def live_scalers() -> list[torch.amp.GradScaler]:
+    """Returns the GradScalers of this process: an optimizer does not know the one that steps it."""
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.amp.GradScaler)]
+
+
+def stepping_scaler(scalers: Iterable[torch.amp.GradScaler], *optimizers: object) -> torch.amp.GradScaler | None:
+    """Returns the one of ``scalers`` that has unscaled the gradients of an optimizer for the present step, or None."""
+    for scaler in scalers:
+        states = scaler._per_optimizer_states
+        seen = [states[id(each)] for each in optimizers if id(each) in states]
+        if scaler.is_enabled() and any(state["found_inf_per_device"] for state in seen):
+            return scaler
+    return None
+
+
+def unscaling(scaler: torch.amp.GradScaler | None, optimizer: object) -> Tensor | None:
+    """Returns the factor, a scalar, that undoes the scale of gradients that ``scaler`` has not seen.
+
+    None: nothing is to be undone, because there is no scaler, or because the step itself does so, as fused ones do.
+    """
+    if scaler is None or getattr(optimizer, "grad_scale", None) is not None:
+        return None
+    scale = scaler._get_scale_async()
+    return None if scale is None else scale.double().reciprocal().float()

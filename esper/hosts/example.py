@@ -1,0 +1,105 @@
+"""Running a network on an example, without a trace in the network."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.config import ConfigError
+from esper.hosts.compare import tensors_in
+from esper.hosts.host import kept_modes
+
+
+def as_it_is(output: object) -> object:
+    return output
+
+
+def outputs_of(
+    network: nn.Module, example: Any, read: Callable[[object], object] = as_it_is, training: bool = False
+) -> list[Tensor]:
+    """Returns the tensors that ``network`` returns for ``example``, each time with equal random numbers.
+
+    It runs in eval mode if it is not ``training``, and is as before afterwards, with its modes, buffers and attributes.
+    """
+    return outputs_for(network, *arguments_of(example), read, training)
+
+
+def outputs_for(
+    network: nn.Module,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    read: Callable[[object], object] = as_it_is,
+    training: bool = False,
+) -> list[Tensor]:
+    """Returns what :func:`outputs_of` returns, for arguments that the network may overwrite."""
+    devices = {tensor.device for tensor in (*network.parameters(), *network.buffers())}
+    gpus = sorted((device for device in devices if device.type == "cuda"), key=str)
+    try:
+        with (
+            torch.no_grad(),
+            kept_state(network),
+            kept_modes(network),
+            torch.random.fork_rng(devices=gpus),
+        ):
+            torch.default_generator.manual_seed(0)
+            for gpu in gpus:
+                torch.cuda.default_generators[gpu.index].manual_seed(0)
+            network.train(training)
+            output = read(network(*arguments, **keywords))
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"the network cannot run on the example: {type(error).__name__}: {error} (a dict holds arguments by name, "
+            "and a tuple those by position; put a single argument that is one of these in a tuple)"
+        ) from error
+    found = list(tensors_in(output))
+    if not found:
+        raise ConfigError(f"the network returns {type(output).__name__} for the example, in which there is no tensor")
+    return found
+
+
+def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns copies of the arguments by position and by name: the network may overwrite its inputs.
+
+    A named tuple, such as a packed sequence, is a single argument.
+    """
+    copied = cloned(example)
+    if isinstance(copied, Mapping):
+        return (), dict(copied)
+    if isinstance(copied, tuple) and not hasattr(copied, "_fields"):
+        return copied, {}
+    return (copied,), {}
+
+
+def cloned(values: Any) -> Any:
+    """Returns a deep copy of nested values with copies of their tensors."""
+    # Tensors are cloned: deepcopy takes no part of a graph, and copies all of the data that a tensor is a part of.
+    memo = {id(tensor): tensor.detach().clone() for tensor in tensors_in(values)}
+    return copy.deepcopy(values, memo)
+
+
+@contextmanager
+def kept_state(network: nn.Module) -> Iterator[None]:
+    """Restores buffers and attributes of every module: a pass may count its calls, or keep a state for the next."""
+    modules = list(network.modules())
+    attributes = [dict(vars(module)) for module in modules]
+    buffers = [dict(module._buffers) for module in modules]
+    values = [(b, b._version, b.detach().clone()) for b in network.buffers() if not b.is_inference()]
+    try:
+        yield
+    finally:
+        for module, own, own_buffers in zip(modules, attributes, buffers, strict=True):
+            for name in vars(module).keys() - own.keys():
+                del vars(module)[name]
+            vars(module).update(own)
+            module._buffers.clear()
+            module._buffers.update(own_buffers)
+        for buffer, version, value in values:
+            if buffer._version != version:  # the others may be expanded, which cannot be written to
+                buffer.copy_(value)

@@ -1,0 +1,225 @@
+"""Seeds in a network that stays what it was: forward hooks add them, and one container registers them.
+
+A grown submodule keeps its identity, class, attributes, names and state-dict keys. The same hooks act while a seed
+grows and after it is kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from esper.config import ConfigError
+from esper.hosts.outputs import features_of, with_features
+from esper.seeds.blend import Seed
+
+CONTAINER = "grown_seeds"
+"""Name of the submodule that registers the seeds."""
+
+
+class Growth(Protocol):
+    """The growing seed of one hook."""
+
+    def grown(self, module: nn.Module, output: object) -> object:
+        """Returns the ``output`` of the submodule ``module`` with the seed as it takes part in this pass."""
+
+    def present(self) -> tuple[Seed | None, float]:
+        """Returns the seed that is on, if any, and its alpha."""
+
+    def recipe(self) -> dict[str, Any]:
+        """Returns what the seed was made of, see :attr:`SeedHook.recipe`."""
+
+
+class SeedHook:
+    """Forward hook that turns the output h of a submodule into h + alpha · d(h); of a tuple, the first tensor.
+
+    While a seed grows, ``growth`` decides what it does. Copies and pickles hold the seed and the alpha of that moment.
+    """
+
+    def __init__(self, name: str, seed: Seed | None = None, alpha: float = 0.0) -> None:
+        self.name = name
+        """Name of the seed in the container."""
+        self.seed = seed
+        """Maps features h to d(h), of the same shape; None: the hook does nothing."""
+        self.alpha = alpha
+        """Share of the seed, 0 to 1."""
+        self.growth: Growth | None = None
+        self.recipe: dict[str, Any] = {}
+        """Names of the seed's blueprint, topology and blend style, and its number of channels, if they are known."""
+        self.origin = ""
+        """Identifies the growth that made the hook, in copies too."""
+
+    def __call__(self, module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> Any:
+        if self.growth is not None:
+            return self.growth.grown(module, output)
+        if self.seed is None:
+            return output
+        h = features_of(output)
+        assert isinstance(h, Tensor)
+        return with_features(output, with_share(h, self.seed(h), self.alpha))
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if self.growth is not None:
+            state["growth"] = None
+            state["seed"], state["alpha"] = self.growth.present()
+            state["recipe"] = self.growth.recipe()
+        return state
+
+
+class GrownSeeds(nn.Module):
+    """Container of the seeds in a network, by name.
+
+    Seeds that still grow are left out, so that clipping, averages and checkpoints of the network see its own parameters
+    only; in copies and pickles of the network, those that are on are ordinary submodules.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.growing: dict[str, Growth] = {}
+
+    def forward(self, x: Any, *_more: Any) -> Any:
+        """Returns ``x``: a network may run all children of a module in turn."""
+        return x
+
+    def __getstate__(self) -> dict[str, Any]:
+        present = {name: growth.present()[0] for name, growth in self.growing.items()}
+        seeds = {name: seed for name, seed in present.items() if seed is not None}
+        return {**self.__dict__, "growing": {}, "_modules": {**self._modules, **seeds}}
+
+
+def with_share(h: Tensor, delta: Tensor, alpha: float) -> Tensor:
+    """Returns h + alpha · delta in the dtype of the features ``h``; under autocast a delta may have another one."""
+    return torch.add(h, delta.to(h.dtype), alpha=alpha)
+
+
+def register(module: nn.Module, hook: SeedHook | nn.Module, name: str) -> None:
+    """Registers the forward hook of ``module`` for the seed ``name``, as the last one.
+
+    torch numbers hooks from 0 in each process, so a hook that is registered after a network was loaded could replace
+    one of the network's. A key that is no number cannot be replaced so.
+    """
+    handle = module.register_forward_hook(hook)
+    hooks = module._forward_hooks
+    hooks[key_of(name)] = hooks.pop(handle.id)  # type: ignore[index]
+
+
+def unregister(module: nn.Module, name: str) -> None:
+    """Removes the hook of the seed ``name`` from ``module``, if it has one."""
+    module._forward_hooks.pop(key_of(name), None)  # type: ignore[call-overload]
+
+
+def key_of(name: str) -> str:
+    """Returns the key of a seed's hook among the hooks of its submodule."""
+    return f"{CONTAINER}.{name}"
+
+
+def container_of(model: nn.Module) -> GrownSeeds:
+    """Returns the container of the seeds in ``model``, which is made if it has none.
+
+    It stands at the end of the model's parameters, where no other parameter changes its place: averages of weights
+    pair parameters by their order. If one submodule has all parameters, as in a LightningModule around a network, it
+    stands in that, so that it goes where the submodule goes. A Sequential or a list would run it or count it as one of
+    its items; there it stands in the last item.
+    """
+    found = (module for module in model.modules() if isinstance(module, GrownSeeds))
+    container = next(found, None)
+    if container is None:
+        container = GrownSeeds()
+        home_of(model).add_module(CONTAINER, container)
+    return container
+
+
+def home_of(model: nn.Module) -> nn.Module:
+    """Returns the submodule of ``model`` for the container of its seeds, see :func:`container_of`."""
+    uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    home = model
+    while True:
+        children = list(home.children())
+        if isinstance(home, nn.Sequential | nn.ModuleList | nn.ModuleDict) and children:
+            single = [child for child in children if uses[id(child)] == uses[id(home)]]
+            home = (single or children)[-1]
+            continue
+        owners = [child for child in children if next(child.parameters(), None) is not None]
+        if len(owners) != 1 or next(home.parameters(recurse=False), None) is not None:
+            return home
+        home = owners[0]
+
+
+def drop_container(model: nn.Module) -> None:
+    """Removes the container of the seeds of ``model`` if it has become empty."""
+    for module in list(model.modules()):
+        container = module._modules.get(CONTAINER)
+        if isinstance(container, GrownSeeds) and not container._modules and not container.growing:
+            del module._modules[CONTAINER]
+
+
+def free_name(container: GrownSeeds, slot: str) -> str:
+    """Returns ``slot``, with a number behind it if an earlier growth of the network has kept a seed of that name."""
+    taken = {*container._modules, *container.growing}
+    name, number = slot, 2
+    while name in taken:
+        name, number = f"{slot}_{number}", number + 1
+    return name
+
+
+def attach(model: nn.Module, seeds: Mapping[str, tuple[str, Seed, float]]) -> None:
+    """Adds finished seeds to ``model``: by path of the submodule, the slot, the seed and its alpha."""
+    for path, (slot, seed, alpha) in seeds.items():
+        container = container_of(model)
+        hook = SeedHook(free_name(container, slot))
+        register(model.get_submodule(path), hook, hook.name)
+        keep(model, hook, seed, alpha)
+
+
+def keep(model: nn.Module, hook: SeedHook, seed: Seed, alpha: float) -> None:
+    """Makes ``seed`` a part of ``model`` for good, added by its ``hook``, in the model's mode."""
+    hook.growth, hook.seed, hook.alpha = None, seed.requires_grad_(True), alpha
+    container_of(model).add_module(hook.name, seed.train(model.training))
+
+
+def forget(model: nn.Module, seed: Seed) -> None:
+    """Removes ``seed`` from the containers of ``model``: parts that have grown by themselves have their own."""
+    for container in [module for module in model.modules() if isinstance(module, GrownSeeds)]:
+        for name, present in list(container._modules.items()):
+            if present is seed:
+                del container._modules[name]
+
+
+def hooks_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, SeedHook]]:
+    """Yields the path, the submodule and the hook of each seed in ``model``, in the order of its modules."""
+    for path, module in list(model.named_modules()):
+        for hook in list(module._forward_hooks.values()):
+            if isinstance(hook, SeedHook):
+                yield path, module, hook
+
+
+def require_finished(model: nn.Module) -> None:
+    """Raises ConfigError if a growth of ``model``, or of a part of it, is not finished."""
+    for path, _, hook in hooks_of(model):
+        if hook.growth is not None:
+            raise ConfigError(
+                f"another Grower grows this model, at {path or 'the model itself'}: call its finish(), or its close() "
+                "to drop its seeds; if it is lost, make the model anew"
+            )
+
+
+def without_vacant_hooks(model: nn.Module) -> None:
+    """Removes hooks without a seed, which copies of a growing model have."""
+    for _, module, hook in hooks_of(model):
+        if hook.growth is None and hook.seed is None:
+            unregister(module, hook.name)
+    drop_container(model)
+
+
+def without_copied_hooks(network: nn.Module, origin: str) -> None:
+    """Removes the hooks and seeds that ``network`` has as a copy of a model during the growth ``origin``."""
+    for _, module, hook in hooks_of(network):
+        if hook.growth is None and hook.origin == origin:
+            unregister(module, hook.name)
+            container_of(network)._modules.pop(hook.name, None)
+    drop_container(network)

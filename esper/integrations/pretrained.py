@@ -1,0 +1,75 @@
+"""Loading of grown models of transformers that ``save_pretrained`` has saved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from transformers import AutoConfig
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from esper.config import ConfigError
+from esper.hosts.pretrained import is_note, note_seeds
+from esper.hosts.seed_state import add_seed
+
+METHOD = "esper"
+
+
+def from_pretrained(model_class: Any, source: Any, **options: Any) -> Any:
+    """Loads a grown model, as ``model_class.from_pretrained(source, **options)`` loads one that has not grown.
+
+    The class has to be that of the saved model: parts of it have other keys. Raises ConfigError if nothing has grown
+    in the saved model, or if a blueprint of its seeds is not registered in this program.
+    """
+    config = AutoConfig.from_pretrained(source)
+    note: Any = getattr(config, "quantization_config", None)
+    if not is_note(note):
+        raise ConfigError(f"nothing has grown in {source}: load it by {model_class.__name__}.from_pretrained")
+    config.quantization_config = {"quant_method": METHOD, "seeds": note["seeds"]}
+    return model_class.from_pretrained(source, config=config, **options)
+
+
+@register_quantization_config(METHOD)
+@dataclass
+class SeedsConfig(QuantizationConfigMixin):
+    """The seeds of a saved model, as its config has them."""
+
+    quant_method: Any = METHOD
+    seeds: list[dict[str, Any]] = field(default_factory=list)
+
+
+@register_quantizer(METHOD)
+class SeedsLoader(HfQuantizer):
+    """Makes the seeds of a model before its weights are loaded; nothing is quantized."""
+
+    requires_calibration = False
+
+    def _process_model_before_weight_loading(self, model: nn.Module, **_more: Any) -> nn.Module:
+        config: Any = self.quantization_config
+        for seed in config.seeds:
+            add_seed(model, seed)
+        return model
+
+    def _process_model_after_weight_loading(self, model: nn.Module, **_more: Any) -> nn.Module:
+        return model
+
+    def postprocess_model(self, model: Any, **more: Any) -> Any:
+        """Leaves an ordinary model, which is trained, saved and converted as any other."""
+        found = super().postprocess_model(model, **more)
+        for name in ("hf_quantizer", "quantization_method"):
+            if name in found.__dict__:
+                delattr(found, name)
+        found.is_quantized = False
+        del found.config.quantization_config
+        note_seeds(found)
+        return found
+
+    def is_serializable(self, *_more: Any, **_named: Any) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return True

@@ -1,0 +1,250 @@
+"""Blueprints for places with a source: more units inside a layer, and low-rank changes of a layer's weights.
+
+Their last factor is zero at birth, so that a new seed changes no bit of what its host computes, at any alpha. The
+others are drawn as the host's own layers are.
+
+A widening of the layers from a source s to a sink h, such as linear, activation, linear, is V act(U s) with k units:
+the host with the seed computes what it would with k more hidden units. Attention grows by heads, and its output is what
+it would be with more of them. A LoRA is W + alpha · B A, as in Hu et al. 2021, https://arxiv.org/abs/2106.09685.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from esper.ops import NormReluPool
+from esper.seeds.blueprints.registry import Blueprint, BlueprintRegistry, Factory
+from esper.seeds.place import Place
+
+
+class Applied(nn.Module):
+    """A function of torch as a layer, such as a ReLU that a forward method applies."""
+
+    def __init__(self, function: str, options: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.function, self.options = function, dict(options)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return getattr(F, self.function)(h, **self.options)  # type: ignore[no-any-return]
+
+    def extra_repr(self) -> str:
+        return ", ".join([self.function, *(f"{name}={value}" for name, value in self.options.items())])
+
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+PER_CHANNEL = (
+    *(
+        Applied,
+        _BatchNorm,
+        _InstanceNorm,
+        NormReluPool,
+        nn.Identity,
+        nn.Dropout,
+        nn.Dropout1d,
+        nn.Dropout2d,
+        nn.Dropout3d,
+    ),
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
+    *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
+    *(nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.ELU, nn.SELU, nn.CELU, nn.LeakyReLU),
+    *(nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.Softplus, nn.Softsign),
+)
+"""Layers between two others in which each channel depends on itself only, so that more of them change no other."""
+
+SHARES = {"widen_quarter": 0.25, "widen_half": 0.5, "widen_whole": 1.0}
+"""Share of a layer's units by which a blueprint widens it."""
+
+RANKS = {"lora_2": 2, "lora_8": 8, "lora_32": 32}
+"""Rank of the change that a blueprint makes to a layer's weights."""
+
+NAMES = (*SHARES, *RANKS)
+
+FAST = 8
+"""Vector width of fused operators: layers whose width is a multiple of it grow by multiples of it."""
+
+
+@runtime_checkable
+class Extensible(Protocol):
+    """A layer that says itself how it grows by units of its kind, such as attention by heads."""
+
+    @property
+    def units(self) -> int:
+        """Number of units that it has."""
+
+    def more(self, units: int) -> nn.Module:
+        """Makes ``units`` more: a module from the layer's input to a change of its output, whose layer ``project`` is
+        the last one."""
+
+    def absorb(self, more: nn.Module, alpha: float) -> None:
+        """Takes over the units of ``more``, whose output counts ``alpha`` times."""
+
+
+def widening_obstacle(layers: Sequence[nn.Module]) -> str | None:
+    """Returns the reason why ``layers``, from a source to a sink, cannot be widened; None if they can."""
+    if len(layers) == 1 and isinstance(layers[0], Extensible):
+        return None
+    if len(layers) < 2:
+        return "a widening needs two layers, with the units between them"
+    first, *between, last = layers
+    for layer in (first, last):
+        if reason := _not_linear(layer):
+            return reason
+    for layer in between:
+        flattens = isinstance(layer, nn.Flatten) and layer.start_dim == 1
+        if not flattens and not isinstance(layer, PER_CHANNEL):
+            return f"between the layers is a {type(layer).__name__}, in which units depend on each other"
+    if inputs_of(last) % width_of(first):
+        return f"the last layer reads {inputs_of(last)} features, which is no multiple of the {width_of(first)} units"
+    return None
+
+
+def _not_linear(layer: nn.Module) -> str | None:
+    """Returns the reason why ``layer`` is no ordinary linear layer or convolution; None if it is one."""
+    if type(layer) is not nn.Linear and type(layer) not in CONVOLUTIONS:
+        return f"a {type(layer).__name__} is neither a linear layer nor a convolution"
+    if isinstance(layer, _ConvNd) and layer.groups > 1:
+        return "a convolution has groups"
+    if not isinstance(layer._parameters.get("weight"), nn.Parameter):
+        return "the weights of a layer are computed from others, such as those of weight_norm"
+    return None
+
+
+def width_of(layer: nn.Module) -> int:
+    """Returns the number of units of a layer, or of channels that a convolution computes."""
+    if isinstance(layer, Extensible):
+        return layer.units
+    width = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+    assert isinstance(width, int)
+    return width
+
+
+def inputs_of(layer: nn.Module) -> int:
+    """Returns the number of features that a linear layer reads, or of channels that a convolution reads."""
+    width = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+    assert isinstance(width, int)
+    return width
+
+
+def units_of(share: float, layer: nn.Module) -> int:
+    """Returns the number of units by which ``layer`` grows: about ``share`` of its own, at least one, and a multiple of
+    8 channels or linear units if their number is one."""
+    width = width_of(layer)
+    step = FAST if width % FAST == 0 and not isinstance(layer, Extensible) else 1
+    return max(1, round(share * width / step)) * step
+
+
+def widened(place: Place, share: float) -> nn.Module:
+    """Makes the layers of ``place`` with new units in place of its own."""
+    first, *between = place.layers
+    units = units_of(share, first)
+    if isinstance(first, Extensible):
+        more = first.more(units)
+        last = more.get_submodule("project")
+        assert isinstance(last, nn.Linear)
+        last.register_parameter("bias", None)  # the layer's own is enough
+        return _zero_at_birth(more, last, place)
+    *between, last = between
+    layers = [_with_outputs(first, units), *(_with_channels(layer, units) for layer in between)]
+    last = _with_inputs(last, units, width_of(first))
+    return _zero_at_birth(nn.Sequential(*layers, last), last, place)
+
+
+def low_rank(place: Place, rank: int) -> nn.Module:
+    """Makes B A: the layer of ``place`` down to ``rank``, and a layer without bias back to its width."""
+    (layer,) = place.layers
+    down = _with_outputs(layer, rank, bias=False)
+    kind, shape = type(layer), (rank, width_of(layer))
+    up = nn.Linear(*shape, bias=False) if kind is nn.Linear else kind(*shape, kernel_size=1, bias=False)
+    return _zero_at_birth(nn.Sequential(down, up), up, place)
+
+
+def _zero_at_birth(body: nn.Module, last: nn.Module, place: Place) -> nn.Module:
+    """Returns ``body`` with drawn weights, but for those of the layer ``last``, which are zero."""
+    if place.draw is not None:
+        place.draw(body)
+    nn.init.zeros_(last.get_parameter("weight"))
+    return body
+
+
+def _with_outputs(layer: nn.Module, units: int, bias: bool | None = None) -> nn.Module:
+    """Makes a layer like ``layer`` with other outputs."""
+    bias = layer.bias is not None if bias is None else bias
+    if isinstance(layer, nn.Linear):
+        return nn.Linear(layer.in_features, units, bias=bias)
+    return _convolution(layer, layer.in_channels, units, bias)
+
+
+def _with_inputs(layer: nn.Module, units: int, width: int) -> nn.Module:
+    """Makes a layer like ``layer`` without bias, which reads ``units`` channels in place of ``width``."""
+    if isinstance(layer, nn.Linear):
+        return nn.Linear(layer.in_features // width * units, layer.out_features, bias=False)
+    return _convolution(layer, units, layer.out_channels, bias=False)
+
+
+def _convolution(layer: nn.Module, inputs: object, outputs: object, bias: bool) -> nn.Module:
+    options = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
+    make: type[nn.Module] = type(layer)
+    return make(inputs, outputs, bias=bias, **{name: getattr(layer, name) for name in options})
+
+
+def _with_channels(layer: nn.Module, channels: int) -> nn.Module:
+    """Makes a layer like ``layer``, one of those in ``PER_CHANNEL``, for other channels."""
+    if isinstance(layer, _BatchNorm | _InstanceNorm):
+        pool = {"pool": layer.pool} if isinstance(layer, NormReluPool) else {}
+        kind: type[nn.Module] = type(layer)
+        return kind(channels, layer.eps, layer.momentum, layer.affine, layer.track_running_stats, **pool)
+    return copy.deepcopy(layer)
+
+
+def _count(make: Factory, place: Place) -> int:
+    """Returns the number of parameters of what ``make(place)`` makes, which takes no memory."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in make(place).parameters())
+
+
+def _obstacle_to_widening(place: Place, share: float) -> str | None:
+    reason = place.obstacle or widening_obstacle(place.layers)
+    if reason is not None:
+        return reason
+    first, *_ = place.layers
+    units = units_of(share, first)
+    less = (name for name, smaller in SHARES.items() if smaller < share and units_of(smaller, first) == units)
+    same = next(less, None)
+    return None if same is None else f"it is {same} here: {units} more units"
+
+
+def _obstacle_to_low_rank(place: Place, rank: int) -> str | None:
+    if place.obstacle or len(place.layers) != 1:
+        return place.obstacle or "a LoRA changes the weights of one layer"
+    (layer,) = place.layers
+    reason = _not_linear(layer)
+    if reason is None and rank >= min(width_of(layer), inputs_of(layer)):
+        reason = f"rank {rank} is no less than that of the layer itself"
+    return reason
+
+
+def register_in(registry: BlueprintRegistry) -> None:
+    """Adds the blueprints of this module to those of every topology, after the others."""
+    recipes: dict[str, tuple[str, Factory, Callable[[Place], str | None]]] = {}
+    for name, share in SHARES.items():
+        words = f"{share:.0%} more units inside a layer; zero at birth"
+        recipes[name] = words, partial(widened, share=share), partial(_obstacle_to_widening, share=share)
+    for name, rank in RANKS.items():
+        words = f"W + B A for the weights W of a layer, B A of rank {rank}; zero at birth"
+        recipes[name] = words, partial(low_rank, rank=rank), partial(_obstacle_to_low_rank, rank=rank)
+    for topology in registry.topologies():
+        for name, (words, make, obstacle) in recipes.items():
+            count = partial(_count, make)
+            registry.add(Blueprint(topology, name, words, make, count, reads_source=True, obstacle=obstacle))

@@ -1,0 +1,25 @@
+"""The places of seeds in a host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a slot in a host."""
+
+    name: str
+    channels: int
+    """Number of channels of its sink, the features to which a seed adds."""
+    has_source: bool = False
+    """Whether a seed reads earlier features than those to which it adds."""
+    layers: tuple[nn.Module, ...] = field(default=(), compare=False)
+    """Layers of the host from the source to the sink, in order, if they are known."""
+    obstacle: str = field(default="", compare=False)
+    """The reason why they are not known."""
+    draw: Callable[[nn.Module], None] | None = field(default=None, compare=False)
+    """Draws the weights of new layers as those of the host's own are; None: as torch does."""

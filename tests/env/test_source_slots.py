@@ -1,0 +1,215 @@
+"""Slots that a run chooses, and seeds that read a source of their own, through the whole lifecycle of an env."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import esper
+from esper.config import ConfigError
+from esper.control.script import ScheduleEntry, ScriptedController
+from esper.data import digits_table
+from esper.data.task import resolve
+from esper.env.vector_env import GrowthVectorEnv
+from esper.files.grown_host import committed_network, export, load_host
+from esper.hosts.host import Host
+from esper.lifecycle.ramps import BlendOperator
+from esper.lifecycle.stage import SeedStage as S
+from esper.rollout.pretrain import practice_env
+from esper.spaces.action import STYLES, Op
+from esper.training.host_training import HostTraining
+from esper.training.metrics import make_metrics
+from esper.training.validate import evaluate
+from tests.core_helpers import digits, make_training, plant, rig, tiny_config, train
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (("all",), ("r0c0", "r0c1", "r1c0", "r1c1", "r2c0", "r2c1")),
+        (("r2",), ("r2c0", "r2c1")),
+        (("c1", "r1c0"), ("r0c1", "r1c0", "r1c1", "r2c1")),
+        (("r2c0", "r2c0"), ("r2c0",)),
+    ],
+)
+def test_slots_are_chosen_by_name_row_and_column(names: tuple[str, ...], wanted: tuple[str, ...]) -> None:
+    training = make_training(tiny_config(env={"slots": names}))
+    assert training.host.slot_names == wanted
+    assert training.host.parameter_count == make_training().host.parameter_count
+
+
+def test_a_slot_that_hosts_cannot_have_is_refused_with_the_list() -> None:
+    for names, reason in ((("r3c0",), "no slot r3c0"), (("row",), "no slot row"), ((), "name one or more")):
+        with pytest.raises(
+            ConfigError, match=rf"env.slots: .*{reason}.*; possible: r0c0, r0c1, r1c0, r1c1, r2c0, r2c1"
+        ):
+            digits().new_host(names)
+
+
+def test_by_default_hosts_have_the_slots_that_read_what_they_add_to() -> None:
+    assert digits().new_host().slot_names == ("r0c0", "r0c1", "r1c0", "r1c1")
+
+
+def test_each_slot_is_offered_the_blueprints_that_fit() -> None:
+    with rig(env={"slots": ["r0c0", "r2"]}) as world:
+        spec, mask = world.env.action_spec, world.info["action_mask"]["slot_blueprint"][0]
+        offered = {
+            slot: {name for name, legal in zip(spec.blueprints, row, strict=True) if legal}
+            for slot, row in zip(spec.slots, mask.tolist(), strict=True)
+        }
+    widen = {"widen_quarter", "widen_half", "widen_whole"}
+    assert offered["r2c0"] == offered["r2c1"] == widen
+    assert offered["r0c0"] == set(spec.blueprints) - widen
+    assert len(offered["r0c0"]) == 7
+
+
+def test_a_schedule_that_plants_where_nothing_fits_is_refused_at_once() -> None:
+    entry = ScheduleEntry(epoch=3, op="GERMINATE", slot="r2c0", blueprint="norm")
+    with rig(env={"slots": ["r0c0", "r2"]}) as world:
+        parts = world.env.action_spec, world.env.layout
+    with pytest.raises(ConfigError) as caught:
+        ScriptedController([entry], *parts, 1)
+    assert str(caught.value) == (
+        "schedule, epoch 3: blueprint 'norm' does not fit in slot r2c0, where these do: widen_quarter, widen_half, "
+        "widen_whole"
+    )
+
+
+def test_simulated_hosts_for_practice_offer_in_each_slot_what_real_ones_do() -> None:
+    with rig(env={"slots": ["r0c0", "r2"]}) as world:
+        config = tiny_config(env={"slots": ["r0c0", "r2"]})
+        simulated = practice_env(world.env, config)
+        real = world.env.prepare().largest
+    assert ((simulated.largest > 0) == (real > 0)).all()
+    whole = simulated.action_spec.blueprints.index("widen_whole")
+    assert simulated.law.parameters[whole] == int(real[1:, whole].mean())
+    _, info = simulated.reset(seed=0)
+    assert (info["action_mask"]["slot_blueprint"][0] == (real > 0)).all()
+
+
+def test_calibration_estimates_the_statistics_of_seeds_too_and_leaves_their_own_as_they_were() -> None:
+    training = make_training(tiny_config(env={"slots": ["all"], "recalibrate": True}))
+    seed = plant(training, "r2c0", "widen_whole", stage=S.HOLDING).seed
+    assert seed is not None
+    torch.nn.init.normal_(seed.body[-1].weight)  # type: ignore[index, arg-type]
+    norm = seed.body[1]  # type: ignore[index]
+    assert training.calibration is not None
+    configuration = tuple(float(site.seed is not None) for site in training.sites)
+
+    def loss(configuration: tuple[float, ...], calibrate: torch.Tensor | None) -> float:
+        return float(evaluate(training, training.task.validation, [configuration], calibrate).loss)
+
+    found: list[float] = []
+    for mean in (0.0, 1.0):
+        norm.running_mean.fill_(mean)
+        found += [loss(configuration, calibrate) for calibrate in (None, training.calibration)]
+        assert bool((norm.running_mean == mean).all())
+    (as_it_is, calibrated), (shifted, again) = found[:2], found[2:]
+    assert as_it_is != shifted
+    assert calibrated == again
+
+
+def test_a_blueprint_that_fits_nowhere_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"unknown 'widen_half'.*known for cnn hosts: norm, attention"):
+        rig(env={"blueprints": ["widen_half"]}).__enter__()
+    with rig(env={"slots": ["r2"], "blueprints": ["widen_half"]}) as world:
+        assert world.env.action_spec.blueprints == ("widen_half",)
+
+
+@pytest.mark.parametrize("incubation", ["shadow", "ste"])
+def test_a_widening_goes_through_all_stages_and_is_saved_with_its_host(incubation: str, tmp_path: Path) -> None:
+    with rig(env={"slots": ["r0c0", "r2c0"], "incubation": incubation}) as world:
+        world.grow("r2c0", S.FOSSILIZED, "widen_whole")
+        training = world.training()
+        assert world.slot("r2c0").parameters == 195
+        assert torch.count_nonzero(training.site_by_name["r2c0"].seed.body[-1].weight) > 0  # type: ignore[union-attr, index]
+        network = committed_network(training)
+        x = training.task.test.inputs(0, 50)
+        wanted = network(x)
+        found = 100 * float((wanted.argmax(1) == training.task.test.y[:50]).float().mean())
+        assert found > 0
+    export(network, tmp_path / "host")
+    again = load_host(tmp_path / "host", model=digits().build_host())
+    assert again.slot_names == ("r0c0", "r2c0")
+    assert torch.equal(again(x), wanted)
+
+
+def test_a_seed_with_a_source_is_added_whatever_the_style_says() -> None:
+    with rig(horizon=10, env={"slots": ["r0c0", "r2c0"]}) as world:
+        world.do("GERMINATE", "r2c0", "widen_half", tempo=3, style="GATED_GATE")
+        planted = world.training().site_by_name["r2c0"].planted
+        assert planted is not None
+        assert planted.module.operator is BlendOperator.ADD
+        assert planted.style.name == "LINEAR_ADD"
+        assert world.slot("r2c0").style == STYLES.index("LINEAR_ADD")
+        assert world.slot("r2c0").parameters == 130
+
+
+def test_random_actions_are_legal_and_change_only_what_they_may() -> None:
+    with rig(n_envs=3, horizon=12, env={"slots": ["all"]}) as world:
+        generator = np.random.default_rng(0)
+        for _ in range(12):
+            mask = world.info["action_mask"]
+            actions = {}
+            for env in range(3):
+                op = int(generator.choice(np.flatnonzero(mask["op"][env])))
+                slot = int(generator.choice(np.flatnonzero(mask["op_slot"][env, op])))
+                blueprints = np.flatnonzero(mask["slot_blueprint"][env, slot])
+                row = np.zeros(8, dtype=np.int64)
+                row[:3] = op, slot, int(generator.choice(blueprints)) if op == Op.GERMINATE else 0
+                actions[env] = row
+            world.step(actions)
+        assert not world.env.illegal_actions.any()
+
+
+def test_seeds_that_read_a_source_have_it_while_the_host_is_alone_in_training() -> None:
+    """The seed of the widest span reads the inputs; it is planted on the sample of the task."""
+    training = make_training(tiny_config(env={"slots": ["all"]}))
+    site = plant(training, "r2c0", "widen_quarter", stage=S.BLENDING)
+    assert site.seed is not None
+    first = site.seed.body[0]  # type: ignore[index]
+    assert first.in_channels == training.sample.shape[1]
+
+
+def test_a_grafted_host_grows_inside_its_layers_and_is_saved_with_its_seeds(tmp_path: Path) -> None:
+    task = digits_table.load()
+    config = resolve(tiny_config(env={"slots": ["r2"]}), task)
+    training = HostTraining(0, task, config, make_metrics(1, torch.device("cpu"))[0])
+    training.reset(0, 0)
+    for name in ("r2c0", "r2c1"):
+        plant(training, name, "widen_quarter", stage=S.FOSSILIZED)
+    train(training)
+    network = committed_network(training)
+    x = task.test.inputs(0, 20)
+    export(network, tmp_path / "host")
+    again = load_host(tmp_path / "host", model=digits_table.build_host())
+    assert torch.equal(again(x), network(x))
+    merged = esper.plain(again, x, merge=True)
+    assert [tuple(p.shape) for p in merged.parameters()] == [(16, 64), (16,), (16, 16), (16,), (10, 16), (10,)]
+    torch.testing.assert_close(merged(x), network(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_slot_at_which_nothing_can_grow_is_refused_with_the_reason() -> None:
+    def build() -> Host:
+        model = nn.Sequential(nn.Linear(64, 8), nn.LayerNorm(8), nn.Linear(8, 10))
+        return esper.graft(model, {"r0c0": "0 -> 2"}, topology="mlp")
+
+    task = replace(digits_table.load(), build_host=build)
+    wanted = (
+        "slot r0c0: no blueprint fits between its source and its sink: between the layers is a LayerNorm, in which "
+        "units depend on each other; a LoRA changes the weights of one layer"
+    )
+    with pytest.raises(ConfigError) as caught:
+        GrowthVectorEnv(task, tiny_config())
+    assert str(caught.value) == wanted
+
+
+def test_a_grower_refuses_a_site_with_a_source() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    with pytest.raises(ConfigError, match="slot r2c0: a Grower grows on outputs of submodules"):
+        esper.Grower(model, {"r2c0": "0 -> 2"}, torch.optim.SGD(model.parameters(), 0.1), topology="mlp")

@@ -1,0 +1,152 @@
+"""Copies, pickles and averages of a model that grows."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import esper
+from esper.hosts.seed_hook import CONTAINER, hooks_of
+from esper.spaces.action import Op
+from tests.grower.loops import GROW, LENIENT, SITES, Loop, X, net, same, scores, script, weights
+
+PRUNED = script({**GROW, 9: (Op.PRUNE, {"slot": "r0c0", "alpha_speed": 0})})
+
+
+def pickled(model: nn.Module) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def outputs(model: nn.Module) -> torch.Tensor:
+    model.eval()
+    with torch.no_grad():
+        return model(X)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("taken", [pickled, copy.deepcopy])
+@pytest.mark.parametrize("epochs", [0, 1, 3, 6, 9])
+def test_a_copy_computes_what_the_model_computed_when_it_was_taken(taken: Any, epochs: int) -> None:
+    """Before anything is planted, germinated, in training, half blended in, and at its full alpha."""
+    loop = Loop(controller=PRUNED).run(epochs)
+    wanted = outputs(loop.model)
+    other = taken(loop.model)
+    assert torch.equal(outputs(other), wanted)
+    loop.run()
+    assert loop.grower is not None
+    loop.grower.finish()
+    assert torch.equal(outputs(other), wanted), "the model went on without it"
+    assert not torch.equal(outputs(loop.model), wanted)
+
+
+def test_a_copy_has_the_seeds_that_are_on_as_parameters_behind_its_own() -> None:
+    loop = Loop().run(6)
+    other = copy.deepcopy(loop.model)
+    mine = list(loop.model.state_dict())
+    assert list(other.state_dict())[: len(mine)] == mine
+    assert any(CONTAINER in name for name, _ in other.named_parameters())
+    assert not any(CONTAINER in name for name, _ in loop.model.named_parameters())
+    optimizer = torch.optim.SGD(other.parameters(), 0.1)
+    before = weights(other)
+    nn.functional.cross_entropy(other.train()(X), torch.zeros(len(X), dtype=torch.long)).backward()
+    optimizer.step()
+    moved = [name for name, value in other.state_dict().items() if not torch.equal(value, before[name])]
+    assert any(CONTAINER in name for name in moved), "it trains on its own, seeds included"
+
+
+def test_a_copy_can_be_grown_itself() -> None:
+    other = copy.deepcopy(Loop().run(1).model)
+    assert not other(X).isnan().any()
+    again = Loop(model=other).run()
+    assert again.grower is not None
+    wanted = outputs(other)
+    again.grower.finish()
+    assert torch.equal(outputs(other), wanted)
+
+
+def test_a_model_that_grows_is_refused_by_a_second_grower() -> None:
+    loop = Loop().run(6)
+    before = outputs(loop.model)
+    optimizer = torch.optim.SGD(loop.model.parameters(), 0.1)
+    for model, sites in ((loop.model, SITES), (loop.model.body, {"r0c0": "0"}), (nn.Sequential(loop.model), None)):
+        with pytest.raises(esper.ConfigError, match=r"another Grower grows this model, at .*finish\(\).*close\(\)"):
+            esper.Grower(model, sites or {"r0c0": "0.body.0"}, optimizer, topology="mlp", config=LENIENT)
+    assert torch.equal(outputs(loop.model), before), "the first one goes on"
+    loop.run()
+    assert loop.grower is not None
+    assert loop.grower.kept
+
+
+def test_close_leaves_the_model_and_the_optimizer_as_if_nothing_had_grown() -> None:
+    loop = Loop().run(6)
+    assert loop.grower is not None
+    own = net()
+    own.load_state_dict(loop.model.state_dict())
+    loop.grower.close()
+    assert torch.equal(outputs(loop.model), outputs(own))
+    assert [name for name, _ in loop.model.named_modules()] == [name for name, _ in own.named_modules()]
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in loop.model.modules())
+    assert len(loop.optimizer.param_groups) == 1
+    assert Loop(model=loop.model).run().steps[-1].done, "it can be grown again"
+
+
+def test_a_grown_model_is_grown_again() -> None:
+    first = Loop().run()
+    assert first.grower is not None
+    second = Loop(model=first.grower.finish()).run()  # type: ignore[arg-type]
+    assert second.grower is not None
+    wanted = outputs(second.model)
+    network = second.grower.finish()
+    assert torch.equal(outputs(network), wanted)
+    assert [hook.name for _, _, hook in hooks_of(network)] == ["r0c0", "r0c0_2"]
+
+
+@pytest.mark.parametrize("epochs", [0, 2, 7])
+def test_an_average_follows_whenever_it_was_made(epochs: int) -> None:
+    """Made before the Grower, before the seed is on, and while it is."""
+    model = net()
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5)) if epochs == 0 else None
+    loop = Loop(model=model).run(epochs)
+    average = average or AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    for _ in range(epochs, loop.epochs):
+        loop.run(1)
+        average.update_parameters(model)
+    assert loop.grower is not None
+    network = loop.grower.finish()
+    assert list(average.module.state_dict()) == list(network.state_dict())
+    for _ in range(40):
+        average.update_parameters(network)
+    torch.testing.assert_close(outputs(average), outputs(network), rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        for parameter in average.parameters():
+            parameter.zero_()
+    assert scores(network).mean() > 0.5, "its seeds are copies"
+
+
+def test_an_average_uses_the_seeds_that_are_on() -> None:
+    model = net()
+    average = AveragedModel(model)
+    loop = Loop(model=model, epochs=20).run(9)
+    average.module.load_state_dict(model.state_dict())
+    assert torch.equal(outputs(average), outputs(model))
+    assert loop.grower is not None
+    with loop.grower.hooks.trying({"r0c0": 0.0}):
+        alone = outputs(model)
+    assert not torch.equal(alone, outputs(model))
+
+
+def test_an_average_does_not_change_a_bit_of_the_models_training() -> None:
+    model = net()
+    average = AveragedModel(model)
+    one = Loop(model=model).run()
+    two = Loop().run()
+    assert average.n_averaged == 0
+    assert same(weights(one.model), weights(two.model))

@@ -1,0 +1,99 @@
+"""Gradients of every kind are measured or left out, and kept aside and handed back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.grower.gradients import Aside, _joined, measurable, measure
+from esper.ops import grad_stats
+from tests.grower.loops import Loop, X, Y
+
+CPU = torch.device("cpu")
+DENSE = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
+
+
+class Own(Tensor):
+    """A subclass of a user's own, such as a DTensor."""
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        DENSE,
+        DENSE.to_sparse(),
+        DENSE.to_sparse_csr(),
+        torch.complex(torch.tensor([3.0]), torch.tensor([4.0])),
+        DENSE.double(),
+        DENSE.bfloat16(),
+        DENSE.half(),
+        DENSE.t(),
+        torch.tensor([[5.0]]).expand(1, 1),
+    ],
+    ids=lambda g: f"{g.layout} {g.dtype}",
+)
+def test_the_norm_of_a_gradient_of_any_kind_is_measured(gradient: Tensor) -> None:
+    stats = measure([[gradient], []], 1.0, 1e3, CPU)
+    assert float(stats.norm[0]) == pytest.approx(5)
+    assert float(stats.norm[1]) == 0
+
+
+def test_doubled_rows_of_a_sparse_gradient_are_added_up_first() -> None:
+    twice = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.tensor([[3.0], [2.0]]), (3, 1))
+    assert float(measure([[twice]], 1.0, 1e3, CPU).norm[0]) == pytest.approx(5)
+
+
+def test_a_kind_that_cannot_be_measured_is_left_out_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    other = torch.ones(2).as_subclass(Own)
+    assert measurable(other) is None
+    for _ in range(2):
+        assert float(measure([[other, DENSE]], 1.0, 1e3, CPU).norm[0]) == pytest.approx(5)
+    assert len([record for record in caplog.records if "kind Own" in record.getMessage()]) == 1
+
+
+def test_a_host_with_sparse_and_complex_parameters_grows() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(8, 12, sparse=True)
+            self.turn = nn.Parameter(torch.ones(12, dtype=torch.complex64))
+            self.body, self.head = nn.Linear(12, 12), nn.Linear(12, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.bag((x > 0).long() * torch.arange(8))
+            return self.head(self.body((h * self.turn).real))  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    loop = Loop(lambda p: torch.optim.SGD(p, 0.1), model=Mixed(), sites={"r0c0": "body"}).run()
+    assert loop.grower is not None
+    assert loop.grower.kept
+    assert Y.shape == X.shape[:1]
+
+
+def test_what_is_aside_is_summed_and_handed_back_at_a_scale() -> None:
+    aside, parameter = Aside(), nn.Parameter(torch.zeros(2))
+    for value in (1.0, 2.0):
+        parameter.grad = torch.full((2,), value)
+        aside.take(parameter)
+        assert parameter.grad is None
+    assert aside
+    aside.hand_back(torch.tensor(0.5))
+    found: Any = parameter.grad
+    assert found.tolist() == [1.5, 1.5]
+    assert not aside
+    aside.add(parameter, torch.ones(2))
+    aside.drop([parameter])
+    assert aside.get(parameter) is None
+
+
+def test_statistics_of_several_devices_are_those_of_one() -> None:
+    """The parts are as if on two devices, each of which has none of some owner's gradients."""
+    draws = torch.Generator().manual_seed(0)
+    first = [[torch.randn(3, 4, generator=draws), torch.zeros(2)], [torch.randn(5, generator=draws)], []]
+    second = [[torch.full((2,), 1e6)], [], [torch.full((4,), 1e-9)]]
+    whole = [one + other for one, other in zip(first, second, strict=True)]
+    parts = torch.stack([grad_stats(part, 1.0, 100.0).fields for part in (first, second)])
+    torch.testing.assert_close(_joined(parts, 1.0).fields, grad_stats(whole, 1.0, 100.0).fields)

@@ -1,0 +1,90 @@
+"""A pass on an example takes arguments of any form and leaves no trace in the network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
+
+from esper.config import ConfigError
+from esper.hosts.example import outputs_of
+
+
+class Echo(nn.Module):
+    """Returns its arguments."""
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        return arguments, keywords
+
+
+X = torch.arange(6.0).reshape(2, 3)
+PACKED = pack_sequence([torch.ones(3, 2), torch.ones(2, 2)])
+
+
+@pytest.mark.parametrize(
+    ("example", "shapes"),
+    [
+        (X, [(2, 3)]),
+        ((X, None, X[:1]), [(2, 3), (1, 3)]),
+        ({"x": X, "flag": True, "more": [X, X[0]]}, [(2, 3), (2, 3), (3,)]),
+        ([X, X[0]], [(2, 3), (3,)]),
+        (({"x": X},), [(2, 3)]),
+        (PACKED, [(5, 2), (3,)]),
+        (X.requires_grad_() * 2, [(2, 3)]),
+    ],
+)
+def test_an_example_holds_arguments_of_any_kind(example: Any, shapes: list[tuple[int, ...]]) -> None:
+    assert [tuple(tensor.shape) for tensor in outputs_of(Echo(), example)] == shapes
+
+
+def test_a_named_tuple_is_one_argument() -> None:
+    kept: list[Any] = []
+    network = Echo()
+    network.register_forward_hook(lambda _module, inputs, _output: kept.extend(inputs))
+    outputs_of(network, PACKED)
+    assert type(kept[0]) is type(PACKED)
+
+
+class Counts(nn.Module):
+    """Counts its passes, keeps its last output, draws random numbers and overwrites its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(()))
+        self.register_buffer("wide", torch.zeros(1).expand(4))
+        self.calls = 0
+        self.last: Tensor | None = None
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1  # type: ignore[operator]
+        self.calls += 1
+        self.extra = x
+        h = self.norm(x.add_(1)) * self.passes + torch.rand(())
+        self.last = out = h if self.last is None else h + self.last
+        return out
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_pass_leaves_no_trace(training: bool) -> None:
+    network, x = Counts(), torch.randn(4, 3)
+    network.norm.eval()
+    before, state = x.clone(), torch.get_rng_state()
+    first, second = (outputs_of(network, x, training=training) for _ in range(2))
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(x, before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (network.calls, network.last, float(network.passes)) == (0, None, 0.0)  # type: ignore[arg-type]
+    assert not hasattr(network, "extra")
+    assert int(network.norm.num_batches_tracked) == 0  # type: ignore[arg-type]
+    assert (network.training, network.norm.training) == (True, False)
+
+
+def test_what_cannot_run_or_has_no_tensor_is_refused() -> None:
+    with pytest.raises(ConfigError, match="put a single argument that is one of these in a tuple"):
+        outputs_of(nn.Linear(3, 3), {"x": X})
+    with pytest.raises(ConfigError, match="in which there is no tensor"):
+        outputs_of(Echo(), 3)

@@ -1,0 +1,155 @@
+"""Mutants for rows L, T and G of the findings."""
+
+from __future__ import annotations
+
+from tests.fault import Fault
+
+MUTANTS: dict[str, list[Fault]] = {
+    "L1": [
+        Fault(
+            "a host on a plateau goes on",
+            "esper/env/epoch_loop.py",
+            '        if "plateau" in limits:',
+            '        if "plateau" not in limits:',
+            "tests/env/test_early_stop.py::test_a_plateau_cuts_the_episode_short",
+        ),
+        Fault(
+            "an early stop counts as the end",
+            "esper/env/epoch_loop.py",
+            "        state.truncated |= active & ~over & stops\n        state.done |= over | state.truncated",
+            "        state.done |= over | (active & stops)",
+            "tests/env/test_early_stop.py::test_a_panic_cuts_the_episode_short_after_its_rollback",
+        ),
+    ],
+    "L2": [
+        Fault(
+            "validation keeps its graph",
+            "esper/training/validate.py",
+            "    with kept_modes(*modules), training.host.without_gradients():",
+            "    with kept_modes(*modules):",
+            "tests/training/test_validate.py::test_validation_runs_in_inference_mode_and_in_the_precision_of_training",
+        ),
+    ],
+    "L3": [
+        Fault(
+            "bfloat16 is taken where it is slow",
+            "esper/training/precision.py",
+            '        return "bfloat16" if multiplies_bfloat16(device) else "float32"',
+            '        return "bfloat16"',
+            "tests/training/test_precision.py::test_auto_is_bfloat16_where_the_device_multiplies_it",
+        ),
+    ],
+    "L4": [
+        Fault(
+            "parts count as whole batches",
+            "esper/training/step.py",
+            "    loss = mean if share is None else mean * share\n",
+            "    loss = mean\n",
+            "tests/training/test_micro_batching.py::test_a_step_in_parts_is_the_step_of_the_whole_batch",
+        ),
+    ],
+    "L5": [
+        Fault(
+            "a fossil waits for the next snapshot",
+            "esper/training/governor.py",
+            "        due = fossilized or self._saved == 0",
+            "        due = self._saved == 0",
+            "tests/training/test_governor.py::test_a_snapshot_every_five_epochs_and_when_a_seed_fossilizes",
+        ),
+    ],
+    "L6": [
+        Fault(
+            "hosts have blocks of sums of their own",
+            "esper/env/training_backend.py",
+            "        rows[place] = iter(block)",
+            "        rows[place] = (make_metrics(1, task.device, max_configurations(sites), samples, dt"
+            "ype)[0] for _ in block)",
+            "tests/env/test_vector_env.py::test_all_envs_count_in_one_block_each_in_a_row_of_its_own",
+        ),
+    ],
+    "L7": [
+        Fault(
+            "the health of a gradient norm is all or nothing",
+            "esper/ppo/update.py",
+            "    return max(0.0, 1 - outside / 2)",
+            "    return float(outside == 0)",
+            "tests/ppo/test_update.py::test_gradient_health_is_continuous",
+        ),
+    ],
+    "L8": [
+        Fault(
+            "the governor's window has ten losses",
+            "esper/training/governor.py",
+            "        self.losses: deque[float] = deque(maxlen=self.durations.governor_window)",
+            "        self.losses: deque[float] = deque(maxlen=10)",
+            "tests/training/test_governor.py::test_the_governors_window_holds_the_last_losses",
+        ),
+    ],
+    "L9": [
+        Fault(
+            "a value of the config has no docstring",
+            "esper/config_telemetry.py",
+            '    """Name of the project in wandb and trackio."""\n',
+            "",
+            "tests/test_house.py::test_every_value_of_the_configuration_has_a_manual",
+        ),
+    ],
+    "L10": [
+        Fault(
+            "a block on a GPU is timed by the clock",
+            "esper/telemetry/timer.py",
+            '        if self.device.type == "cuda":\n            event',
+            '        if self.device.type == "cuda:0":\n            event',
+            "tests/telemetry/test_timer.py::test_cuda_measures_the_work_between_two_events_of_its_devic"
+            "e_and_waits_only_when_read",
+        ),
+    ],
+    "T1": [
+        Fault(
+            "a rollback restores weights only",
+            "esper/training/snapshot.py",
+            "        self.copies.restore(training.network_tensors(self.measured))",
+            "        self.copies.restore((n, t) for n, t in training.network_tensors(self.measured) if "
+            '"momentum" not in n)',
+            "tests/env/test_governance.py::test_a_rollback_restores_bit_for_bit",
+        ),
+    ],
+    "G1": [
+        Fault(
+            "an illegal choice has no logit at all",
+            "esper/ppo/distribution.py",
+            "MASKED_LOGIT = -1e4",
+            'MASKED_LOGIT = float("-inf")',
+            "tests/ppo/test_distribution.py::test_an_illegal_choice_breaks_no_gradient",
+        ),
+        Fault(
+            "rewards are shifted",
+            "esper/ppo/agent.py",
+            '        scaled = rollout["reward"] / self.rewards.scale',
+            '        scaled = (rollout["reward"] - rollout["reward"].mean()) / self.rewards.scale',
+            "tests/ppo/test_agent.py::test_rewards_are_divided_and_never_shifted",
+        ),
+        Fault(
+            "statistics are those of scaled gradients",
+            "esper/training/step.py",
+            "    training.arithmetic.unscale(group.optimizer for group in groups)\n",
+            "",
+            "tests/training/test_float16.py::test_the_step_is_that_of_the_loss_whatever_its_scale",
+        ),
+        Fault(
+            "envs take devices in blocks",
+            "esper/training/execution/multi_gpu.py",
+            "    return index % devices",
+            "    return index // devices % devices",
+            "tests/training/execution/test_multi_gpu.py::test_envs_take_devices_in_turn",
+        ),
+        Fault(
+            "two seeds of an episode draw the same numbers",
+            "esper/training/host_training.py",
+            "        with seeded(self._seed(RngStream.SEED, self.germinations)):",
+            "        with seeded(self._seed(RngStream.SEED)):",
+            "tests/training/test_germination.py::test_two_seeds_of_an_episode_start_differently_and_eac"
+            "h_the_same_in_every_run",
+        ),
+    ],
+}

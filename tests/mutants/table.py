@@ -1,0 +1,15 @@
+"""All mutants, by the row of docs/findings.md or docs/traps.md whose proof they try."""
+
+from __future__ import annotations
+
+from tests.fault import Fault
+from tests.mutants import findings_c_to_h, findings_l_to_t, findings_m, others, traps_body, traps_machine
+
+MUTANTS: dict[str, list[Fault]] = {
+    **findings_c_to_h.MUTANTS,
+    **findings_m.MUTANTS,
+    **findings_l_to_t.MUTANTS,
+    **traps_body.MUTANTS,
+    **traps_machine.MUTANTS,
+    **others.MUTANTS,
+}

@@ -1,0 +1,283 @@
+"""Blueprints that read a source: what they compute, where they fit, and the wider network that they stand for."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd
+
+from esper.hosts.cnn import CNNHost
+from esper.hosts.host import SegmentedHost
+from esper.hosts.transformer import CausalAttention, TransformerHost
+from esper.lifecycle.ramps import BlendOperator
+from esper.seeds.blueprints import BLUEPRINTS, Blueprint, source
+from esper.seeds.features import Features
+from esper.seeds.place import Place
+from esper.seeds.site import seed_of
+
+HOSTS: dict[str, Callable[[], SegmentedHost]] = {
+    "plain": lambda: CNNHost(1, 10, base=3, blocks=2, pool_last=False),
+    "one row": lambda: CNNHost(1, 10, base=4, blocks=3, rows=1),
+    "fused": lambda: CNNHost(1, 10, base=8, blocks=3),
+    "text": lambda: TransformerHost(11, 8, layers=4, heads=2, block=6, slots=2),
+}
+
+
+def made(kind: str) -> tuple[SegmentedHost, Tensor]:
+    """A host with all slots, and inputs."""
+    torch.manual_seed(0)
+    host = HOSTS[kind]()
+    host.use_slots(["all"])
+    if kind == "text":
+        return host, torch.randint(0, 11, (4, 6))
+    return host, torch.randn(16, 1, 16, 16)
+
+
+def offered(host: SegmentedHost) -> list[tuple[int, str]]:
+    """Every site with a source, and every blueprint that fits there."""
+    return [
+        (number, name)
+        for number, place in enumerate(host.sites)
+        for name in BLUEPRINTS.names(host.topology, [place])
+        if place.has_source
+    ]
+
+
+def grown(host: SegmentedHost, x: Tensor, number: int, seed: nn.Module | None, alpha: float = 1.0) -> Tensor:
+    def hook(site: int, at: Features) -> Tensor:
+        return torch.add(at.h, seed(at.source), alpha=alpha) if site == number and seed is not None else at.h
+
+    return host.forward_with_hook(x, hook)
+
+
+@pytest.mark.parametrize("kind", HOSTS)
+def test_a_new_seed_changes_no_bit_at_any_alpha_and_has_the_parameters_that_it_states(kind: str) -> None:
+    host, x = made(kind)
+    assert {name for _, name in offered(host)} >= {"widen_quarter", "widen_whole"}
+    for training in (True, False):
+        host.train(training)
+        wanted = grown(copy.deepcopy(host), x, 0, None)
+        for number, name in offered(host):
+            blueprint, place = BLUEPRINTS.get(host.topology, name), host.sites[number]
+            seed = seed_of(blueprint, BlendOperator.GATE, place).train(training)
+            assert seed.operator is BlendOperator.ADD
+            for alpha in (0.0, 0.5, 1.0):
+                assert torch.equal(grown(copy.deepcopy(host), x, number, seed, alpha), wanted), (place.name, name)
+            assert sum(p.numel() for p in seed.parameters()) == blueprint.size(place)
+
+
+@pytest.mark.parametrize("kind", HOSTS)
+def test_every_parameter_learns_within_two_steps(kind: str) -> None:
+    """In the first step only the last factor has a gradient."""
+    host, x = made(kind)
+    y = torch.randint(0, 10, (4, 6) if kind == "text" else (16,))
+    for number, name in offered(host):
+        seed = seed_of(BLUEPRINTS.get(host.topology, name), BlendOperator.ADD, host.sites[number])
+        optimizer, alive = torch.optim.SGD(seed.parameters(), 0.1), set[str]()
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.cross_entropy(grown(host, x, number, seed).flatten(0, -2), y.flatten()).backward()
+            alive |= {key for key, p in seed.named_parameters() if p.grad is not None and float(p.grad.norm()) > 0}
+            optimizer.step()
+        # A bias before BatchNorm would have none; and a shift of all keys changes no attention.
+        assert alive == dict(seed.named_parameters()).keys(), (host.sites[number].name, name)
+
+
+def beside(first: nn.Module, second: nn.Module, outputs: bool) -> nn.Module:
+    """One layer with the units of two: those that they compute, or those that they read."""
+    kind, dim = type(first), 0 if outputs else 1
+    weight = torch.cat([first.weight, second.weight], dim=dim).detach()  # type: ignore[list-item]
+    with_bias = first.bias is not None
+    if isinstance(first, _ConvNd):
+        layer = kind(weight.shape[1], weight.shape[0], first.kernel_size, padding=first.padding, bias=with_bias)  # type: ignore[call-arg]
+    else:
+        layer = kind(weight.shape[1], weight.shape[0], bias=with_bias)  # type: ignore[call-arg]
+    layer.double()
+    layer.weight.data.copy_(weight)  # type: ignore[operator, union-attr]
+    if with_bias:
+        bias = torch.cat([first.bias, second.bias]) if outputs else first.bias  # type: ignore[list-item]
+        layer.bias.data.copy_(bias.detach())  # type: ignore[operator, union-attr]
+    return layer
+
+
+class Wider(nn.Module):
+    """The network in which the layers of one place of a host have the units of a seed as well."""
+
+    def __init__(self, host: SegmentedHost, place: Place, seed: nn.Sequential) -> None:
+        super().__init__()
+        layers, own = place.layers, list(seed)
+        self.first = beside(layers[0], own[0], outputs=True)
+        self.last = beside(layers[-1], own[-1], outputs=False)
+        norm = next((layer for layer in layers if isinstance(layer, nn.BatchNorm2d)), None)
+        width = source.width_of(self.first)
+        self.norm = None if norm is None else nn.BatchNorm2d(width).double()
+        self.host, self.place = host, place
+
+    def forward(self, x: Tensor) -> Tensor:
+        replaced = {self.place.layers[0]: self.first, self.place.layers[-1]: self.last}
+        flat: list[nn.Module] = []
+        for step in self.host.steps:
+            flat += step.module.children() if type(step.module) is nn.Sequential else [step.module]
+        inside = False
+        for layer in flat:
+            inside = inside or layer is self.place.layers[0]
+            if inside and self.norm is not None and isinstance(layer, nn.BatchNorm2d):
+                x = self.norm(x)
+            else:
+                x = replaced.get(layer, layer)(x)
+            inside = inside and layer is not self.place.layers[-1]
+        return x
+
+
+@pytest.mark.parametrize("name", ["widen_quarter", "widen_whole"])
+@pytest.mark.parametrize("slot", ["r2c0", "r2c1", "r2c2"])
+def test_a_widened_host_has_the_gradients_and_the_size_of_the_wider_network(slot: str, name: str) -> None:
+    host, x = made("one row")
+    host.double().train()
+    number = [place.name for place in host.sites].index(slot)
+    place = host.sites[number]
+    seed = seed_of(BLUEPRINTS.get("cnn", name), BlendOperator.ADD, place).double().train()
+    body = seed.body
+    assert isinstance(body, nn.Sequential)
+    nn.init.normal_(body[-1].weight)  # type: ignore[arg-type]
+    wider = Wider(host, place, body)
+    x, y = x.double(), torch.arange(16) % 10
+    F.cross_entropy(grown(host, x, number, seed), y).backward()
+    mine = {key: p.grad for key, p in (*host.named_parameters(), *seed.named_parameters())}
+    first, last = place.layers[0], place.layers[-1]
+    cut = source.width_of(first)
+    together = [
+        torch.cat([first.weight.grad, body[0].weight.grad]),  # type: ignore[union-attr, list-item]
+        torch.cat([last.weight.grad, body[-1].weight.grad], dim=1),  # type: ignore[union-attr, list-item]
+    ]
+    host.zero_grad()
+    F.cross_entropy(wider(x), y).backward()
+    torch.testing.assert_close(wider.first.weight.grad, together[0], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(wider.last.weight.grad, together[1], rtol=1e-9, atol=1e-12)
+    mine_of_norm = next(layer for layer in place.layers if isinstance(layer, nn.BatchNorm2d)).weight
+    name_of_norm = next(key for key, p in host.named_parameters() if p is mine_of_norm)
+    torch.testing.assert_close(wider.norm.weight.grad[:cut], mine[name_of_norm], rtol=1e-9, atol=1e-12)  # type: ignore[union-attr, index]
+    replaced = {id(p) for layer in place.layers for p in layer.parameters()}
+    for key, parameter in host.named_parameters():
+        if id(parameter) not in replaced:
+            torch.testing.assert_close(parameter.grad, mine[key], rtol=1e-9, atol=1e-12)
+    others = sum(p.numel() for p in host.parameters() if id(p) not in replaced)
+    of_wider = sum(p.numel() for layer in (wider.first, wider.last, wider.norm) for p in layer.parameters())  # type: ignore[union-attr]
+    size = sum(p.numel() for p in host.parameters()) + sum(p.numel() for p in seed.parameters())
+    assert size == others + of_wider
+
+
+def test_more_heads_are_those_of_attention_with_as_many() -> None:
+    torch.manual_seed(0)
+    attention = CausalAttention(8, 2).double()
+    place = Place("r0c0", 8, True, (attention,))
+    seed = seed_of(BLUEPRINTS.get("transformer", "widen_half"), BlendOperator.ADD, place).double()
+    more = seed.body
+    assert isinstance(more, CausalAttention)
+    nn.init.normal_(more.project.weight)
+    assert (more.heads, more.head_width, more.project.bias) == (1, 4, None)
+    wider = CausalAttention(8, 3, head_width=4).double()
+    own, new = attention.query_key_value, more.query_key_value
+    parts = [torch.cat(pair) for pair in zip(own.weight.chunk(3), new.weight.chunk(3), strict=True)]
+    biases = [torch.cat(pair) for pair in zip(own.bias.chunk(3), new.bias.chunk(3), strict=True)]
+    wider.query_key_value.weight.data = torch.cat(parts).detach()
+    wider.query_key_value.bias.data = torch.cat(biases).detach()
+    wider.project.weight.data = torch.cat([attention.project.weight, more.project.weight], dim=1).detach()
+    wider.project.bias.data = attention.project.bias.detach()
+    h = torch.randn(3, 5, 8, dtype=torch.float64)
+    torch.testing.assert_close(wider(h), attention(h) + seed(h), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Linear(12, 20), nn.Conv2d(12, 20, 3, stride=2, padding=1), nn.Conv1d(12, 20, 5, padding=2, bias=False)]
+)
+def test_a_lora_is_a_change_of_the_layers_weights(layer: nn.Module) -> None:
+    place = Place("r0c0", 20, True, (layer,))
+    seed = seed_of(BLUEPRINTS.get("cnn", "lora_2"), BlendOperator.ADD, place)
+    down, up = seed.body  # type: ignore[misc]
+    nn.init.normal_(up.weight)
+    shape = {nn.Linear: (4, 12), nn.Conv2d: (4, 12, 9, 9), nn.Conv1d: (4, 12, 9)}[type(layer)]
+    x = torch.randn(shape)
+    changed = copy.deepcopy(layer)
+    product = up.weight.flatten(1) @ down.weight.flatten(1)
+    changed.weight.data += product.view_as(changed.weight)  # type: ignore[operator, union-attr, arg-type]
+    torch.testing.assert_close(changed(x), layer(x) + seed(x), rtol=1e-4, atol=1e-5)
+    assert torch.linalg.matrix_rank(product) == 2
+
+
+REFUSED = {
+    "one layer": ((nn.Linear(4, 4),), "two layers"),
+    "a norm over all": ((nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)), "LayerNorm, in which units depend"),
+    "groups": ((nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=4)), "groups"),
+    "computed": ((nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4)), "neither|computed"),
+    "recurrent": ((nn.GRU(4, 4), nn.Linear(4, 4)), "GRU is neither a linear layer nor a convolution"),
+    "folded": ((nn.Linear(4, 6), nn.ReLU(), nn.Linear(4, 4)), "no multiple of the 6 units"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_layers_that_cannot_be_widened_have_a_reason(name: str) -> None:
+    layers, reason = REFUSED[name]
+    place = Place("r0c0", 4, True, layers)
+    found = BLUEPRINTS.get("cnn", "widen_whole").obstacle(place)
+    assert found is not None
+    assert any(part in found for part in reason.split("|")), found
+    assert not BLUEPRINTS.names("cnn", [place]) or name == "one layer"
+
+
+@pytest.mark.parametrize(
+    ("width", "wanted"), [(3, (1, 2, 3)), (1, (1, 1, 1)), (16, (8, 8, 16)), (64, (16, 32, 64)), (10, (2, 5, 10))]
+)
+def test_a_width_that_is_a_multiple_of_eight_grows_by_eights(width: int, wanted: tuple[int, ...]) -> None:
+    layer = nn.Linear(4, width)
+    assert tuple(source.units_of(share, layer) for share in source.SHARES.values()) == wanted
+
+
+def test_equal_widenings_are_offered_once() -> None:
+    place = Place("r0c0", 4, True, (nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4)))
+    assert BLUEPRINTS.names("mlp", [place]) == ("widen_quarter", "widen_whole")
+    assert BLUEPRINTS.get("mlp", "widen_half").obstacle(place) == "it is widen_quarter here: 8 more units"
+
+
+def test_a_place_without_a_source_is_offered_what_reads_the_sink_and_others_are_not() -> None:
+    residual, own = Place("r0c0", 4), Place("r0c1", 4, True, (nn.Linear(4, 4), nn.Linear(4, 4)))
+    assert BLUEPRINTS.names("mlp", [residual]) == BLUEPRINTS.names("mlp")
+    assert set(BLUEPRINTS.names("mlp", [own])) == {"widen_quarter", "widen_half", "widen_whole"}
+    assert BLUEPRINTS.names("mlp", [residual, own]) == (
+        *BLUEPRINTS.names("mlp"),
+        "widen_quarter",
+        "widen_half",
+        "widen_whole",
+    )
+
+
+def test_a_blueprint_of_ones_own_reads_a_source_by_one_argument() -> None:
+    registry = BLUEPRINTS.copy()
+
+    @registry.register("mlp", "gated", parameters=lambda place: 4 * place.channels, reads_source=True)
+    def gated(place: Place) -> nn.Module:
+        """A linear path."""
+        return nn.Linear(4, place.channels, bias=False)
+
+    place = Place("r0c0", 5, True, (nn.Linear(4, 3), nn.Linear(3, 5)))
+    blueprint = registry.get("mlp", "gated")
+    assert isinstance(blueprint, Blueprint)
+    assert "gated" in registry.names("mlp", [place])
+    assert "gated" not in registry.names("mlp")
+    assert (blueprint.size(place), blueprint.body(place)(torch.ones(2, 4)).shape) == (20, (2, 5))
+
+
+def test_new_layers_are_drawn_as_the_hosts_own() -> None:
+    host, _ = made("text")
+    place = next(place for place in host.sites if place.name == "r1c0")
+    torch.manual_seed(0)
+    widened = BLUEPRINTS.get("transformer", "widen_whole").body(place)
+    std = float(widened[0].weight.std())  # type: ignore[index, union-attr, operator, arg-type]
+    assert math.isclose(std, 0.02, rel_tol=0.2)
+    assert float(widened[0].bias.abs().max()) == 0  # type: ignore[index, union-attr, operator, arg-type]
