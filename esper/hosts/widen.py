@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from esper.hosts.grown import GrownHost
 from esper.seeds.blend import Seed
-from esper.seeds.blueprints.source import NAMES, Extensible, inputs_of, width_of
+from esper.seeds.blueprints.source import INSTANCE_NORMS, NAMES, Extensible, inputs_of, width_of
 from esper.seeds.place import Place
 
 
@@ -122,7 +121,7 @@ def merge(layers: Sequence[nn.Module], body: nn.Module, alpha: float) -> int:
     _append(first, new_first, ("weight", "bias"))
     _set_width(first, ("out_features", "out_channels"), old + units)
     for layer, more in zip(middle, new_middle, strict=True):
-        if isinstance(layer, _BatchNorm | _InstanceNorm):
+        if isinstance(layer, (_BatchNorm, *INSTANCE_NORMS)):
             _append(layer, more, ("weight", "bias", "running_mean", "running_var"))
             layer.num_features = old + units
     columns = alpha * new_last.get_parameter("weight").double()

@@ -19,8 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from esper.ops import NormReluPool
 from esper.seeds.blueprints.registry import Blueprint, BlueprintRegistry, Factory
@@ -42,19 +40,11 @@ class Applied(nn.Module):
 
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 PER_CHANNEL = (
-    *(
-        Applied,
-        _BatchNorm,
-        _InstanceNorm,
-        NormReluPool,
-        nn.Identity,
-        nn.Dropout,
-        nn.Dropout1d,
-        nn.Dropout2d,
-        nn.Dropout3d,
-    ),
+    *(Applied, nn.Identity, _BatchNorm, *INSTANCE_NORMS, NormReluPool),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
     *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
     *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
@@ -114,7 +104,7 @@ def _not_linear(layer: nn.Module) -> str | None:
     """Returns the reason why ``layer`` is no ordinary linear layer or convolution; None if it is one."""
     if type(layer) is not nn.Linear and type(layer) not in CONVOLUTIONS:
         return f"a {type(layer).__name__} is neither a linear layer nor a convolution"
-    if isinstance(layer, _ConvNd) and layer.groups > 1:
+    if isinstance(layer, CONVOLUTIONS) and layer.groups > 1:
         return "a convolution has groups"
     if not isinstance(layer._parameters.get("weight"), nn.Parameter):
         return "the weights of a layer are computed from others, such as those of weight_norm"
@@ -201,7 +191,7 @@ def _convolution(layer: nn.Module, inputs: object, outputs: object, bias: bool) 
 
 def _with_channels(layer: nn.Module, channels: int) -> nn.Module:
     """Makes a layer like ``layer``, one of those in ``PER_CHANNEL``, for other channels."""
-    if isinstance(layer, _BatchNorm | _InstanceNorm):
+    if isinstance(layer, (_BatchNorm, *INSTANCE_NORMS)):
         pool = {"pool": layer.pool} if isinstance(layer, NormReluPool) else {}
         kind: type[nn.Module] = type(layer)
         return kind(channels, layer.eps, layer.momentum, layer.affine, layer.track_running_stats, **pool)
