@@ -12,11 +12,23 @@ from esper.config import ConfigError
 from esper.hosts.host import row_major
 from esper.lifecycle.slots import Floats, Ints
 from esper.seeds.blend import gate_parameters
-from esper.seeds.blueprints import Blueprint, BlueprintRegistry, source
+from esper.seeds.blueprints import Blueprint, BlueprintRegistry, choose, source
 from esper.seeds.place import Place
 from esper.spaces.action import ActionSpec
 from esper.training.host_training import HostTraining
 from esper.training.rng import seeded
+
+
+def spec_of(
+    topology: str, places: Sequence[Place], blueprints: BlueprintRegistry, wanted: tuple[str, ...] | None
+) -> ActionSpec:
+    """Returns the slots of ``places`` with the blueprints that may be planted in them: ``wanted``, or all that fit.
+
+    Raises ConfigError for an unknown blueprint, and for a place in which none fits.
+    """
+    check_places(topology, places, blueprints)
+    names = choose(wanted, blueprints.names(topology, places), f"{topology} hosts")
+    return ActionSpec(row_major(place.name for place in places), names, offered(topology, places, names, blueprints))
 
 
 def check_places(topology: str, places: Sequence[Place], blueprints: BlueprintRegistry) -> None:

@@ -14,7 +14,7 @@ from esper.config_resolved import HostTrainingConfig
 from esper.data.host_checks import check_hosts
 from esper.data.task import Task, resolve
 from esper.env.baseline import Baseline
-from esper.env.choices import check_places, kinds_of, largest_sizes, max_seed_parameters, offered
+from esper.env.choices import kinds_of, largest_sizes, max_seed_parameters, spec_of
 from esper.env.no_growth import measure_baseline
 from esper.env.ranked_backend import RankedBackend
 from esper.env.reporting import Reporter
@@ -23,8 +23,7 @@ from esper.env.state import Rules
 from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.lifecycle.slots import Floats
 from esper.ops import _native
-from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
-from esper.spaces.action import ActionSpec
+from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.telemetry.event import BaselineMeasured, Event, StepsNotCaptured
 from esper.telemetry.span import Spans
 from esper.training.execution.multi_gpu import device_index
@@ -91,10 +90,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         """The hosts of this process, the first ones; :meth:`host` returns any."""
         self.blueprints = (blueprints or BLUEPRINTS).copy()
         host = self.training[0].host
-        check_places(host.topology, host.sites, self.blueprints)
-        known = self.blueprints.names(host.topology, host.sites)
-        names = choose(config.env.blueprints, known, f"{host.topology} hosts")
-        spec = ActionSpec(host.slot_names, names, offered(host.topology, host.sites, names, self.blueprints))
+        spec = spec_of(host.topology, host.sites, self.blueprints, config.env.blueprints)
         largest = largest_sizes(host.topology, host.sites, spec, self.blueprints)
         kinds = kinds_of(host.topology, host.sites, spec, self.blueprints)
         self.task, self.emit = task, emit

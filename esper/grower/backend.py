@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from esper.attribution.counterfactual import CounterfactualHelper
 from esper.attribution.paired import Paired
@@ -94,9 +96,7 @@ class LoopBackend(Backend):
             try:
                 with seeded(self._seed(RngStream.SEED)):
                     fitting = partial(self._require_fitting, site.name)
-                    seed = site.plant(
-                        recipe, BLEND_STYLES[operator], Features.at_sink(self.hooks.probes[site.name]), fitting
-                    )
+                    seed = site.plant(recipe, BLEND_STYLES[operator], self.hooks.probes[site.name], fitting)
             except GerminationFailed as failure:
                 failures[row] = str(failure)
                 continue
@@ -109,14 +109,14 @@ class LoopBackend(Backend):
         """Returns ``seed``. Raises ConfigError if it mixes positions where it must not."""
         hooks = self.hooks
         reason = obstacle(hooks.model, hooks.topology, hooks.passes.last)
-        if reason is not None and mixes_positions(seed, hooks.probes[name]):
+        if reason is not None and mixes_positions(seed, hooks.probes[name].source):
             raise ConfigError(f"it mixes positions, and {reason}")
         return seed
 
     def _prepare(self, name: str, seed: Seed) -> None:
         """Gives a new seed its parameter group and random numbers of its own."""
         self.groups.add(name, seed)
-        self.hooks.draws[name] = SeedDraws(seed, self.hooks.probes[name], self._seed(RngStream.DROPOUT))
+        self.hooks.draws[name] = SeedDraws(seed, self.hooks.probes[name].source, self._seed(RngStream.DROPOUT))
 
     def _seed(self, purpose: RngStream) -> int:
         return derive_seed(self.config.run.seed, 0, 0, purpose, self.germinations)
@@ -222,8 +222,9 @@ class LoopBackend(Backend):
                 name: [buffer.cpu().clone() for buffer in own.tensors()] for name, own in self.hooks.own_buffers.items()
             },
             "channels": {name: site.place.channels for name, site in self.hooks.sites.items()},
+            "between": {name: asdict(between) for name, between in self.hooks.between.items()},
             "draws": {name: draws.state_dict() for name, draws in self.hooks.draws.items() if name in seeds},
-            "probes": {name: probe.cpu().clone() for name, probe in self.hooks.probes.items()},
+            "probes": {name: _saved_probe(probe) for name, probe in self.hooks.probes.items()},
             "germinations": self.germinations,
             "repeated": self.repeated,
             "governor": None if self.governor is None else self.governor.state_dict(),
@@ -232,11 +233,12 @@ class LoopBackend(Backend):
     def load_state_dict(self, saved: Any, state: EnvState) -> None:
         device = self.groups.host[0].device
         self.germinations, self.repeated = saved["germinations"], saved["repeated"]
-        self.hooks.probes.update({name: probe.to(device) for name, probe in saved["probes"].items()})
+        for name, (h, source) in saved["probes"].items():
+            self.hooks.probes[name] = Features(h, h if source is None else source).each(lambda t: t.to(device))
         for name, mine in saved["seeds"].items():
             site, recipe = self.hooks.sites[name], self.blueprints.get(self.hooks.topology, mine["blueprint"])
             with seeded(0):  # all weights are overwritten
-                seed = site.plant(recipe, BLEND_STYLES[mine["style"]], Features.at_sink(self.hooks.probes[name]))
+                seed = site.plant(recipe, BLEND_STYLES[mine["style"]], self.hooks.probes[name])
             seed.module.load_state_dict(mine["weights"])
             self._prepare(name, seed.module)
             self.hooks.draws[name].load_state_dict(saved["draws"][name])
@@ -250,3 +252,10 @@ class LoopBackend(Backend):
     def close(self) -> None:
         self.hooks.remove()
         self.groups.close()
+
+
+def _saved_probe(probe: Features) -> tuple[Tensor, Tensor | None]:
+    """Returns copies of the features at the sink and at the source; None for the source of a site that reads its
+    sink."""
+    h, source = probe.h.cpu().clone(), probe.source.cpu().clone()
+    return h, None if probe.source is probe.h else source

@@ -13,7 +13,7 @@ from esper.grower.hooks import SiteHooks
 from esper.grower.optimizer import SeedGroups
 from esper.grower.ranks import Ranks, is_sharded
 
-FORMAT = 3
+FORMAT = 4
 """Format of a Grower's state."""
 
 

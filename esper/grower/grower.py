@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from esper.config import ConfigError, TrainingConfig
 from esper.config_resolved import ResolvedConfig
 from esper.control.controller import Controller
+from esper.env.choices import spec_of
 from esper.env.reporting import Reporter
 from esper.grower.averages import given_averages
 from esper.grower.backend import LoopBackend
@@ -22,14 +23,16 @@ from esper.grower.log import LoopLog
 from esper.grower.optimizer import SeedGroups
 from esper.grower.report import GrowthStep, report
 from esper.grower.scores import Evaluate
+from esper.hosts.between import Between
 from esper.hosts.graft import check_sites
 from esper.hosts.host import row_major
+from esper.hosts.plain import warn_unmerged
 from esper.hosts.seed_hook import require_finished
 from esper.hosts.site_path import SitePath
 from esper.rollout.own_controller import OwnController, loaded
 from esper.rollout.policies import check_name, controller_for
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
-from esper.spaces.action import ActionSpec, Op
+from esper.spaces.action import Op
 from esper.telemetry.event import ActionTaken, Event
 
 logger = logging.getLogger(__name__)
@@ -45,7 +48,9 @@ class Grower:
 
     Args:
         model: the network. Hooks are registered on it; its parameters and ``state_dict`` stay as they are.
-        sites: slot name (``r0c0``: row 0, column 0) to the path of a submodule, as in ``model.named_modules()``.
+        sites: slot name (``r0c0``: row 0, column 0) to the path of a submodule, as in ``model.named_modules()``; or to
+            ``"fc1 -> fc2"``: seeds read the input of the first submodule and add to the output of the second, which
+            makes the layers wider.
         optimizer: updates the model; each seed gets a parameter group in it.
         controller: a name as in ``esper run --controller``, or a callable that makes a controller for an env.
         horizon: number of epochs that the loop trains, at least 2.
@@ -100,11 +105,6 @@ class Grower:
     ) -> None:
         model, ranks = plain_model(model)
         check_sites(model, sites, topology)
-        if has_source := [name for name, text in sites.items() if SitePath.parse(text).source is not None]:
-            raise ConfigError(
-                f"slot {', '.join(has_source)}: a Grower grows on outputs of submodules, so name one; sites with a "
-                "source, 'a -> b', are for esper.graft and tasks"
-            )
         require_finished(model)
         followers = given_averages(averages, model)
         check_arguments(horizon, baseline, incubation, ranks, lr_factor=lr_factor, points=points)
@@ -115,12 +115,14 @@ class Grower:
         check_name(controller)
         self._given_controller = loaded(controller)
         self.blueprints = (blueprints or BLUEPRINTS).copy()
-        names = choose(self.config.env.blueprints, self.blueprints.names(topology), f"{topology} hosts")
-        self.spec = ActionSpec(row_major(sites), names)
+        self.paths = {name: SitePath.parse(text) for name, text in sites.items()}
+        self.slots = row_major(sites)
+        reading = {path.source is not None for path in self.paths.values()}
+        choose(self.config.env.blueprints, self.blueprints.possible(topology, reading), f"{topology} hosts")
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)
         self.incubation, self.governed = incubation, governor
         task = self.config.task
-        self.groups = SeedGroups(model, sites, optimizer, scheduler, lr_factor, weight_decay, task, ranks)
+        self.groups = SeedGroups(model, self.paths, optimizer, scheduler, lr_factor, weight_decay, task, ranks)
         self.hooks = SiteHooks(model, sites, topology, straight_through=incubation == "ste")
         for network in followers:
             self.hooks.follow(network)
@@ -186,11 +188,15 @@ class Grower:
         self._incubated = True
         self.hooks.incubate(loss)
 
-    def finish(self) -> nn.Module:
-        """Ends growth and returns the model with its kept seeds as ordinary submodules, without hooks.
+    def finish(self, merge: bool = False) -> nn.Module:
+        """Ends growth and returns the model with its kept seeds as ordinary submodules.
 
         Seeds that are not kept are removed. The groups of kept seeds stay in the optimizer, so that the model can be
         trained on.
+
+        With ``merge``, kept seeds become parts of the layers where that is possible, as in ``esper.plain``: widenings
+        more units, LoRAs other weights. Then the optimizer has the new parameters in place of the old ones, with their
+        state; a warning says which seeds stay, and why.
 
         Raises RuntimeError if :meth:`step` was never called.
         """
@@ -198,7 +204,7 @@ class Grower:
             raise RuntimeError("grower.step() was never called, so nothing has grown; call it after each epoch")
         kept = len(self.kept)
         self.env.backend.host.drop_unkept()
-        self.hooks.finish()
+        warn_unmerged(self.hooks.finish(self.groups.optimizer if merge else None))
         self.env.close()
         if self.log is not None:
             self.log.finish(self.env, kept, sum(parameter.numel() for parameter in self.model.parameters()))
@@ -236,12 +242,14 @@ class Grower:
         """
         if self.env is not None or self.epoch:
             raise ConfigError("load_state_dict needs a new Grower, before its first step")
-        check_state(state, self.spec.slots)
+        check_state(state, self.slots)
         if state["started"]:
             self.started, self.config = True, _resolved(self.config, self.horizon)
         if "env" in state:
-            for name, count in state["env"]["hosts"]["channels"].items():
+            hosts = state["env"]["hosts"]
+            for name, count in hosts["channels"].items():
                 self.hooks.place(name, count)
+            self.hooks.take_layers({name: Between(**found) for name, found in hosts["between"].items()})
             self._opened(new=False).load_state_dict(state["env"])
             self.controller.load_memory_state(state["controller"])
         self.epoch = state["epoch"]
@@ -253,8 +261,12 @@ class Grower:
         """Returns the env; the first call makes it, since sites are known only after a forward pass."""
         if self.env is None:
             self.hooks.require_reached()
-            reporter = Reporter(self._emit, self.spec, self.config.env, n_envs=1)
-            parts = (self.hooks, self.groups, self.spec, self.blueprints)
+            if new:
+                self.hooks.find_layers()
+            places = [site.place for site in self.hooks.sites.values()]
+            spec = spec_of(self.hooks.topology, places, self.blueprints, self.config.env.blueprints)
+            reporter = Reporter(self._emit, spec, self.config.env, n_envs=1)
+            parts = (self.hooks, self.groups, spec, self.blueprints)
             backend = LoopBackend(*parts, self.config, self.points, self.governed)
             self.env = env = LoopEnv(self.config, backend, self._baseline, reporter)
             self.controller: Controller = controller_for(self._given_controller, self.config, env, env.run_seed)

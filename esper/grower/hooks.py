@@ -11,17 +11,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from esper.config import ConfigError
 from esper.grower.averages import averages_made_since
+from esper.grower.merging import merge_in_loop
 from esper.grower.passes import PassHook
 from esper.grower.randomness import SeedDraws, kept_generators
-from esper.hosts.compare import difference
+from esper.hosts.between import Between, find_between
+from esper.hosts.compare import coarsest_dtype, difference
 from esper.hosts.example import cloned, outputs_for
-from esper.hosts.graft import LAYOUTS, check_features
+from esper.hosts.graft import channel_dimension, check_features, place_of
 from esper.hosts.host import kept_modes
 from esper.hosts.layout import POSITIONS
 from esper.hosts.outputs import features_of, with_features
+from esper.hosts.plain import merge_all
 from esper.hosts.pretrained import note_seeds
 from esper.hosts.seed_hook import (
     SeedHook,
@@ -56,19 +60,22 @@ class GrowingSite:
     def __init__(self, hooks: SiteHooks, model: nn.Module, name: str, hook: SeedHook) -> None:
         self.hooks, self.model, self.name, self.hook = hooks, model, name, hook
 
-    @property
-    def module(self) -> nn.Module:
-        """The submodule whose output has the site."""
-        return self.model.get_submodule(self.hooks.paths[self.name])
-
     def grown(self, module: nn.Module, output: object) -> object:
         if self.model is self.hooks.model:
-            return self.hooks.grown(self.name, module, output)
+            return self.hooks.grown(self.name, module, output, self.hook.source)
         h = features_of(output)
         site = self.hooks.sites.get(self.name)
-        if site is None or not isinstance(h, Tensor):
+        if site is None or site.seed is None or not isinstance(h, Tensor):
             return output
-        return with_features(output, self.hooks.blended(site, h, watched=False))
+        at = Features(h, self.hook.source(h))
+        return with_features(output, self.hooks.blended(site, at, watched=False))
+
+    @property
+    def reads(self) -> bool:
+        site = self.hooks.sites.get(self.name)
+        if self.model is not self.hooks.model:
+            return site is not None and site.seed is not None
+        return site is None or site.seed is not None or self.hooks.takes_probe(self.name)
 
     def present(self) -> tuple[Seed | None, float]:
         site = self.hooks.sites.get(self.name)
@@ -85,6 +92,7 @@ class GrowingSite:
             "topology": self.hooks.topology,
             "style": site.planted.style.name,
             "channels": site.place.channels,
+            **({"between": list(self.hooks.between[self.name].parts)} if site.place.has_source else {}),
         }
 
 
@@ -97,7 +105,7 @@ class SiteHooks:
 
     Args:
         model: the network; its parameters, buffers and state_dict stay as they are until :meth:`finish`.
-        paths: path of a submodule by slot name.
+        paths: where each slot lies, by its name, see :class:`SitePath`.
         topology: layout of the features, as in ``esper.graft``.
         straight_through: whether incubating seeds learn in every training pass; else in :meth:`shadowing` ones.
     """
@@ -105,12 +113,15 @@ class SiteHooks:
     def __init__(
         self, model: nn.Module, paths: Mapping[str, str], topology: str, straight_through: bool = True
     ) -> None:
-        self.model, self.paths, self.topology = model, dict(paths), topology
+        self.model, self.topology = model, topology
+        self.paths = {name: SitePath.parse(text) for name, text in paths.items()}
         self.straight_through = straight_through
         self.sites: dict[str, Site] = {}
         """Sites by slot name, in execution order; those that a forward pass has reached."""
-        self.probes: dict[str, Tensor] = {}
-        """Features [B ≤ 8, ...] of the last training pass, by slot name."""
+        self.between: dict[str, Between] = {}
+        """Layers between the source and the sink of each slot that has a source; known after :meth:`find_layers`."""
+        self.probes: dict[str, Features] = {}
+        """The last training pass at each site, of at most 8 samples, by slot name."""
         self.own_buffers: dict[str, ShadowBuffers] = {}
         """The model's buffers of each seed that learns in passes of its own, by slot name."""
         self.draws: dict[str, SeedDraws] = {}
@@ -142,7 +153,7 @@ class SiteHooks:
             hook = SeedHook(free_name(container, name))
             hook.origin = self.origin
             hook.growth = container.growing[hook.name] = site = GrowingSite(self, network, name, hook)
-            register(network.get_submodule(path), hook, hook.name)
+            register(network, path, hook)
             self._growing.append(site)
 
     def require_reached(self) -> None:
@@ -164,7 +175,24 @@ class SiteHooks:
 
     def place(self, name: str, channels: int) -> None:
         """Adds a site that no forward pass has reached yet."""
-        self.sites.setdefault(name, Site(Place(name, channels)))
+        self.sites.setdefault(name, Site(Place(name, channels, self.paths[name].source is not None)))
+
+    def find_layers(self) -> None:
+        """Finds the layers between the sources and the sinks of all sites, in a pass of the last batch in eval mode.
+
+        Nothing is planted yet. Raises ConfigError if the model cannot run on the batch in eval mode.
+        """
+        with_source = {name: path for name, path in self.paths.items() if path.source is not None}
+        if with_source and self.passes.last is not None:
+            arguments = cloned(self.passes.last)
+            self.take_layers(find_between(self.model, with_source, lambda: outputs_for(self.model, *arguments)))
+
+    def take_layers(self, between: Mapping[str, Between]) -> None:
+        """Takes the layers that :meth:`find_layers` has found before."""
+        self.between = dict(between)
+        for name, found in self.between.items():
+            site = self.sites[name]
+            site.place = place_of(self.model, name, site.place.channels, found)
 
     @property
     def devices(self) -> list[torch.device]:
@@ -228,11 +256,14 @@ class SiteHooks:
         incubating = () if self.straight_through else [name for name, site in self.sites.items() if site.incubating]
         self.own_buffers = {name: self.own_buffers.get(name) or ShadowBuffers(self.model) for name in incubating}
 
-    def finish(self) -> None:
+    def finish(self, optimizer: Optimizer | None = None) -> dict[str, str]:
         """Makes the kept seeds parts of the model, and of the averages that follow it, and removes all other hooks.
 
         The model's outputs for the last training batch are compared, in eval mode: the model computes what it did.
-        Raises RuntimeError if it does not; it then grows on as before.
+        With the model's ``optimizer``, seeds become parts of the layers, see :func:`merge_in_loop`.
+
+        Returns the reason for each seed that cannot, by path. Raises RuntimeError if the model would compute something
+        else; it then grows on as before.
         """
         for network in averages_made_since(self.origin):
             if network not in self.networks:
@@ -249,11 +280,29 @@ class SiteHooks:
                 f"the model would compute something else with its kept seeds as parts of it ({found}): it probably "
                 "runs or counts its submodules by itself. It keeps growing as before, and nothing is lost"
             )
+        reasons = {} if optimizer is None else self._merge(optimizer, before)
         for network in self.networks:
             drop_container(network)
             note_seeds(network)
         self.passes.remove()
         self._growing.clear()
+        return reasons
+
+    def _merge(self, optimizer: Optimizer, before: list[Tensor] | None) -> dict[str, str]:
+        """Makes the kept seeds parts of the layers of all networks, if the model's outputs stay those ``before``."""
+        rounding = coarsest_dtype(self.model)
+
+        def changed() -> str | None:
+            after = self._outputs()
+            if before is None or after is None:
+                return "its outputs cannot be compared"
+            return difference(before, after, rounding)
+
+        reasons = merge_in_loop(self.model, optimizer, changed)
+        for network in self.networks:
+            if network is not self.model:
+                merge_all(network, lambda: None, stay=reasons)
+        return reasons
 
     @property
     def networks(self) -> list[nn.Module]:
@@ -263,55 +312,63 @@ class SiteHooks:
     def remove(self) -> None:
         """Removes the hooks; the model is as it was."""
         for growing in self._growing:
-            unregister(growing.module, growing.hook.name)
+            unregister(growing.model, growing.hook)
             container_of(growing.model).growing.pop(growing.hook.name, None)
             drop_container(growing.model)
         self._growing.clear()
         self.passes.remove()
 
-    def grown(self, name: str, module: nn.Module, output: object) -> object:
-        """Returns the output of the model's ``module``, with the seed of slot ``name`` as it takes part in the pass."""
+    def grown(self, name: str, module: nn.Module, output: object, source: Callable[[Tensor], Tensor]) -> object:
+        """Returns the output of the model's ``module``, with the seed of slot ``name`` as it takes part in the pass.
+
+        ``source`` returns what the seed reads, given the features of the output.
+        """
         h = features_of(output)
-        self.passes.reach(name, self.paths[name])
+        self.passes.reach(name, str(self.paths[name].sink))
         if name not in self._checked:
             self._check(name, module, h)
         assert isinstance(h, Tensor)
+        site = self.sites[name]
         training = self.model.training  # not the submodule's, which is in eval mode if it is frozen
-        if (training or self._finding) and name not in self._fresh:
+        probing = self.takes_probe(name)
+        at = Features(h, source(h)) if probing or site.seed is not None else Features.at_sink(h)
+        if probing:
             with torch.inference_mode(False):  # seeds are tried on it with gradients
-                self.probes[name] = h[:MAX_PROBE].detach().clone()
+                self.probes[name] = at.each(lambda values: values[:MAX_PROBE].detach().clone())
             self._fresh.add(name)
         if training and torch.is_grad_enabled():
             self.learned.add(name)
-        out = self._in_pass(self.sites[name], h, training)
+        out = self._in_pass(site, at, training)
         return None if out is h else with_features(output, out)
 
-    def blended(self, site: Site, h: Tensor, watched: bool = True) -> Tensor:
-        """Returns the features ``h`` with the seed of ``site`` at its alpha, or at that of a trial.
+    def takes_probe(self, name: str) -> bool:
+        """Whether the present pass is the first one of the epoch whose features are kept for slot ``name``."""
+        return (self.model.training or self._finding) and name not in self._fresh
+
+    def blended(self, site: Site, at: Features, watched: bool = True) -> Tensor:
+        """Returns the features at the sink with the seed of ``site`` at its alpha, or at that of a trial.
 
         ``watched``: whether a value that is not finite cuts the seed out.
         """
-        if site.seed is None:
-            return h
         alpha = site.alpha if site.on else 0.0
         if self._alphas is not None:
             alpha = self._alphas.get(site.name, 0.0)
-        return with_share(h, delta_of(site, Features.at_sink(h), watched), alpha) if alpha else h
+        return with_share(at.h, delta_of(site, at, watched), alpha) if alpha else at.h
 
-    def _in_pass(self, site: Site, h: Tensor, training: bool) -> Tensor:
+    def _in_pass(self, site: Site, at: Features, training: bool) -> Tensor:
         learns = training and torch.is_grad_enabled()
         if site.seed is None:
-            return _with_graph(h) if self.frozen and learns else h
+            return _with_graph(at.h) if self.frozen and learns else at.h
         if site.seed.training != training:
             site.seed.train(training)
         if self._alphas is None and site.name == self._shadowed:
-            h = h.detach()
-            return with_share(h, delta_of(site, Features.at_sink(h)), site.target)
+            at = at.each(Tensor.detach)
+            return with_share(at.h, delta_of(site, at), site.target)
         if self._alphas is None and site.incubating:
             if self.straight_through and learns and self._shadowed is None:
-                return straight_through(site, Features.at_sink(h), self.draws[site.name].own())
-            return h
-        out = self.blended(site, h)
+                return straight_through(site, at, self.draws[site.name].own())
+            return at.h
+        out = self.blended(site, at)
         return _with_graph(out) if self.frozen and learns else out
 
     def _check(self, name: str, module: nn.Module, h: object) -> None:
@@ -320,16 +377,16 @@ class SiteHooks:
         # The number of samples is a guess from the model's inputs. Other features than [T, B, D] are not judged by it,
         # such as windows of images, or the nodes of a graph.
         time_first = self.topology in POSITIONS and isinstance(h, Tensor) and h.dim() > 1 and h.shape[1] == batch
-        check_features(name, SitePath(self.paths[name]), module, h, self.topology, batch if time_first else None)
+        path = self.paths[name]
+        check_features(name, path, module, h, self.topology, batch if time_first else None)
         assert isinstance(h, Tensor)
-        channels = LAYOUTS[self.topology][1]
+        found = h.shape[channel_dimension(self.topology, h)]
         known = self.sites.get(name)
-        if known is not None and known.place.channels != h.shape[channels]:
-            found = h.shape[channels]
+        if known is not None and known.place.channels != found:
             raise ConfigError(
-                f"slot {name}: {self.paths[name]} returns {found} channels, not {known.place.channels} as before"
+                f"slot {name}: {path.sink} returns {found} channels, not {known.place.channels} as before"
             )
-        self.place(name, h.shape[channels])
+        self.place(name, found)
         self._checked.add(name)
 
     def _outputs(self) -> list[Tensor] | None:
@@ -354,7 +411,7 @@ class SiteHooks:
         container_of(growing.model).growing.pop(hook.name)
         planted = None if site is None or not site.fossil else site.planted
         if site is None or planted is None:
-            unregister(growing.module, hook.name)
+            unregister(growing.model, hook)
             return
         hook.recipe = growing.recipe()
         seed = planted.module if growing.model is self.model else copy.deepcopy(planted.module)

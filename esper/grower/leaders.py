@@ -9,25 +9,29 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.grower.schedules import Group, host_groups
+from esper.hosts.site_path import SitePath
 
 
 class Leaders:
     """Finds the group that the seed of a slot takes its options and its rate from.
 
-    It is the group that holds most elements of the submodule's parameters; else that of the nearest parameter before
-    the submodule, in the order of the model; else the first. Groups may be added, moved and replaced at any time, as
-    by ``optimizer.load_state_dict``: a parameter tells which one it is.
+    It is the group that holds most elements of the submodule's parameters, or of those of source and sink; else that of
+    the nearest parameter before the sink, in the order of the model; else the first. Groups may be added, moved and
+    replaced at any time, as by ``optimizer.load_state_dict``: a parameter tells which one it is.
 
     Args:
         model: the host.
-        paths: slot name to the path of a submodule.
+        paths: where each slot lies, by its name.
         optimizer: the host's.
     """
 
-    def __init__(self, model: nn.Module, paths: Mapping[str, str], optimizer: Optimizer) -> None:
+    def __init__(self, model: nn.Module, paths: Mapping[str, SitePath], optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._own = {name: list(model.get_submodule(path).parameters()) for name, path in paths.items()}
-        self._before = {name: _parameters_before(model, path) for name, path in paths.items()}
+        self._own = {
+            name: [p for part in {*path.paths} for p in model.get_submodule(part).parameters()]
+            for name, path in paths.items()
+        }
+        self._before = {name: _parameters_before(model, path.sink) for name, path in paths.items()}
         self._layout: list[tuple[Group, int]] = []
         self._found: dict[str, Group] = {}
 

@@ -17,6 +17,7 @@ from esper.grower.leaders import Leaders
 from esper.grower.ranks import Ranks
 from esper.grower.schedules import SLOT, Group, follow_schedules, host_groups, in_order, show_host_groups
 from esper.grower.stepping import hook_steps, live_scalers, stepping_scaler, unscaling, unwrapped
+from esper.hosts.site_path import SitePath
 from esper.training.host_training import HOST
 from esper.training.metrics import SeedGradientCollector
 
@@ -37,7 +38,7 @@ class SeedGroups:
 
     Args:
         model: the host.
-        paths: slot name to the path of the submodule that a seed there sits on.
+        paths: where each slot lies, by its name.
         optimizer: the host's.
         scheduler: schedules of ``optimizer`` that are not found by themselves, see :func:`show_host_groups`.
         factor: learning rate of a seed in units of the host's.
@@ -52,7 +53,7 @@ class SeedGroups:
     def __init__(
         self,
         model: nn.Module,
-        paths: Mapping[str, str],
+        paths: Mapping[str, SitePath],
         optimizer: object,
         scheduler: object,
         factor: float,

@@ -16,8 +16,9 @@ from esper.hosts.between import Between, Part, find_between, layers_of
 from esper.hosts.host import Host, SiteHook, kept_modes, row_major
 from esper.hosts.inputs import Inputs, as_inputs, call
 from esper.hosts.layout import check_channels, check_module
-from esper.hosts.outputs import features_of, logits_of, source_of, with_features
+from esper.hosts.outputs import features_of, logits_of, with_features
 from esper.hosts.site_path import SitePath
+from esper.hosts.sources import SourceFrame, hook_site
 from esper.seeds.features import Features
 from esper.seeds.place import Place
 
@@ -86,10 +87,9 @@ class GraftedHost(Host):
         if missing := [site.name for site in self.sites if site.name not in found]:
             where = ", ".join(f"{name} ({self.paths[name]})" for name in missing)
             raise ConfigError(f"the forward pass never runs the submodule of slot {where}")
-        channels = LAYOUTS[self.topology][1]
         self.between = {name: each.parts for name, each in between.items()}
         self.sites = tuple(
-            place_of(self.model, name, h.shape[min(channels, h.dim() - 1)], between.get(name))
+            place_of(self.model, name, h.shape[channel_dimension(self.topology, h)], between.get(name))
             for name, h in found.items()
         )
 
@@ -133,36 +133,29 @@ class GraftedHost(Host):
         They act only in the calling thread, so that several threads can use a grown network.
         """
         here = threading.get_ident()
-        sources: dict[int, Tensor] = {}
 
-        def on_source(site: int, _module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            if threading.get_ident() == here:
-                sources[site] = self.protected(source_of(inputs, named))
-
-        def on_output(site: int, _module: nn.Module, _inputs: tuple[object, ...], output: object) -> Any:
+        def at_sink(
+            site: int, frame: SourceFrame | None, _module: nn.Module, _inputs: tuple[object, ...], output: object
+        ) -> Any:
             if threading.get_ident() != here:
                 return None
             h: Any = features_of(output)  # a tensor, as `probe` has checked
-            if not self.sites[site].has_source:
-                return with_features(output, hook(site, Features.at_sink(h)))
-            if site not in sources:
-                raise ConfigError(
-                    f"slot {self.sites[site].name}: {self.paths[self.sites[site].name]}: the source has not run"
-                )
-            return with_features(output, hook(site, Features(h, sources.pop(site))))
+            return with_features(output, hook(site, Features(h, h if frame is None else frame.take())))
 
         with ExitStack() as hooks:
             for site, place in enumerate(self.sites):
                 if site in vacant:
                     continue
                 path = self._path(place.name)
-                if path.source is not None:
-                    source = self.model.get_submodule(path.source)
-                    handle = source.register_forward_pre_hook(partial(on_source, site), with_kwargs=True)
+                frame = None if path.source is None else SourceFrame(path)
+                for _, handle in hook_site(self.model, path, partial(at_sink, site, frame), frame):
                     hooks.callback(handle.remove)
-                sink = self.model.get_submodule(path.sink)
-                hooks.callback(sink.register_forward_hook(partial(on_output, site)).remove)
             yield
+
+
+def channel_dimension(topology: str, h: Tensor) -> int:
+    """Returns the index of the channels of features ``h``, which may have another layout if a seed has a source."""
+    return min(LAYOUTS[topology][1], h.dim() - 1)
 
 
 def place_of(model: nn.Module, name: str, channels: int, between: Between | None) -> Place:

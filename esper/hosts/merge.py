@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,10 @@ from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blend import ChannelScale, Seed
 
 
-def merge_seeds(model: nn.Module, difference: Callable[[], str | None]) -> dict[str, str]:
-    """Merges the seeds of ``model`` into the weights of their linear layers.
+def merge_seeds(
+    model: nn.Module, difference: Callable[[], str | None], stay: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """Merges the seeds of ``model`` that read their sink into the weights of their linear layers.
 
     With the seed's map d(h) = M h + c, of features h = W x + b, the merged layer has the weights (I + alpha · M) W and
     the bias (I + alpha · M) b + alpha · c, computed in float64. ``difference`` says how the model's outputs differ from
@@ -26,10 +29,11 @@ def merge_seeds(model: nn.Module, difference: Callable[[], str | None]) -> dict[
     uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     reasons: dict[str, str] = {}
     for path, module, hook in hooks_of(model):
-        if hook.seed is None:
+        if hook.seed is None or hook.frame is not None:
             continue
         layer = _last(module)
-        reason = _obstacle(hook.seed, layer, uses) or _merge_or_undo(model, module, layer, hook, hook.seed, difference)
+        reason = stay.get(path) or _obstacle(hook.seed, layer, uses)
+        reason = reason or _merge_or_undo(model, module, layer, hook, hook.seed, difference)
         if reason:
             reasons[path] = f"{reasons[path]}, and {reason}" if path in reasons else reason
     drop_container(model)
@@ -49,7 +53,7 @@ def _merge_or_undo(
     values = {name: p.detach().clone() for name, p in before.items() if p is not None}
     hooks = dict(module._forward_hooks)
     _merge(layer, seed, hook.alpha)
-    unregister(module, hook.name)
+    unregister(model, hook)
     found = difference()
     if found is None:
         forget(model, seed)

@@ -9,7 +9,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import torch
@@ -32,9 +32,11 @@ from esper.hosts.seed_hook import (
     free_name,
     hooks_of,
     key_of,
+    path_of,
     unregister,
 )
-from esper.hosts.widen import merge_sources
+from esper.hosts.site_path import SitePath
+from esper.hosts.widen import GrownInHost, GrownInModel, merge_sources
 from esper.lifecycle.ramps import BlendOperator
 from esper.ops import NormReluPool
 from esper.seeds.blend import Seed
@@ -75,7 +77,9 @@ def plain(network: nn.Module, example: Any, merge: bool = False) -> nn.Module:
     result, reasons = _without_hosts(copied, changed)
     _register_loose_seeds(result)
     if merge:
-        _warn_unmerged({**reasons, **merge_seeds(result, lambda: difference(wanted, outputs(result), rounding))})
+        reasons.update(merge_all(result, lambda: difference(wanted, outputs(result), rounding)))
+    _require_no_sources(result, reasons)
+    warn_unmerged(reasons)
     note_seeds(result)
     _replace_hooks(result, example)
     if found := difference(wanted, outputs(result), rounding):
@@ -115,24 +119,20 @@ def _ordinary(host: Host, prefix: str, reasons: dict[str, str], changed: Callabl
     """Returns a grafted host as its model with seeds in it, and any other as a graph."""
     grown = host if isinstance(host, GrownHost) else GrownHost(host, {}, {}, "").train(host.training)
     inner = grown.host
-    unmerged = {} if changed is None else merge_sources(grown, changed)
-    reasons.update((prefix + name, reason) for name, reason in unmerged.items())
     if not isinstance(inner, GraftedHost):
-        reason = f"its host is a {type(inner).__name__}, not a linear layer"
-        reasons.update((prefix + name, reason) for name in grown.seeds if name not in unmerged)
+        if changed is not None:
+            unmerged = merge_sources(GrownInHost(grown), changed)
+            residual = f"its host is a {type(inner).__name__}, not a linear layer"
+            reasons.update((prefix + name, unmerged.get(name, residual)) for name in grown.seeds)
         return _traced(_HostWithSeeds(grown))
-    for place in grown.sites:
-        if place.has_source and place.name in grown.seeds:
-            why = unmerged.get(place.name, "pass merge=True, which makes it a part of its layers")
-            raise ConfigError(
-                f"slot {place.name}: a seed that reads a source ({inner.paths[place.name]}) cannot stay a module of "
-                f"its own in an ordinary network: {why}"
-            )
     seeds: dict[str, tuple[str, Seed, float]] = {}
+    recipes = {}
     for name, seed in grown.seeds.items():
         assert isinstance(seed, Seed)
-        seeds[inner.paths[name]] = (name, seed, grown.kept[name].alpha)
-    attach(inner.model, seeds)
+        path = str(SitePath.parse(inner.paths[name]))
+        seeds[path] = (name, seed, grown.kept[name].alpha)
+        recipes[path] = {"blueprint": grown.kept[name].blueprint, "between": list(inner.between.get(name, ()))}
+    attach(inner.model, seeds, recipes)
     return inner.model
 
 
@@ -146,10 +146,33 @@ def _register_loose_seeds(network: nn.Module) -> None:
             container.add_module(free_name(container, hook.name), hook.seed)
 
 
-def _warn_unmerged(reasons: Mapping[str, str]) -> None:
+def merge_all(
+    network: nn.Module, difference: Callable[[], str | None], stay: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """Merges the kept seeds of ``network`` into its layers, as far as that is possible.
+
+    ``difference`` says how its outputs differ from those before. ``stay`` has a reason for seeds that are not to be
+    merged, by path. Returns the reason for each seed that stays.
+    """
+    return {**merge_sources(GrownInModel(network), difference, stay), **merge_seeds(network, difference, stay)}
+
+
+def warn_unmerged(reasons: Mapping[str, str]) -> None:
     if reasons:
         listed = "; ".join(f"{place}: {reason}" for place, reason in reasons.items())
         warnings.warn(f"these seeds are not merged and stay modules: {listed}", stacklevel=3)
+
+
+def _require_no_sources(network: nn.Module, reasons: Mapping[str, str]) -> None:
+    """Raises ConfigError for a seed that reads a source and would stay a module of its own."""
+    for _, _, hook in hooks_of(network):
+        if hook.seed is not None and hook.frame is not None:
+            path = str(path_of(network, hook))
+            why = reasons.get(path, "pass merge=True, which makes it a part of its layers")
+            raise ConfigError(
+                f"slot {hook.name}: a seed that reads a source ({path}) cannot stay a module of its own in an ordinary "
+                f"network: {why}"
+            )
 
 
 class _AddSeed(nn.Module):
@@ -283,7 +306,7 @@ def _replace_hooks(network: nn.Module, example: Any) -> None:
     plain_hooks: dict[int, nn.Module] = {}  # by the seed's identity: two containers may have seeds of one name
     for path, module, hook in hooks:
         if hook.seed is None:
-            unregister(module, hook.name)
+            unregister(network, hook)
             continue
         if path not in returned:
             raise ConfigError(f"the example does not reach {path}, which has grown: pass other inputs")

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from esper.hosts.seed_hook import hooks_of
+from esper.hosts.seed_hook import hooks_of, recipe_in
 
 NEEDS = "esper.integrations.pretrained.from_pretrained"
 """The function that loads a grown model."""
@@ -30,11 +30,7 @@ def note_seeds(network: nn.Module) -> None:
         old = getattr(config, "quantization_config", None)
         if old is not None and not is_note(old):
             continue  # a quantized model, which is loaded as such
-        seeds = [
-            {"path": path, "name": hook.name, "alpha": hook.alpha, **hook.recipe}
-            for path, _, hook in hooks_of(model)
-            if hook.seed is not None
-        ]
+        seeds = [recipe_in(model, hook) for _, _, hook in hooks_of(model) if hook.seed is not None]
         if seeds:
             config.quantization_config = {"needs": NEEDS, "seeds": seeds}
         elif old is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 from esper.config import ConfigError
 from esper.hosts.outputs import features_of, with_features
+from esper.hosts.site_path import SitePath
+from esper.hosts.sources import FrameHook, Keeping, SourceFrame, hook_site
 from esper.seeds.blend import Seed
 
 CONTAINER = "grown_seeds"
@@ -27,6 +30,10 @@ class Growth(Protocol):
     def grown(self, module: nn.Module, output: object) -> object:
         """Returns the ``output`` of the submodule ``module`` with the seed as it takes part in this pass."""
 
+    @property
+    def reads(self) -> bool:
+        """Whether the source of the present pass is needed."""
+
     def present(self) -> tuple[Seed | None, float]:
         """Returns the seed that is on, if any, and its alpha."""
 
@@ -35,21 +42,25 @@ class Growth(Protocol):
 
 
 class SeedHook:
-    """Forward hook that turns the output h of a submodule into h + alpha · d(h); of a tuple, the first tensor.
+    """Forward hook that turns the output h of a submodule into h + alpha · d(s); of a tuple, the first tensor.
 
-    While a seed grows, ``growth`` decides what it does. Copies and pickles hold the seed and the alpha of that moment.
+    The source s is h itself, or what ``frame`` has kept. While a seed grows, ``growth`` decides what it does. Copies
+    and pickles hold the seed and the alpha of that moment.
     """
 
     def __init__(self, name: str, seed: Seed | None = None, alpha: float = 0.0) -> None:
         self.name = name
         """Name of the seed in the container."""
+        self.frame: SourceFrame | None = None
+        """Keeps the source; None: the seed reads h."""
         self.seed = seed
         """Maps features h to d(h), of the same shape; None: the hook does nothing."""
         self.alpha = alpha
         """Share of the seed, 0 to 1."""
         self.growth: Growth | None = None
         self.recipe: dict[str, Any] = {}
-        """Names of the seed's blueprint, topology and blend style, and its number of channels, if they are known."""
+        """Names of the seed's blueprint, topology and blend style, its number of channels, and the layers between its
+        source and its sink if it has a source, as far as they are known."""
         self.origin = ""
         """Identifies the growth that made the hook, in copies too."""
 
@@ -60,7 +71,15 @@ class SeedHook:
             return output
         h = features_of(output)
         assert isinstance(h, Tensor)
-        return with_features(output, with_share(h, self.seed(h), self.alpha))
+        return with_features(output, with_share(h, self.seed(self.source(h)), self.alpha))
+
+    def source(self, h: Tensor) -> Tensor:
+        """Returns what a seed reads in the present pass, in which the sink is ``h``."""
+        return h if self.frame is None else self.frame.take()
+
+    @property
+    def reads(self) -> bool:
+        return self.seed is not None if self.growth is None else self.growth.reads
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -97,24 +116,46 @@ def with_share(h: Tensor, delta: Tensor, alpha: float) -> Tensor:
     return torch.add(h, delta.to(h.dtype), alpha=alpha)
 
 
-def register(module: nn.Module, hook: SeedHook | nn.Module, name: str) -> None:
-    """Registers the forward hook of ``module`` for the seed ``name``, as the last one.
+def register(model: nn.Module, path: SitePath, hook: SeedHook) -> None:
+    """Registers ``hook`` at ``path``, after the hooks that the submodules have.
 
     torch numbers hooks from 0 in each process, so a hook that is registered after a network was loaded could replace
     one of the network's. A key that is no number cannot be replaced so.
     """
-    handle = module.register_forward_hook(hook)
-    hooks = module._forward_hooks
-    hooks[key_of(name)] = hooks.pop(handle.id)  # type: ignore[index]
+    hook.frame = None if path.source is None else SourceFrame(path, hook)
+    for number, (module, handle) in enumerate(hook_site(model, path, hook, hook.frame)):
+        key = key_of(hook.name) if hook.frame is None else f"{key_of(hook.name)}.{number}"
+        for hooks in _hooks_of_torch(module):
+            if handle.id in hooks:
+                hooks[key] = hooks.pop(handle.id)
 
 
-def unregister(module: nn.Module, name: str) -> None:
-    """Removes the hook of the seed ``name`` from ``module``, if it has one."""
-    module._forward_hooks.pop(key_of(name), None)  # type: ignore[call-overload]
+def unregister(model: nn.Module, hook: SeedHook) -> None:
+    """Removes ``hook`` from the submodules of ``model``, and those that keep its source."""
+    for module in model.modules():
+        present = {**module._forward_pre_hooks, **module._forward_hooks}
+        for key in [key for key, other in present.items() if other is hook or _serves(other, hook)]:
+            for hooks in _hooks_of_torch(module):
+                hooks.pop(key, None)
+
+
+def _serves(other: object, hook: SeedHook) -> bool:
+    return isinstance(other, FrameHook) and other.frame is hook.frame
+
+
+def _hooks_of_torch(module: nn.Module) -> list[dict[Any, Any]]:
+    """Returns the dicts of a module in which a key stands for one hook."""
+    return [
+        module._forward_pre_hooks,
+        module._forward_pre_hooks_with_kwargs,
+        module._forward_hooks,
+        module._forward_hooks_with_kwargs,
+        module._forward_hooks_always_called,
+    ]
 
 
 def key_of(name: str) -> str:
-    """Returns the key of a seed's hook among the hooks of its submodule."""
+    """Returns the key of a seed's hook among the hooks of its submodule, or the beginning of those of several hooks."""
     return f"{CONTAINER}.{name}"
 
 
@@ -167,12 +208,20 @@ def free_name(container: GrownSeeds, slot: str) -> str:
     return name
 
 
-def attach(model: nn.Module, seeds: Mapping[str, tuple[str, Seed, float]]) -> None:
-    """Adds finished seeds to ``model``: by path of the submodule, the slot, the seed and its alpha."""
+def attach(
+    model: nn.Module,
+    seeds: Mapping[str, tuple[str, Seed, float]],
+    recipes: Mapping[str, dict[str, Any]] = MappingProxyType({}),
+) -> None:
+    """Adds finished seeds to ``model``: by path of the site, the slot, the seed and its alpha.
+
+    ``recipes`` says what they were made of, by path, as far as it is known.
+    """
     for path, (slot, seed, alpha) in seeds.items():
         container = container_of(model)
         hook = SeedHook(free_name(container, slot))
-        register(model.get_submodule(path), hook, hook.name)
+        hook.recipe = dict(recipes.get(path, {}))
+        register(model, SitePath.parse(path), hook)
         keep(model, hook, seed, alpha)
 
 
@@ -182,12 +231,18 @@ def keep(model: nn.Module, hook: SeedHook, seed: Seed, alpha: float) -> None:
     container_of(model).add_module(hook.name, seed.train(model.training))
 
 
-def forget(model: nn.Module, seed: Seed) -> None:
-    """Removes ``seed`` from the containers of ``model``: parts that have grown by themselves have their own."""
+def forget(model: nn.Module, seed: Seed) -> list[GrownSeeds]:
+    """Removes ``seed`` from the containers of ``model``: parts that have grown by themselves have their own.
+
+    Returns the containers that had it.
+    """
+    found = []
     for container in [module for module in model.modules() if isinstance(module, GrownSeeds)]:
         for name, present in list(container._modules.items()):
             if present is seed:
                 del container._modules[name]
+                found.append(container)
+    return found
 
 
 def hooks_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, SeedHook]]:
@@ -196,6 +251,38 @@ def hooks_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, SeedHook]]:
         for hook in list(module._forward_hooks.values()):
             if isinstance(hook, SeedHook):
                 yield path, module, hook
+
+
+def path_of(model: nn.Module, hook: SeedHook) -> SitePath:
+    """Returns where ``hook`` lies in ``model``, which may be a part of the network that has grown, or hold it."""
+    modules = list(model.named_modules())
+    sink = next(path for path, module in modules if any(each is hook for each in module._forward_hooks.values()))
+    if hook.frame is None:
+        return SitePath(sink)
+    source = next((path for path, module in modules if _keeps_source(module, hook)), None)
+    return SitePath(sink, source)
+
+
+def _keeps_source(module: nn.Module, hook: SeedHook) -> bool:
+    return any(isinstance(each, Keeping) and each.frame is hook.frame for each in module._forward_pre_hooks.values())
+
+
+def recipe_in(model: nn.Module, hook: SeedHook) -> dict[str, Any]:
+    """Returns all that is needed to make the seed of ``hook`` and its hooks again in another model like ``model``."""
+    copied = hook.__getstate__()
+    path, recipe = path_of(model, hook), dict(copied["recipe"])
+    if hook.frame is not None and "between" in recipe:
+        recipe["between"] = [_moved(part, hook.frame.path.sink, path.sink) for part in recipe["between"]]
+    return {"path": str(path), "name": hook.name, "alpha": copied["alpha"], **recipe}
+
+
+def _moved(part: Mapping[str, Any], before: str, now: str) -> Mapping[str, Any]:
+    """Returns a layer of a site whose sink was called ``before`` in the network that grew, and is called ``now``."""
+    if "path" not in part or before == now:
+        return part
+    if now.endswith(before):
+        return {"path": now.removesuffix(before) + part["path"]}
+    return {"path": part["path"].removeprefix(before.removesuffix(now))}
 
 
 def require_finished(model: nn.Module) -> None:
@@ -210,16 +297,16 @@ def require_finished(model: nn.Module) -> None:
 
 def without_vacant_hooks(model: nn.Module) -> None:
     """Removes hooks without a seed, which copies of a growing model have."""
-    for _, module, hook in hooks_of(model):
+    for _, _, hook in hooks_of(model):
         if hook.growth is None and hook.seed is None:
-            unregister(module, hook.name)
+            unregister(model, hook)
     drop_container(model)
 
 
 def without_copied_hooks(network: nn.Module, origin: str) -> None:
     """Removes the hooks and seeds that ``network`` has as a copy of a model during the growth ``origin``."""
-    for _, module, hook in hooks_of(network):
+    for _, _, hook in hooks_of(network):
         if hook.growth is None and hook.origin == origin:
-            unregister(module, hook.name)
+            unregister(network, hook)
             container_of(network)._modules.pop(hook.name, None)
     drop_container(network)

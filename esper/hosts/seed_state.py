@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
+from esper.hosts.between import Between
+from esper.hosts.graft import place_of
 from esper.hosts.seed_hook import (
     GrownSeeds,
     SeedHook,
@@ -17,12 +19,14 @@ from esper.hosts.seed_hook import (
     drop_container,
     hooks_of,
     keep,
+    recipe_in,
     register,
     unregister,
 )
+from esper.hosts.site_path import SitePath
 from esper.lifecycle.ramps import STYLES
-from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
+from esper.seeds.site import seed_of
 
 RECIPE = "recipe"
 """Last part of the key under which a state says how to make a seed: JSON as uint8 [n]."""
@@ -34,14 +38,13 @@ def add_seeds(network: nn.Module, state: MutableMapping[str, Tensor]) -> None:
     if prefix is None:
         return
     state[f"{prefix}.{RECIPE}"] = _as_tensor(None)  # says that there may be seeds, also where none is on yet
-    for path, _, hook in hooks_of(network):
-        copied = hook.__getstate__()
-        if copied["seed"] is None:
+    for _, _, hook in hooks_of(network):
+        seed = hook.__getstate__()["seed"]
+        if seed is None:
             continue
         own = f"{prefix}.{hook.name}."
-        state.update({f"{own}{key}": value.detach().clone() for key, value in copied["seed"].state_dict().items()})
-        recipe = {"path": path, "name": hook.name, "alpha": copied["alpha"], **copied["recipe"]}
-        state[f"{own}{RECIPE}"] = _as_tensor(recipe)
+        state.update({f"{own}{key}": value.detach().clone() for key, value in seed.state_dict().items()})
+        state[f"{own}{RECIPE}"] = _as_tensor(recipe_in(network, hook))
 
 
 def _as_tensor(value: Any) -> Tensor:
@@ -64,8 +67,8 @@ def take_seeds(
         return
     if not found:
         return
-    for _, module, hook in hooks_of(network):
-        unregister(module, hook.name)
+    for _, _, hook in hooks_of(network):
+        unregister(network, hook)
         container_of(network)._modules.pop(hook.name, None)
     drop_container(network)
     for recipe in recipes:
@@ -77,17 +80,19 @@ def add_seed(network: nn.Module, saved: dict[str, Any], blueprints: BlueprintReg
     """Adds a seed without its weights, from a recipe. Raises ConfigError if its blueprint is not registered here."""
     if "blueprint" not in saved:
         raise ConfigError(f"the saved model does not say what the seed at {saved['path']} was made of")
-    channels, topology = int(saved["channels"]), saved["topology"]
+    path, known = SitePath.parse(saved["path"]), dict(network.named_modules(remove_duplicate=False))
     try:
-        blueprint = blueprints.get(topology, saved["blueprint"])
+        blueprint = blueprints.get(saved["topology"], saved["blueprint"])
     except ValueError as error:
-        raise ConfigError(f"the seed at {saved['path']} cannot be made: {error}; register it first") from None
-    if saved["path"] not in dict(network.named_modules(remove_duplicate=False)):
-        raise ConfigError(f"{type(network).__name__} has no {saved['path']}: load it by the class of the saved model")
+        raise ConfigError(f"the seed at {path} cannot be made: {error}; register it first") from None
+    if missing := [part for part in path.paths if part not in known]:
+        raise ConfigError(f"{type(network).__name__} has no {missing[0]}: load it by the class of the saved model")
+    between = None if path.source is None else Between(tuple(saved["between"]))
+    place = place_of(network, saved["name"], int(saved["channels"]), between)
     with torch.device(next(network.parameters()).device):
-        seed = Seed(blueprint.build(channels), STYLES[saved["style"]].operator, channels, topology)
+        seed = seed_of(blueprint, STYLES[saved["style"]].operator, place)
     hook = SeedHook(saved["name"])
-    hook.recipe = {key: saved[key] for key in ("blueprint", "topology", "style", "channels")}
+    hook.recipe = {key: value for key, value in saved.items() if key not in ("path", "name", "alpha")}
     container_of(network)
-    register(network.get_submodule(saved["path"]), hook, hook.name)
+    register(network, path, hook)
     keep(network, hook, seed, float(saved["alpha"]))

@@ -20,9 +20,9 @@ class SitePath:
 
     @classmethod
     def parse(cls, text: str) -> SitePath:
-        """Reads ``"sink"`` or ``"source -> sink"``. Raises ConfigError for another form."""
+        """Reads ``"sink"``, "" for the model itself, or ``"source -> sink"``. Raises ConfigError for another form."""
         parts = [part.strip() for part in text.split(ARROW)]
-        if len(parts) > 2 or not all(parts):
+        if len(parts) > 2 or (len(parts) == 2 and not all(parts)):
             raise ConfigError(f"a site is a submodule, or 'source {ARROW} sink' with two of them, not {text!r}")
         return cls(parts[-1], parts[0] if len(parts) == 2 else None)
 

@@ -1,73 +1,183 @@
-"""Seeds that read a source become a part of their host's layers: more units, or other weights."""
+"""Seeds that read a source become a part of their network's layers: more units, or other weights."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from esper.hosts.between import Between
+from esper.hosts.graft import place_of
 from esper.hosts.grown import GrownHost
+from esper.hosts.seed_hook import forget, hooks_of, path_of, recipe_in, register, unregister
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints.source import INSTANCE_NORMS, NAMES, Extensible, inputs_of, width_of
 from esper.seeds.place import Place
 
 
-def merge_sources(network: GrownHost, difference: Callable[[], str | None]) -> dict[str, str]:
+@dataclass(frozen=True)
+class SourceSeed:
+    """A kept seed that reads a source."""
+
+    name: str
+    """The slot in an env, the path of a site of any other network."""
+    place: Place
+    blueprint: str
+    """What it was made of, "" if that is not known."""
+    body: nn.Module
+    alpha: float
+    inside: str | None
+    """A residual seed that changes the units between the layers of the place; None if there is none."""
+
+
+class Grown(Protocol):
+    """A network with kept seeds."""
+
+    def source_seeds(self) -> list[SourceSeed]:
+        """Returns the seeds that read a source, in order."""
+
+    def parameters_of_layers(self) -> Iterator[nn.Parameter]:
+        """Yields the parameters of the network without its seeds, each as often as it is used."""
+
+    def remove(self, seed: SourceSeed) -> Callable[[], None]:
+        """Removes a seed; returns what puts it back."""
+
+
+class GrownInHost:
+    """The kept seeds of one of Esper's hosts."""
+
+    def __init__(self, network: GrownHost) -> None:
+        self.network = network
+
+    def source_seeds(self) -> list[SourceSeed]:
+        network = self.network
+        places = [place for place in network.sites if place.name in network.seeds]
+        residual = [place.name for place in places if not place.has_source]
+        found = []
+        for place in places:
+            if place.has_source:
+                kept, seed = network.kept[place.name], network.seeds[place.name]
+                inside = next((name for name in residual if network.host.lies_inside(name, place.name)), None)
+                body = seed.get_submodule("body")
+                found.append(SourceSeed(place.name, place, kept.blueprint, body, kept.alpha, inside))
+        return found
+
+    def parameters_of_layers(self) -> Iterator[nn.Parameter]:
+        for _, parameter in self.network.host.named_parameters(remove_duplicate=False):
+            yield parameter
+
+    def remove(self, seed: SourceSeed) -> Callable[[], None]:
+        network = self.network
+        module, kept = network.seeds[seed.name], network.kept[seed.name]
+        del network.seeds[seed.name], network.kept[seed.name]
+
+        def put_back() -> None:
+            network.seeds[seed.name], network.kept[seed.name] = module, kept
+
+        return put_back
+
+
+class GrownInModel:
+    """The kept seeds of any model, which forward hooks add."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._hooks = {str(path_of(model, hook)): hook for _, _, hook in hooks_of(model) if hook.seed is not None}
+
+    def source_seeds(self) -> list[SourceSeed]:
+        sinks = [path_of(self.model, hook).sink for hook in self._hooks.values() if hook.frame is None]
+        found = []
+        for path, hook in self._hooks.items():
+            if hook.frame is not None and hook.seed is not None:
+                recipe = recipe_in(self.model, hook)
+                parts = tuple(recipe.get("between", ()))
+                place = place_of(self.model, hook.name, recipe.get("channels", 0), Between(parts))
+                between = {part.get("path") for part in parts[:-1]}
+                inside = next((sink for sink in sinks if sink in between), None)
+                blueprint = recipe.get("blueprint", "")
+                found.append(SourceSeed(path, place, blueprint, hook.seed.body, hook.alpha, inside))
+        return found
+
+    def parameters_of_layers(self) -> Iterator[nn.Parameter]:
+        for _, parameter in self.model.named_parameters(remove_duplicate=False):
+            yield parameter
+
+    def remove(self, seed: SourceSeed) -> Callable[[], None]:
+        hook = self._hooks[seed.name]
+        path, module = path_of(self.model, hook), hook.seed
+        assert isinstance(module, Seed)
+        containers = forget(self.model, module)
+        unregister(self.model, hook)
+
+        def put_back() -> None:
+            register(self.model, path, hook)
+            for container in containers:
+                container.add_module(hook.name, module)
+
+        return put_back
+
+
+def merge_sources(
+    network: Grown, difference: Callable[[], str | None], stay: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
     """Merges the seeds of ``network`` that read a source into its layers, which changes the layers in place.
 
     A widening becomes more units of its layers, with the last weights times alpha; a LoRA becomes W + alpha · B A. The
     weights between the new units of two widenings in a row are there, and zero. ``difference`` says how the network's
-    outputs differ from those before; a seed that changes them is left as it was.
+    outputs differ from those before; a seed that changes them is left as it was. ``stay`` has a reason for seeds that
+    are not to be merged, by name.
 
-    Returns the reason for each seed with a source that stays, by slot.
+    Returns the reason for each seed with a source that stays, by its name.
     """
     reasons: dict[str, str] = {}
-    for place in network.sites:
-        if place.has_source and place.name in network.seeds:
-            reason = _obstacle(network, place) or _merge_or_undo(network, place, difference)
-            if reason:
-                reasons[place.name] = reason
+    present = network.source_seeds()
+    for seed in list(present):
+        others = [other for other in present if other is not seed]
+        reason = stay.get(seed.name) or _obstacle(network, seed) or _merge_or_undo(network, seed, others, difference)
+        if reason:
+            reasons[seed.name] = reason
+        else:
+            present.remove(seed)
     return reasons
 
 
-def _obstacle(network: GrownHost, place: Place) -> str | None:
-    """Returns the reason why the seed at ``place`` cannot become a part of its layers; None if it can."""
-    blueprint = network.kept[place.name].blueprint
-    if place.obstacle:
-        return place.obstacle
-    if blueprint not in NAMES:
-        return f"what {blueprint} computes is not known"
-    uses = Counter(id(p) for _, p in network.host.named_parameters(remove_duplicate=False))
-    if any(uses[id(p)] > 1 for layer in place.layers for p in layer.parameters()):
+def _obstacle(network: Grown, seed: SourceSeed) -> str | None:
+    """Returns the reason why a seed cannot become a part of the layers at its place; None if it can."""
+    if seed.place.obstacle:
+        return seed.place.obstacle
+    if seed.blueprint not in NAMES:
+        return f"what {seed.blueprint or 'it'} computes is not known"
+    uses = Counter(map(id, network.parameters_of_layers()))
+    if any(uses[id(p)] > 1 for layer in seed.place.layers for p in layer.parameters()):
         return "another layer uses the same weights"
-    inside = _residual_inside(network, place) if len(place.layers) > 1 else None
-    return None if inside is None else f"the kept seed in {inside} changes the units between its layers"
+    if seed.inside is not None and len(seed.place.layers) > 1:
+        return f"the kept seed in {seed.inside} changes the units between its layers"
+    return None
 
 
-def _residual_inside(network: GrownHost, place: Place) -> str | None:
-    """Returns a slot whose kept seed reads and changes the features between the layers of ``place``."""
-    others = [site for site in network.sites if site.name in network.seeds and not site.has_source]
-    return next((other.name for other in others if network.host.lies_inside(other.name, place.name)), None)
+def _merge_or_undo(
+    network: Grown, seed: SourceSeed, others: Sequence[SourceSeed], difference: Callable[[], str | None]
+) -> str | None:
+    """Merges a seed and removes it; returns why that was undone, None if the outputs stay the same.
 
-
-def _merge_or_undo(network: GrownHost, place: Place, difference: Callable[[], str | None]) -> str | None:
-    """Merges a seed and removes it; returns why that was undone, None if the outputs stay the same."""
-    seed, kept = network.seeds[place.name], network.kept[place.name]
-    assert isinstance(seed, Seed)
-    modules = [*_all(place.layers), *network.seeds.modules()]
+    ``others`` are those that are not merged.
+    """
+    modules = _all([*seed.place.layers, seed.body, *(other.body for other in others)])
     before = [(module, dict(vars(module)), dict(module._parameters), dict(module._buffers)) for module in modules]
-    units = merge(place.layers, seed.body, kept.alpha)
-    del network.seeds[place.name], network.kept[place.name]
-    for other in network.sites:
-        if units and other.has_source and other.name in network.seeds:
-            _fit(other, network.seeds[other.name].get_submodule("body"), place, units)
+    units = merge(seed.place.layers, seed.body, seed.alpha)
+    put_back = network.remove(seed)
+    for other in others if units else ():
+        _fit(other.place, other.body, seed.place, units)
     found = difference()
     if found is None:
         return None
-    network.seeds[place.name], network.kept[place.name] = seed, kept
+    put_back()
     for module, attributes, parameters, buffers in before:
         vars(module).update(attributes)
         module._parameters.clear()

@@ -207,9 +207,3 @@ def test_a_slot_at_which_nothing_can_grow_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError) as caught:
         GrowthVectorEnv(task, tiny_config())
     assert str(caught.value) == wanted
-
-
-def test_a_grower_refuses_a_site_with_a_source() -> None:
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    with pytest.raises(ConfigError, match="slot r2c0: a Grower grows on outputs of submodules"):
-        esper.Grower(model, {"r2c0": "0 -> 2"}, torch.optim.SGD(model.parameters(), 0.1), topology="mlp")

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from esper.grower.leaders import Leaders
+from esper.hosts.site_path import SitePath
 from tests.grower.loops import Loop, net
 
 
@@ -16,7 +17,7 @@ def model() -> Any:
     return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Sequential(nn.ReLU()), nn.Linear(4, 2))
 
 
-PATHS = {"r0c0": "0", "r0c1": "1", "r0c2": "2", "r0c3": "3", "r0c4": "4"}
+PATHS = {f"r0c{number}": SitePath(str(number)) for number in range(5)}
 
 
 def followed(network: Any, groups: list[dict[str, Any]]) -> dict[str, float]:
@@ -48,7 +49,7 @@ def test_a_frozen_layer_at_the_beginning_follows_the_first_group() -> None:
 def test_groups_are_found_again_after_they_were_loaded_added_and_moved() -> None:
     network = model()
     optimizer = torch.optim.SGD(network[0].parameters(), lr=0.1)
-    leaders = Leaders(network, {"r0c0": "0", "r0c2": "2"}, optimizer)
+    leaders = Leaders(network, {"r0c0": SitePath("0"), "r0c2": SitePath("2")}, optimizer)
     assert leaders.group("r0c2") is optimizer.param_groups[0]
     optimizer.load_state_dict(optimizer.state_dict())
     assert leaders.group("r0c0") is optimizer.param_groups[0]

@@ -28,13 +28,13 @@ def test_seeds_are_noted_once_with_paths_from_the_outermost_model_and_go_with_th
     model = Pretrained()
     wrapper = nn.ModuleDict({"net": model})
     attach(wrapper, {"net.inner": ("r0c0", seed_of("lora"), 0.5)})
-    [(_, module, hook)] = hooks_of(model)
+    [(_, _, hook)] = hooks_of(model)
     hook.recipe = {"blueprint": "lora"}
     note_seeds(wrapper)
     note = model.config.quantization_config
     assert note == {"needs": NEEDS, "seeds": [{"path": "inner", "name": "r0c0", "alpha": 0.5, "blueprint": "lora"}]}
     assert is_note(note)
-    unregister(module, hook.name)
+    unregister(model, hook)
     note_seeds(wrapper)
     assert not hasattr(model.config, "quantization_config")
 

@@ -24,6 +24,7 @@ from esper.hosts.seed_hook import (
     register,
     without_vacant_hooks,
 )
+from esper.hosts.site_path import SitePath
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blend import Seed
 
@@ -244,7 +245,7 @@ def test_names_of_earlier_seeds_are_not_taken_again() -> None:
 
 def test_hooks_without_a_seed_are_cleared_away() -> None:
     model = Block()
-    register(model.first, SeedHook("r0c0"), "r0c0")
+    register(model, SitePath("first"), SeedHook("r0c0"))
     container_of(model)
     wanted = model(X)
     without_vacant_hooks(model)

@@ -98,10 +98,16 @@ class BlueprintRegistry:
     def names(self, topology: str, places: Collection[Place] | None = None) -> tuple[str, ...]:
         """Returns the names of a topology's blueprints: of those that fit at one of ``places``; None: of those that
         read their sink, and so fit wherever the topology does."""
-        of_topology = [blueprint for (known, _), blueprint in self._table.items() if known == topology]
         if places is None:
-            return tuple(blueprint.name for blueprint in of_topology if not blueprint.reads_source)
-        return tuple(blueprint.name for blueprint in of_topology if any(map(blueprint.fits, places)))
+            return self.possible(topology, {False})
+        return tuple(blueprint.name for blueprint in self._of(topology) if any(map(blueprint.fits, places)))
+
+    def possible(self, topology: str, reading: Collection[bool]) -> tuple[str, ...]:
+        """Returns the names of a topology's blueprints that read a source, that read their sink, or both."""
+        return tuple(blueprint.name for blueprint in self._of(topology) if blueprint.reads_source in reading)
+
+    def _of(self, topology: str) -> list[Blueprint]:
+        return [blueprint for (known, _), blueprint in self._table.items() if known == topology]
 
     def get(self, topology: str, name: str) -> Blueprint:
         """Returns a blueprint. Raises ValueError listing the known names if there is none with this name."""

@@ -1,0 +1,105 @@
+"""Merging in a loop that goes on: kept seeds become parts of the layers, and the optimizer's state goes with them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from esper.hosts.plain import merge_all
+from esper.hosts.seed_hook import SeedHook, hooks_of
+from esper.hosts.widen import GrownInModel, merge_sources
+from esper.seeds.blueprints.source import RANKS
+
+POWERS = {"momentum_buffer": 1, "exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "sum": 2, "square_avg": 2}
+"""The power of the gradient that a state of torch's optimizers averages."""
+
+
+def merge_in_loop(model: nn.Module, optimizer: Optimizer, difference: Callable[[], str | None]) -> dict[str, str]:
+    """Merges the kept seeds of ``model``, and puts the new parameters in the place of the old ones in ``optimizer``.
+
+    The state of wider parameters is put together as they are: a merged layer goes on as the layer and the seed would
+    have. A layer that takes up a LoRA keeps its own state. Where the state of a parameter has another shape than the
+    parameter, as in Adafactor, it starts anew. ``difference`` is that of :func:`merge_all`.
+
+    Returns the reason for each seed that stays, by path.
+    """
+    before = dict(model.named_parameters())
+    twins = {key: _twin(model, optimizer, key) for key in _state_keys(optimizer)}
+    reasons = merge_all(model, difference)
+    for twin in twins.values():
+        merge_sources(GrownInModel(twin), lambda: None, stay=reasons)
+    states = {key: dict(twin.named_parameters()) for key, twin in twins.items()}
+    new_for: dict[nn.Parameter, nn.Parameter] = {}
+    for name, new in model.named_parameters():
+        old = before.pop(name, None)
+        if old is None:
+            _group_of(optimizer, model, name)["params"].append(new)
+        elif old is not new:
+            new_for[old] = new
+            _move_state(optimizer, old, new, {key: named[name].data for key, named in states.items()})
+    gone = set(before.values())
+    for group in optimizer.param_groups:
+        group["params"][:] = [new_for.get(p, p) for p in group["params"] if p not in gone]
+    optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+    for parameter in gone:
+        optimizer.state.pop(parameter, None)
+    return reasons
+
+
+def _group_of(optimizer: Optimizer, model: nn.Module, name: str) -> dict[str, Any]:
+    """Returns the group of the layer of a new parameter, such as the bias of a layer that had none."""
+    layer = model.get_submodule(name.rpartition(".")[0])
+    own = {id(p) for p in layer.parameters(recurse=False)}
+    groups = optimizer.param_groups
+    return next((group for group in groups if any(id(p) in own for p in group["params"])), groups[0])
+
+
+def _move_state(optimizer: Optimizer, old: nn.Parameter, new: nn.Parameter, values: Mapping[str, Tensor]) -> None:
+    """Gives ``new`` the state of ``old``, with ``values`` in place of what has the shape of the parameter."""
+    state = optimizer.state.pop(old, {})
+    if any(isinstance(value, Tensor) and value.dim() > 0 and not _is_like(value, old) for value in state.values()):
+        return
+    for key, value in state.items():
+        optimizer.state[new][key] = values[key].to(value.dtype) if _is_like(value, old) else value
+
+
+def _state_keys(optimizer: Optimizer) -> set[str]:
+    """Returns the names of the state that some parameter has in its own shape."""
+    return {key for p, state in optimizer.state.items() for key, value in state.items() if _is_like(value, p)}
+
+
+def _is_like(value: Any, parameter: Tensor) -> bool:
+    return isinstance(value, Tensor) and parameter.dim() > 0 and value.shape == parameter.shape
+
+
+@torch.no_grad()
+def _twin(model: nn.Module, optimizer: Optimizer, key: str) -> nn.Module:
+    """Returns a copy of ``model`` whose parameters are those values of the optimizer's state.
+
+    Merged layers count a seed's last weights alpha times, so that the gradient for them is 1/alpha of what it was.
+    """
+    twin = copy.deepcopy(model)
+    for mine, parameter in zip(twin.parameters(), model.parameters(), strict=True):
+        value = optimizer.state.get(parameter, {}).get(key)
+        mine.copy_(value) if _is_like(value, parameter) else mine.zero_()
+    for hook in _source_hooks(twin):
+        power = POWERS.get(key)
+        if power is None:
+            hook.alpha = 1.0 if hook.alpha == 1 else 0.0
+        else:
+            hook.alpha = hook.alpha**-power if hook.alpha else 0.0
+        if hook.recipe.get("blueprint") in RANKS and hook.seed is not None:
+            for parameter in hook.seed.parameters():
+                parameter.zero_()
+    return twin
+
+
+def _source_hooks(model: nn.Module) -> Iterator[SeedHook]:
+    for _, _, hook in hooks_of(model):
+        if hook.frame is not None:
+            yield hook

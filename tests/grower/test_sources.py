@@ -1,0 +1,271 @@
+"""Sites of a model in one's own loop that read a source: planted, kept, copied, saved, and merged."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
+
+import esper
+from esper.grower.grower import Grower
+from esper.hosts.seed_hook import CONTAINER, hooks_of
+from esper.spaces.action import Op
+from tests.grower.loops import LENIENT, Loop, X, do, net, plant, same, script, shadowed, weights
+
+WIDEN = {"r2c0": "body.0 -> body.2"}
+HEAD = {"r2c1": "body.2 -> head"}
+LORA = {"r3c0": "body.2 -> body.2"}
+
+
+def grows(slot: str, blueprint: str) -> Any:
+    """Plants at the first decision, and keeps the seed at the tenth."""
+    actions = {0: plant(slot, blueprint), 9: do(Op.FOSSILIZE, slot)}
+    return script({**actions, **{number: do(Op.ADVANCE, slot) for number in (1, 4, 8)}})
+
+
+KINDS = [(WIDEN, "widen_half"), (HEAD, "widen_whole"), (LORA, "lora_2")]
+
+
+def loop_of(sites: dict[str, str], blueprint: str, **arguments: Any) -> Loop:
+    return Loop(sites=sites, controller=grows(next(iter(sites)), blueprint), **arguments)
+
+
+def outputs(model: nn.Module) -> Tensor:
+    model.eval()
+    with torch.no_grad():
+        return model(X)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("sites", "blueprint"), KINDS)
+@pytest.mark.parametrize("step", [None, shadowed])
+def test_the_model_computes_the_same_bits_until_the_seed_is_on(sites: Any, blueprint: str, step: Any) -> None:
+    grown = loop_of(sites, blueprint, step=step, incubation="ste" if step is None else "shadow").run(4)
+    alone = Loop(controller=None).run(4)
+    assert grown.steps[-1].slots[next(iter(sites))].blueprint == blueprint
+    assert same(weights(grown.model), weights(alone.model))
+
+
+@pytest.mark.parametrize(("sites", "blueprint"), KINDS)
+def test_a_kept_seed_stays_with_the_same_outputs(sites: Any, blueprint: str) -> None:
+    loop = loop_of(sites, blueprint).run()
+    assert loop.grower is not None
+    wanted = outputs(loop.model)
+    assert list(loop.grower.kept.values()) == [blueprint]
+    model = loop.grower.finish()
+    assert torch.equal(outputs(model), wanted)
+    bare = net()
+    bare.load_state_dict({key: value for key, value in model.state_dict().items() if CONTAINER not in key})
+    assert not torch.allclose(outputs(bare), wanted), "the seed counts"
+
+
+@pytest.mark.parametrize(("sites", "blueprint"), KINDS)
+@pytest.mark.parametrize("epochs", [3, 6, 14])
+def test_copies_pickles_and_averages_have_the_seed(sites: Any, blueprint: str, epochs: int) -> None:
+    loop = loop_of(sites, blueprint)
+    loop.run(1)
+    average = AveragedModel(loop.model)
+    loop.run(epochs - 1)
+    file = io.BytesIO()
+    torch.save(loop.model, file)
+    file.seek(0)
+    wanted = outputs(loop.model)
+    for other in (torch.load(file, weights_only=False), copy.deepcopy(loop.model)):
+        assert torch.equal(outputs(other), wanted)
+    average.update_parameters(loop.model)
+    assert loop.grower is not None
+    loop.run()
+    loop.grower.finish()
+    assert len(list(hooks_of(average))) == 1
+    average.update_parameters(loop.model)
+    assert [p.shape for p in average.module.parameters()] == [p.shape for p in loop.model.parameters()]
+
+
+@pytest.mark.parametrize(("sites", "blueprint"), KINDS)
+def test_a_loop_goes_on_from_its_state(sites: Any, blueprint: str) -> None:
+    whole = loop_of(sites, blueprint).run()
+    first = loop_of(sites, blueprint).run(6)
+    assert first.grower is not None
+    saved = copy.deepcopy([first.grower.state_dict(), first.model.state_dict(), first.optimizer.state_dict()])
+    second = loop_of(sites, blueprint)
+    assert second.grower is not None
+    second.grower.load_state_dict(saved[0])
+    second.model.load_state_dict(saved[1])
+    second.optimizer.load_state_dict(saved[2])
+    second.epoch = 6
+    second.run()
+    assert whole.grower is not None
+    assert same(weights(second.grower.finish()), weights(whole.grower.finish()))
+
+
+@pytest.mark.parametrize(("sites", "blueprint"), KINDS)
+def test_a_merged_model_has_no_trace_of_the_seed_and_trains_on(sites: Any, blueprint: str) -> None:
+    loop = loop_of(sites, blueprint).run()
+    assert loop.grower is not None
+    wanted = outputs(loop.model)
+    model = loop.grower.finish(merge=True)
+    torch.testing.assert_close(outputs(model), wanted)
+    assert type(model) is type(net())
+    assert not list(hooks_of(model))
+    assert not any(name.startswith("esper.") for name in {type(m).__module__ for m in model.modules()})
+    assert [id(p) for group in loop.optimizer.param_groups for p in group["params"]] == list(
+        map(id, model.parameters())
+    )
+    assert all(loop.optimizer.state[p]["momentum_buffer"].shape == p.shape for p in model.parameters())
+    esper.plain(model, X)
+    loop.grower = None
+    loop.epochs += 2
+    loop.run()
+    assert not torch.allclose(outputs(model), wanted)
+
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, 0.001, momentum=0.5),
+}
+
+
+class Double(nn.Module):
+    """A network in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net().double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x.double())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("site", "blueprint"), [("body.0 -> body.2", "widen_half"), ("body.2 -> head", "widen_whole")])
+def test_a_merged_loop_trains_as_the_network_with_the_seed_beside_it(site: str, blueprint: str, name: str) -> None:
+    path = site.replace("body", "net.body").replace("head", "net.head")
+    config = LENIENT.with_values(task={"max_grad_norm": 1e9})
+    loop = loop_of({"r2c0": path}, blueprint, model=Double(), make_optimizer=OPTIMIZERS[name], config=config).run()
+    beside = loop_of({"r2c0": path}, blueprint, model=Double(), make_optimizer=OPTIMIZERS[name], config=config).run()
+    assert loop.grower is not None
+    assert beside.grower is not None
+    loop.grower.finish(merge=True)
+    beside.grower.finish()
+    for each in (loop, beside):
+        each.grower, each.epochs = None, each.epochs + 3
+        each.run()
+    torch.testing.assert_close(outputs(loop.model), outputs(beside.model), rtol=1e-9, atol=1e-9)
+
+
+def test_moments_are_put_together_and_steps_are_those_of_the_layer() -> None:
+    loop = loop_of(WIDEN, "widen_half", make_optimizer=lambda p: torch.optim.AdamW(p, 0.01)).run()
+    assert loop.grower is not None
+    first: Any = loop.model
+    state, seed = loop.optimizer.state, loop.grower.hooks.sites["r2c0"].seed
+    assert seed is not None
+    host, new = state[first.body[0].weight], state[seed.body[0].weight]
+    wanted = torch.cat([host["exp_avg_sq"], new["exp_avg_sq"]])
+    loop.grower.finish(merge=True)
+    found = state[first.body[0].weight]
+    assert torch.equal(found["exp_avg_sq"], wanted)
+    assert found["step"] == host["step"] > new["step"]
+
+
+def test_without_merge_the_seed_is_not_exported() -> None:
+    loop = loop_of(WIDEN, "widen_half").run()
+    assert loop.grower is not None
+    model = loop.grower.finish()
+    with pytest.raises(esper.ConfigError, match="pass merge=True"):
+        esper.plain(model, X)
+    merged = esper.plain(model, X, merge=True)
+    torch.testing.assert_close(outputs(merged), outputs(model))
+    assert merged.body[0].out_features == 18
+
+
+class Around(nn.Module):
+    """A model whose body's parts may be checkpointed."""
+
+    def __init__(self, whole: bool) -> None:
+        super().__init__()
+        self.net, self.whole = net(), whole
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, rest = self.net.body[0], self.net.body[1:]
+        if self.whole:
+            return self.net.head(checkpoint(self.net.body, x, use_reentrant=False))  # type: ignore[no-any-return]
+        return self.net.head(rest(checkpoint(first, x, use_reentrant=False)))  # type: ignore[no-any-return]
+
+
+def test_a_source_and_its_sink_are_run_again_together() -> None:
+    sites = {"r2c0": "net.body.0 -> net.body.2"}
+    loop = loop_of(sites, "widen_half", model=Around(whole=True)).run()
+    plain = loop_of(WIDEN, "widen_half").run()
+    assert loop.grower is not None
+    assert plain.grower is not None
+    pairs = zip(loop.grower.finish().parameters(), plain.grower.finish().parameters(), strict=True)
+    for mine, other in pairs:  # the statistics of a BatchNorm count a part that is run again twice
+        torch.testing.assert_close(mine, other)
+
+
+def test_threads_and_failed_passes_do_not_share_sources() -> None:
+    loop = loop_of(WIDEN, "widen_half").run()
+    assert loop.grower is not None
+    model = loop.grower.finish().eval()
+    wanted = outputs(model)
+    with pytest.raises(RuntimeError):
+        model(X[:, :3])
+    found: list[bool] = []
+
+    def use(rows: slice) -> None:
+        with torch.no_grad():
+            found.extend(torch.allclose(model(X[rows]), wanted[rows]) for _ in range(20))
+
+    threads = [threading.Thread(target=use, args=(slice(start, start + 16),)) for start in (0, 16, 32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 60
+
+
+def test_a_sink_that_runs_without_its_source_says_so() -> None:
+    loop = loop_of(WIDEN, "widen_half").run()
+    assert loop.grower is not None
+    model: Any = loop.grower.finish()
+    with pytest.raises(esper.ConfigError, match=r"body\.0 has not run before body\.2"):
+        model.body[2](torch.zeros(2, 12))
+
+
+def test_blueprints_that_fit_nowhere_are_refused_at_the_first_step() -> None:
+    class Between(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.last = nn.Linear(8, 12), nn.LayerNorm(12), nn.Linear(12, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.norm(self.first(x)))  # type: ignore[no-any-return]
+
+    loop = Loop(sites={"r2c0": "first -> last"}, model=Between())
+    with pytest.raises(esper.ConfigError, match="LayerNorm, in which units depend on each other"):
+        loop.run(1)
+
+
+def test_a_seed_of_another_kind_of_site_is_refused_when_the_grower_is_made() -> None:
+    model = net()
+    config = LENIENT.with_values(env={"blueprints": ("mlp_small",)})
+    with pytest.raises(esper.ConfigError, match=r"unknown 'mlp_small'.*widen_half"):
+        Grower(model, WIDEN, torch.optim.SGD(model.parameters(), 0.1), topology="mlp", config=config)
+
+
+def test_sites_of_both_kinds_grow_in_one_model() -> None:
+    sites = {"r0c0": "body.1", **WIDEN, **LORA}
+    actions = {0: plant("r2c0", "widen_half"), 1: plant("r3c0", "lora_2"), 2: plant("r0c0", "mlp_small")}
+    config = LENIENT.with_values(env={"one_incubating": False})
+    loop = Loop(sites=sites, controller=script(actions), config=config).run(4)
+    assert [loop.steps[-1].slots[name].blueprint for name in ("r0c0", "r2c0", "r3c0")] == [
+        "mlp_small",
+        "widen_half",
+        "lora_2",
+    ]
