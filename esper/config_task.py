@@ -28,6 +28,11 @@ class TaskConfig(Section):
     warmup_epochs: NonNegative | None = None
     """Epochs, or a fraction of one, over whose steps the learning rate rises linearly from near zero, times the
     schedule; None takes the task's default."""
+    seed_rate: Positive = 1.0
+    """Learning rate of seeds in units of the host's."""
+    seed_warmup_epochs: NonNegative = 0.0
+    """Epochs, or a fraction of one, over whose steps the rate of a seed rises linearly from near zero after it has been
+    planted."""
     optimizer: Optimizer | None = None
     """Optimizer of hosts and seeds: sgd, or adamw, which suits transformers; None takes the task's default. Their
     learning rates differ by orders of magnitude: set task.learning_rate with it."""

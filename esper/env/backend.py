@@ -24,6 +24,9 @@ class Backend(ABC):
     sources: Bools = np.zeros(1, dtype=np.bool_)
     """Slots whose seeds read a source of their own, [S], or [1] for all."""
 
+    at_once: Bools = np.zeros(1, dtype=np.bool_)
+    """Blueprints whose seeds are a part of their host at once, [B]."""
+
     @abstractmethod
     def reset(self, starting: Bools, run_seed: int, episodes: Ints) -> None:
         """Makes new hosts for these episodes [E], in the envs of ``starting`` bool [E]."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from esper.config import ConfigError
 from esper.hosts.host import row_major
-from esper.lifecycle.slots import Floats, Ints
+from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.seeds.blend import gate_parameters
 from esper.seeds.blueprints import Blueprint, BlueprintRegistry, choose, source
 from esper.seeds.place import Place
@@ -29,6 +29,13 @@ def spec_of(
     check_places(topology, places, blueprints)
     names = choose(wanted, blueprints.names(topology, places), f"{topology} hosts")
     return ActionSpec(row_major(place.name for place in places), names, offered(topology, places, names, blueprints))
+
+
+def joining(topology: str, spec: ActionSpec, blueprints: BlueprintRegistry, at_once: bool) -> Bools:
+    """Returns which blueprints' seeds are a part of their host at once, [B]: with ``at_once``, those that are zero at
+    birth."""
+    recipes = [blueprints.get(topology, name) for name in spec.blueprints]
+    return np.array([at_once and recipe.zero_at_birth for recipe in recipes] or [False], dtype=np.bool_)
 
 
 def check_places(topology: str, places: Sequence[Place], blueprints: BlueprintRegistry) -> None:

@@ -122,7 +122,10 @@ class EpochLoop:
         sizes, failures = self.backend.plant(germinates, blueprint, style)
         refused[list(failures)] |= germinates[list(failures)]
         does = {kind: chosen & (op == kind) & ~refused for kind in Op}
-        transitions.germinate(slots, does[Op.GERMINATE], blueprint, style, _TEMPOS[tempo], _TARGETS[target], sizes)
+        joins = does[Op.GERMINATE] & self.backend.at_once[blueprint]
+        transitions.join(slots, joins, blueprint, style, sizes)
+        waits = does[Op.GERMINATE] & ~joins
+        transitions.germinate(slots, waits, blueprint, style, _TEMPOS[tempo], _TARGETS[target], sizes)
         transitions.advance(slots, does[Op.ADVANCE])
         transitions.fossilize(slots, does[Op.FOSSILIZE])
         transitions.set_alpha_target(slots, does[Op.SET_ALPHA_TARGET], _TARGETS[target], _SPEEDS[speed], curve)

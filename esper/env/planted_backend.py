@@ -53,6 +53,7 @@ class PlantedBackend(Backend):
     def __init__(self, law: Law, n_envs: int, horizon: int, counterfactual_every: int) -> None:
         self.law, self.counterfactual_every = law, counterfactual_every
         self.host_parameters, self.horizon = law.host_parameters, horizon
+        self.at_once = np.array(law.at_once or (False,) * len(law.blueprints), dtype=np.bool_)
         self.worth = np.tile(np.array(law.worth), (n_envs, 1, 1))
         """Worths of seeds, [E, S, B], pp."""
         self.share = np.array(law.share)
@@ -96,6 +97,8 @@ class PlantedBackend(Backend):
         self.overlap[env] = law.overlap * draw.uniform(-1, 1)
 
     def plant(self, where: Bools, blueprint: Ints, style: Ints) -> tuple[Ints, dict[int, str]]:
+        self.experience[where] = 0.0
+        self.trained_alpha[where & self.at_once[blueprint]] = 1.0  # nothing changes when they are on: no shock
         return np.array(self.law.parameters)[blueprint] + self.law.gate_parameters * STYLE_IS_GATED[style], {}
 
     @property
@@ -105,7 +108,6 @@ class PlantedBackend(Backend):
 
     def train(self, active: Bools, state: EnvState) -> None:
         law, slots, here = self.law, state.slots, active[:, None]
-        self.experience[here & (slots.stage == SeedStage.GERMINATED)] = 0.0
         plasticity = (1 + np.cos(np.pi * state.epoch / self.horizon)) / 2
         alpha, maturity = slots.alpha_on, self.maturity
         change = np.where(here, alpha - self.trained_alpha, 0.0)

@@ -56,6 +56,8 @@ class Law:
     """The parts that each blueprint is built of, see ``esper.spaces.observation.KINDS``; empty: nothing."""
     fits: tuple[tuple[bool, ...], ...] = ()
     """Whether each blueprint can be planted in each slot, by slot; empty: all can be everywhere."""
+    at_once: tuple[bool, ...] = ()
+    """Whether seeds are a part of their host at once, by blueprint; empty: none is."""
     gate_parameters: int = 50
     host_parameters: int = 1000
     floor: float = 10.0
@@ -90,6 +92,7 @@ class Law:
             worth=tuple(tuple(row[place] for place in places) for row in self.worth),
             parameters=tuple(self.parameters[place] for place in places),
             kinds=tuple(self.kinds[place] for place in places) if self.kinds else (),
+            at_once=tuple(self.at_once[place] for place in places) if self.at_once else (),
             fits=tuple(tuple(row[place] for place in places) for row in self.fits),
         )
 

@@ -14,6 +14,7 @@ from esper.attribution.paired import Paired
 from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Task
 from esper.env.backend import Backend
+from esper.env.choices import joining
 from esper.env.device_time import TrainingTime
 from esper.env.env_host import EnvHost, assign_roles
 from esper.env.state import EnvState
@@ -76,6 +77,8 @@ class TrainingBackend(Backend):
         self.host_parameters = first.parameter_count
         with_source = {place.name for place in first.sites if place.has_source}
         self.sources = np.array([name in with_source for name in spec.slots], dtype=np.bool_)
+        at_once = trainer.hosts[0].config.env.at_once
+        self.at_once = joining(first.topology, spec, blueprints, at_once)
         self.each = []
         for row, training in enumerate(trainer.hosts):
             classes = training.task.classes if training.task.loss == "cross_entropy" else None

@@ -18,6 +18,7 @@ from esper.attribution.paired import Paired
 from esper.config import ConfigError, Durations
 from esper.config_resolved import ResolvedConfig
 from esper.env.backend import Backend
+from esper.env.choices import joining
 from esper.env.env_host import assign_roles
 from esper.env.governance import Governance
 from esper.env.measurements import record_seeds, record_validation
@@ -34,7 +35,7 @@ from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BlueprintRegistry
 from esper.seeds.features import Features
-from esper.seeds.site import GerminationFailed
+from esper.seeds.site import GerminationFailed, PlantedSeed
 from esper.spaces.action import STYLES, ActionSpec
 from esper.training.governor import Governor, Panic
 from esper.training.metrics import SeedGradientCollector
@@ -73,6 +74,7 @@ class LoopBackend(Backend):
         """Sites in the order of the arrays' slots."""
         self.host_parameters = sum(p.numel() for p in hooks.model.parameters())
         self.sources = np.array([site.place.has_source for site in self.sites], dtype=np.bool_)
+        self.at_once = joining(hooks.topology, spec, blueprints, config.env.at_once)
         self.counterfactual = CounterfactualHelper()
         self.germinations = 0
         self.unit_warned = False
@@ -100,7 +102,7 @@ class LoopBackend(Backend):
             except GerminationFailed as failure:
                 failures[row] = str(failure)
                 continue
-            self._prepare(site.name, seed.module)
+            self._prepare(site.name, seed)
             self.germinations += 1
             sizes[row] = site.parameters
         return sizes, failures
@@ -113,10 +115,11 @@ class LoopBackend(Backend):
             raise ConfigError(f"it mixes positions, and {reason}")
         return seed
 
-    def _prepare(self, name: str, seed: Seed) -> None:
+    def _prepare(self, name: str, seed: PlantedSeed) -> None:
         """Gives a new seed its parameter group and random numbers of its own."""
-        self.groups.add(name, seed)
-        self.hooks.draws[name] = SeedDraws(seed, self.hooks.probes[name].source, self._seed(RngStream.DROPOUT))
+        joins = self.config.env.at_once and seed.blueprint.zero_at_birth
+        self.groups.add(name, seed.module, as_its_layer=joins)
+        self.hooks.draws[name] = SeedDraws(seed.module, self.hooks.probes[name].source, self._seed(RngStream.DROPOUT))
 
     def _seed(self, purpose: RngStream) -> int:
         return derive_seed(self.config.run.seed, 0, 0, purpose, self.germinations)
@@ -226,6 +229,7 @@ class LoopBackend(Backend):
             "draws": {name: draws.state_dict() for name, draws in self.hooks.draws.items() if name in seeds},
             "probes": {name: _saved_probe(probe) for name, probe in self.hooks.probes.items()},
             "germinations": self.germinations,
+            "ages": dict(self.groups.ages),
             "repeated": self.repeated,
             "governor": None if self.governor is None else self.governor.state_dict(),
         }
@@ -240,8 +244,9 @@ class LoopBackend(Backend):
             with seeded(0):  # all weights are overwritten
                 seed = site.plant(recipe, BLEND_STYLES[mine["style"]], self.hooks.probes[name])
             seed.module.load_state_dict(mine["weights"])
-            self._prepare(name, seed.module)
+            self._prepare(name, seed)
             self.hooks.draws[name].load_state_dict(saved["draws"][name])
+        self.groups.ages.update(saved["ages"])
         if self.governor is not None:
             self.governor.load_state_dict(saved["governor"], device)
         self.train(~state.done, state)

@@ -61,6 +61,7 @@ class Grower:
             found without it; one of your own needs an attribute ``optimizer``.
         lr_factor: learning rate of a seed in units of that of the layer that it sits on: of the parameter group that
             holds most of the submodule's parameters, else of the one that holds the nearest parameter before it.
+        warmup_steps: number of steps after planting over which the learning rate of a seed rises from near zero.
         weight_decay: weight decay of seeds.
         points: percentage points in one unit of the score: 100 for fractions (0 to 1), 1 for per cent. Gates, rewards
             and controllers compare percentage points.
@@ -93,6 +94,7 @@ class Grower:
         incubation: Literal["ste", "shadow"] = "ste",
         scheduler: object = (),
         lr_factor: float = 1.0,
+        warmup_steps: int = 0,
         weight_decay: float = 0.0,
         points: float = 100.0,
         governor: bool = False,
@@ -107,6 +109,8 @@ class Grower:
         check_sites(model, sites, topology)
         require_finished(model)
         followers = given_averages(averages, model)
+        if warmup_steps < 0:
+            raise ConfigError(f"warmup_steps is {warmup_steps}; it must not be negative")
         check_arguments(horizon, baseline, incubation, ranks, lr_factor=lr_factor, points=points)
         self.model, self.horizon, self.points = model, horizon, points
         self.started = False
@@ -122,7 +126,9 @@ class Grower:
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)
         self.incubation, self.governed = incubation, governor
         task = self.config.task
-        self.groups = SeedGroups(model, self.paths, optimizer, scheduler, lr_factor, weight_decay, task, ranks)
+        self.groups = SeedGroups(
+            model, self.paths, optimizer, scheduler, lr_factor, weight_decay, task, ranks, warmup_steps
+        )
         self.hooks = SiteHooks(model, sites, topology, straight_through=incubation == "ste")
         for network in followers:
             self.hooks.follow(network)

@@ -29,7 +29,8 @@ class SeedGroups:
     """Adds a parameter group for each seed, removes it with the seed, and measures and clips gradients at each step.
 
     A seed has the options of the group of the submodule that it sits on, see :class:`Leaders`, and at every step its
-    rate times ``factor``, so it follows any schedule, also after :meth:`close`. Options that a step of the optimizer
+    rate times ``factor``, so it follows any schedule, also after :meth:`close`; over its first ``warmup_steps`` steps
+    it rises to that. Options that a step of the optimizer
     changes are counters of the group; a seed's start anew. The gradients of a seed are clipped to
     ``task.max_grad_norm`` apart from the host's, which are left to the loop.
 
@@ -42,6 +43,7 @@ class SeedGroups:
         optimizer: the host's.
         scheduler: schedules of ``optimizer`` that are not found by themselves, see :func:`show_host_groups`.
         factor: learning rate of a seed in units of the host's.
+        warmup_steps: number of steps after planting over which the rate of a seed rises linearly from near zero.
         weight_decay: of seeds.
         config: how the gradients of a seed are clipped and judged.
         ranks: those of a data-parallel loop.
@@ -60,11 +62,15 @@ class SeedGroups:
         weight_decay: float,
         config: TaskConfig,
         ranks: Ranks,
+        warmup_steps: int = 0,
     ) -> None:
+        self.warmup_steps = warmup_steps
+        self.ages: dict[str, int] = {}
+        """Number of steps since a seed was planted, by slot."""
         self.optimizer = unwrapped(optimizer)
         self.factor, self.weight_decay, self.config, self.ranks = factor, weight_decay, config, ranks
-        if factor != 1 and any(group["lr"] is None for group in self.optimizer.param_groups):
-            raise ConfigError("this optimizer makes its own rates (lr=None), so lr_factor can only be 1")
+        if (factor != 1 or warmup_steps) and any(group["lr"] is None for group in self.optimizer.param_groups):
+            raise ConfigError("this optimizer makes its own rates (lr=None), so lr_factor is 1 and warmup_steps 0")
         self.steps = 0
         """Number of optimizer steps so far."""
         self.learning: tuple[str, ...] = ()
@@ -104,20 +110,24 @@ class SeedGroups:
         """Slots of learning seeds that no step since the last :meth:`set_learning` had a gradient for, on any rank."""
         return tuple(name for name in self.learning if name not in self._reached)
 
-    def add(self, name: str, module: nn.Module) -> None:
-        """Adds the group of a new seed; all other groups and all state stay as they are."""
+    def add(self, name: str, module: nn.Module, as_its_layer: bool = False) -> None:
+        """Adds the group of a new seed; all other groups and all state stay as they are.
+
+        ``as_its_layer``: whether it decays as the layer that it sits on.
+        """
         show_host_groups(self.optimizer)
         named = [(f"{name}.{key}", p) for key, p in module.named_parameters() if p.requires_grad]
         leader = self._leaders.group(name)
         group = {
             **inherited(leader, self._counters, self.optimizer.defaults),
             SLOT: name,
-            "weight_decay": self.weight_decay,
+            "weight_decay": leader.get("weight_decay", 0.0) if as_its_layer else self.weight_decay,
         }
         group["params"] = named if "param_names" in leader else [p for _, p in named]
+        self.ages[name] = 0
         for key in ("lr", "initial_lr"):
             if leader.get(key) is not None:
-                group[key] = leader[key] * self.factor
+                group[key] = leader[key] * self._share_of_rate(name)
         self.optimizer.add_param_group(group)
         self._parameters[name] = [p for _, p in named]
         after = partial(self._accumulated, name)
@@ -131,6 +141,7 @@ class SeedGroups:
         show_host_groups(self.optimizer)
         gone = self.groups[name]
         self.optimizer.param_groups[:] = [group for group in self.optimizer.param_groups if group is not gone]
+        del self.ages[name]
         for parameter in self._parameters.pop(name):
             self.optimizer.state.pop(parameter, None)
             self._aside.drop([parameter])
@@ -214,6 +225,8 @@ class SeedGroups:
 
     def _after_step(self, _optimizer: Any, _arguments: Any, _keywords: Any) -> None:
         """Clears the gradients of seeds, which ``model.zero_grad()`` does not reach, and notes counters."""
+        for name in self.learning:
+            self.ages[name] += 1
         if self._closed:
             return
         for parameters in self._parameters.values():
@@ -245,7 +258,13 @@ class SeedGroups:
         for name, group in self.groups.items():
             rate = self._leaders.group(name)["lr"]
             if rate is not None:
-                _set_rate(group, rate * self.factor)
+                _set_rate(group, rate * self._share_of_rate(name))
+
+    def _share_of_rate(self, name: str) -> float:
+        """Returns the rate of a seed in its next step, in units of that of its layer."""
+        if self.ages[name] >= self.warmup_steps:
+            return self.factor
+        return self.factor * (self.ages[name] + 1) / self.warmup_steps
 
     @torch.no_grad()
     def _take_gradients(self, optimizer: Any) -> None:

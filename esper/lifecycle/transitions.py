@@ -34,6 +34,14 @@ def germinate(
     _enter(slots, where, SeedStage.GERMINATED)
 
 
+def join(slots: Slots, where: Bools, blueprint: Ints, style: Ints, parameters: Ints) -> None:
+    """Plants seeds that are a permanent part of their hosts at once, at alpha 1, as if they had passed all stages."""
+    _check(slots, where, SeedStage.GERMINATED)
+    slots.clear(where)
+    ramp = {"alpha": 1.0, "alpha_start": 1.0, "alpha_target": 1.0, "alpha_at_tick": 1.0, "incubation_target": 1.0}
+    slots.write(where, stage=SeedStage.FOSSILIZED, blueprint=blueprint, style=style, parameters=parameters, **ramp)
+
+
 def advance(slots: Slots, where: Bools) -> None:
     """Moves to the next stage; entering BLENDING takes the first step of the ramp at once."""
     ramps = where & (slots.stage == SeedStage.TRAINING)

@@ -50,6 +50,7 @@ def practice_env(env: SlotVectorEnv, config: TrainingConfig, horizon: int | None
         worth_std=ppo.practice_worth_std,
         parameters=tuple(int(size) for size in rules.largest.sum(axis=0) / fits.sum(axis=0)),
         fits=() if fits.all() else tuple(tuple(row) for row in fits.tolist()),
+        at_once=tuple(env.loop.backend.at_once.tolist()),
         kinds=tuple(tuple(row) for row in rules.kinds.tolist()),
         gate_parameters=0,
         host_parameters=env.host_parameters,

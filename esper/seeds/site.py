@@ -140,6 +140,8 @@ class Site:
             raise GerminationFailed(f"{here} turns {shapes}; {wanted}")
         if not bool(torch.isfinite(delta).all()):
             raise GerminationFailed(f"{here}: its output is not finite")
+        if blueprint.zero_at_birth and bool(delta.any()):
+            raise GerminationFailed(f"{here}: it is said to be zero at birth, and its output is not")
         flag = torch.ones((), dtype=torch.bool, device=probe.h.device)
         finite = self._flags.setdefault(seed, flag).fill_(True)  # a seed that is planted again keeps its memory
         self.planted = PlantedSeed(seed.train(), blueprint, style, finite)

@@ -80,6 +80,7 @@ def host_state(training: HostTraining, copy: Callable[[Tensor], Tensor] = cpu_co
             for site in training.sites
             if site.planted is not None
         },
+        "planted_at": dict(training.planted_at),
         "shadows": list(training.shadows),
         "tensors": {name: copy(tensor) for name, tensor in all_tensors(training)},
         "scale": training.arithmetic.state_dict(),
@@ -112,6 +113,7 @@ def load_host_state(training: HostTraining, state: State, blueprints: BlueprintR
         if site.name in state["seeds"]:
             blueprint, style = state["seeds"][site.name]
             training.plant(site, blueprints.get(training.host.topology, blueprint), STYLES[style])
+    training.planted_at.update(state.get("planted_at", {}))
     for name in state["shadows"]:
         training.shadow_of(training.site_by_name[name])
     live = {name for name, _ in all_tensors(training)}

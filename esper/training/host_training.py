@@ -26,7 +26,7 @@ from esper.training.precision import Arithmetic
 from esper.training.rng import RngHandle, RngStream, derive_seed, draws_globally, own_dropout, seeded
 from esper.training.seed_pool import ParameterGroup, SeedPool
 from esper.training.shadow import ShadowBuffers
-from esper.training.warmup import WarmUp
+from esper.training.warmup import SeedRate, WarmUp
 
 HOST = "host"
 
@@ -51,7 +51,7 @@ class HostTraining:
         """Sums of this host's passes."""
         self.arithmetic = Arithmetic(config.task.precision or task.precision, self.device)
         self.warmup = WarmUp(config, self.device)
-        self.rate = self.warmup.rate  # of host and seeds, a scalar that their steps read on the device
+        self.rate = self.warmup.rate  # a scalar that steps read on the device
         with seeded(0):  # overwritten by reset
             self.host = task.new_host(config.env.slots).to(self.device)
         self.dropout = torch.Generator(self.device)
@@ -67,6 +67,11 @@ class HostTraining:
         """Names of sites whose seeds draw from the process's generators."""
         self.sites = [Site(place) for place in self.host.sites]
         """Sites in execution order."""
+        own_rates = config.task.seed_rate != 1 or config.task.seed_warmup_epochs > 0
+        self.seed_rates = {site.name: SeedRate(config, self.warmup) for site in self.sites} if own_rates else {}
+        """Learning rates of seeds by site, if they are not the host's."""
+        self.planted_at: dict[str, int] = {}
+        """By site, the number of epochs that the host had trained when its seed was planted."""
         self.alphas = torch.zeros(2, len(self.sites), device=self.device)
         """Alphas, and target alphas of incubating seeds, [2, S]; steps read them on the device."""
         self.tried = torch.zeros(MAX_CONFIGURATIONS, len(self.sites), device=self.device)
@@ -116,6 +121,7 @@ class HostTraining:
         for site in self.sites:
             site.remove()
         self.seed_groups.clear()
+        self.planted_at.clear()
         self.shadows.clear()
         self.shadow_dropout.clear()
         self.global_seeds.clear()
@@ -138,14 +144,17 @@ class HostTraining:
         with seeded(self._seed(RngStream.SEED, self.germinations)):
             planted = site.plant(blueprint, style, probe, prepare)
         self.germinations += 1
+        self.planted_at[site.name] = self.epoch
         generator = torch.Generator(self.device).manual_seed(self._seed(RngStream.DROPOUT, self.germinations))
         self.shadow_dropout[site.name] = generator
-        self.seed_groups[site.name] = self._group_of(site, planted.module)
+        joins = self.config.env.at_once and blueprint.zero_at_birth
+        self.seed_groups[site.name] = self._group_of(site, planted.module, joins)
 
     def remove(self, site: Site) -> None:
         """Drops the seed with its shadow buffers and its optimizer, so that the next one starts with its own."""
         site.remove()
         del self.seed_groups[site.name]
+        self.planted_at.pop(site.name, None)
         self.global_seeds.discard(site.name)
         self.shadows.pop(site.name, None)
 
@@ -155,13 +164,19 @@ class HostTraining:
         if role is not Role.INCUBATING:
             self.shadows.pop(site.name, None)
 
-    def _group_of(self, site: Site, seed: Seed) -> ParameterGroup:
-        """Returns the seed's parameter group with zero momentum; reused memory comes with its earlier optimizer."""
+    def _group_of(self, site: Site, seed: Seed, joins: bool) -> ParameterGroup:
+        """Returns the seed's parameter group with zero momentum; reused memory comes with its earlier optimizer.
+
+        ``joins``: whether it is trained as a part of the host, clipped with it and with its weight decay.
+        """
         group = self.pool.groups.get(seed)
         if group is None:
             parameters = [parameter for parameter in seed.parameters() if parameter.requires_grad]
-            optimizer = _make_optimizer(seed, self.config.task, self.rate, weight_decay=0.0)
-            group = ParameterGroup(site.name, parameters, optimizer, site)
+            own = self.seed_rates.get(site.name)
+            rate = self.rate if own is None else own.rate
+            decay = self.config.task.weight_decay if joins else 0.0
+            optimizer = _make_optimizer(seed, self.config.task, rate, decay)
+            group = ParameterGroup(site.name, parameters, optimizer, site, with_host=joins)
             self.pool.groups[seed] = group
         group.optimizer.zero_state()
         return group

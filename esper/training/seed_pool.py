@@ -28,6 +28,8 @@ class ParameterGroup:
     parameters: list[nn.Parameter]
     optimizer: SGD | AdamW
     site: Site | None
+    with_host: bool = False
+    """Whether its gradients are clipped together with the host's."""
 
     def drop_gradients(self) -> None:
         for parameter in self.parameters:

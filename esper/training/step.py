@@ -51,6 +51,8 @@ def prepare_epoch(training: HostTraining) -> list[ParameterGroup]:
     if training.feed is not None:
         training.feed.shuffle(training.epoch, training.order)
     training.warmup.start_epoch(learning_rate(training), training.epoch)
+    for name, rate in training.seed_rates.items():
+        rate.start_epoch(training.epoch - training.planted_at.get(name, training.epoch))
     alphas = [[site.alpha for site in training.sites], [site.target for site in training.sites]]
     upload(torch.tensor(alphas), training.alphas)
     training.vacant = frozenset(i for i, site in enumerate(training.sites) if site.role is Role.ABSENT)
@@ -77,6 +79,8 @@ def learning_rate(training: HostTraining) -> float:
 def train_step(training: HostTraining, groups: list[ParameterGroup], x: Tensor, y: Tensor) -> None:
     """Trains one batch, x [B, ...] and y [B, ...]: forward, backward, shadow losses, statistics, clipped step."""
     training.warmup.step()
+    for rate in training.seed_rates.values():
+        rate.step()
     for group in groups:
         group.drop_gradients()
     parts, weight = training.micro_batches, training.task.objective.weight
@@ -90,6 +94,7 @@ def train_step(training: HostTraining, groups: list[ParameterGroup], x: Tensor, 
         exploding_norm=training.config.task.exploding_norm,
         device=training.device,
     )
+    clip_with_host(groups, stats, training.config.task.max_grad_norm)
     overflowed = training.arithmetic.overflow_mask(stats.clip_coef > 0)
     training.gradient_stats.add(stats, overflowed)
     step_groups(groups, stats, overflowed)
@@ -212,6 +217,17 @@ def shadow_gradients(
     loss, _ = training.task.objective.measure(outputs, y, training.config.task.label_smoothing)
     loss = training.arithmetic.scaled(loss if share is None else loss * share)
     loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]
+
+
+def clip_with_host(groups: list[ParameterGroup], stats: GradStats, max_norm: float) -> None:
+    """Gives the host, and the seeds that are clipped with it, the clip coefficient of all their gradients together."""
+    rows = [row for row, group in enumerate(groups) if row == 0 or group.with_host]
+    if len(rows) == 1:
+        return
+    norm = torch.stack([stats.sum_sq[row] for row in rows]).sum().sqrt()
+    coefficient = torch.where(torch.isfinite(norm), (max_norm / (norm + 1e-6)).clamp(max=1), 0.0)
+    for row in rows:  # not by a list of indices, which would be copied to a GPU
+        stats.clip_coef[row].copy_(coefficient)
 
 
 def step_groups(groups: list[ParameterGroup], stats: GradStats, overflowed: Tensor | None) -> None:

@@ -1,4 +1,4 @@
-"""The rise of the learning rate over the first steps of an episode, computed on the device."""
+"""The learning rates of a host and of its seeds in each step, computed on the device."""
 
 from __future__ import annotations
 
@@ -38,3 +38,33 @@ class WarmUp:
         if self.steps:
             self._done.add_(1)
             torch.mul(self._scheduled, (self._done / self.steps).clamp(max=1), out=self.rate)
+
+
+class SeedRate:
+    """The learning rate of the seed at one site: ``task.seed_rate`` times the host's, times ``min(1, step / steps)``.
+
+    The steps are those since the seed was planted, counted from 1, over which its rate rises.
+
+    Args:
+        host: the host's rate; steps are counted after it has been set.
+    """
+
+    def __init__(self, config: HostTrainingConfig, host: WarmUp) -> None:
+        self.factor = config.task.seed_rate
+        self.rate = torch.zeros_like(host.rate)
+        """The scalar that the seed's optimizer reads; filled in place."""
+        self.epoch_steps = host.epoch_steps
+        self.steps = round(config.task.seed_warmup_epochs * self.epoch_steps)
+        self._host, self._done = host.rate, torch.zeros_like(host.rate)
+
+    def start_epoch(self, epochs: int) -> None:
+        """Starts an epoch, ``epochs`` after the seed was planted."""
+        if self.steps:
+            self._done.fill_(epochs * self.epoch_steps)
+
+    def step(self) -> None:
+        """Sets the rate of the step that follows."""
+        torch.mul(self._host, self.factor, out=self.rate)
+        if self.steps:
+            self._done.add_(1)
+            self.rate.mul_((self._done / self.steps).clamp(max=1))

@@ -42,6 +42,8 @@ class Blueprint:
     parameters: Callable[[Any], int]
     """Returns the exact number of parameters of what ``build`` makes; a gated seed has ``gate_parameters`` more."""
     reads_source: bool = False
+    zero_at_birth: bool = False
+    """Whether the delta of a new seed is 0, so that it changes nothing at any alpha; planting one checks it."""
     obstacle: Callable[[Place], str | None] = no_obstacle
     """Returns the reason why a place with a source, or without one, cannot have such a seed; None if it can."""
 
@@ -78,7 +80,12 @@ class BlueprintRegistry:
         self._table[key] = blueprint
 
     def register(
-        self, topology: str, name: str, parameters: Callable[[Any], int], reads_source: bool = False
+        self,
+        topology: str,
+        name: str,
+        parameters: Callable[[Any], int],
+        reads_source: bool = False,
+        zero_at_birth: bool = False,
     ) -> Callable[[Factory], Factory]:
         """Registers the decorated factory; the first line of its docstring becomes the description.
 
@@ -87,7 +94,7 @@ class BlueprintRegistry:
 
         def decorate(build: Factory) -> Factory:
             description = (build.__doc__ or "").strip().partition("\n")[0]
-            self.add(Blueprint(topology, name, description, build, parameters, reads_source))
+            self.add(Blueprint(topology, name, description, build, parameters, reads_source, zero_at_birth))
             return build
 
         return decorate

@@ -237,4 +237,4 @@ def register_in(registry: BlueprintRegistry) -> None:
     for topology in registry.topologies():
         for name, (words, make, obstacle) in recipes.items():
             count = partial(_count, make)
-            registry.add(Blueprint(topology, name, words, make, count, reads_source=True, obstacle=obstacle))
+            registry.add(Blueprint(topology, name, words, make, count, True, zero_at_birth=True, obstacle=obstacle))
