@@ -2,11 +2,14 @@
 
     python benchmarks/widened_hosts.py digits --pairs 300
     python benchmarks/widened_hosts.py mnist5k --pairs 40
+    python benchmarks/widened_hosts.py digits --pairs 40 --first-epoch 1 --first-epoch 3 --first-epoch 6
 
 Each host of a CNN task is trained three times, on the same batches and from equal weights where two have the same
 layers: with a widening seed in every block (`static`), as the network whose blocks have as many channels (`wide`), and
 as that network without the weights from the new channels of a block to those of the next one (`no block`), which two
-widenings in a row lack as well. Prints the paired differences of test accuracies, as Markdown.
+widenings in a row lack as well. With ``--first-epoch``, it is also grown while it trains: by one block after so many
+epochs, and by another one after each epoch that follows (``env.at_once``). Prints the paired differences of test
+accuracies to the first arm, and the arithmetic of training in units of the wide network's, as Markdown.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from esper.config import TrainingConfig
+from esper.control.script import ScheduleEntry, ScriptedController
 from esper.data.task import Task, resolve
 from esper.env.make import EnvMaker
 from esper.env.no_growth import no_growth_loop
@@ -89,6 +94,31 @@ def accuracies(maker: EnvMaker, task: Task, hosts: range, seed: int) -> Floats:
         return alone.test_accuracy(state)
 
 
+def grown_accuracies(maker: EnvMaker, first_epoch: int, blueprint: str, pairs: int, seed: int) -> Floats:
+    """Grows the task's hosts by a block each epoch, from ``first_epoch`` on; returns their test accuracies, pp [n]."""
+    env = maker.make(pairs)
+    with closing(env):
+        schedule = [
+            ScheduleEntry(epoch=first_epoch + number, op="GERMINATE", slot=slot, blueprint=blueprint)
+            for number, slot in enumerate(env.action_spec.slots)
+        ]
+        controller = ScriptedController(schedule, env.action_spec, env.layout, pairs)
+        observation, info = env.reset(seed=seed)
+        controller.begin()
+        while not env.done.all():
+            observation, *_, info = env.step(controller.act(observation, info["action_mask"]))
+        assert bool(env.state.slots.fossil.all()), "each host has all its widenings"
+        return env.backend.test_accuracy(env.state)
+
+
+def flops_of(host: Host, task: Task) -> int:
+    """Returns the floating-point operations of a forward pass of one sample, of convolutions and matrix products."""
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        host.eval()(task.sample[:1])
+    return int(counter.get_total_flops())
+
+
 def main() -> None:
     """Run all arms on the same hosts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -96,26 +126,41 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--seed", type=int, default=9000)
     parser.add_argument("--blueprint", default="widen_whole", choices=tuple(source.SHARES))
+    parser.add_argument("--first-epoch", type=int, action="append", default=[], help="of an arm that is grown")
     options = parser.parse_args()
-    maker = EnvMaker.of(TrainingConfig.parse({"task": {"name": options.task}, "run": {"controller": "none"}}))
-    assert maker.task is not None
+    tables = {"task": {"name": options.task}, "run": {"controller": "none"}}
+    tables["env"] = {"slots": ["r2"], "at_once": True, "baseline_episodes": 1}
+    maker = EnvMaker.of(TrainingConfig.parse(tables))
     task, results = maker.task, dict[str, Floats]()
-    print(
-        f"| arm of {options.pairs} hosts of {task.name}, {options.blueprint} | parameters | test % | static minus it |"
-    )
-    print("|---|---|---|---|")
-    for name, make in ARMS.items():
-        of_arm = replace(task, build_host=lambda make=make: make(task, options.blueprint))
-        parts = [
-            accuracies(maker, of_arm, range(first, min(first + AT_ONCE, options.pairs)), options.seed)
-            for first in range(0, options.pairs, AT_ONCE)
-        ]
-        results[name] = np.concatenate(parts)
-        size = of_arm.build_host().parameter_count
+    assert task is not None
+    made = {name: make(task, options.blueprint) for name, make in ARMS.items()}
+    narrow, whole, horizon = task.build_host(), flops_of(made["wide"], task), maker.config.env.episode_length
+    print(f"{options.pairs} hosts of {task.name}, {options.blueprint}:\n")
+    print("| arm | parameters | FLOPs | test % | first arm minus it |")
+    print("|---|---|---|---|---|")
+
+    def show(name: str, size: int, share: float) -> None:
         pair = compare_pairs(results["static"], results[name])
         low, high = pair.interval
         difference = "" if name == "static" else f"{pair.difference:+.2f} [{low:+.2f}, {high:+.2f}]"
-        print(f"| `{name}` | {size} | {results[name].mean():.2f} | {difference} |", flush=True)
+        print(f"| {name} | {size} | {share:.2f} | {results[name].mean():.2f} | {difference} |", flush=True)
+
+    for name, make in ARMS.items():
+        of_arm = replace(task, build_host=lambda make=make: make(task, options.blueprint))
+        plain = replace(maker, config=maker.config.with_values(env={"slots": None}))
+        parts = [
+            accuracies(plain, of_arm, range(first, min(first + AT_ONCE, options.pairs)), options.seed)
+            for first in range(0, options.pairs, AT_ONCE)
+        ]
+        results[name] = np.concatenate(parts)
+        show(name, made[name].parameter_count, flops_of(made[name], task) / whole)
+    for first in options.first_epoch:
+        name = f"grown from epoch {first} on"
+        results[name] = grown_accuracies(maker, first, options.blueprint, options.pairs, options.seed)
+        blocks = len(made["static"].slot_names)
+        step = (flops_of(made["static"], task) - flops_of(narrow, task)) / blocks
+        waiting = sum(first + number for number in range(blocks)) * step / horizon
+        show(name, made["static"].parameter_count, (flops_of(made["static"], task) - waiting) / whole)
 
 
 if __name__ == "__main__":

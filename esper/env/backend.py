@@ -21,8 +21,8 @@ class Backend(ABC):
 
     host_parameters: int
     """Number of parameters of a host without seeds."""
-    sources: Bools = np.zeros(1, dtype=np.bool_)
-    """Slots whose seeds read a source of their own, [S], or [1] for all."""
+    only_added: Bools = np.zeros(1, dtype=np.bool_)
+    """Blueprints whose seeds are added whatever the blend style, [B]."""
 
     at_once: Bools = np.zeros(1, dtype=np.bool_)
     """Blueprints whose seeds are a part of their host at once, [B]."""

@@ -32,10 +32,15 @@ def spec_of(
 
 
 def joining(topology: str, spec: ActionSpec, blueprints: BlueprintRegistry, at_once: bool) -> Bools:
-    """Returns which blueprints' seeds are a part of their host at once, [B]: with ``at_once``, those that are zero at
-    birth."""
+    """Returns which blueprints' seeds are a part of their host at once, if that is wanted, [B]."""
     recipes = [blueprints.get(topology, name) for name in spec.blueprints]
-    return np.array([at_once and recipe.zero_at_birth for recipe in recipes] or [False], dtype=np.bool_)
+    return np.array([at_once and recipe.at_once for recipe in recipes] or [False], dtype=np.bool_)
+
+
+def only_added(topology: str, spec: ActionSpec, blueprints: BlueprintRegistry) -> Bools:
+    """Returns which blueprints' seeds are added to features whatever the blend style, [B]."""
+    recipes = [blueprints.get(topology, name) for name in spec.blueprints]
+    return np.array([recipe.only_added for recipe in recipes] or [False], dtype=np.bool_)
 
 
 def check_places(topology: str, places: Sequence[Place], blueprints: BlueprintRegistry) -> None:
@@ -93,11 +98,11 @@ def kinds_of(topology: str, places: Sequence[Place], spec: ActionSpec, blueprint
 
 
 def _size(recipe: Blueprint, place: Place) -> int:
-    """Returns the number of parameters of a seed with its gate, which only seeds that read their sink can have."""
+    """Returns the number of parameters of a seed with its gate, if it can have one."""
     if not recipe.fits(place):
         return 0
     with _named_errors(recipe, "be counted", place):
-        return recipe.size(place) + (0 if place.has_source else gate_parameters(place.channels))
+        return recipe.size(place) + (0 if recipe.only_added else gate_parameters(place.channels))
 
 
 @contextmanager

@@ -117,8 +117,7 @@ class EpochLoop:
         gates = self.reporter.explain(state, self._gates(), actions, active) if self.reporter else {}
         before = Occupancy.of(slots)
         germinates = chosen & (op == Op.GERMINATE)
-        has_source = (chosen & self.backend.sources).any(axis=1, keepdims=True)
-        style = np.where(has_source, STYLE_ADDED[style], style)  # other operators are for features that a seed reads
+        style = np.where(self.backend.only_added[blueprint], STYLE_ADDED[style], style)
         sizes, failures = self.backend.plant(germinates, blueprint, style)
         refused[list(failures)] |= germinates[list(failures)]
         does = {kind: chosen & (op == kind) & ~refused for kind in Op}

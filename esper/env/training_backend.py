@@ -14,7 +14,7 @@ from esper.attribution.paired import Paired
 from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Task
 from esper.env.backend import Backend
-from esper.env.choices import joining
+from esper.env.choices import joining, only_added
 from esper.env.device_time import TrainingTime
 from esper.env.env_host import EnvHost, assign_roles
 from esper.env.state import EnvState
@@ -75,8 +75,7 @@ class TrainingBackend(Backend):
         self.trainer, self.spec, self.blueprints, self.governed = trainer, spec, blueprints, governed
         first = trainer.hosts[0].host
         self.host_parameters = first.parameter_count
-        with_source = {place.name for place in first.sites if place.has_source}
-        self.sources = np.array([name in with_source for name in spec.slots], dtype=np.bool_)
+        self.only_added = only_added(first.topology, spec, blueprints)
         at_once = trainer.hosts[0].config.env.at_once
         self.at_once = joining(first.topology, spec, blueprints, at_once)
         self.each = []

@@ -18,7 +18,7 @@ from esper.attribution.paired import Paired
 from esper.config import ConfigError, Durations
 from esper.config_resolved import ResolvedConfig
 from esper.env.backend import Backend
-from esper.env.choices import joining
+from esper.env.choices import joining, only_added
 from esper.env.env_host import assign_roles
 from esper.env.governance import Governance
 from esper.env.measurements import record_seeds, record_validation
@@ -73,7 +73,7 @@ class LoopBackend(Backend):
         self.sites = [hooks.sites[name] for name in spec.slots]
         """Sites in the order of the arrays' slots."""
         self.host_parameters = sum(p.numel() for p in hooks.model.parameters())
-        self.sources = np.array([site.place.has_source for site in self.sites], dtype=np.bool_)
+        self.only_added = only_added(hooks.topology, spec, blueprints)
         self.at_once = joining(hooks.topology, spec, blueprints, config.env.at_once)
         self.counterfactual = CounterfactualHelper()
         self.germinations = 0
@@ -117,7 +117,7 @@ class LoopBackend(Backend):
 
     def _prepare(self, name: str, seed: PlantedSeed) -> None:
         """Gives a new seed its parameter group and random numbers of its own."""
-        joins = self.config.env.at_once and seed.blueprint.zero_at_birth
+        joins = self.config.env.at_once and seed.blueprint.at_once
         self.groups.add(name, seed.module, as_its_layer=joins)
         self.hooks.draws[name] = SeedDraws(seed.module, self.hooks.probes[name].source, self._seed(RngStream.DROPOUT))
 

@@ -51,8 +51,10 @@ class TransformerHost(SegmentedHost):
         groups[0].insert(0, embedding)
         segments: list[nn.Module] = [nn.Sequential(*group) for group in groups]
         segments.append(nn.Sequential(nn.LayerNorm(width), TiedHead(embedding)))
-        super().__init__(segments, [Place(f"r0c{i}", width) for i in range(slots)], topology="transformer")
+        sites = [Place(f"r0c{number}", width) for number in range(slots)]
+        super().__init__(segments, sites, topology="transformer")
         self.width, self.heads = width, heads
+        self._use_slots(set(self.slot_names))  # with the blocks before each place
         self.of_width = partial(TransformerHost, vocabulary, layers=layers, heads=heads, block=block, slots=slots)
         """Makes a host like this one with another ``width``."""
         draw_as_gpt2(self)
@@ -60,6 +62,11 @@ class TransformerHost(SegmentedHost):
             for last in (layer.attention.project, layer.mlp[-1]):
                 assert isinstance(last, nn.Linear)
                 nn.init.normal_(last.weight, std=INIT_STD / math.sqrt(2 * layers))
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """All blocks, in order."""
+        return tuple(layer for group in self.segments for layer in group.children() if isinstance(layer, Block))
 
     @property
     def possible_slots(self) -> tuple[str, ...]:
@@ -90,7 +97,9 @@ class TransformerHost(SegmentedHost):
                         )
                         spans.append(SiteSpan(first + source, first + sink))
             if f"r0c{number}" in names:
-                sites.append(Place(f"r0c{number}", self.width))
+                own = tuple(block for block in group.children() if isinstance(block, Block))
+                stack = self.blocks if number == len(groups) - 1 else ()
+                sites.append(Place(f"r0c{number}", self.width, group=own, stack=stack))
                 spans.append(SiteSpan(len(steps), len(steps)))
         order = sorted(range(len(sites)), key=lambda site: spans[site].sink)
         steps.append(Step(head))
@@ -138,6 +147,15 @@ class Block(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         h = h + self.attention(self.norm_attention(h))
         return h + self.mlp(self.norm_mlp(h))  # type: ignore[no-any-return]
+
+    def empty(self) -> Block:
+        """Makes a new block like this one that returns its input."""
+        attention, width = self.attention, self.norm_mlp.normalized_shape[0]
+        made = Block(width, attention.heads)
+        draw_as_gpt2(made)
+        for last in (made.attention.project, made.mlp[-1]):
+            nn.init.zeros_(last.weight)  # type: ignore[arg-type]
+        return made
 
     def steps(self, first: int) -> list[Step]:
         """Returns the steps of which the block consists, of which the first one begins at joint ``first``."""

@@ -21,5 +21,9 @@ class Place:
     """Layers of the host from the source to the sink, in order, if they are known."""
     obstacle: str = field(default="", compare=False)
     """The reason why they are not known."""
+    group: tuple[nn.Module, ...] = field(default=(), compare=False)
+    """Blocks of the host right before the sink, in order, that return features of the shape that they read."""
+    stack: tuple[nn.Module, ...] = field(default=(), compare=False)
+    """All such blocks of the host, if the sink lies behind the last one."""
     draw: Callable[[nn.Module], None] | None = field(default=None, compare=False)
     """Draws the weights of new layers as those of the host's own are; None: as torch does."""

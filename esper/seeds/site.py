@@ -36,9 +36,8 @@ class GerminationFailed(RuntimeError):
 
 
 def seed_of(blueprint: Blueprint, operator: BlendOperator, place: Place) -> Seed:
-    """Makes a seed for ``place``. The delta of one with a source is added, whatever the operator: the other operators
-    are for deltas of the features that a seed reads."""
-    operator = BlendOperator.ADD if place.has_source else operator
+    """Makes a seed for ``place``."""
+    operator = BlendOperator.ADD if blueprint.only_added else operator
     return Seed(blueprint.body(place), operator, place.channels, blueprint.topology)
 
 

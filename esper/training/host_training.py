@@ -147,8 +147,11 @@ class HostTraining:
         self.planted_at[site.name] = self.epoch
         generator = torch.Generator(self.device).manual_seed(self._seed(RngStream.DROPOUT, self.germinations))
         self.shadow_dropout[site.name] = generator
-        joins = self.config.env.at_once and blueprint.zero_at_birth
-        self.seed_groups[site.name] = self._group_of(site, planted.module, joins)
+        joins = self.config.env.at_once and blueprint.at_once
+        group = self.seed_groups[site.name] = self._group_of(site, planted.module, joins)
+        if blueprint.copies is not None:
+            originals = [p for module in blueprint.copies(site.place) for p in module.parameters()]
+            group.take_state(zip(planted.module.body.parameters(), originals, strict=True), self.host_group.optimizer)
 
     def remove(self, site: Site) -> None:
         """Drops the seed with its shadow buffers and its optimizer, so that the next one starts with its own."""

@@ -87,11 +87,14 @@ _DROPOUTS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Drop
 def own_dropout(module: nn.Module, draws: RngHandle) -> None:
     """Replaces the dropout layers below ``module``, so that concurrent passes do not share random numbers.
 
-    A frozen layer (in eval mode inside a module in train mode) stays and drops nothing.
+    Copies of replaced ones draw from ``draws``, too. A frozen layer (in eval mode inside a module in train mode) stays
+    and drops nothing.
     """
     for name, child in module.named_children():
         if type(child) in _DROPOUTS and (child.training or not module.training):
             setattr(module, name, OwnedDropout(child.p, draws, _DROPOUTS[type(child)]))  # type: ignore[arg-type]
+        elif isinstance(child, OwnedDropout):
+            child.draws = draws
         else:
             own_dropout(child, draws)
 

@@ -6,7 +6,7 @@ Memory does not grow with the number of seeds, and work captured with one seed c
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from weakref import WeakKeyDictionary
@@ -30,6 +30,17 @@ class ParameterGroup:
     site: Site | None
     with_host: bool = False
     """Whether its gradients are clipped together with the host's."""
+
+    def take_state(self, pairs: Iterable[tuple[nn.Parameter, nn.Parameter]], optimizer: SGD | AdamW) -> None:
+        """Gives parameters the state that ``optimizer`` has of others, by pairs (mine, other), in the memory of their
+        own."""
+        for mine, other in pairs:
+            own = self.optimizer.state[mine]
+            for name, value in optimizer.state.get(other, {}).items():
+                if isinstance(own.get(name), Tensor):
+                    own[name].copy_(value)
+                elif value is not None:
+                    own[name] = value.clone()
 
     def drop_gradients(self) -> None:
         for parameter in self.parameters:

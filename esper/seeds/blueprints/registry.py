@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
@@ -28,7 +28,7 @@ class Blueprint:
     """A recipe for seeds: ``build(channels)`` makes a body that maps features to a change of them, of the same shape.
 
     With ``reads_source`` it is one for places with a source: ``build(place)`` makes a body that maps the features at
-    the source to a change of those at the sink.
+    the source to a change of those at the sink. ``build(place)`` is called with ``takes_place`` as well.
 
     ``esper.seeds.blend.Seed`` adds the blend operator to it. ``esper.seeds.site.Site.plant`` tries it on features and
     refuses it if it raises, has nothing to train or another number of parameters than ``parameters`` says, has not the
@@ -44,6 +44,10 @@ class Blueprint:
     reads_source: bool = False
     zero_at_birth: bool = False
     """Whether the delta of a new seed is 0, so that it changes nothing at any alpha; planting one checks it."""
+    takes_place: bool = False
+    """Whether a body that reads its sink is made for a :class:`Place`, such as of the host's own blocks."""
+    copies: Callable[[Place], Sequence[nn.Module]] | None = None
+    """Returns the modules of the host whose weights a new body has, in the order of its own parameters; None: none."""
     obstacle: Callable[[Place], str | None] = no_obstacle
     """Returns the reason why a place with a source, or without one, cannot have such a seed; None if it can."""
 
@@ -51,13 +55,24 @@ class Blueprint:
         """Returns whether such a seed is offered at ``place``."""
         return self.reads_source == place.has_source and self.obstacle(place) is None
 
+    @property
+    def only_added(self) -> bool:
+        """Whether a seed's delta is added, whatever the blend operator: the others are for a body that is one only by
+        its channels."""
+        return self.reads_source or self.takes_place
+
+    @property
+    def at_once(self) -> bool:
+        """Whether a seed may be a part of its host at once, without having been tried."""
+        return self.zero_at_birth or self.copies is not None
+
     def body(self, place: Place) -> nn.Module:
         """Makes a body for ``place``."""
-        return self.build(place if self.reads_source else place.channels)
+        return self.build(place if self.only_added else place.channels)
 
     def size(self, place: Place) -> int:
         """Returns the number of parameters of a body for ``place``."""
-        return int(self.parameters(place if self.reads_source else place.channels))
+        return int(self.parameters(place if self.only_added else place.channels))
 
 
 class BlueprintRegistry:
@@ -104,9 +119,9 @@ class BlueprintRegistry:
 
     def names(self, topology: str, places: Collection[Place] | None = None) -> tuple[str, ...]:
         """Returns the names of a topology's blueprints: of those that fit at one of ``places``; None: of those that
-        read their sink, and so fit wherever the topology does."""
+        are made of a number of channels, and so fit wherever the topology does."""
         if places is None:
-            return self.possible(topology, {False})
+            return tuple(blueprint.name for blueprint in self._of(topology) if not blueprint.only_added)
         return tuple(blueprint.name for blueprint in self._of(topology) if any(map(blueprint.fits, places)))
 
     def possible(self, topology: str, reading: Collection[bool]) -> tuple[str, ...]:
