@@ -18,6 +18,7 @@ from esper.grower.averages import given_averages
 from esper.grower.backend import LoopBackend
 from esper.grower.checks import FORMAT, check_arguments, check_state, plain_model, require_trained
 from esper.grower.env import LoopEnv
+from esper.grower.finishing import finish
 from esper.grower.hooks import SiteHooks
 from esper.grower.log import LoopLog
 from esper.grower.optimizer import SeedGroups
@@ -210,7 +211,7 @@ class Grower:
             raise RuntimeError("grower.step() was never called, so nothing has grown; call it after each epoch")
         kept = len(self.kept)
         self.env.backend.host.drop_unkept()
-        warn_unmerged(self.hooks.finish(self.groups.optimizer if merge else None))
+        warn_unmerged(finish(self.hooks, self.groups.optimizer if merge else None))
         self.env.close()
         if self.log is not None:
             self.log.finish(self.env, kept, sum(parameter.numel() for parameter in self.model.parameters()))

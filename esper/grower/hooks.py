@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 import uuid
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from esper.config import ConfigError
-from esper.grower.averages import averages_made_since
-from esper.grower.merging import merge_in_loop
 from esper.grower.passes import PassHook
 from esper.grower.randomness import SeedDraws, kept_generators
 from esper.hosts.between import Between, find_between
-from esper.hosts.compare import coarsest_dtype, difference
 from esper.hosts.example import cloned, outputs_for
 from esper.hosts.graft import channel_dimension, check_features, place_of
 from esper.hosts.host import kept_modes
 from esper.hosts.layout import POSITIONS
 from esper.hosts.outputs import features_of, with_features
-from esper.hosts.plain import merge_all
-from esper.hosts.pretrained import note_seeds
 from esper.hosts.seed_hook import (
     SeedHook,
     container_of,
     drop_container,
     free_name,
-    keep,
     register,
     unregister,
     with_share,
@@ -137,7 +128,8 @@ class SiteHooks:
         self._checked: set[str] = set()
         self._fresh: set[str] = set()
         self._finding = False  # in find_sites
-        self._growing: list[GrowingSite] = []
+        self.growing: list[GrowingSite] = []
+        """The sites of the model, and of the averages that follow it."""
         self.origin = uuid.uuid4().hex
         """Identifies this growth in copies of the model."""
         self.passes = PassHook(model)
@@ -154,7 +146,7 @@ class SiteHooks:
             hook.origin = self.origin
             hook.growth = container.growing[hook.name] = site = GrowingSite(self, network, name, hook)
             register(network, path, hook)
-            self._growing.append(site)
+            self.growing.append(site)
 
     def require_reached(self) -> None:
         """Raises ConfigError for a site that no forward pass has reached."""
@@ -256,66 +248,18 @@ class SiteHooks:
         incubating = () if self.straight_through else [name for name, site in self.sites.items() if site.incubating]
         self.own_buffers = {name: self.own_buffers.get(name) or ShadowBuffers(self.model) for name in incubating}
 
-    def finish(self, optimizer: Optimizer | None = None) -> dict[str, str]:
-        """Makes the kept seeds parts of the model, and of the averages that follow it, and removes all other hooks.
-
-        The model's outputs for the last training batch are compared, in eval mode: the model computes what it did.
-        With the model's ``optimizer``, seeds become parts of the layers, see :func:`merge_in_loop`.
-
-        Returns the reason for each seed that cannot, by path. Raises RuntimeError if the model would compute something
-        else; it then grows on as before.
-        """
-        for network in averages_made_since(self.origin):
-            if network not in self.networks:
-                self.follow(network)
-        before = self._outputs()
-        for growing in self._growing:
-            self._settle(growing)
-        after = None if before is None else self._outputs()
-        found = None if before is None or after is None else difference(before, after)
-        if found is not None:
-            for growing in self._growing:
-                self._unsettle(growing)
-            raise RuntimeError(
-                f"the model would compute something else with its kept seeds as parts of it ({found}): it probably "
-                "runs or counts its submodules by itself. It keeps growing as before, and nothing is lost"
-            )
-        reasons = {} if optimizer is None else self._merge(optimizer, before)
-        for network in self.networks:
-            drop_container(network)
-            note_seeds(network)
-        self.passes.remove()
-        self._growing.clear()
-        return reasons
-
-    def _merge(self, optimizer: Optimizer, before: list[Tensor] | None) -> dict[str, str]:
-        """Makes the kept seeds parts of the layers of all networks, if the model's outputs stay those ``before``."""
-        rounding = coarsest_dtype(self.model)
-
-        def changed() -> str | None:
-            after = self._outputs()
-            if before is None or after is None:
-                return "its outputs cannot be compared"
-            return difference(before, after, rounding)
-
-        reasons = merge_in_loop(self.model, optimizer, changed)
-        for network in self.networks:
-            if network is not self.model:
-                merge_all(network, lambda: None, stay=reasons)
-        return reasons
-
     @property
     def networks(self) -> list[nn.Module]:
         """The model and the averages that follow it."""
-        return list({id(growing.model): growing.model for growing in self._growing}.values())
+        return list({id(growing.model): growing.model for growing in self.growing}.values())
 
     def remove(self) -> None:
         """Removes the hooks; the model is as it was."""
-        for growing in self._growing:
+        for growing in self.growing:
             unregister(growing.model, growing.hook)
             container_of(growing.model).growing.pop(growing.hook.name, None)
             drop_container(growing.model)
-        self._growing.clear()
+        self.growing.clear()
         self.passes.remove()
 
     def grown(self, name: str, module: nn.Module, output: object, source: Callable[[Tensor], Tensor]) -> object:
@@ -388,40 +332,6 @@ class SiteHooks:
             )
         self.place(name, found)
         self._checked.add(name)
-
-    def _outputs(self) -> list[Tensor] | None:
-        """Returns the tensors that the model returns for the last training batch in eval mode.
-
-        None without a batch, and with a warning if the model cannot run on it in eval mode.
-        """
-        if self.passes.last is None:
-            return None
-        try:
-            return outputs_for(self.model, *cloned(self.passes.last))
-        except Exception as error:  # whatever a user's model or its arguments run into
-            warnings.warn(
-                f"the model was not compared before and after growth, because it cannot run on its last batch: {error}",
-                stacklevel=4,
-            )
-            return None
-
-    def _settle(self, growing: GrowingSite) -> None:
-        """Makes the seed at a site part of its network if it is kept; removes its hook otherwise."""
-        hook, site = growing.hook, self.sites.get(growing.name)
-        container_of(growing.model).growing.pop(hook.name)
-        planted = None if site is None or not site.fossil else site.planted
-        if site is None or planted is None:
-            unregister(growing.model, hook)
-            return
-        hook.recipe = growing.recipe()
-        seed = planted.module if growing.model is self.model else copy.deepcopy(planted.module)
-        keep(growing.model, hook, seed, site.alpha)
-
-    def _unsettle(self, growing: GrowingSite) -> None:
-        """Undoes :meth:`_settle` where a seed is kept; there is no other one."""
-        container = container_of(growing.model)
-        container._modules.pop(growing.hook.name, None)
-        container.growing[growing.hook.name] = growing.hook.growth = growing
 
 
 class _Graph(torch.autograd.Function):

@@ -127,7 +127,7 @@ class SeedGroups:
         self.ages[name] = 0
         for key in ("lr", "initial_lr"):
             if leader.get(key) is not None:
-                group[key] = leader[key] * self._share_of_rate(name)
+                group[key] = leader[key] * self.factor * risen(0, self.warmup_steps)
         self.optimizer.add_param_group(group)
         self._parameters[name] = [p for _, p in named]
         after = partial(self._accumulated, name)
@@ -258,13 +258,7 @@ class SeedGroups:
         for name, group in self.groups.items():
             rate = self._leaders.group(name)["lr"]
             if rate is not None:
-                _set_rate(group, rate * self._share_of_rate(name))
-
-    def _share_of_rate(self, name: str) -> float:
-        """Returns the rate of a seed in its next step, in units of that of its layer."""
-        if self.ages[name] >= self.warmup_steps:
-            return self.factor
-        return self.factor * (self.ages[name] + 1) / self.warmup_steps
+                _set_rate(group, rate * self.factor * risen(self.ages[name], self.warmup_steps))
 
     @torch.no_grad()
     def _take_gradients(self, optimizer: Any) -> None:
@@ -317,6 +311,11 @@ def inherited(leader: Group, counters: Collection[str], defaults: Mapping[str, A
         elif key in defaults:
             group[key] = copy.deepcopy(defaults[key])
     return group
+
+
+def risen(age: int, steps: int) -> float:
+    """Returns the share that a rate which rises over ``steps`` steps has reached in the step after ``age`` steps."""
+    return 1.0 if age >= steps else (age + 1) / steps
 
 
 def _clear(parameters: Sequence[Tensor]) -> None:

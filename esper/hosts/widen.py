@@ -29,14 +29,14 @@ class SourceSeed:
     """The slot in an env, the path of a site of any other network."""
     place: Place
     blueprint: str
-    """What it was made of, "" if that is not known."""
+    """Name of its blueprint, "" if it is not known."""
     body: nn.Module
     alpha: float
     inside: str | None
     """A residual seed that changes the units between the layers of the place; None if there is none."""
 
 
-class Grown(Protocol):
+class Mergeable(Protocol):
     """A network with kept seeds."""
 
     def source_seeds(self) -> list[SourceSeed]:
@@ -124,7 +124,7 @@ class GrownInModel:
 
 
 def merge_sources(
-    network: Grown, difference: Callable[[], str | None], stay: Mapping[str, str] = MappingProxyType({})
+    network: Mergeable, difference: Callable[[], str | None], stay: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
     """Merges the seeds of ``network`` that read a source into its layers, which changes the layers in place.
 
@@ -147,7 +147,7 @@ def merge_sources(
     return reasons
 
 
-def _obstacle(network: Grown, seed: SourceSeed) -> str | None:
+def _obstacle(network: Mergeable, seed: SourceSeed) -> str | None:
     """Returns the reason why a seed cannot become a part of the layers at its place; None if it can."""
     if seed.place.obstacle:
         return seed.place.obstacle
@@ -162,7 +162,7 @@ def _obstacle(network: Grown, seed: SourceSeed) -> str | None:
 
 
 def _merge_or_undo(
-    network: Grown, seed: SourceSeed, others: Sequence[SourceSeed], difference: Callable[[], str | None]
+    network: Mergeable, seed: SourceSeed, others: Sequence[SourceSeed], difference: Callable[[], str | None]
 ) -> str | None:
     """Merges a seed and removes it; returns why that was undone, None if the outputs stay the same.
 

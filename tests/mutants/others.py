@@ -43,9 +43,9 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a difference at the end is not noticed",
-            "esper/grower/hooks.py",
-            "        found = None if before is None or after is None else difference(before, after)\n",
-            "        found = None\n",
+            "esper/grower/finishing.py",
+            "    found = None if before is None or after is None else difference(before, after)\n",
+            "    found = None\n",
             "tests/grower/test_grower.py::test_a_difference_at_the_end_is_an_error_and_the_model_stays_as_it_was",
         ),
         Fault(
@@ -162,6 +162,58 @@ MUTANTS: dict[str, list[Fault]] = {
             "STYLE_ADDED[style], style)",
             "style, style)",
             "tests/env/test_source_slots.py::test_a_seed_with_a_source_is_added_whatever_the_style_says",
+        ),
+    ],
+    "joining": [
+        Fault(
+            "a seed that joins its host is clipped by itself",
+            "esper/training/step.py",
+            "        stats.clip_coef[row].copy_(coefficient)\n",
+            "        pass\n",
+            "tests/env/test_at_once.py::test_it_trains_as_the_wider_network_bit_by_bit_of_clipping_and_decay",
+        ),
+        Fault(
+            "a seed that joins its host does not decay",
+            "esper/training/host_training.py",
+            "self.config.task.weight_decay if joins else 0.0",
+            "0.0 if joins else 0.0",
+            "tests/env/test_at_once.py::test_it_trains_as_the_wider_network_bit_by_bit_of_clipping_and_decay",
+        ),
+        Fault(
+            "a copy starts without the state of its originals",
+            "esper/training/host_training.py",
+            "        if blueprint.copies is not None:\n",
+            "        if False:\n",
+            "tests/seeds/blueprints/test_depth.py::test_a_copy_begins_with_the_weights_and_the_optimizer_state_of_its_"
+            "originals",
+        ),
+        Fault(
+            "a copy is the blocks once more, beside themselves",
+            "esper/seeds/blueprints/depth.py",
+            "        return self.blocks(h) - h  # type",
+            "        return self.blocks(h)  # type",
+            "tests/seeds/blueprints/test_depth.py::test_a_stack_is_all_blocks_twice",
+        ),
+        Fault(
+            "the rate of a seed does not rise",
+            "esper/training/warmup.py",
+            "            self.rate.mul_((self._done / self.steps).clamp(max=1))\n",
+            "",
+            "tests/training/test_warmup.py::test_a_seed_has_a_rate_of_its_own_that_rises_after_planting",
+        ),
+        Fault(
+            "momenta of merged layers are lost",
+            "esper/grower/merging.py",
+            "        optimizer.state[new][key] = values[key].to(value.dtype) if _is_like(value, old) else value\n",
+            "        optimizer.state[new][key] = torch.zeros_like(values[key]) if _is_like(value, old) else value\n",
+            "tests/grower/test_sources.py::test_a_merged_loop_trains_as_the_network_with_the_seed_beside_it",
+        ),
+        Fault(
+            "a seed in a loop reads its sink",
+            "esper/hosts/seed_hook.py",
+            "        return h if self.frame is None else self.frame.take()\n",
+            "        return h\n",
+            "tests/grower/test_sources.py::test_a_kept_seed_stays_with_the_same_outputs",
         ),
     ],
     "exports": [

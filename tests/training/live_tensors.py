@@ -6,6 +6,7 @@ import gc
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -23,8 +24,9 @@ class Live:
 def live_tensors() -> Live:
     gc.collect()
     # Not isinstance, which asks proxies of other libraries for a class and may wake them up; nor torch's own stand-ins,
-    # which have no memory.
+    # which have no memory; nor sparse ones, which have no storage of their own.
     tensors = [found for found in gc.get_objects() if type(found) in (Tensor, Parameter)]
+    tensors = [tensor for tensor in tensors if tensor.layout is torch.strided]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return Live(len(tensors), sum(storages.values()))
 
