@@ -2,13 +2,15 @@
 
     python benchmarks/widened_hosts.py digits --pairs 300
     python benchmarks/widened_hosts.py mnist5k --pairs 40
-    python benchmarks/widened_hosts.py digits --pairs 40 --first-epoch 1 --first-epoch 3 --first-epoch 6
+    python benchmarks/widened_hosts.py digits --pairs 40 --first-epoch 1 --first-epoch 3 --first-epoch 5
+    python benchmarks/widened_hosts.py digits --pairs 40 --seed 7000 --first-epoch 5 --seed-rate 1,0 --seed-rate 2,0
 
 Each host of a CNN task is trained three times, on the same batches and from equal weights where two have the same
 layers: with a widening seed in every block (`static`), as the network whose blocks have as many channels (`wide`), and
 as that network without the weights from the new channels of a block to those of the next one (`no block`), which two
 widenings in a row lack as well. With ``--first-epoch``, it is also grown while it trains: by one block after so many
-epochs, and by another one after each epoch that follows (``env.at_once``). Prints the paired differences of test
+epochs, and by another one after each epoch that follows (``env.at_once``), with ``--seed-rate`` at other rates of the
+new channels, and epochs of warm-up for them. Prints the paired differences of test
 accuracies to the first arm, and the arithmetic of training in units of the wide network's, as Markdown.
 """
 
@@ -18,6 +20,7 @@ import argparse
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import torch
@@ -127,6 +130,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=9000)
     parser.add_argument("--blueprint", default="widen_whole", choices=tuple(source.SHARES))
     parser.add_argument("--first-epoch", type=int, action="append", default=[], help="of an arm that is grown")
+    parser.add_argument("--seed-rate", action="append", help="of the grown arms, and epochs of warm-up: 2,0.5")
     options = parser.parse_args()
     tables = {"task": {"name": options.task}, "run": {"controller": "none"}}
     tables["env"] = {"slots": ["r2"], "at_once": True, "baseline_episodes": 1}
@@ -154,9 +158,11 @@ def main() -> None:
         ]
         results[name] = np.concatenate(parts)
         show(name, made[name].parameter_count, flops_of(made[name], task) / whole)
-    for first in options.first_epoch:
-        name = f"grown from epoch {first} on"
-        results[name] = grown_accuracies(maker, first, options.blueprint, options.pairs, options.seed)
+    for first, text in product(options.first_epoch, options.seed_rate or ["1,0"]):
+        rate, rise = map(float, text.split(","))
+        name = f"grown from epoch {first} on" + (f", rate {rate:g}, warm-up {rise:g}" if options.seed_rate else "")
+        own = replace(maker, config=maker.config.with_values(task={"seed_rate": rate, "seed_warmup_epochs": rise}))
+        results[name] = grown_accuracies(own, first, options.blueprint, options.pairs, options.seed)
         blocks = len(made["static"].slot_names)
         step = (flops_of(made["static"], task) - flops_of(narrow, task)) / blocks
         waiting = sum(first + number for number in range(blocks)) * step / horizon
