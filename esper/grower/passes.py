@@ -23,7 +23,7 @@ class PassHook:
         self.shadow = False
         """Whether the present passes are those of a shadow."""
         self.last: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        """Positional and named arguments of the last pass in training mode."""
+        """Positional and named arguments of the last pass in training mode, or of the first pass."""
         self.samples: int | None = None
         """First dimension of the inputs of the present pass; None if they have none."""
         self._inside = False
@@ -41,10 +41,10 @@ class PassHook:
         self._inside = True
         inputs = tensors_in((arguments, keywords))
         self.samples = next((len(x) for x in inputs if x.dim()), None)
-        if model.training:
+        if model.training or self.last is None:
             self.last = arguments, keywords
-            if not self.shadow:
-                self.before_training()
+        if model.training and not self.shadow:
+            self.before_training()
 
     def leave(self) -> None:
         self._inside = False

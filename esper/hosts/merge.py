@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from esper.hosts.seed_hook import SeedHook, drop_container, forget, hooks_of, unregister
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blend import ChannelScale, Seed
+from esper.seeds.blueprints.source import is_transposed
 
 
 def merge_seeds(
@@ -76,7 +77,7 @@ def _obstacle(seed: Seed, layer: nn.Module, uses: Counter[int]) -> str | None:
 
     It can if it is linear in the output of a linear layer whose weights no other layer uses.
     """
-    if type(layer) is not nn.Linear and not _is_transposed(layer):
+    if type(layer) is not nn.Linear and not is_transposed(layer):
         return f"its output comes from a {type(layer).__name__}, not from a linear layer"
     if not isinstance(layer._parameters.get("weight"), nn.Parameter):
         return "the weights of its layer are computed from others, such as those of weight_norm or of pruning"
@@ -90,21 +91,16 @@ def _obstacle(seed: Seed, layer: nn.Module, uses: Counter[int]) -> str | None:
     return None
 
 
-def _is_transposed(layer: nn.Module) -> bool:
-    """True for the ``Conv1D`` of Hugging Face's GPT-2: y = x W + b with weights [in, out]."""
-    return type(layer).__name__ == "Conv1D" and type(layer).__module__.startswith("transformers.")
-
-
 @torch.no_grad()
 def _merge(layer: nn.Module, seed: Seed, alpha: float) -> None:
     weight, bias = layer.get_parameter("weight"), getattr(layer, "bias", None)
-    rows = weight.double().cpu() if _is_transposed(layer) else weight.double().cpu().T  # [in, out]
+    rows = weight.double().cpu() if is_transposed(layer) else weight.double().cpu().T  # [in, out]
     body = copy.deepcopy(seed.body).to("cpu", torch.float64)
     channels = rows.shape[1]
     constant = body(torch.zeros(1, channels, dtype=torch.float64))  # [1, out]
     matrix = body(torch.eye(channels, dtype=torch.float64)) - constant  # row i is the delta of unit i
     turned = rows + alpha * rows @ matrix
-    weight.copy_(turned if _is_transposed(layer) else turned.T)
+    weight.copy_(turned if is_transposed(layer) else turned.T)
     if bias is not None:
         old = bias.double().cpu()
         bias.copy_((old + alpha * (old @ matrix + constant[0])).to(bias.dtype))

@@ -17,7 +17,7 @@ from esper.hosts.graft import place_of
 from esper.hosts.grown import GrownHost
 from esper.hosts.seed_hook import forget, hooks_of, path_of, recipe_in, register, unregister
 from esper.seeds.blend import Seed
-from esper.seeds.blueprints.source import INSTANCE_NORMS, NAMES, Extensible, inputs_of, width_of
+from esper.seeds.blueprints.source import INSTANCE_NORMS, NAMES, Extensible, inputs_of, is_transposed, width_of
 from esper.seeds.place import Place
 
 
@@ -222,22 +222,34 @@ def merge(layers: Sequence[nn.Module], body: nn.Module, alpha: float) -> int:
         return 0
     if not between:
         down, up = (layer.get_parameter("weight").double().flatten(1) for layer in body.children())
-        weight = first.get_parameter("weight")
-        _replace(first, "weight", weight.double() + alpha * (up @ down).view(weight.shape))
+        weight = _rows(first)
+        _replace_rows(first, weight.double() + alpha * (up @ down).view(weight.shape))
         return 0
     *middle, last = between
     new_first, *new_middle, new_last = body.children()
     old, units = width_of(first), width_of(new_first)
-    _append(first, new_first, ("weight", "bias"))
-    _set_width(first, ("out_features", "out_channels"), old + units)
+    _replace_rows(first, torch.cat([_rows(first), _rows(new_first).to(_rows(first).dtype)]))
+    _append(first, new_first, ("bias",))
+    _set_width(first, ("out_features", "out_channels", "nf"), old + units)
     for layer, more in zip(middle, new_middle, strict=True):
         if isinstance(layer, (_BatchNorm, *INSTANCE_NORMS)):
             _append(layer, more, ("weight", "bias", "running_mean", "running_var"))
             layer.num_features = old + units
     columns = alpha * new_last.get_parameter("weight").double()
-    _replace(last, "weight", torch.cat([last.get_parameter("weight").double(), columns], dim=1))
-    _set_width(last, ("in_features", "in_channels"), inputs_of(last) + columns.shape[1])
+    read = inputs_of(last) + columns.shape[1]
+    _replace_rows(last, torch.cat([_rows(last).double(), columns], dim=1))
+    _set_width(last, ("in_features", "in_channels", "nx"), read)
     return units
+
+
+def _rows(layer: nn.Module) -> Tensor:
+    """Returns the weights of a layer with its outputs in the first dimension."""
+    weight = layer.get_parameter("weight")
+    return weight.T if is_transposed(layer) else weight
+
+
+def _replace_rows(layer: nn.Module, value: Tensor) -> None:
+    _replace(layer, "weight", value.T.contiguous() if is_transposed(layer) else value)
 
 
 def _append(layer: nn.Module, more: nn.Module, names: Sequence[str]) -> None:

@@ -65,6 +65,23 @@ def test_a_kept_seed_stays_with_the_same_outputs(sites: Any, blueprint: str) -> 
     assert not torch.allclose(outputs(bare), wanted), "the seed counts"
 
 
+def test_a_loop_that_is_started_early_knows_the_layers_before_it_trains() -> None:
+    loop = loop_of(WIDEN, "widen_half", early=True).run(1)
+    assert [step.slots["r2c0"].blueprint for step in loop.steps] == ["widen_half", "widen_half"]
+
+
+@pytest.mark.parametrize(("sites", "blueprint"), KINDS)
+def test_a_finished_model_is_compiled_and_exported_as_others_are(sites: Any, blueprint: str) -> None:
+    loop = loop_of(sites, blueprint).run()
+    assert loop.grower is not None
+    model = loop.grower.finish().eval()
+    wanted = outputs(model)
+    exported = torch.export.export(model, (X,), strict=False).module()
+    torch.testing.assert_close(exported(X), wanted)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=False)(X), wanted)
+
+
 @pytest.mark.parametrize(("sites", "blueprint"), KINDS)
 @pytest.mark.parametrize("epochs", [3, 6, 14])
 def test_copies_pickles_and_averages_have_the_seed(sites: Any, blueprint: str, epochs: int) -> None:

@@ -12,7 +12,7 @@ import esper
 from esper.hosts.graft import graft
 from esper.hosts.seed_hook import attach
 from esper.lifecycle.ramps import BlendOperator
-from tests.grower.loops import GROWS, LENIENT
+from tests.grower.loops import GROWS, LENIENT, plant, script
 from tests.hosts.grown_modules import seed_of
 from tests.hosts.test_plain import without_esper
 
@@ -128,3 +128,53 @@ def test_loras_merge_into_the_layers_of_gpt2() -> None:
     merged = esper.plain(model.eval(), IDS[:3], merge=True)
     assert merged.state_dict().keys() == keys
     torch.testing.assert_close(merged(IDS).logits, model(IDS).logits, rtol=1e-5, atol=1e-5)
+
+
+WIDENED: dict[str, tuple[Any, str, dict[str, str], dict[str, Any]]] = {
+    "bert": (
+        bert,
+        "encoder",
+        {
+            "r2c0": "bert.encoder.layer.0.intermediate.dense -> bert.encoder.layer.0.output.dense",
+            "r3c0": "bert.encoder.layer.1.attention.self.query -> bert.encoder.layer.1.attention.self.query",
+        },
+        {"input_ids": IDS, "attention_mask": MASK, "labels": LABELS},
+    ),
+    "gpt2": (
+        gpt2,
+        "transformer",
+        {
+            "r2c0": "transformer.h.0.mlp.c_fc -> transformer.h.0.mlp.c_proj",
+            "r3c0": "transformer.h.1.attn.c_attn -> transformer.h.1.attn.c_attn",
+        },
+        {"input_ids": IDS, "labels": IDS},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WIDENED)
+def test_layers_are_widened_and_adapted_and_the_merged_model_is_an_ordinary_one(name: str) -> None:
+    make, topology, sites, batch = WIDENED[name]
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    plants = {0: plant("r2c0", "widen_half"), 1: plant("r3c0", "lora_2")}
+    config = LENIENT.with_values(env={"at_once": True})
+    grower = esper.Grower(model, sites, optimizer, script(plants), 4, topology=topology, config=config)
+    for _ in range(4):
+        model.train()
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        grower.step(lambda model: float(-model.eval()(**batch).loss))
+    assert grower.kept == {"r2c0": "widen_half", "r3c0": "lora_2"}
+    with torch.no_grad():
+        wanted = model.eval()(**batch).logits
+    network = grower.finish(merge=True)
+    with torch.no_grad():
+        torch.testing.assert_close(network(**batch).logits, wanted)
+    before = dict(make().named_parameters())
+    wider = {key for key, p in network.named_parameters() if p.shape != before[key].shape}
+    assert len(wider) == 3, "the weights of two layers, and the bias of the first one"
+    assert before.keys() == dict(network.named_parameters()).keys()
+    model.train()(**batch).loss.backward()
+    optimizer.step()

@@ -93,16 +93,33 @@ def widening_obstacle(layers: Sequence[nn.Module]) -> str | None:
             return reason
     for layer in between:
         flattens = isinstance(layer, nn.Flatten) and layer.start_dim == 1
-        if not flattens and not isinstance(layer, PER_CHANNEL):
+        if not flattens and not isinstance(layer, PER_CHANNEL) and not is_elementwise(layer):
             return f"between the layers is a {type(layer).__name__}, in which units depend on each other"
     if inputs_of(last) % width_of(first):
         return f"the last layer reads {inputs_of(last)} features, which is no multiple of the {width_of(first)} units"
     return None
 
 
+@torch.no_grad()
+def is_elementwise(layer: nn.Module) -> bool:
+    """Tries whether each element of the output of ``layer`` depends on that element of its input only, such as in the
+    activations of timm and transformers. Layers that have weights or draw random numbers are none."""
+    if next(layer.parameters(), None) is not None or next(layer.buffers(), None) is not None:
+        return False
+    values = torch.linspace(-3, 3, 24, dtype=torch.float64)
+    try:
+        layers = [copy.deepcopy(layer).train(mode) for mode in (False, True)]
+        each = torch.cat([layers[0](value.view(1, 1)).flatten() for value in values])
+        found = [of_mode(values.view(shape)) for of_mode in layers for shape in ((4, 6), (2, 3, 2, 2))]
+    except Exception:  # a user's layer may need anything
+        return False
+    shapes = {tuple(y.shape) for y in found if isinstance(y, Tensor)}
+    return shapes == {(4, 6), (2, 3, 2, 2)} and all(torch.allclose(y.flatten(), each) for y in found)
+
+
 def _not_linear(layer: nn.Module) -> str | None:
     """Returns the reason why ``layer`` is no ordinary linear layer or convolution; None if it is one."""
-    if type(layer) is not nn.Linear and type(layer) not in CONVOLUTIONS:
+    if type(layer) is not nn.Linear and type(layer) not in CONVOLUTIONS and not is_transposed(layer):
         return f"a {type(layer).__name__} is neither a linear layer nor a convolution"
     if isinstance(layer, CONVOLUTIONS) and layer.groups > 1:
         return "a convolution has groups"
@@ -115,6 +132,8 @@ def width_of(layer: nn.Module) -> int:
     """Returns the number of units of a layer, or of channels that a convolution computes."""
     if isinstance(layer, Extensible):
         return layer.units
+    if is_transposed(layer):
+        return int(layer.get_parameter("weight").shape[1])
     width = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
     assert isinstance(width, int)
     return width
@@ -122,9 +141,21 @@ def width_of(layer: nn.Module) -> int:
 
 def inputs_of(layer: nn.Module) -> int:
     """Returns the number of features that a linear layer reads, or of channels that a convolution reads."""
+    if is_transposed(layer):
+        return int(layer.get_parameter("weight").shape[0])
     width = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
     assert isinstance(width, int)
     return width
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Returns whether a layer is the ``Conv1D`` of Hugging Face's GPT-2: y = x W + b with weights [in, out]."""
+    return type(layer).__name__ == "Conv1D" and type(layer).__module__.startswith("transformers.")
+
+
+def is_matrix(layer: nn.Module) -> bool:
+    """Returns whether a layer is linear in the last dimension of its input."""
+    return isinstance(layer, nn.Linear) or is_transposed(layer)
 
 
 def units_of(share: float, layer: nn.Module) -> int:
@@ -155,8 +186,8 @@ def low_rank(place: Place, rank: int) -> nn.Module:
     """Makes B A: the layer of ``place`` down to ``rank``, and a layer without bias back to its width."""
     (layer,) = place.layers
     down = _with_outputs(layer, rank, bias=False)
-    kind, shape = type(layer), (rank, width_of(layer))
-    up = nn.Linear(*shape, bias=False) if kind is nn.Linear else kind(*shape, kernel_size=1, bias=False)
+    shape = (rank, width_of(layer))
+    up = nn.Linear(*shape, bias=False) if is_matrix(layer) else type(layer)(*shape, kernel_size=1, bias=False)
     return _zero_at_birth(nn.Sequential(down, up), up, place)
 
 
@@ -171,15 +202,15 @@ def _zero_at_birth(body: nn.Module, last: nn.Module, place: Place) -> nn.Module:
 def _with_outputs(layer: nn.Module, units: int, bias: bool | None = None) -> nn.Module:
     """Makes a layer like ``layer`` with other outputs."""
     bias = layer.bias is not None if bias is None else bias
-    if isinstance(layer, nn.Linear):
-        return nn.Linear(layer.in_features, units, bias=bias)
+    if is_matrix(layer):
+        return nn.Linear(inputs_of(layer), units, bias=bias)
     return _convolution(layer, layer.in_channels, units, bias)
 
 
 def _with_inputs(layer: nn.Module, units: int, width: int) -> nn.Module:
     """Makes a layer like ``layer`` without bias, which reads ``units`` channels in place of ``width``."""
-    if isinstance(layer, nn.Linear):
-        return nn.Linear(layer.in_features // width * units, layer.out_features, bias=False)
+    if is_matrix(layer):
+        return nn.Linear(inputs_of(layer) // width * units, width_of(layer), bias=False)
     return _convolution(layer, units, layer.out_channels, bias=False)
 
 

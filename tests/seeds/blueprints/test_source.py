@@ -17,6 +17,7 @@ from esper.hosts.host import SegmentedHost
 from esper.hosts.transformer import CausalAttention, TransformerHost
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, source
+from esper.seeds.blueprints.source import is_elementwise
 from esper.seeds.features import Features
 from esper.seeds.place import Place
 from esper.seeds.site import seed_of
@@ -281,3 +282,52 @@ def test_new_layers_are_drawn_as_the_hosts_own() -> None:
     std = float(widened[0].weight.std())  # type: ignore[index, union-attr, operator, arg-type]
     assert math.isclose(std, 0.02, rel_tol=0.2)
     assert float(widened[0].bias.abs().max()) == 0  # type: ignore[index, union-attr, operator, arg-type]
+
+
+class Swish(nn.Module):
+    """An activation as libraries write their own."""
+
+    def __init__(self, beta: float = 1.0) -> None:
+        super().__init__()
+        self.beta = beta
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(self.beta * x)
+
+
+class OwnDropout(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 0.5, self.training)
+
+
+class Reversed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flip(-1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "wanted"),
+    [
+        (Swish(), True),
+        (nn.GELU(), True),
+        (nn.Softmax(dim=-1), False),
+        (nn.LayerNorm(4, elementwise_affine=False), False),
+        (nn.PReLU(), False),
+        (OwnDropout(), False),
+        (Reversed(), False),
+        (nn.Flatten(), False),
+        (nn.Bilinear(4, 4, 4), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_activations_of_other_libraries_are_found_by_trying_them(layer: nn.Module, wanted: bool) -> None:
+    assert is_elementwise(layer) is wanted
+
+
+def test_a_widening_takes_over_an_activation_of_ones_own() -> None:
+    layers = (nn.Linear(5, 8), Swish(2.0), nn.Linear(8, 3))
+    place = Place("r2c0", 3, True, layers)
+    body = BLUEPRINTS.get("mlp", "widen_half").body(place)
+    assert isinstance(body[1], Swish)  # type: ignore[index]
+    assert body[1].beta == 2.0  # type: ignore[index]
+    assert body[1] is not layers[1]  # type: ignore[index]
