@@ -131,10 +131,11 @@ class EnvConfig(Section):
     """Training signal of a seed in TRAINING: shadow, the loss of an extra pass through the rest of the host with the
     seed at its target alpha; ste (straight-through), the host's own pass, which costs less and is less accurate."""
     at_once: bool = False
-    """Whether seeds that are zero at birth, such as widenings, become a part of their host in the epoch in which they
-    are planted: kept, at alpha 1, clipped together with the host, and with its weight decay. They change nothing until
-    they have learned, so there is nothing to try first; and taking them out later would show only how much the host has
-    come to lean on them. False: they are incubated, tried and blended in as all others."""
+    """Whether seeds that are zero at birth, such as widenings, and copies of the host's blocks become a part of their
+    host in the epoch in which they are planted: kept, at alpha 1, clipped together with the host, and with its weight
+    decay. The first kind changes nothing until it has learned, so there is nothing to try; and taking either out later
+    would show only how much the host has come to lean on it. False: they are incubated, tried and blended in as all
+    others."""
     recalibrate: bool = False
     """Whether each counterfactual configuration is validated with its own BatchNorm statistics, estimated on the first
     256 training samples; otherwise all use the statistics gathered in training, with the seeds on."""
