@@ -28,7 +28,7 @@ class Leaders:
     def __init__(self, model: nn.Module, paths: Mapping[str, SitePath], optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._own = {
-            name: [p for part in {*path.paths} for p in model.get_submodule(part).parameters()]
+            name: [p for part in dict.fromkeys(path.paths) for p in model.get_submodule(part).parameters()]
             for name, path in paths.items()
         }
         self._before = {name: _parameters_before(model, path.sink) for name, path in paths.items()}

@@ -15,20 +15,25 @@ from esper.hosts.seed_hook import SeedHook, hooks_of
 from esper.hosts.widen import GrownInModel, merge_sources
 from esper.seeds.blueprints.source import RANKS
 
-POWERS = {"momentum_buffer": 1, "exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "sum": 2, "square_avg": 2}
-"""The power of the gradient that a state of torch's optimizers averages."""
+POWERS = {
+    **dict.fromkeys(("momentum_buffer", "exp_avg", "grad_avg"), 1),
+    **dict.fromkeys(("exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg"), 2),
+}
+"""The power of the gradient that a state of torch's optimizers averages, by its name."""
 
 
 def merge_in_loop(model: nn.Module, optimizer: Optimizer, difference: Callable[[], str | None]) -> dict[str, str]:
     """Merges the kept seeds of ``model``, and puts the new parameters in the place of the old ones in ``optimizer``.
 
-    The state of wider parameters is put together as they are: a merged layer goes on as the layer and the seed would
-    have. A layer that takes up a LoRA keeps its own state. Where the state of a parameter has another shape than the
-    parameter, as in Adafactor, it starts anew. ``difference`` is that of :func:`merge_all`.
+    Averages of gradients are put together as the parameters are: a merged layer goes on as the layer and the seed would
+    have. A layer that takes up a LoRA keeps its own. Where the state of a changed parameter is something else, such as
+    the factors of Adafactor or the weights of schedule-free, it starts anew. ``difference`` is that of
+    :func:`merge_all`.
 
     Returns the reason for each seed that stays, by path.
     """
     before = dict(model.named_parameters())
+    versions = {parameter: parameter._version for parameter in before.values()}
     twins = {key: _twin(model, optimizer, key) for key in _state_keys(optimizer)}
     reasons = merge_all(model, difference)
     for twin in twins.values():
@@ -42,6 +47,8 @@ def merge_in_loop(model: nn.Module, optimizer: Optimizer, difference: Callable[[
         elif old is not new:
             new_for[old] = new
             _move_state(optimizer, old, new, {key: named[name].data for key, named in states.items()})
+        elif new._version != versions[old] and not _averages_gradients(optimizer, old):
+            optimizer.state.pop(old, None)
     gone = set(before.values())
     for group in optimizer.param_groups:
         group["params"][:] = [new_for.get(p, p) for p in group["params"] if p not in gone]
@@ -61,16 +68,23 @@ def _group_of(optimizer: Optimizer, model: nn.Module, name: str) -> dict[str, An
 
 def _move_state(optimizer: Optimizer, old: nn.Parameter, new: nn.Parameter, values: Mapping[str, Tensor]) -> None:
     """Gives ``new`` the state of ``old``, with ``values`` in place of what has the shape of the parameter."""
+    averages = _averages_gradients(optimizer, old)
     state = optimizer.state.pop(old, {})
-    if any(isinstance(value, Tensor) and value.dim() > 0 and not _is_like(value, old) for value in state.values()):
+    if not averages:
         return
     for key, value in state.items():
         optimizer.state[new][key] = values[key].to(value.dtype) if _is_like(value, old) else value
 
 
+def _averages_gradients(optimizer: Optimizer, parameter: Tensor) -> bool:
+    """Whether the state of ``parameter`` consists of numbers, and of known averages of its gradients."""
+    tensors = {key: v for key, v in optimizer.state.get(parameter, {}).items() if isinstance(v, Tensor) and v.dim() > 0}
+    return all(key in POWERS and _is_like(value, parameter) for key, value in tensors.items())
+
+
 def _state_keys(optimizer: Optimizer) -> set[str]:
-    """Returns the names of the state that some parameter has in its own shape."""
-    return {key for p, state in optimizer.state.items() for key, value in state.items() if _is_like(value, p)}
+    """Returns the names of the averages that some parameter has."""
+    return {key for state in optimizer.state.values() for key in state if key in POWERS}
 
 
 def _is_like(value: Any, parameter: Tensor) -> bool:
@@ -88,11 +102,7 @@ def _twin(model: nn.Module, optimizer: Optimizer, key: str) -> nn.Module:
         value = optimizer.state.get(parameter, {}).get(key)
         mine.copy_(value) if _is_like(value, parameter) else mine.zero_()
     for hook in _source_hooks(twin):
-        power = POWERS.get(key)
-        if power is None:
-            hook.alpha = 1.0 if hook.alpha == 1 else 0.0
-        else:
-            hook.alpha = hook.alpha**-power if hook.alpha else 0.0
+        hook.alpha = hook.alpha ** -POWERS[key] if hook.alpha else 0.0
         if hook.recipe.get("blueprint") in RANKS and hook.seed is not None:
             for parameter in hook.seed.parameters():
                 parameter.zero_()

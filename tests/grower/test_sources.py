@@ -190,6 +190,21 @@ def test_moments_are_put_together_and_steps_are_those_of_the_layer() -> None:
     assert found["step"] == host["step"] > new["step"]
 
 
+@pytest.mark.parametrize(("sites", "blueprint"), KINDS)
+def test_other_state_of_changed_layers_starts_anew(sites: Any, blueprint: str) -> None:
+    """An average of weights, as ASGD has, is not that of the merged weights."""
+    loop = loop_of(sites, blueprint, make_optimizer=lambda p: torch.optim.ASGD(p, 0.05)).run()
+    assert loop.grower is not None
+    before = {name: p.detach().clone() for name, p in loop.model.named_parameters()}
+    model = loop.grower.finish(merge=True)
+    for name, p in model.named_parameters():
+        stays = p.shape == before[name].shape and torch.equal(p, before[name])
+        assert ("ax" in loop.optimizer.state[p]) == stays, name
+    loop.grower = None
+    loop.epochs += 1
+    loop.run()
+
+
 def test_without_merge_the_seed_is_not_exported() -> None:
     loop = loop_of(WIDEN, "widen_half").run()
     assert loop.grower is not None
