@@ -153,7 +153,7 @@ def _rebuild(
         raise ValueError("the weights do not match the checksum in the topology file")
     kept = {name: KeptSeed(**slot) for name, slot in facts["slots"].items()}
     found = {name: blueprints.get(facts["topology"], seed.blueprint) for name, seed in kept.items()}
-    by_width = {name: blueprint for name, blueprint in found.items() if not blueprint.reads_source}
+    by_width = {name: blueprint for name, blueprint in found.items() if not blueprint.only_added}
     if sum(blueprint.parameters(int(facts["sites"][name])) for name, blueprint in by_width.items()) > len(content):
         raise ValueError("its seeds are larger than the file of weights")  # they might not fit into memory
     with seeded(0):  # all weights are overwritten

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import esper
+from esper.config import TrainingConfig
 from esper.data.task import resolve
 from esper.data.tasks import load_task
+from esper.env.make import EnvMaker
+from esper.files.grown_host import assemble, committed_network, export, load_host
 from esper.hosts.cnn import CNNHost
+from esper.hosts.grown import KeptSeed
 from esper.hosts.transformer import TransformerHost
 from esper.lifecycle.ramps import STYLES
+from esper.lifecycle.stage import SeedStage
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.site import Role, seed_of
+from esper.spaces.action import Op
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
 from esper.training.step import train_epoch
@@ -120,3 +129,43 @@ def test_a_copy_that_is_incubated_has_the_state_too_but_no_decay() -> None:
     group = made.seed_groups[site.name]
     assert {g["weight_decay"] for g in group.optimizer.param_groups} == {0.0}
     assert bool(group.optimizer.state[group.parameters[0]]["exp_avg"].any())
+
+
+def test_a_deeper_host_is_saved_loaded_and_made_plain(tmp_path: Path) -> None:
+    task = load_task("chars")
+    kept = {"r0c0": KeptSeed("repeat", "LINEAR_ADD", 1.0), "r0c1": KeptSeed("stack", "LINEAR_ADD", 1.0)}
+    blueprints = {name: BLUEPRINTS.get("transformer", seed.blueprint) for name, seed in kept.items()}
+    network = assemble(task.new_host(), kept, blueprints, "chars").eval()
+    with torch.no_grad():
+        for p in network.parameters():
+            p.add_(0.01 * torch.randn_like(p))
+        wanted = network(task.sample)
+        export(network, tmp_path / "host")
+        assert torch.equal(load_host(tmp_path / "host")(task.sample), wanted)
+        torch.testing.assert_close(esper.plain(network, task.sample)(task.sample), wanted)
+
+
+def test_a_whole_episode_with_a_stack_is_resumed_and_exported(tmp_path: Path) -> None:
+    config = TrainingConfig.parse(
+        {
+            "task": {"name": "chars", "samples_per_epoch": 64, "batch_size": 32},
+            "env": {"n_envs": 1, "episode_length": 5, "baseline_episodes": 1, "at_once": True},
+            "run": {"lanes": 1},
+        }
+    )
+    with closing(EnvMaker.of(config).make()) as env, closing(EnvMaker.of(config).make()) as other:
+        env.reset(seed=0)
+        wait = env.action_spec.encode(Op.WAIT)[None]
+        env.step(wait)
+        env.step(env.action_spec.encode(Op.GERMINATE, "r0c1", "stack")[None])
+        assert env.state.slots.stage[0, 1] == SeedStage.FOSSILIZED
+        other.load_state_dict(env.state_dict())
+        for each in (env, other):
+            while not each.done.all():
+                each.step(wait)
+        assert env.state.committed_loss[0] == other.state.committed_loss[0]
+        network = committed_network(env.training[0])
+    export(network, tmp_path / "host")
+    x = env.training[0].task.sample
+    with torch.no_grad():
+        assert torch.equal(load_host(tmp_path / "host")(x), network.eval()(x))
