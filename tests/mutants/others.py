@@ -206,7 +206,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/grower/merging.py",
             "        optimizer.state[new][key] = values[key].to(value.dtype) if _is_like(value, old) else value\n",
             "        optimizer.state[new][key] = torch.zeros_like(values[key]) if _is_like(value, old) else value\n",
-            "tests/grower/test_sources.py::test_a_merged_loop_trains_as_the_network_with_the_seed_beside_it",
+            "tests/grower/test_merging.py::test_a_merged_loop_trains_as_the_network_with_the_seed_beside_it",
         ),
         Fault(
             "a seed in a loop reads its sink",

@@ -1,0 +1,98 @@
+"""Kept seeds become parts of the layers in a loop that goes on, with the state of its optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import esper
+from esper.hosts.seed_hook import hooks_of
+from tests.grower.loops import LENIENT, X, net
+from tests.grower.test_sources import KINDS, WIDEN, loop_of, outputs
+
+
+@pytest.mark.parametrize(("sites", "blueprint"), KINDS)
+def test_a_merged_model_has_no_trace_of_the_seed_and_trains_on(sites: Any, blueprint: str) -> None:
+    loop = loop_of(sites, blueprint).run()
+    assert loop.grower is not None
+    wanted = outputs(loop.model)
+    model = loop.grower.finish(merge=True)
+    torch.testing.assert_close(outputs(model), wanted)
+    assert type(model) is type(net())
+    assert not list(hooks_of(model))
+    assert not any(name.startswith("esper.") for name in {type(m).__module__ for m in model.modules()})
+    assert [id(p) for group in loop.optimizer.param_groups for p in group["params"]] == list(
+        map(id, model.parameters())
+    )
+    assert all(loop.optimizer.state[p]["momentum_buffer"].shape == p.shape for p in model.parameters())
+    esper.plain(model, X)
+    loop.grower = None
+    loop.epochs += 2
+    loop.run()
+    assert not torch.allclose(outputs(model), wanted)
+
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, 0.001, momentum=0.5),
+}
+
+
+class Double(nn.Module):
+    """A network in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net().double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x.double())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("site", "blueprint"), [("body.0 -> body.2", "widen_half"), ("body.2 -> head", "widen_whole")])
+def test_a_merged_loop_trains_as_the_network_with_the_seed_beside_it(site: str, blueprint: str, name: str) -> None:
+    path = site.replace("body", "net.body").replace("head", "net.head")
+    config = LENIENT.with_values(task={"max_grad_norm": 1e9})
+    loop = loop_of({"r2c0": path}, blueprint, model=Double(), make_optimizer=OPTIMIZERS[name], config=config).run()
+    beside = loop_of({"r2c0": path}, blueprint, model=Double(), make_optimizer=OPTIMIZERS[name], config=config).run()
+    assert loop.grower is not None
+    assert beside.grower is not None
+    loop.grower.finish(merge=True)
+    beside.grower.finish()
+    for each in (loop, beside):
+        each.grower, each.epochs = None, each.epochs + 3
+        each.run()
+    torch.testing.assert_close(outputs(loop.model), outputs(beside.model), rtol=1e-9, atol=1e-9)
+
+
+def test_moments_are_put_together_and_steps_are_those_of_the_layer() -> None:
+    loop = loop_of(WIDEN, "widen_half", make_optimizer=lambda p: torch.optim.AdamW(p, 0.01)).run()
+    assert loop.grower is not None
+    first: Any = loop.model
+    state, seed = loop.optimizer.state, loop.grower.hooks.sites["r2c0"].seed
+    assert seed is not None
+    host, new = state[first.body[0].weight], state[seed.body[0].weight]
+    wanted = torch.cat([host["exp_avg_sq"], new["exp_avg_sq"]])
+    loop.grower.finish(merge=True)
+    found = state[first.body[0].weight]
+    assert torch.equal(found["exp_avg_sq"], wanted)
+    assert found["step"] == host["step"] > new["step"]
+
+
+@pytest.mark.parametrize(("sites", "blueprint"), KINDS)
+def test_other_state_of_changed_layers_starts_anew(sites: Any, blueprint: str) -> None:
+    """An average of weights, as ASGD has, is not that of the merged weights."""
+    loop = loop_of(sites, blueprint, make_optimizer=lambda p: torch.optim.ASGD(p, 0.05)).run()
+    assert loop.grower is not None
+    before = {name: p.detach().clone() for name, p in loop.model.named_parameters()}
+    model = loop.grower.finish(merge=True)
+    for name, p in model.named_parameters():
+        stays = p.shape == before[name].shape and torch.equal(p, before[name])
+        assert ("ax" in loop.optimizer.state[p]) == stays, name
+    loop.grower = None
+    loop.epochs += 1
+    loop.run()

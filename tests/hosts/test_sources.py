@@ -1,0 +1,123 @@
+"""Frames that keep a source until its sink has run."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.config import ConfigError
+from esper.hosts.site_path import SitePath
+from esper.hosts.sources import SourceFrame, hook_site
+
+PATH = SitePath("last", "first")
+X = torch.randn(3, 4)
+
+
+def frame(reads: bool = True) -> SourceFrame:
+    return SourceFrame(PATH, SimpleNamespace(reads=reads))
+
+
+def test_a_source_is_taken_once_in_the_run_in_which_it_was_kept() -> None:
+    kept = frame()
+    kept.open()
+    kept.keep(X)
+    found = kept.take()
+    assert torch.equal(found, X)
+    assert found.data_ptr() != X.data_ptr(), "a layer may work in place"
+    with pytest.raises(ConfigError, match="first has not run before last"):
+        kept.take()
+
+
+def test_the_source_of_one_module_is_its_input_itself() -> None:
+    kept = SourceFrame(SitePath("qkv", "qkv"))
+    kept.open()
+    kept.keep(X)
+    assert kept.take() is X
+
+
+def test_nested_runs_have_sources_of_their_own() -> None:
+    kept = frame()
+    kept.open()
+    kept.keep(X)
+    kept.open()
+    with pytest.raises(ConfigError, match="has not run"):
+        kept.take()
+    kept.keep(X + 1)
+    assert torch.equal(kept.take(), X + 1)
+    kept.close()
+    assert torch.equal(kept.take(), X)
+
+
+def test_a_source_that_runs_twice_before_its_sink_is_refused() -> None:
+    kept = frame()
+    kept.open()
+    kept.keep(X)
+    with pytest.raises(ConfigError, match="first runs more than once before last"):
+        kept.keep(X)
+
+
+def test_threads_have_runs_of_their_own() -> None:
+    kept = frame()
+    kept.open()
+    kept.keep(X)
+    errors: list[Exception] = []
+
+    def elsewhere() -> None:
+        try:
+            kept.take()
+        except ConfigError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert len(errors) == 1
+    assert torch.equal(kept.take(), X)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_copies_have_no_run(copied: Any) -> None:
+    kept = frame()
+    kept.open()
+    kept.keep(X)
+    other = copied(kept)
+    assert (other.path, other.reader.reads) == (PATH, True)
+    with pytest.raises(ConfigError):
+        other.take()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_hooks_keep_what_is_read_and_leave_nothing_when_a_pass_fails(reads: bool) -> None:
+    model, kept, seen = Net(), frame(reads), list[Tensor]()
+
+    def at_sink(_module: nn.Module, _inputs: Any, _output: Any) -> None:
+        if reads:
+            seen.append(kept.take())
+
+    hooks = hook_site(model, PATH, at_sink, kept)
+    model(X)
+    with pytest.raises(RuntimeError):
+        model(X[:, :3])
+    assert [len(values) for values in seen] == ([3] if reads else [])
+    assert kept._runs == []
+    for module, handle in hooks:
+        assert module in (model, model.first, model.last)
+        handle.remove()
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
