@@ -8,10 +8,10 @@
 Each host of a CNN task is trained three times, on the same batches and from equal weights where two have the same
 layers: with a widening seed in every block (`static`), as the network whose blocks have as many channels (`wide`), and
 as that network without the weights from the new channels of a block to those of the next one (`no block`), which two
-widenings in a row lack as well. With ``--first-epoch``, it is also grown while it trains: by one block after so many
-epochs, and by another one after each epoch that follows (``env.at_once``), with ``--seed-rate`` at other rates of the
-new channels, and epochs of warm-up for them. Prints the paired differences of test
-accuracies to the first arm, and the arithmetic of training in units of the wide network's, as Markdown.
+widenings in a row lack as well. ``--first-epoch`` adds hosts that are widened while they train: the first block after
+that number of epochs, each other block one epoch after the one before it (``env.at_once``). ``--seed-rate`` gives the
+new channels another learning rate, and epochs of warm-up. Prints the paired differences of test accuracies to the first
+arm, and the floating-point operations of training in units of those of the wide network, as Markdown.
 """
 
 from __future__ import annotations

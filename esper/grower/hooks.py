@@ -177,7 +177,14 @@ class SiteHooks:
         with_source = {name: path for name, path in self.paths.items() if path.source is not None}
         if with_source and self.passes.last is not None:
             arguments = cloned(self.passes.last)
-            self.take_layers(find_between(self.model, with_source, lambda: outputs_for(self.model, *arguments)))
+            try:
+                found = find_between(self.model, with_source, lambda: outputs_for(self.model, *arguments))
+            except ConfigError as error:
+                raise ConfigError(
+                    f"the layers between {', '.join(map(str, with_source.values()))} are looked up in a pass of the "
+                    f"last batch in eval mode, which fails: {error}"
+                ) from error
+            self.take_layers(found)
 
     def take_layers(self, between: Mapping[str, Between]) -> None:
         """Takes the layers that :meth:`find_layers` has found before."""

@@ -43,16 +43,19 @@ def merge_in_loop(model: nn.Module, optimizer: Optimizer, difference: Callable[[
     for name, new in model.named_parameters():
         old = before.pop(name, None)
         if old is None:
-            _group_of(optimizer, model, name)["params"].append(new)
+            group = _group_of(optimizer, model, name)
+            group["params"].append(new)
+            if "param_names" in group:
+                group["param_names"].append(name)
         elif old is not new:
             new_for[old] = new
             _move_state(optimizer, old, new, {key: named[name].data for key, named in states.items()})
         elif new._version != versions[old] and not _averages_gradients(optimizer, old):
             optimizer.state.pop(old, None)
-    gone = set(before.values())
+    gone = set(before.values())  # all parameters of a merged seed, which make up its group
+    optimizer.param_groups[:] = [group for group in optimizer.param_groups if gone.isdisjoint(group["params"])]
     for group in optimizer.param_groups:
-        group["params"][:] = [new_for.get(p, p) for p in group["params"] if p not in gone]
-    optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+        group["params"][:] = [new_for.get(p, p) for p in group["params"]]
     for parameter in gone:
         optimizer.state.pop(parameter, None)
     return reasons

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from esper.hosts.between import Between
 from esper.hosts.graft import place_of
 from esper.hosts.grown import GrownHost
-from esper.hosts.seed_hook import forget, hooks_of, path_of, recipe_in, register, unregister
+from esper.hosts.seed_hook import SeedHook, forget, hooks_of, path_of, recipe_in, register, unregister
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints.source import INSTANCE_NORMS, NAMES, Extensible, inputs_of, is_transposed, width_of
 from esper.seeds.place import Place
@@ -88,7 +88,12 @@ class GrownInModel:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._hooks = {str(path_of(model, hook)): hook for _, _, hook in hooks_of(model) if hook.seed is not None}
+        self._hooks: dict[str, SeedHook] = {}
+        for _, _, hook in hooks_of(model):
+            if hook.seed is not None:
+                path = str(path_of(model, hook))
+                taken = path in self._hooks  # a site may have grown more than once
+                self._hooks[f"{path} ({hook.name})" if taken else path] = hook
 
     def source_seeds(self) -> list[SourceSeed]:
         sinks = [path_of(self.model, hook).sink for hook in self._hooks.values() if hook.frame is None]

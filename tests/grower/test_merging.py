@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import esper
 from esper.hosts.seed_hook import hooks_of
 from tests.grower.loops import LENIENT, X, net
-from tests.grower.test_sources import KINDS, WIDEN, loop_of, outputs
+from tests.grower.test_sources import KINDS, LORA, WIDEN, loop_of, outputs
 
 
 @pytest.mark.parametrize(("sites", "blueprint"), KINDS)
@@ -96,3 +96,26 @@ def test_other_state_of_changed_layers_starts_anew(sites: Any, blueprint: str) -
     loop.grower = None
     loop.epochs += 1
     loop.run()
+
+
+def test_a_site_that_has_grown_twice_is_merged_twice() -> None:
+    loop = loop_of(LORA, "lora_2").run()
+    assert loop.grower is not None
+    loop.grower.finish()
+    again = loop_of(LORA, "lora_2", model=loop.model).run()
+    assert again.grower is not None
+    wanted = outputs(again.model)
+    assert len(list(hooks_of(again.model))) == 2
+    model = again.grower.finish(merge=True)
+    assert not list(hooks_of(model))
+    torch.testing.assert_close(outputs(model), wanted)
+
+
+def test_a_group_that_was_empty_before_stays() -> None:
+    loop = loop_of(WIDEN, "widen_half")
+    loop.run(1)
+    loop.optimizer.add_param_group({"params": [], "lr": 0.5})
+    loop.run()
+    assert loop.grower is not None
+    loop.grower.finish(merge=True)
+    assert [len(group["params"]) for group in loop.optimizer.param_groups] == [len(list(loop.model.parameters())), 0]

@@ -48,10 +48,9 @@ PER_CHANNEL = (
     *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
     *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
-    *(nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.ELU, nn.SELU, nn.CELU, nn.LeakyReLU),
-    *(nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.Softplus, nn.Softsign),
 )
-"""Layers between two others in which each channel depends on itself only, so that more of them change no other."""
+"""Layers between two others in which each channel depends on itself only, so that more of them change no other.
+Activations are such as well, see :func:`is_elementwise`."""
 
 SHARES = {"widen_quarter": 0.25, "widen_half": 0.5, "widen_whole": 1.0}
 """Share of a layer's units by which a blueprint widens it."""
@@ -102,15 +101,15 @@ def widening_obstacle(layers: Sequence[nn.Module]) -> str | None:
 
 @torch.no_grad()
 def is_elementwise(layer: nn.Module) -> bool:
-    """Tries whether each element of the output of ``layer`` depends on that element of its input only, such as in the
-    activations of timm and transformers. Layers that have weights or draw random numbers are none."""
+    """Tries whether each element of the output of ``layer`` depends on that element of its input only, as in
+    activations of any library. Layers that have weights or draw random numbers are none."""
     if next(layer.parameters(), None) is not None or next(layer.buffers(), None) is not None:
         return False
     values = torch.linspace(-3, 3, 24, dtype=torch.float64)
     try:
         layers = [copy.deepcopy(layer).train(mode) for mode in (False, True)]
-        each = torch.cat([layers[0](value.view(1, 1)).flatten() for value in values])
-        found = [of_mode(values.view(shape)) for of_mode in layers for shape in ((4, 6), (2, 3, 2, 2))]
+        each = torch.cat([layers[0](value.clone().view(1, 1)).flatten() for value in values])
+        found = [of_mode(values.clone().view(shape)) for of_mode in layers for shape in ((4, 6), (2, 3, 2, 2))]
     except Exception:  # a user's layer may need anything
         return False
     shapes = {tuple(y.shape) for y in found if isinstance(y, Tensor)}
