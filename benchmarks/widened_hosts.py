@@ -5,13 +5,14 @@
     python benchmarks/widened_hosts.py digits --pairs 40 --first-epoch 1 --first-epoch 3 --first-epoch 5
     python benchmarks/widened_hosts.py digits --pairs 40 --seed 7000 --first-epoch 5 --seed-rate 1,0 --seed-rate 2,0
 
-Each host of a CNN task is trained three times, on the same batches and from equal weights where two have the same
-layers: with a widening seed in every block (`static`), as the network whose blocks have as many channels (`wide`), and
-as that network without the weights from the new channels of a block to those of the next one (`no block`), which two
-widenings in a row lack as well. ``--first-epoch`` adds hosts that are widened while they train: the first block after
-that number of epochs, each other block one epoch after the one before it (``env.at_once``). ``--seed-rate`` gives the
-new channels another learning rate, and epochs of warm-up. Prints the paired differences of test accuracies to the first
-arm, and the floating-point operations of training in units of those of the wide network, as Markdown.
+Each host of a CNN task, or of `digits_table`, is trained three times, on the same batches and from equal weights where
+two have the same layers: with a widening seed in every block or hidden layer (`static`), as the network whose layers
+have as many units (`wide`), and as that network without the weights from the new units of a layer to those of the next
+one (`no block`), which two widenings in a row lack as well. ``--first-epoch`` adds hosts that are widened while they
+train: the first layer after that number of epochs, each other layer one epoch after the one before it
+(``env.at_once``). ``--seed-rate`` gives the new units another learning rate, and epochs of warm-up. Prints the paired
+differences of test accuracies to the first arm, and the floating-point operations of training in units of those of the
+wide network, as Markdown.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.config import TrainingConfig
 from esper.control.script import ScheduleEntry, ScriptedController
+from esper.data import digits_table
 from esper.data.task import Task, resolve
 from esper.env.make import EnvMaker
 from esper.env.no_growth import no_growth_loop
@@ -46,36 +48,47 @@ AT_ONCE = 20
 """Hosts that are in memory together."""
 
 
-def widths_of(host: CNNHost, blueprint: str) -> list[int]:
-    """Returns the channels of each block of ``host`` with that widening."""
-    convolutions = [module for module in host.modules() if isinstance(module, nn.Conv2d)]
-    return [layer.out_channels + source.units_of(source.SHARES[blueprint], layer) for layer in convolutions]
+def layers_of(host: Host) -> list[nn.Conv2d | nn.Linear]:
+    """Returns the layers of ``host`` with weights, the head last."""
+    return [module for module in host.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+
+
+def width_of(layer: nn.Conv2d | nn.Linear) -> int:
+    """Returns the number of units of ``layer``."""
+    return int(layer.weight.shape[0])
+
+
+def widths_of(host: Host, blueprint: str) -> list[int]:
+    """Returns the units of each layer of ``host`` but the head with that widening."""
+    return [width_of(layer) + source.units_of(source.SHARES[blueprint], layer) for layer in layers_of(host)[:-1]]
 
 
 def static(task: Task, blueprint: str) -> Host:
     """Makes the task's host with a widening seed in every block."""
     host = task.new_host(["r2"])
+    host.probe(task.sample)
     kept = {name: KeptSeed(blueprint, "LINEAR_ADD", 1.0) for name in host.slot_names}
     return assemble(host, kept, {name: BLUEPRINTS.get("cnn", blueprint) for name in kept}, task.name)
 
 
-def wide(task: Task, blueprint: str) -> CNNHost:
-    """Makes the host whose blocks have the channels of the widened one."""
+def wide(task: Task, blueprint: str) -> Host:
+    """Makes the host whose layers have the units of the widened one."""
     host = task.build_host()
-    assert isinstance(host, CNNHost)
-    made = host.of_width(host.width, widths=widths_of(host, blueprint))
-    assert isinstance(made, CNNHost)
-    return made
+    widths = widths_of(host, blueprint)
+    if isinstance(host, CNNHost):
+        return host.of_width(host.width, widths=widths)
+    assert task.name == digits_table.NAME, "a CNN, or the MLP of digits_table"
+    return digits_table.of_widths(*widths)
 
 
-def without_block(task: Task, blueprint: str) -> CNNHost:
+def without_block(task: Task, blueprint: str) -> Host:
     """Makes the wide host without the weights between new channels."""
     narrow, host = task.build_host(), wide(task, blueprint)
-    pairs = list(zip(narrow.modules(), host.modules(), strict=True))
-    for own, layer in pairs:
-        if isinstance(layer, nn.Conv2d) and isinstance(own, nn.Conv2d) and own.in_channels < layer.in_channels:
+    for own, layer in zip(layers_of(narrow), layers_of(host), strict=True):
+        units, inputs = own.weight.shape[:2]
+        if inputs < layer.weight.shape[1]:
             mask = torch.ones_like(layer.weight)
-            mask[own.out_channels :, own.in_channels :] = 0
+            mask[units:, inputs:] = 0
             layer.weight.data *= mask
             layer.weight.register_hook(lambda gradient, mask=mask: gradient * mask)
     return host
@@ -125,7 +138,7 @@ def flops_of(host: Host, task: Task) -> int:
 def main() -> None:
     """Run all arms on the same hosts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("task", help="a task whose hosts are CNNs")
+    parser.add_argument("task", help="a task whose hosts are CNNs, or digits_table")
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--seed", type=int, default=9000)
     parser.add_argument("--blueprint", default="widen_whole", choices=tuple(source.SHARES))
@@ -150,7 +163,7 @@ def main() -> None:
         print(f"| {name} | {size} | {share:.2f} | {results[name].mean():.2f} | {difference} |", flush=True)
 
     for name, make in ARMS.items():
-        of_arm = replace(task, build_host=lambda make=make: make(task, options.blueprint))
+        of_arm = replace(task, build_host=lambda make=make: make(task, options.blueprint), slots=None)
         plain = replace(maker, config=maker.config.with_values(env={"slots": None}))
         parts = [
             accuracies(plain, of_arm, range(first, min(first + AT_ONCE, options.pairs)), options.seed)

@@ -116,9 +116,12 @@ class EnvConfig(Section):
     """Max fossils in one host; None: one per slot."""
     parameter_budget: Positive = 10.0
     """Max parameters that seeds may add, as a multiple of the host's."""
+    flop_budget: Positive | None = None
+    """Max floating-point operations that seeds may add to a forward pass, as a multiple of the host's; None: no
+    limit."""
     slots: Names | None = None
     """Slots that a run uses, of those that the task's hosts can have: names, a row ("r2"), a column ("c0") or "all";
-    None: those that the task's hosts have by themselves."""
+    None: the task's default, for tasks of one's own those that their hosts have by themselves."""
     blueprints: Names | None = None
     """Blueprints that a controller may choose from, in this order; None: all of the host's topology."""
     one_incubating: bool = True
@@ -130,12 +133,12 @@ class EnvConfig(Section):
     incubation: Literal["shadow", "ste"] = "shadow"
     """Training signal of a seed in TRAINING: shadow, the loss of an extra pass through the rest of the host with the
     seed at its target alpha; ste (straight-through), the host's own pass, which costs less and is less accurate."""
-    at_once: bool = False
+    at_once: bool | None = None
     """Whether seeds that are zero at birth, such as widenings, and copies of the host's blocks become a part of their
     host in the epoch in which they are planted: kept, at alpha 1, clipped together with the host, and with its weight
     decay. The first kind changes nothing until it has learned, so there is nothing to try; and taking either out later
     would show only how much the host has come to lean on it. False: they are incubated, tried and blended in as all
-    others."""
+    others. None: the task's default, false for tasks of one's own."""
     recalibrate: bool = False
     """Whether each counterfactual configuration is validated with its own BatchNorm statistics, estimated on the first
     256 training samples; otherwise all use the statistics gathered in training, with the seeds on."""
@@ -170,13 +173,15 @@ class RewardConfig(Section):
     """Modes `loss_*`: decrease of the validation loss below the no-growth baseline that is worth 1, in standard
     deviations of the baseline's final loss. On `digits` a grown host gains 2.6 of them, worth 0.5, and 3.8 pp, worth
     0.4."""
+    rent_in: Literal["parameters", "flops"] = "parameters"
+    """What seeds pay rent for: parameters, or floating-point operations of a forward pass."""
     rent_rate: NonNegative = 0.05
     """Weight of the rent on alpha-weighted added parameters. On a well-trained host of `digits` a seed is worth 1 to 2
     pp, 0.1 to 0.2 in rewards, and a convolution costs 0.02."""
     rent_cap: NonNegative = 0.6
     """Max rent of a whole episode."""
     rent_host_floor: Count = 200
-    """Hosts with fewer parameters pay rent as if they had this many."""
+    """Hosts with fewer parameters pay rent as if they had this many. No effect if rent is paid in flops."""
     stage_potential: NonNegative = 0.1
     """Weight of the stage potential."""
     stage_potentials: Annotated[tuple[Finite, ...], Field(min_length=5, max_length=5)] = (1.0, 2.0, 3.5, 5.5, 6.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from esper.config import Durations, EnvConfig, Optimizer, Precision, RunConfig, TaskConfig, TrainingConfig
-from esper.config_types import Count, Fraction, NonNegative, Positive
+from esper.config_types import Count, Fraction, Names, NonNegative, Positive
 
 
 class ResolvedRun(RunConfig):
@@ -13,6 +13,8 @@ class ResolvedRun(RunConfig):
 class ResolvedEnv(EnvConfig):
     n_envs: Count
     episode_length: Count
+    slots: Names | None
+    at_once: bool
 
 
 class ResolvedTask(TaskConfig):

@@ -61,6 +61,8 @@ def digits() -> Task:
     return replace(
         load_task("digits"),
         build_host=host,
+        slots=None,
+        at_once=False,
         learning_rate=0.05,
         warmup_epochs=0.0,
         weight_decay=5e-4,

@@ -128,6 +128,10 @@ class EnvView:
         """Number of epochs that are left."""
         return round(math.expm1(self.value("epochs_left")))
 
+    def choice(self, slot: str, blueprint: str, name: str) -> float:
+        """Returns an entry of a seed that could be planted."""
+        return self.value(f"{slot}/{blueprint}/{name}")
+
     def epochs_in_stage(self, slot: str) -> int:
         return round(self.slot(slot, "epochs_in_stage") * self.layout.horizon)
 

@@ -18,6 +18,7 @@ class HeuristicController(PerEnvController):
     """Plants early, blends what its trial has shown to help, keeps what contributes, and replaces the rest.
 
     - **Plant** in every slot from the start: a seed and its host learn most from one another while both learn fast.
+      Seeds that are a part of the host at once come first: nothing has to wait for them.
     - **Blend** a seed when its trial is positive. Until then the host trains as if alone, so trying a seed out
       costs nothing; after that, a useless seed has changed the host.
     - **Keep** a seed when its contribution is clear, or after a while positive: one that is not kept is lost.
@@ -93,21 +94,30 @@ class HeuristicController(PerEnvController):
 
     def _plant(self, env: int, view: EnvView) -> NDArray[np.int64]:
         """Plants in the first free slot what promises most there, or WAITs."""
-        needed = 1 + self.incubation + self.tempo  # epochs from GERMINATE to FOSSILIZE
-        if view.epochs_left > needed and view.epoch <= self.rule.latest * self.layout.horizon:
-            failures = [slot for slot, _ in self.failed[env]]
-            for slot in sorted(self.spec.slots, key=failures.count):
-                for name in self._preferred(env, slot, view):
-                    if [slot, name] not in self.failed[env] and view.legal(Op.GERMINATE, slot, name):
-                        return self.spec.encode(Op.GERMINATE, slot, name, tempo=self.tempo)
-        return self.spec.encode(Op.WAIT)
+        if view.epoch > self.rule.latest * self.layout.horizon:
+            return self.spec.encode(Op.WAIT)
+        failures = [slot for slot, _ in self.failed[env]]
+        possible = [
+            (slot, name)
+            for slot in sorted(self.spec.slots, key=failures.count)
+            for name in self._preferred(env, slot, view)
+            if [slot, name] not in self.failed[env] and view.legal(Op.GERMINATE, slot, name)
+        ]
+        at_once = [(slot, name) for slot, name in possible if view.choice(slot, name, "at_once")]
+        needed = 1 + self.incubation + self.tempo  # epochs from GERMINATE to FOSSILIZE, unless it is one at once
+        chosen = at_once or (possible if view.epochs_left > needed else [])
+        if not chosen:
+            return self.spec.encode(Op.WAIT)
+        slot, name = chosen[0]
+        return self.spec.encode(Op.GERMINATE, slot, name, tempo=self.tempo)
 
     def _preferred(self, env: int, slot: str, view: EnvView) -> list[str]:
         """Returns the blueprints, the most promising first: what was kept elsewhere in this episode, then by size.
 
         A blueprint that failed in one slot may be the best of another.
         """
-        from_small = sorted(self.spec.blueprints, key=lambda name: view.value(f"{slot}/{name}/size"))
+        sizes = {name: view.choice(slot, name, "size") for name in self.spec.offers(slot)}
+        from_small = sorted(sizes, key=sizes.__getitem__)
         first = self.rule.size * (len(from_small) - 1)
         # Of two that are equally near, the smaller one comes first.
         by_size = sorted(from_small, key=lambda name: abs(from_small.index(name) - first))

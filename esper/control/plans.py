@@ -1,6 +1,7 @@
 """A bandit over plans: in each slot the blueprint that pays best by experience, planted as early as possible.
 
 The largest seed is planted first: it has the most to learn, and a small one that waits for its gate would hold it up.
+Seeds that are a part of the host at once hold up nothing, and come before all others.
 
 A plan is at most one blueprint a slot, each the best, after its rent, by a draw from what the run has learned of their
 worths; the env makes the draw at the start of an episode and shows it in the observation. So this is Thompson sampling
@@ -67,15 +68,16 @@ class PlansController(PerEnvController):
         *_, slot, name = max(seeds)
         return self.spec.encode(Op.GERMINATE, slot, name, tempo=self.tempo)
 
-    def _promising(self, env: int, view: EnvView) -> Iterator[tuple[float, float, str, str]]:
-        """Yields size, profit, slot and blueprint of the best seed for each slot that may be planted and pays."""
+    def _promising(self, env: int, view: EnvView) -> Iterator[tuple[float, float, float, str, str]]:
+        """Yields the best seed for each slot that may be planted and pays: whether it is a part of the host at once,
+        its size and profit, and the names of slot and blueprint."""
         for slot in self.spec.slots:
             if slot in self.given_up[env]:
                 continue
             legal = [name for name in self.spec.blueprints if view.legal(Op.GERMINATE, slot, name)]
-            profit, name = max(((view.value(f"{slot}/{name}/profit"), name) for name in legal), default=(0.0, ""))
+            profit, name = max(((view.choice(slot, name, "profit"), name) for name in legal), default=(0.0, ""))
             if profit > 0:
-                yield view.value(f"{slot}/{name}/size"), profit, slot, name
+                yield view.choice(slot, name, "at_once"), view.choice(slot, name, "size"), profit, slot, name
 
     def _stuck(self, view: EnvView, slot: str) -> bool:
         waits = view.stage(slot) in (SeedStage.TRAINING, SeedStage.HOLDING)

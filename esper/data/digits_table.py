@@ -12,17 +12,23 @@ from esper.data.task import Task
 from esper.hosts.graft import GraftedHost, graft
 from esper.hosts.sizes import HostFamily
 
+NAME = "digits_table"
 DESCRIPTION = "the digits of `digits` as a table of 64 numbers (997 / 400 / 400); MLP of 682 parameters"
 WIDTH = 8
 
 
-def of_width(width: int) -> GraftedHost:
+def of_widths(first: int, second: int) -> GraftedHost:
     """Makes an MLP with two hidden layers, and a slot after each (row 0); those of row 2 have more hidden units."""
-    layers = [nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)]
+    layers = [nn.Linear(64, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, 10)]
     sites = {"r0c0": "1", "r0c1": "3", "r2c0": "0 -> 2", "r2c1": "2 -> 4"}
     host = graft(nn.Sequential(*layers), sites, topology="mlp")
     host.use_slots(["r0"])
     return host
+
+
+def of_width(width: int) -> GraftedHost:
+    """Makes an MLP with two hidden layers of the same width."""
+    return of_widths(width, width)
 
 
 build_host = HostFamily(of_width, width=WIDTH)
@@ -38,7 +44,7 @@ def load() -> Task:
     assert isinstance(images.train, Split)
     return replace(
         images,
-        name="digits_table",
+        name=NAME,
         description=DESCRIPTION,
         build_host=build_host,
         train=rows(images.train),

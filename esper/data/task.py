@@ -88,6 +88,10 @@ class Task:
     """Samples that each env draws per epoch; None: the whole training split."""
     n_envs: int = 8
     episode_length: int = 30
+    slots: tuple[str, ...] | None = None
+    """Slots that a run uses, see ``EnvConfig.slots``; None: those that ``build_host`` gives its hosts."""
+    at_once: bool = False
+    """Whether seeds that change nothing at first are a part of their host at once, see ``EnvConfig.at_once``."""
     rounds: int = 4
     """Number of rounds of a run whose controller does not learn."""
     learning_rounds: int = 20

@@ -19,8 +19,6 @@ class Backend(ABC):
     The defaults are for hosts that never go bad, have no modules to remove, and are not copied.
     """
 
-    host_parameters: int
-    """Number of parameters of a host without seeds."""
     only_added: Bools = np.zeros(1, dtype=np.bool_)
     """Blueprints whose seeds are added whatever the blend style, [B]."""
 

@@ -1,18 +1,24 @@
-"""Descriptions of blueprints before they are planted, for controllers and masks: their sizes and parts."""
+"""Descriptions of blueprints before they are planted, for controllers and masks: their sizes, costs and parts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from esper.config import ConfigError
-from esper.hosts.host import row_major
+from esper.env.state import Choices
+from esper.hosts.flops import counting
+from esper.hosts.host import features_at, row_major
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.seeds.blend import gate_parameters
 from esper.seeds.blueprints import Blueprint, BlueprintRegistry, choose, source
+from esper.seeds.features import Features
 from esper.seeds.place import Place
 from esper.spaces.action import ActionSpec
 from esper.training.host_training import HostTraining
@@ -29,6 +35,23 @@ def spec_of(
     check_places(topology, places, blueprints)
     names = choose(wanted, blueprints.names(topology, places), f"{topology} hosts")
     return ActionSpec(row_major(place.name for place in places), names, offered(topology, places, names, blueprints))
+
+
+def choices_of(training: HostTraining, spec: ActionSpec, blueprints: BlueprintRegistry) -> Choices:
+    """Returns what is known of a host in training and of the seeds that could be planted in it.
+
+    Raises ConfigError for a blueprint that cannot be built, or whose ``parameters`` raises.
+    """
+    host = training.host
+    with seeded(0), counting() as counter:
+        features = features_at(host, training.sample)
+    return Choices(
+        host_parameters=host.parameter_count,
+        host_flops=counter.get_total_flops() / len(training.sample),
+        parameters=largest_sizes(host.topology, host.sites, spec, blueprints),
+        flops=flops_of_seeds(host.topology, host.sites, spec, blueprints, features),
+        kinds=kinds_of(host.topology, host.sites, spec, blueprints, training.config.env.at_once),
+    )
 
 
 def joining(topology: str, spec: ActionSpec, blueprints: BlueprintRegistry, at_once: bool) -> Bools:
@@ -76,11 +99,58 @@ def largest_sizes(topology: str, places: Sequence[Place], spec: ActionSpec, blue
     return np.array([[_size(recipe, by_name[name]) for recipe in recipes] for name in spec.slots])
 
 
-def kinds_of(topology: str, places: Sequence[Place], spec: ActionSpec, blueprints: BlueprintRegistry) -> Floats:
-    """Returns what each blueprint is built of, [B, 3], see ``esper.spaces.observation.KINDS``.
+def flops_of_seeds(
+    topology: str,
+    places: Sequence[Place],
+    spec: ActionSpec,
+    blueprints: BlueprintRegistry,
+    features: Mapping[str, Features],
+) -> Floats:
+    """Returns the operations of a forward pass of each blueprint's body in each slot, a sample, [S, B].
 
-    It is read from a body for the widest place at which it fits: whoever knows a blueprint by this needs not know its
-    name. Raises ConfigError if that cannot be built.
+    ``features`` are those of a pass at each slot. A body that cannot run there counts as 0: it cannot be planted.
+    """
+    by_name = {place.name: place for place in places}
+    found = np.zeros((len(spec.slots), len(spec.blueprints)))
+    for s, slot in enumerate(spec.slots):
+        for b, name in enumerate(spec.blueprints):
+            recipe, place = blueprints.get(topology, name), by_name[slot]
+            if recipe.fits(place):
+                found[s, b] = _flops(recipe, place, features[slot].source)
+    return found
+
+
+def _flops(recipe: Blueprint, place: Place, source: Tensor) -> float:
+    """Returns the operations of a seed of ``recipe`` on a sample of ``source``."""
+    if recipe.only_added:
+        return _flops_on(recipe, place, source)
+    return _flops_by_channels(recipe, place.channels, tuple(source.shape))
+
+
+@lru_cache(maxsize=4096)
+def _flops_by_channels(recipe: Blueprint, channels: int, shape: tuple[int, ...]) -> float:
+    """The same for a recipe that knows of its place no more than the channels; many envs ask for it."""
+    return _flops_on(recipe, Place("", channels), torch.zeros(shape))
+
+
+def _flops_on(recipe: Blueprint, place: Place, source: Tensor) -> float:
+    source = source.to(torch.promote_types(source.dtype, torch.float32))
+    with seeded(0), torch.no_grad(), counting() as counter:
+        try:
+            recipe.body(place).to(source).eval()(source)
+        except Exception:
+            return 0.0
+    return counter.get_total_flops() / len(source)
+
+
+def kinds_of(
+    topology: str, places: Sequence[Place], spec: ActionSpec, blueprints: BlueprintRegistry, at_once: bool = False
+) -> Floats:
+    """Returns what each blueprint is, [B, 6], see ``esper.spaces.observation.KINDS``.
+
+    ``at_once`` says whether seeds that may be a part of their host at once are. What a blueprint is built of is read
+    from a body for the widest place at which it fits: whoever knows it by this needs not know its name. Raises
+    ConfigError if that cannot be built.
     """
     rows = []
     with seeded(0):
@@ -93,7 +163,9 @@ def kinds_of(topology: str, places: Sequence[Place], spec: ActionSpec, blueprint
             spatial = np.array([math.prod(shape[2:]) > 1 for shape in shapes], dtype=bool)
             vector = np.array([len(shape) < 2 or max(shape) == math.prod(shape) for shape in shapes], dtype=bool)
             total = max(int(sizes.sum()), 1)
-            rows.append(((~vector).sum() / 4, sizes[spatial].sum() / total, sizes[vector & ~spatial].sum() / total))
+            built_of = ((~vector).sum() / 4, sizes[spatial].sum() / total, sizes[vector & ~spatial].sum() / total)
+            begins = (recipe.reads_source, recipe.zero_at_birth, at_once and recipe.at_once)
+            rows.append((*built_of, *begins))
     return np.array(rows, dtype=np.float64)
 
 

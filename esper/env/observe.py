@@ -51,10 +51,12 @@ def _base(state: EnvState, seen: RewardState, rules: Rules) -> dict[str, Floats]
         "gates_passed": slots.gate_passed.mean(axis=1),
         "last_op_succeeded": state.succeeded,
         "rolled_back": state.rolled_back,
-        "host_parameters": np.log1p(rules.host_parameters) / 10,
+        "host_parameters": np.log1p(rules.choices.host_parameters) / 10,
         "added_parameters": slots.parameters.sum(axis=1) / rules.budget,
         "fossil_parameters": seen.fossil_parameters / rules.budget,
-        "rent": rent_rate(seen.weighted_parameters, rules.host_parameters, config.reward),
+        "host_flops": np.log1p(rules.choices.host_flops) / 20,
+        "added_flops": np.log1p(rules.choices.in_hosts(rules.choices.flops_of(slots).sum(axis=1))),
+        "rent": rent_rate(seen.weighted_share, config.reward),
         "seeds_left": 1 - slots.living.sum(axis=1) / config.env.max_seeds,
         "committed_accuracy": state.committed / 100,
         "all_off_accuracy": state.all_off / 100,
@@ -93,15 +95,18 @@ def _slots(slots: Slots, rules: Rules) -> dict[str, Floats]:
         "alpha_progress": np.where(steady, 1.0, slots.alpha_done / np.maximum(slots.alpha_steps, 1)),
         "contribution_measured": ~np.isnan(slots.contribution),
         "parameters": np.log1p(slots.parameters) / 10,
+        "flops_share": np.log1p(rules.choices.in_hosts(rules.choices.flops_of(slots))),
         "blueprint": 1.0 + slots.blueprint,
     }
 
 
 def _choices(gatherer: Gatherer, rules: Rules) -> dict[str, Floats]:
     """Returns what describes each (slot, blueprint), [E, S, B] or broadcast to that."""
+    choices = rules.choices
     worths = gatherer.seen / gatherer.scale[:, None, None, None]
-    profit = gatherer.seen[..., WORTH] - rent_price(rules.largest, rules.host_parameters, rules.config.reward)
-    profit = np.where(rules.largest > 0, profit, 0.0)  # where a blueprint does not fit, there is nothing to gain
+    price = rent_price(rules.share(choices.parameters, choices.flops), rules.config.reward)
+    profit = gatherer.seen[..., WORTH] - price
+    profit = np.where(choices.parameters > 0, profit, 0.0)  # where a blueprint does not fit, there is nothing to gain
     return {
         "worth": worths[..., WORTH],
         "profit": profit / gatherer.scale[:, None, None],
@@ -109,7 +114,8 @@ def _choices(gatherer: Gatherer, rules: Rules) -> dict[str, Floats]:
         "worth_mean": worths[..., MEAN],
         "worth_error": worths[..., ERROR],
         "kept": np.log1p(gatherer.seen[..., KEPT]),
-        "size": np.log1p(rules.largest) / 10,
-        "size_share": np.log1p(rules.largest / rules.host_parameters),
-        **dict(zip(KINDS, rules.kinds.T, strict=True)),
+        "size": np.log1p(choices.parameters) / 10,
+        "size_share": np.log1p(choices.parameters / choices.host_parameters),
+        "flops_share": np.log1p(choices.in_hosts(choices.flops)),
+        **dict(zip(KINDS, choices.kinds.T, strict=True)),
     }

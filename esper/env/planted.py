@@ -7,7 +7,6 @@ hundreds of thousands of steps in a minute, and the best return is known (``benc
 
 from __future__ import annotations
 
-import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from esper.config import TrainingConfig
@@ -19,7 +18,6 @@ from esper.env.slot_env import SlotVectorEnv
 from esper.experience.gather import Gatherer
 from esper.seeds.blueprints import choose
 from esper.spaces.action import ActionSpec
-from esper.spaces.observation import KINDS
 from esper.telemetry.span import Spans
 
 NAME = "planted"
@@ -30,9 +28,14 @@ ROUNDS, LEARNING_ROUNDS = 1, 60
 def resolve(config: TrainingConfig) -> ResolvedConfig:
     """Returns the config with the planted task's sizes in place of None."""
     env, run = config.env, config.run
-    sizes = {"n_envs": env.n_envs or N_ENVS, "episode_length": env.episode_length or EPISODE_LENGTH}
+    chosen = {
+        "n_envs": env.n_envs or N_ENVS,
+        "episode_length": env.episode_length or EPISODE_LENGTH,
+        "slots": env.slots,
+        "at_once": bool(env.at_once),
+    }
     rounds = run.rounds or (LEARNING_ROUNDS if run.learns else ROUNDS)
-    return ResolvedConfig.parse(config.tables_with({"env": sizes, "run": {"rounds": rounds}}))
+    return ResolvedConfig.parse(config.tables_with({"env": chosen, "run": {"rounds": rounds}}))
 
 
 class PlantedVectorEnv(SlotVectorEnv):
@@ -53,11 +56,7 @@ class PlantedVectorEnv(SlotVectorEnv):
         self.law = law
         self.backend: PlantedBackend = PlantedBackend(law, n_envs, horizon, config.env.counterfactual_every)
         spec, spans = ActionSpec(law.slots, law.blueprints), Spans(marks=config.run.mark_phases)
-        largest = np.tile(np.array(law.parameters) + law.gate_parameters, (len(law.slots), 1))
-        if law.fits:
-            largest = np.where(law.fits, largest, 0)
-        kinds = np.array(law.kinds) if law.kinds else np.zeros((len(law.blueprints), len(KINDS)))
-        super().__init__(config, spec, self.backend, spans, largest, kinds, autoreset_mode)
+        super().__init__(config, spec, self.backend, spans, law.choices, autoreset_mode)
         self.gatherer = Gatherer(spec, n_envs, config.experience, law.world_envs, law.world_episodes)
         self.baseline = self._no_growth()
 

@@ -52,7 +52,7 @@ class PlantedBackend(Backend):
 
     def __init__(self, law: Law, n_envs: int, horizon: int, counterfactual_every: int) -> None:
         self.law, self.counterfactual_every = law, counterfactual_every
-        self.host_parameters, self.horizon = law.host_parameters, horizon
+        self.horizon = horizon
         self.only_added = np.zeros(len(law.blueprints), dtype=np.bool_)
         self.at_once = np.array(law.at_once or (False,) * len(law.blueprints), dtype=np.bool_)
         self.worth = np.tile(np.array(law.worth), (n_envs, 1, 1))

@@ -24,7 +24,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from esper.env.baseline import MIN_STD, Baseline
+from esper.env.state import Choices
 from esper.lifecycle.slots import Floats, Ints
+from esper.spaces.observation import KINDS
 
 CHANCE = math.log(10)
 """Loss of a host that guesses among ten classes."""
@@ -60,6 +62,10 @@ class Law:
     """Whether seeds are a part of their host at once, by blueprint; empty: none is."""
     gate_parameters: int = 50
     host_parameters: int = 1000
+    flops: tuple[float, ...] = ()
+    """Operations of a forward pass by blueprint, a sample; empty: two for each parameter."""
+    host_flops: float = 2000.0
+    """Operations of a forward pass of the host, a sample."""
     floor: float = 10.0
     ceiling: float = 65.0
     host_time: float = 0.2
@@ -93,7 +99,22 @@ class Law:
             parameters=tuple(self.parameters[place] for place in places),
             kinds=tuple(self.kinds[place] for place in places) if self.kinds else (),
             at_once=tuple(self.at_once[place] for place in places) if self.at_once else (),
+            flops=tuple(self.flops[place] for place in places) if self.flops else (),
             fits=tuple(tuple(row[place] for place in places) for row in self.fits),
+        )
+
+    @property
+    def choices(self) -> Choices:
+        """What is known of these hosts and seeds beforehand."""
+        sizes = np.array(self.parameters) + self.gate_parameters
+        flops = np.array(self.flops) if self.flops else 2.0 * sizes
+        fits = np.array(self.fits or [[True] * len(self.blueprints)] * len(self.slots))
+        return Choices(
+            host_parameters=self.host_parameters,
+            host_flops=self.host_flops,
+            parameters=np.where(fits, sizes, 0),
+            flops=np.where(fits, flops, 0.0),
+            kinds=np.array(self.kinds) if self.kinds else np.zeros((len(self.blueprints), len(KINDS))),
         )
 
     def host_accuracy(self, epoch: Ints, horizon: int) -> Floats:

@@ -107,7 +107,7 @@ class RankedBackend(Backend):
 
     def __init__(self, ranks: RunRanks, local: TrainingBackend, config: HostTrainingConfig, indices: range) -> None:
         self.local, self.count = local, len(indices)
-        self.host_parameters, self.only_added, self.at_once = local.host_parameters, local.only_added, local.at_once
+        self.only_added, self.at_once = local.only_added, local.at_once
         self.others = OtherRanks(ranks, self.count, local.trainer.policy)
         self.mine = slice(0, len(local.each))
         self._after: dict[int, tuple[Floats, Floats, dict[int, tuple[Panic, int]]]] = {}

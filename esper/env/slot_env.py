@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from esper.config import ConfigError
 from esper.config_resolved import ResolvedConfig
 from esper.env.backend import Backend
 from esper.env.baseline import Baseline
@@ -24,10 +25,10 @@ from esper.env.epoch_loop import Actions, EpochLoop
 from esper.env.info import Info, final_entries
 from esper.env.observe import observe
 from esper.env.reporting import Reporter
-from esper.env.state import Rules, copied, reward_state
+from esper.env.state import Choices, Rules, copied, reward_state
 from esper.experience.gather import Gatherer
 from esper.lifecycle.legal import legal_actions
-from esper.lifecycle.slots import Bools, Floats, Ints
+from esper.lifecycle.slots import Bools, Floats
 from esper.rewards.modes import Reward
 from esper.rewards.terms import Transition
 from esper.spaces.action import HEADS, ActionSpec, Op
@@ -100,22 +101,19 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         spec: ActionSpec,
         backend: Backend,
         spans: Spans,
-        largest: Ints,
-        kinds: Floats,
+        choices: Choices,
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
         reporter: Reporter | None = None,
     ) -> None:
         self.autoreset_mode = accepted_mode(autoreset_mode)
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
         self.config, self.action_spec, self.backend, self.spans = config, spec, backend, spans
-        self.largest, self.kinds = largest, kinds
+        self.choices = checked(choices, config)
         self.num_envs, self.horizon = config.env.n_envs, config.env.episode_length
         self.loop = EpochLoop(backend, config, [self.horizon] * self.num_envs, len(spec.slots), reporter, spans)
         self.state = self.loop.state
         self.done = self.state.done
         """True for envs whose episode has ended and not been reset, [E]."""
-        self.host_parameters = backend.host_parameters
-        """Number of parameters of the host without seeds."""
         self.layout = ObservationLayout(spec.slots, spec.blueprints, self.horizon)
         self.single_observation_space = gymnasium.spaces.Box(-LIMIT, LIMIT, (self.layout.size,), np.float32)
         self.single_action_space = gymnasium.spaces.MultiDiscrete(np.array(spec.sizes))
@@ -139,6 +137,11 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.pinned = 0  # snapshots of each host in pinned CPU memory, the older first, for a limit on GPU memory
 
     @property
+    def host_parameters(self) -> int:
+        """Number of parameters of the host without seeds."""
+        return self.choices.host_parameters
+
+    @property
     def phase_seconds(self) -> dict[str, float]:
         """A copy of the wall time in seconds by phase (``esper.telemetry.span.PHASES``) since the env was made."""
         return dict(self.spans.seconds)
@@ -147,8 +150,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """Measures the baseline unless it was given; optional, since the first reset does it if needed."""
         if self.rules is None:
             self.baseline = self._no_growth()
-            sizes = self.host_parameters, self.largest, self.kinds
-            self.rules = Rules(self.config, self.baseline, self.horizon, *sizes)
+            self.rules = Rules(self.config, self.baseline, self.horizon, self.choices)
         return self.rules
 
     @abstractmethod
@@ -245,7 +247,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """Sets the masks and keeps the state that the next reward starts from; returns the observations [E, size]."""
         state, durations = self.state, self.loop.durations
         state.potential[:] = self.reward.potential
-        self.mask: ActionMask = legal_actions(state.slots, self.config.env, durations, rules.budget, rules.largest)
+        self.mask: ActionMask = legal_actions(state.slots, self.config.env, durations, rules.affordable(state.slots))
         if self.loop.reporter is not None:
             self.loop.reporter.mask = self.mask
         self._seen = reward_state(state, rules)
@@ -262,7 +264,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             rolled_back=state.rolled_back,
             terminated=state.done & ~state.truncated,
             horizon=self.horizon,
-            host_parameters=rules.host_parameters,
             budget=rules.budget,
         )
         self.reward_terms = self.reward.pay(transition, active)
@@ -274,6 +275,16 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.backend.close()
 
 
+def checked(choices: Choices, config: ResolvedConfig) -> Choices:
+    """Returns ``choices``. Raises ConfigError if ``config`` has prices in operations, and those are not known."""
+    if not choices.host_flops and (config.reward.rent_in == "flops" or config.env.flop_budget is not None):
+        raise ConfigError(
+            "the operations of a forward pass of this host are not known, so reward.rent_in must be parameters, and "
+            "env.flop_budget must not be set"
+        )
+    return choices
+
+
 def start_episodes(env: SlotVectorEnv, starting: Bools) -> None:
     """Starts the next episode of the envs ``starting`` bool [E]."""
     env.illegal_actions[starting] = 0
@@ -281,7 +292,7 @@ def start_episodes(env: SlotVectorEnv, starting: Bools) -> None:
     for term in env.reward_terms.values():
         term[starting] = 0.0
     env.loop.start(starting, env.run_seed)
-    env.gatherer.start(starting, env.state.episode, partial(worth_normals, env.run_seed, env.largest.size))
+    env.gatherer.start(starting, env.state.episode, partial(worth_normals, env.run_seed, env.choices.parameters.size))
 
 
 def worth_normals(run_seed: int, size: int, env: int, episode: int) -> Floats:

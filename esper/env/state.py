@@ -56,23 +56,61 @@ class EnvState(Arrays):
 
 
 @dataclass(frozen=True)
+class Choices:
+    """What is known beforehand of a host and of each seed that could be planted in it: S slots, B blueprints."""
+
+    host_parameters: int
+    host_flops: float
+    """Floating-point operations of a forward pass of the host without seeds, a sample; 0 if they are not known."""
+    parameters: Ints
+    """Number of parameters of each blueprint in each slot with its largest blend style, [S, B]; 0 where it does not
+    fit."""
+    flops: Floats
+    """Floating-point operations of a forward pass of such a seed, a sample, [S, B]."""
+    kinds: Floats
+    """What each blueprint is, [B, kinds]; see ``esper.spaces.observation.KINDS``."""
+
+    def in_hosts(self, flops: Floats) -> Floats:
+        """Returns operations in units of those of the host; 0 if these are not known."""
+        return flops / self.host_flops if self.host_flops else np.zeros_like(flops)
+
+    def flops_of(self, slots: Slots) -> Floats:
+        """Returns the operations of each seed in ``slots``, [E, S]; 0 for an empty slot."""
+        of_seed = self.flops[np.arange(len(self.flops)), slots.blueprint]
+        return np.where(slots.occupied, of_seed, 0.0)
+
+
+@dataclass(frozen=True)
 class Rules:
     """Inputs of masks, observations and rewards that are the same for all envs and the whole run."""
 
     config: TrainingConfig
     baseline: Baseline
     horizon: int
-    host_parameters: int
-    largest: Ints
-    """Number of parameters of each blueprint in each slot with its largest blend style, [S, B]; 0 where it does not
-    fit."""
-    kinds: Floats
-    """The parts that each blueprint is built of, [B, 3]; see ``esper.spaces.observation.KINDS``."""
+    choices: Choices
 
     @property
     def budget(self) -> float:
         """Max parameters that seeds may add."""
-        return self.config.env.parameter_budget * self.host_parameters
+        return self.config.env.parameter_budget * self.choices.host_parameters
+
+    def affordable(self, slots: Slots) -> Bools:
+        """Returns the blueprints that fit in each slot and within what is left of the budgets, [E, S, B]."""
+        size, choices = self.choices.parameters, self.choices
+        left = self.budget - slots.parameters.sum(axis=1)
+        within = (size > 0) & (size <= left[:, None, None])
+        if self.config.env.flop_budget is not None:
+            budget = self.config.env.flop_budget * choices.host_flops
+            left = budget - choices.flops_of(slots).sum(axis=1)
+            within &= choices.flops <= left[:, None, None]
+        return np.asarray(within)
+
+    def share(self, parameters: Floats | Ints, flops: Floats) -> Floats:
+        """Returns the size of seeds in sizes of the host, in that of both which rent is paid in."""
+        reward = self.config.reward
+        if reward.rent_in == "flops":
+            return self.choices.in_hosts(flops)
+        return parameters / max(self.choices.host_parameters, reward.rent_host_floor)
 
     @cached_property
     def _curves(self) -> tuple[Floats, Floats]:
@@ -99,7 +137,10 @@ def reward_state(state: EnvState, rules: Rules) -> RewardState:
         committed_loss=rules.baseline.in_stds(state.committed_loss),
         all_off_loss=rules.baseline.in_stds(state.all_off_loss),
         baseline_loss=rules.baseline_loss_at(state.epoch),
-        weighted_parameters=(slots.alpha * slots.parameters).sum(axis=1),
+        weighted_share=rules.share(
+            (slots.alpha * slots.parameters).sum(axis=1),
+            (slots.alpha * rules.choices.flops_of(slots)).sum(axis=1),
+        ),
         fossil_parameters=slots.fossil_parameters,
         stage=slots.stage.copy(),
         epochs_in_stage=slots.epochs_in_stage.copy(),

@@ -74,7 +74,6 @@ class TrainingBackend(Backend):
     ) -> None:
         self.trainer, self.spec, self.blueprints, self.governed = trainer, spec, blueprints, governed
         first = trainer.hosts[0].host
-        self.host_parameters = first.parameter_count
         self.only_added = only_added(first.topology, spec, blueprints)
         at_once = trainer.hosts[0].config.env.at_once
         self.at_once = joining(first.topology, spec, blueprints, at_once)

@@ -14,7 +14,7 @@ from esper.config_resolved import HostTrainingConfig
 from esper.data.host_checks import check_hosts
 from esper.data.task import Task, resolve
 from esper.env.baseline import Baseline
-from esper.env.choices import kinds_of, largest_sizes, max_seed_parameters, spec_of
+from esper.env.choices import choices_of, max_seed_parameters, spec_of
 from esper.env.no_growth import measure_baseline
 from esper.env.ranked_backend import RankedBackend
 from esper.env.reporting import Reporter
@@ -91,8 +91,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.blueprints = (blueprints or BLUEPRINTS).copy()
         host = self.training[0].host
         spec = spec_of(host.topology, host.sites, self.blueprints, config.env.blueprints)
-        largest = largest_sizes(host.topology, host.sites, spec, self.blueprints)
-        kinds = kinds_of(host.topology, host.sites, spec, self.blueprints)
+        choices = choices_of(self.training[0], spec, self.blueprints)
         self.task, self.emit = task, emit
         spans = Spans(marks=config.run.mark_phases)
         self.parts = parts or MicroBatchPolicy(config)
@@ -108,7 +107,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.backend: TrainingBackend | RankedBackend = self.local
         if ranks is not None:
             self.backend = RankedBackend(ranks, self.local, config, range(n_envs))
-        super().__init__(config, spec, self.backend, spans, largest, kinds, autoreset_mode, self.reporter)
+        super().__init__(config, spec, self.backend, spans, choices, autoreset_mode, self.reporter)
         self.baseline, self.tier, self.pinned, self.score = baseline, tier, pinned, task.score_shown
         self._not_captured: set[str] = set()
         """Reasons why steps are not captured, as far as they were reported."""

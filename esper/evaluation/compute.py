@@ -3,27 +3,23 @@
 The cost of an epoch depends on which seeds are in the host, their roles, and which configurations are validated. Each
 such kind of epoch is run once on a few samples under ``torch.utils.flop_counter``; its count is multiplied by its
 number of samples and by how often it occurred. Counted are forward and backward passes of the host and its seeds, the
-extra pass of every incubating seed, and validation in every counterfactual configuration. The counter covers matrix
-products, convolutions and attention, at two operations per multiply-accumulate; normalisation, activations, optimizer
-steps and the controller are not counted.
+extra pass of every incubating seed, and validation in every counterfactual configuration. What is
+counted of a pass is said in ``esper.hosts.flops``; optimizer steps and the controller are not counted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.config_resolved import HostTrainingConfig
 from esper.data.split import SAMPLE, Split
 from esper.data.task import Task
 from esper.env.env_host import EnvHost
 from esper.env.training_backend import TrainingBackend
+from esper.hosts.flops import counting
 from esper.lifecycle.ramps import BlendStyle
 from esper.seeds.blueprints import BlueprintRegistry
 from esper.seeds.site import Role, Site
@@ -91,24 +87,6 @@ def _branching(alphas: Sequence[float]) -> list[float]:
     return [known.get(alpha, 0.0) for alpha in alphas]
 
 
-class _NoModules(nullcontext[None]):
-    """Replaces the counter's module tracker.
-
-    The tracker hooks into the gradients of module inputs, which fails if autograd is asked for the gradient of that
-    very tensor, as shadow passes do.
-    """
-
-    parents = frozenset({"Global"})
-
-
-class _PassCounter(FlopCounterMode):
-    """Counts all operations of a pass, regardless of the module."""
-
-    def __init__(self) -> None:
-        super().__init__(display=False)
-        self.mod_tracker = _NoModules()  # type: ignore[assignment]
-
-
 class ComputeMeter:
     """Counts the floating-point operations of one task's hosts, as the config trains them."""
 
@@ -134,11 +112,11 @@ class ComputeMeter:
         task, x = self.task, self.task.sample
         y = task.validation.y[: len(x)]
         prepare_epoch(stand_in)
-        with _PassCounter() as training, sdpa_kernel(SDPBackend.MATH):
+        with counting() as training:
             add_gradients(stand_in, x, y, None)
         few = Split(task.validation.x[:SAMPLE], y, task.validation.table)
         calibrate = None if stand_in.calibration is None else stand_in.calibration[: len(x)]
-        with _PassCounter() as validation, sdpa_kernel(SDPBackend.MATH):
+        with counting() as validation:
             evaluate(stand_in, few, list(kind.configurations), calibrate)
         a_sample = validation.get_total_flops() / len(x)
         if stand_in.calibration is not None:  # half of the passes calibrate, on these samples instead of the split

@@ -127,7 +127,7 @@ class StaticRunner(ControlRunner):
             return assemble(host, grown.kept, blueprints, task.name)
 
         config = self.config.with_values(env={"slots": None})  # they are chosen before the seeds are built in
-        return replace(task, build_host=build), config, {"built_in": names}
+        return replace(task, build_host=build, slots=None), config, {"built_in": names}
 
 
 class BiggerRunner(ControlRunner):

@@ -72,7 +72,6 @@ class LoopBackend(Backend):
         self.config, self.points = config, points
         self.sites = [hooks.sites[name] for name in spec.slots]
         """Sites in the order of the arrays' slots."""
-        self.host_parameters = sum(p.numel() for p in hooks.model.parameters())
         self.only_added = only_added(hooks.topology, spec, blueprints)
         self.at_once = joining(hooks.topology, spec, blueprints, config.env.at_once)
         self.counterfactual = CounterfactualHelper()

@@ -13,7 +13,7 @@ from esper.grower.hooks import SiteHooks
 from esper.grower.optimizer import SeedGroups
 from esper.grower.ranks import Ranks, is_sharded
 
-FORMAT = 4
+FORMAT = 5
 """Format of a Grower's state."""
 
 

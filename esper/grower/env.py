@@ -7,21 +7,48 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from esper.config_resolved import ResolvedConfig
 from esper.control.controller import Controller, log_prob_of
 from esper.env.baseline import Baseline
-from esper.env.choices import kinds_of, largest_sizes
+from esper.env.choices import flops_of_seeds, kinds_of, largest_sizes
 from esper.env.info import Info
 from esper.env.reporting import Reporter
 from esper.env.slot_env import Float32s, SlotVectorEnv, accepted_actions, info_of
-from esper.env.state import Rules
+from esper.env.state import Choices, Rules, copied
 from esper.grower.backend import LoopBackend
 from esper.telemetry.span import Spans
 
 LOSS_SPREAD = 0.02
 """Standard deviation of the final loss that observations assume, as a fraction of the first measured loss: there are no
 other hosts to measure it on. On `digits` eight hosts left alone have 0.02."""
+
+
+Counted = tuple[float, Tensor]
+"""Operations of a forward pass, a sample: of the model, and of each seed that could be planted, float64 [S, B]."""
+
+
+def count(backend: LoopBackend) -> Counted:
+    """Counts the operations of the model and of seeds, in passes of the last batch and of the probes."""
+    hooks, spec = backend.hooks, backend.spec
+    places = [site.place for site in backend.sites]
+    seeds = flops_of_seeds(hooks.topology, places, spec, backend.blueprints, hooks.probes)
+    rows = np.array([hooks.rows[slot] for slot in spec.slots])
+    return hooks.count_operations(), torch.from_numpy(seeds * rows[:, None])
+
+
+def choices_of(backend: LoopBackend, counted: Counted) -> Choices:
+    """Returns what is known of the model and of the seeds that could be planted in it."""
+    hooks, spec, at_once = backend.hooks, backend.spec, backend.config.env.at_once
+    places = [site.place for site in backend.sites]
+    return Choices(
+        host_parameters=sum(p.numel() for p in hooks.model.parameters()),
+        host_flops=counted[0],
+        parameters=largest_sizes(hooks.topology, places, spec, backend.blueprints),
+        flops=counted[1].numpy(),
+        kinds=kinds_of(hooks.topology, places, spec, backend.blueprints, at_once),
+    )
 
 
 class LoopEnv(SlotVectorEnv):
@@ -36,6 +63,7 @@ class LoopEnv(SlotVectorEnv):
         baseline: scores (pp) of a loop without growth at each of the T + 1 observations, or at all but the first, which
             is then measured; None if there is none.
         reporter: receives what happens.
+        counted: the operations of the model and of seeds, as ``state_dict`` gave them; None counts them.
     """
 
     rules: Rules
@@ -47,12 +75,11 @@ class LoopEnv(SlotVectorEnv):
         backend: LoopBackend,
         baseline: tuple[float, ...] | None,
         reporter: Reporter,
+        counted: Counted | None = None,
     ) -> None:
-        places = [site.place for site in backend.sites]
-        largest = largest_sizes(backend.hooks.topology, places, backend.spec, backend.blueprints)
-        kinds = kinds_of(backend.hooks.topology, places, backend.spec, backend.blueprints)
         self.backend: LoopBackend = backend
-        super().__init__(config, backend.spec, backend, Spans(marks=False), largest, kinds, reporter=reporter)
+        choices = choices_of(backend, counted or count(backend))
+        super().__init__(config, backend.spec, backend, Spans(marks=False), choices, reporter=reporter)
         self.gatherer.learns = False  # one episode
         self.reporter = reporter
         self.known = baseline
@@ -90,7 +117,8 @@ class LoopEnv(SlotVectorEnv):
             self.reporter.epoch_ended(self.state, env, terms, float(rewards[env]), rules, shapley)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "without_seeds": torch.from_numpy(self.without_seeds.copy())}
+        counted = self.choices.host_flops, copied(self.choices.flops)
+        return {**super().state_dict(), "without_seeds": copied(self.without_seeds), "counted": counted}
 
     def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, Info]:
         self.without_seeds[...] = state["without_seeds"].numpy()

@@ -17,7 +17,7 @@ from esper.env.reporting import Reporter
 from esper.grower.averages import given_averages
 from esper.grower.backend import LoopBackend
 from esper.grower.checks import FORMAT, check_arguments, check_state, plain_model, require_trained
-from esper.grower.env import LoopEnv
+from esper.grower.env import Counted, LoopEnv
 from esper.grower.finishing import finish
 from esper.grower.hooks import SiteHooks
 from esper.grower.log import LoopLog
@@ -257,15 +257,19 @@ class Grower:
             for name, count in hosts["channels"].items():
                 self.hooks.place(name, count)
             self.hooks.take_layers({name: Between(**found) for name, found in hosts["between"].items()})
-            self._opened(new=False).load_state_dict(state["env"])
+            self._opened(state["env"]["counted"]).load_state_dict(state["env"])
             self.controller.load_memory_state(state["controller"])
         self.epoch = state["epoch"]
         if self.log is not None and state["log"] is not None:
             self.hooks.passes.before_first = None
             self.log.resume(state["log"], self.config, self.epoch)
 
-    def _opened(self, new: bool = True) -> LoopEnv:
-        """Returns the env; the first call makes it, since sites are known only after a forward pass."""
+    def _opened(self, counted: Counted | None = None) -> LoopEnv:
+        """Returns the env; the first call makes it, since sites are known only after a forward pass.
+
+        ``counted`` are the operations that a saved Grower has counted; None for a new one.
+        """
+        new = counted is None
         if self.env is None:
             self.hooks.require_reached()
             if new:
@@ -275,7 +279,7 @@ class Grower:
             reporter = Reporter(self._emit, spec, self.config.env, n_envs=1)
             parts = (self.hooks, self.groups, spec, self.blueprints)
             backend = LoopBackend(*parts, self.config, self.points, self.governed)
-            self.env = env = LoopEnv(self.config, backend, self._baseline, reporter)
+            self.env = env = LoopEnv(self.config, backend, self._baseline, reporter, counted)
             self.controller: Controller = controller_for(self._given_controller, self.config, env, env.run_seed)
             self.controller.begin()
             if new and self.log is not None:
@@ -292,8 +296,12 @@ class Grower:
 
 def _resolved(config: TrainingConfig, decisions: int) -> ResolvedConfig:
     """Returns the config of one host that makes ``decisions`` decisions and incubates straight through."""
-    return ResolvedConfig.parse(
-        config.tables_with(
-            {"env": {"n_envs": 1, "episode_length": decisions, "incubation": "ste"}, "run": {"rounds": 1}}
-        )
-    )
+    env = config.env
+    chosen = {
+        "n_envs": 1,
+        "episode_length": decisions,
+        "incubation": "ste",
+        "slots": None,
+        "at_once": bool(env.at_once),
+    }
+    return ResolvedConfig.parse(config.tables_with({"env": chosen, "run": {"rounds": 1}}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,7 @@ from esper.grower.passes import PassHook
 from esper.grower.randomness import SeedDraws, kept_generators
 from esper.hosts.between import Between, find_between
 from esper.hosts.example import cloned, outputs_for
+from esper.hosts.flops import counting
 from esper.hosts.graft import channel_dimension, check_features, place_of
 from esper.hosts.host import kept_modes
 from esper.hosts.layout import POSITIONS
@@ -37,6 +39,8 @@ from esper.seeds.place import Place
 from esper.seeds.site import Site
 from esper.training.shadow import ShadowBuffers, copied_buffers
 from esper.training.step import delta_of, straight_through
+
+logger = logging.getLogger(__name__)
 
 MAX_PROBE = 8
 """Samples of the features on which a new seed is tried."""
@@ -113,6 +117,8 @@ class SiteHooks:
         """Layers between the source and the sink of each slot that has a source; known after :meth:`find_layers`."""
         self.probes: dict[str, Features] = {}
         """The last training pass at each site, of at most 8 samples, by slot name."""
+        self.rows: dict[str, float] = {}
+        """First dimension of the features at each site, in samples of the pass, by slot name."""
         self.own_buffers: dict[str, ShadowBuffers] = {}
         """The model's buffers of each seed that learns in passes of its own, by slot name."""
         self.draws: dict[str, SeedDraws] = {}
@@ -192,6 +198,23 @@ class SiteHooks:
         for name, found in self.between.items():
             site = self.sites[name]
             site.place = place_of(self.model, name, site.place.channels, found)
+
+    def count_operations(self) -> float:
+        """Returns the operations of a forward pass of the model, a sample of the last batch.
+
+        They are 0 if nothing can be counted: the model cannot run on the batch in eval mode, or its inputs have no
+        samples.
+        """
+        if self.passes.last is None:
+            return 0.0
+        arguments = cloned(self.passes.last)
+        try:
+            with torch.compiler.set_stance("force_eager"), counting() as counter:
+                outputs_for(self.model, *arguments)
+        except ConfigError as error:
+            logger.info("the operations of a pass are not known: %s", error)
+            return 0.0
+        return counter.get_total_flops() / self.passes.samples if self.passes.samples else 0.0
 
     @property
     def devices(self) -> list[torch.device]:
@@ -286,6 +309,7 @@ class SiteHooks:
         if probing:
             with torch.inference_mode(False):  # seeds are tried on it with gradients
                 self.probes[name] = at.each(lambda values: values[:MAX_PROBE].detach().clone())
+            self.rows[name] = len(h) / (self.passes.samples or len(h))
             self._fresh.add(name)
         if training and torch.is_grad_enabled():
             self.learned.add(name)

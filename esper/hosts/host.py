@@ -126,6 +126,25 @@ def kept_modes(*networks: nn.Module) -> Iterator[None]:
                 module.training = mode
 
 
+def features_at(host: Host, x: Inputs, sites: Collection[str] = ()) -> dict[str, Features]:
+    """Returns a pass of inputs ``x`` at these ``sites``, all if none is named, by name.
+
+    It is made in eval mode, so that no buffer of the host changes.
+    """
+    found: dict[str, Features] = {}
+
+    def keep(reached: int, at: Features) -> Tensor:
+        name = host.sites[reached].name
+        if not sites or name in sites:
+            found[name] = at.each(host.protected)
+        return at.h
+
+    with kept_modes(host), host.without_gradients():
+        host.eval()
+        host.forward_with_hook(x, keep)
+    return found
+
+
 def run_segment(segment: nn.Module, h: Tensor) -> Tensor:
     """Runs a segment. It is a function so that it can be compiled once for all segments of all hosts."""
     return segment(h)  # type: ignore[no-any-return]

@@ -6,7 +6,7 @@ import numpy as np
 
 from esper.config import Durations, EnvConfig
 from esper.lifecycle.gates import GATES
-from esper.lifecycle.slots import IS_RAMPED, Bools, Ints, Slots, stage_table
+from esper.lifecycle.slots import IS_RAMPED, Bools, Slots, stage_table
 from esper.lifecycle.stage import ADVANCES, COOLDOWN, SeedStage
 from esper.spaces.action import Op
 from esper.spaces.mask import ActionMask
@@ -14,7 +14,7 @@ from esper.spaces.mask import ActionMask
 IS_BUSY = stage_table({SeedStage.GERMINATED, SeedStage.TRAINING, *COOLDOWN})
 
 
-def legal_actions(slots: Slots, config: EnvConfig, durations: Durations, budget: float, largest: Ints) -> ActionMask:
+def legal_actions(slots: Slots, config: EnvConfig, durations: Durations, affordable: Bools) -> ActionMask:
     """Returns the masks of all envs in their current state.
 
     - GERMINATE: empty slots of hosts with room for a seed, within the budget.
@@ -23,8 +23,7 @@ def legal_actions(slots: Slots, config: EnvConfig, durations: Durations, budget:
     - PRUNE: living seeds that are old enough and whose alpha is steady.
     - SET_ALPHA_TARGET: seeds in BLENDING or HOLDING whose alpha is steady.
 
-    ``budget`` is the max number of parameters that seeds may add to a host; ``largest`` [S, B] are the parameters of
-    each blueprint in each slot with its largest blend style, and 0 where it does not fit.
+    ``affordable`` [E, S, B] are the blueprints that fit in each slot, within the budget.
     """
     envs, places = slots.stage.shape
     by_hand = stage_table([stage for stage in ADVANCES if GATES[stage] not in config.auto_advance])
@@ -34,8 +33,7 @@ def legal_actions(slots: Slots, config: EnvConfig, durations: Durations, budget:
     op_slot[:, Op.FOSSILIZE] = slots.stage == SeedStage.HOLDING
     op_slot[:, Op.PRUNE] = slots.living & (slots.age >= durations.min_prune_age) & slots.steady
     op_slot[:, Op.SET_ALPHA_TARGET] = IS_RAMPED[slots.stage] & slots.steady
-    left = budget - slots.parameters.sum(axis=1)
-    return ActionMask.build(op_slot, (largest > 0) & (largest <= left[:, None, None]))
+    return ActionMask.build(op_slot, affordable)
 
 
 def _has_room(slots: Slots, config: EnvConfig) -> Bools:

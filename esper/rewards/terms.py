@@ -50,8 +50,8 @@ class RewardState:
     committed_loss: Value
     all_off_loss: Value
     baseline_loss: Value
-    weighted_parameters: Value
-    """Σ alpha · parameters over seeds."""
+    weighted_share: Value
+    """Σ alpha · size over seeds, in sizes of the host; see ``Rules.share``."""
     fossil_parameters: Count
     stage: NDArray[np.int64]
     epochs_in_stage: NDArray[np.int64]
@@ -70,7 +70,6 @@ class Transition:
     rolled_back: Flag
     terminated: Flag
     horizon: int
-    host_parameters: int
     budget: float
     """Max parameters that seeds may add."""
 
@@ -87,22 +86,21 @@ def loss_benefit(t: Transition, config: RewardConfig) -> Floats:
 
 
 def rent(t: Transition, config: RewardConfig) -> Floats:
-    """−min(rent_rate · ln(1 + added / max(host, rent_host_floor)), rent_cap) / T each epoch."""
-    return -rent_rate(t.after.weighted_parameters, t.host_parameters, config) / t.horizon
+    """−min(rent_rate · ln(1 + share), rent_cap) / T each epoch."""
+    return -rent_rate(t.after.weighted_share, config) / t.horizon
 
 
-def rent_rate(weighted_parameters: Value | Count, host_parameters: int, config: RewardConfig) -> Floats:
-    """min(rent_rate · ln(1 + added / max(host, rent_host_floor)), rent_cap): the rent of an episode at this size."""
-    share = weighted_parameters / max(host_parameters, config.rent_host_floor)
+def rent_rate(share: Value, config: RewardConfig) -> Floats:
+    """min(rent_rate · ln(1 + share), rent_cap): the rent of an episode with seeds of this size in sizes of the host."""
     return np.minimum(config.rent_rate * np.log1p(share), config.rent_cap)
 
 
-def rent_price(parameters: Count, host_parameters: int, config: RewardConfig) -> Floats:
+def rent_price(share: Value, config: RewardConfig) -> Floats:
     """Returns what final accuracy has to rise by to make up for the rent of a seed in a whole episode, pp.
 
-    ``parameters`` are those of seeds, each of which is the only one in its host; the result has their shape.
+    ``share`` are the sizes of seeds in sizes of the host, each of which is the only one there.
     """
-    return config.benefit_scale * rent_rate(parameters, host_parameters, config)
+    return config.benefit_scale * rent_rate(share, config)
 
 
 def stage_potential(state: RewardState, dwell: int, config: RewardConfig) -> Floats:

@@ -35,23 +35,26 @@ PRACTICE = 2**31 + 2**30
 def practice_env(env: SlotVectorEnv, config: TrainingConfig, horizon: int | None = None) -> PlantedVectorEnv:
     """Returns simulated hosts with the slots, blueprints, horizon and no-growth curve of ``env``.
 
-    A blueprint has the same size in all slots: the mean of its largest sizes in the real ones where it fits. The curve
-    is stretched to ``horizon`` if that is given.
+    A blueprint has the same size and cost in all slots: the mean of its largest ones where it fits. The curve is
+    stretched to ``horizon`` if that is given.
     """
     rules = env.prepare()
     spec, ppo, baseline = env.action_spec, config.ppo, rules.baseline
     horizon = horizon or env.horizon
     curve = np.interp(np.linspace(0, env.horizon, horizon + 1), np.arange(env.horizon + 1), baseline.accuracy)
-    fits = rules.largest > 0
+    choices = rules.choices
+    fits = choices.parameters > 0
     law = Law(
         slots=spec.slots,
         blueprints=spec.blueprints,
         worth=((ppo.practice_worth,) * len(spec.blueprints),) * len(spec.slots),
         worth_std=ppo.practice_worth_std,
-        parameters=tuple(int(size) for size in rules.largest.sum(axis=0) / fits.sum(axis=0)),
+        parameters=tuple(int(size) for size in choices.parameters.sum(axis=0) / fits.sum(axis=0)),
+        flops=tuple((choices.flops.sum(axis=0) / fits.sum(axis=0)).tolist()),
+        host_flops=choices.host_flops,
         fits=() if fits.all() else tuple(tuple(row) for row in fits.tolist()),
         at_once=tuple(env.loop.backend.at_once.tolist()),
-        kinds=tuple(tuple(row) for row in rules.kinds.tolist()),
+        kinds=tuple(tuple(row) for row in choices.kinds.tolist()),
         gate_parameters=0,
         host_parameters=env.host_parameters,
         curve=tuple(curve.tolist()),

@@ -55,6 +55,10 @@ class ActionSpec:
     offered: tuple[tuple[str, ...], ...] = ()
     """The blueprints that fit in each slot; empty if all fit everywhere."""
 
+    def offers(self, slot: str) -> tuple[str, ...]:
+        """Returns the blueprints that fit in ``slot``."""
+        return self.offered[self.slots.index(slot)] if self.offered else self.blueprints
+
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Number of choices of each head, in the order of ``HEADS``."""
@@ -82,10 +86,9 @@ class ActionSpec:
         for head, value in zip(HEADS[1:], values, strict=True):
             if head in RELEVANT[op]:
                 action[HEADS.index(head)] = self._index(head, value)
-        if op is Op.GERMINATE and self.offered and blueprint not in self.offered[action[1]]:
+        if op is Op.GERMINATE and blueprint not in (fitting := self.offers(self.slots[action[1]])):
             raise ValueError(
-                f"blueprint {blueprint!r} does not fit in slot {slot}, where these do: "
-                f"{', '.join(self.offered[action[1]])}"
+                f"blueprint {blueprint!r} does not fit in slot {slot}, where these do: {', '.join(fitting)}"
             )
         return action
 

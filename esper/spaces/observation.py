@@ -65,6 +65,8 @@ BASE: tuple[Feature, ...] = (
     Feature("host_parameters", C, "ln(1 + parameters of the host) / 10"),
     Feature("added_parameters", C, "parameters of all seeds / budget"),
     Feature("fossil_parameters", C, "parameters of fossils / budget"),
+    Feature("host_flops", C, "ln(1 + operations of a forward pass of the host, a sample) / 20"),
+    Feature("added_flops", C, "ln(1 + operations of all seeds / those of the host)"),
     Feature("rent", C, "rent paid this epoch, times the horizon"),
     Feature("seeds_left", C, "seeds left under the cap / cap"),
     Feature("committed_accuracy", C, "validation accuracy with fossils only, fraction"),
@@ -108,6 +110,7 @@ PER_SLOT: tuple[Feature, ...] = (
     Feature("epochs_in_stage", C, "epochs in this stage / horizon"),
     Feature("age", C, "epochs since germination / horizon"),
     Feature("parameters", C, "ln(1 + parameters of the seed) / 10"),
+    Feature("flops_share", C, "ln(1 + operations of the seed / those of the host)"),
     Feature("gate_score", C, "fraction of the next gate's checks that hold"),
     Feature("gate_passed", FLAG, "the next gate would open"),
     Feature("fading", FLAG, "the seed is being removed"),
@@ -123,13 +126,17 @@ PER_CHOICE: tuple[Feature, ...] = (
     Feature("kept", C, "ln(1 + episodes in which such a seed was kept)"),
     Feature("size", C, "ln(1 + parameters of such a seed) / 10"),
     Feature("size_share", C, "ln(1 + parameters of such a seed / parameters of the host)"),
+    Feature("flops_share", C, "ln(1 + operations of such a seed / those of the host)"),
     Feature("layers", C, "weight matrices and kernels of the blueprint / 4"),
     Feature("spatial", C, "fraction of its parameters in kernels of more than one position"),
     Feature("elementwise", C, "fraction of its parameters in vectors, as in a normalisation"),
+    Feature("reads_source", FLAG, "it reads earlier features than those to which it adds"),
+    Feature("zero_at_birth", FLAG, "a new one changes nothing"),
+    Feature("at_once", FLAG, "it is a part of its host in the epoch in which it is planted"),
 )
 """Entries of each (slot, blueprint), a seed that could be planted."""
-KINDS = ("layers", "spatial", "elementwise")
-"""Entries that describe a blueprint by what it is built of."""
+KINDS = ("layers", "spatial", "elementwise", "reads_source", "zero_at_birth", "at_once")
+"""Entries that describe a blueprint by what it is built of and how it begins."""
 
 
 def symlog(x: Floats | float) -> Floats:

@@ -217,6 +217,10 @@ class EpisodeCompleted(Event):
     terminated: bool
     shapley: dict[str, tuple[float, float]]
     """Shapley value of each seed that is on and its standard error, pp; empty unless all coalitions were measured."""
+    host_flops: float = 0.0
+    """Floating-point operations of a forward pass of the host without seeds, a sample. Older logs lack this field and
+    the next one; they read as 0."""
+    fossil_flops: float = 0.0
     stopped: str | None = None
     """The reason that it ended early: divergence or plateau (``env.stop_on``); None if it had its full length."""
 

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from esper.config_resolved import HostTrainingConfig, ResolvedTask
 from esper.data.split import Split
 from esper.data.task import Task
-from esper.hosts.host import kept_modes
+from esper.hosts.host import features_at
 from esper.lifecycle.ramps import BlendStyle
 from esper.ops import SGD, AdamW, grad_stats
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import Blueprint
-from esper.seeds.features import Features
 from esper.seeds.group_norm import guard_group_norm
 from esper.seeds.site import PlantedSeed, Role, Site
 from esper.training.batches import BatchLoader
@@ -133,7 +132,7 @@ class HostTraining:
         """
         if site.seed is not None:
             raise ValueError(f"{site.name} has a seed")
-        probe = _features_at(self, site, self.sample)
+        probe = features_at(self.host, self.sample, [site.name])[site.name]
 
         def prepare(seed: Seed) -> Seed:
             own_dropout(seed, self.draws)
@@ -288,21 +287,6 @@ def count_not_finite(network: nn.Module, buffers: Collection[str], parameters: I
     own = (buffer for name, buffer in network.named_buffers() if name in buffers)
     stats = grad_stats([[value.detach() for value in chain(parameters, own) if value.is_floating_point()]])
     return (stats.nan + stats.inf).sum()
-
-
-def _features_at(training: HostTraining, site: Site, x: Tensor) -> Features:
-    """Returns the pass of inputs ``x`` at ``site``, in eval mode, so that no buffer of the host changes."""
-    host, place, found = training.host, training.sites.index(site), list[Features]()
-
-    def keep(reached: int, at: Features) -> Tensor:
-        if reached == place:
-            found.append(at.each(host.protected))
-        return at.h
-
-    with kept_modes(host), host.without_gradients():
-        host.eval()
-        host.forward_with_hook(x, keep)
-    return found[0]
 
 
 def _copy_fresh_host(training: HostTraining) -> None:

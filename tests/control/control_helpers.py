@@ -23,14 +23,15 @@ LAYOUT = ObservationLayout(SPEC.slots, SPEC.blueprints, 150)
 class World:
     """An invented env: observations for the controller, and slots that follow its actions."""
 
-    def __init__(self, slots: tuple[str, ...] = SPEC.slots) -> None:
-        self.spec = ActionSpec(slots, SPEC.blueprints)
+    def __init__(self, slots: tuple[str, ...] = SPEC.slots, offered: tuple[tuple[str, ...], ...] = ()) -> None:
+        self.spec = ActionSpec(slots, SPEC.blueprints, offered)
         self.layout = ObservationLayout(slots, SPEC.blueprints, LAYOUT.horizon)
         self.base = {entry.name: 0.0 for entry in BASE}
         self.slots = {slot: {entry.name: 0.0 for entry in PER_SLOT} for slot in slots}
         self.profit = np.zeros((len(slots), len(SPEC.blueprints)))
         """Profit of each (slot, blueprint) in the observation."""
         self.size = np.zeros_like(self.profit)
+        self.at_once = np.zeros_like(self.profit)
         for slot in slots:
             self.put(slot, S.DORMANT)
         self.plateau(10)
@@ -59,11 +60,12 @@ class World:
             table[0, Op.FOSSILIZE, place] = stage is S.HOLDING
             table[0, Op.PRUNE, place] = stage in (S.GERMINATED, S.TRAINING, S.BLENDING, S.HOLDING)
             table[0, Op.SET_ALPHA_TARGET, place] = stage in (S.BLENDING, S.HOLDING)
-        return ActionMask.build(table, np.ones((1, len(self.slots), 4), dtype=np.bool_)).heads(self.spec)
+        fits = [[name in self.spec.offers(slot) for name in self.spec.blueprints] for slot in self.spec.slots]
+        return ActionMask.build(table, np.array([fits])).heads(self.spec)
 
     def ask(self, controller: Controller) -> tuple[str, str, str]:
         """The controller's op, slot and blueprint."""
-        choices = {"profit": self.profit[None], "size": self.size[None]}
+        choices = {"profit": self.profit[None], "size": self.size[None], "at_once": self.at_once[None]}
         observation = one_observation(self.layout, self.base, self.slots, **choices)[None]
         op, slot, blueprint = controller.act(observation, self.masks())[0][:3]
         return Op(op).name, self.spec.slots[slot], self.spec.blueprints[blueprint]

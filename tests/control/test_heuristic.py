@@ -61,6 +61,27 @@ def test_the_heuristic_chooses_by_the_size_of_seeds_in_the_slot(share: float, or
     assert "".join(planted) == order
 
 
+def test_the_heuristic_plants_first_what_is_a_part_of_the_host_at_once() -> None:
+    """It needs no epochs for a trial, so that it is planted later than any other, too, before the last third."""
+    world, rule = World(), heuristic(latest=1.0)
+    world.at_once[1] = [0.0, 1.0, 0.0, 1.0]
+    world.size[1] = [0.9, 0.4, 0.5, 0.3]
+    world.plateau(LAYOUT.horizon - 2)
+    assert world.ask(rule) == ("GERMINATE", "r0c1", "conv_light")  # the largest of them
+    world.put("r0c1", S.FOSSILIZED)
+    assert world.ask(rule)[0] == "WAIT"
+    world.plateau(0)
+    assert world.ask(rule)[:2] == ("GERMINATE", "r0c0")
+
+
+def test_the_heuristic_chooses_by_size_among_the_blueprints_that_fit_in_the_slot() -> None:
+    """Those that do not fit have a size of 0, and do not count."""
+    world = World(offered=(("norm", "depthwise"), SPEC.blueprints, SPEC.blueprints))
+    world.size[0] = [0.3, 0.0, 0.2, 0.0]
+    assert world.ask(heuristic(size=1.0)) == ("GERMINATE", "r0c0", "norm")
+    assert world.ask(heuristic(size=0.0)) == ("GERMINATE", "r0c0", "depthwise")
+
+
 def test_the_heuristic_waits_until_the_gate_would_open() -> None:
     for stage in (S.GERMINATED, S.TRAINING, S.BLENDING):
         world = planted(stage, slot="r0c1", trial=2.0, trial_error=0.5)

@@ -38,6 +38,14 @@ def test_plans_plants_the_largest_of_the_best_seeds_first() -> None:
     assert world.ask(controller)[0] == "WAIT"
 
 
+def test_plans_plants_first_what_is_a_part_of_the_host_at_once() -> None:
+    world = World()
+    world.profit[:] = 1.0
+    world.size[:] = np.array([[0.4] * 4, [0.9] * 4, [0.2] * 4])
+    world.at_once[2] = 1.0
+    assert world.ask(plans(world))[:2] == ("GERMINATE", "r1c0")
+
+
 def test_plans_plants_nothing_that_does_not_pay() -> None:
     world = World()
     world.profit[:] = -0.1

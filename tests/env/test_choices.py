@@ -39,9 +39,18 @@ def test_what_fits_is_listed_by_slot_unless_all_does_everywhere() -> None:
 
 def test_kinds_tell_layers_and_the_parts_of_parameters_that_look_around_or_scale() -> None:
     norm, conv, _ = kinds_of("cnn", PLACES[:1], SPEC, BLUEPRINTS).tolist()
-    assert (norm[0], norm[1], norm[2]) == (0.0, 0.0, 1.0)  # no layer, only scales and shifts
+    assert norm == [0.0, 0.0, 1.0, 0.0, 0.0, 0.0]  # no layer, only scales and shifts
     assert conv[0] > 0
     assert conv[1] > 0.8  # mostly weights of a 3×3 convolution
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_kinds_tell_what_a_seed_reads_and_how_it_begins(at_once: bool) -> None:
+    layers = (nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 6))
+    spec, places = ActionSpec(("r0c0", "r0c1"), ("norm", "widen_whole")), [PLACES[0], Place("r0c1", 6, True, layers)]
+    norm, widening = kinds_of("mlp", places, spec, BLUEPRINTS, at_once).tolist()
+    assert norm[3:] == [0, 0, 0]
+    assert widening[3:] == [1, 1, at_once]
 
 
 def test_kinds_are_the_same_each_time_and_draw_nothing_global() -> None:

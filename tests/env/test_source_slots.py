@@ -84,8 +84,8 @@ def test_simulated_hosts_for_practice_offer_in_each_slot_what_real_ones_do() -> 
     with rig(env={"slots": ["r0c0", "r2"]}) as world:
         config = tiny_config(env={"slots": ["r0c0", "r2"]})
         simulated = practice_env(world.env, config)
-        real = world.env.prepare().largest
-    assert ((simulated.largest > 0) == (real > 0)).all()
+        real = world.env.prepare().choices.parameters
+    assert ((simulated.choices.parameters > 0) == (real > 0)).all()
     whole = simulated.action_spec.blueprints.index("widen_whole")
     assert simulated.law.parameters[whole] == int(real[1:, whole].mean())
     _, info = simulated.reset(seed=0)

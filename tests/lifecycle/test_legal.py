@@ -21,7 +21,8 @@ SIZES = np.array([[100, 300], [100, 300], [100, 300]])
 
 
 def legal(slots: Slots, budget: float = 1000.0, **env: Any) -> ActionMask:
-    return legal_actions(slots, EnvConfig(**env), DURATIONS, budget, SIZES[: slots.stage.shape[1]])
+    left = budget - slots.parameters.sum(axis=1)
+    return legal_actions(slots, EnvConfig(**env), DURATIONS, SIZES[: slots.stage.shape[1]] <= left[:, None, None])
 
 
 def ops_of(stage: SeedStage, **env: Any) -> set[str]:

@@ -151,9 +151,9 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a blueprint that does not fit is legal",
-            "esper/lifecycle/legal.py",
-            "(largest > 0) & (largest <= left[:, None, None])",
-            "largest <= left[:, None, None]",
+            "esper/env/state.py",
+            "(size > 0) & (size <= left[:, None, None])",
+            "size <= left[:, None, None]",
             "tests/env/test_source_slots.py::test_each_slot_is_offered_the_blueprints_that_fit",
         ),
         Fault(

@@ -268,8 +268,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "rent is that of the step before",
             "esper/rewards/terms.py",
-            "    return -rent_rate(t.after.weighted_parameters,",
-            "    return -rent_rate(t.before.weighted_parameters,",
+            "    return -rent_rate(t.after.weighted_share,",
+            "    return -rent_rate(t.before.weighted_share,",
             "tests/env/test_reward_observed.py::test_rewards_of_planted_follow_from_what_is_observed",
         ),
     ],

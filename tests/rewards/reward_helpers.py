@@ -23,7 +23,7 @@ def state(*slots: tuple[SeedStage, int], **values: Any) -> RewardState:
         "committed_loss": 20.0,
         "all_off_loss": 20.0,
         "baseline_loss": 20.0,
-        "weighted_parameters": 0.0,
+        "weighted_share": 0.0,
         "fossil_parameters": 0,
         "stage": np.array([stage for stage, _ in slots], dtype=np.int64),
         "epochs_in_stage": np.array([epochs for _, epochs in slots], dtype=np.int64),
@@ -40,7 +40,6 @@ def transition(after: RewardState, before: RewardState | None = None, **values: 
         "rolled_back": False,
         "terminated": False,
         "horizon": 30,
-        "host_parameters": 277,
         "budget": 2770.0,
     }
     return Transition(**{**given, **values})

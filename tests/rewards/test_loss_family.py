@@ -38,7 +38,7 @@ def state(epoch: int = 2, **nats: float) -> RewardState:
         baseline=50.0,
         **{name: BASELINE.in_stds(np.array(value)) for name, value in loss.items()},
         baseline_loss=BASELINE.in_stds(np.array(BASELINE.loss[epoch])),
-        weighted_parameters=0.0,
+        weighted_share=0.0,
         fossil_parameters=0,
         stage=np.array([SeedStage.DORMANT]),
         epochs_in_stage=np.array([0]),
@@ -47,9 +47,7 @@ def state(epoch: int = 2, **nats: float) -> RewardState:
 
 def pay(after: RewardState, mode: str, terminated: bool = True, **values: Any) -> dict[str, Any]:
     config = RewardConfig(mode=mode, **values)  # type: ignore[arg-type]
-    return Reward(config, 10).pay(
-        Transition(after, after, Op.WAIT, True, False, terminated, horizon=2, host_parameters=300, budget=3000.0)
-    )
+    return Reward(config, 10).pay(Transition(after, after, Op.WAIT, True, False, terminated, horizon=2, budget=3000.0))
 
 
 @pytest.mark.parametrize("mode", ["loss_shaped", "loss_sparse"])
@@ -106,12 +104,12 @@ def test_a_loss_mode_is_the_accuracy_mode_with_the_negative_loss_in_place_of_acc
     after = RewardState(
         **values,
         **losses,
-        weighted_parameters=weighted,
+        weighted_share=weighted,
         fossil_parameters=fossils,
         stage=np.array([stage]),
         epochs_in_stage=np.array([epochs]),
     )
-    step = Transition(state(), after, op, *outcome, horizon=30, host_parameters=300, budget=3000.0)
+    step = Transition(state(), after, op, *outcome, horizon=30, budget=3000.0)
     weights = {"loss_benefit_scale": 10.0, "loss_contribution_potential": 0.05}
     plain = Reward(RewardConfig(mode=mode), 10).pay(step)  # type: ignore[arg-type]
     loss = Reward(RewardConfig(mode=f"loss_{mode}", **weights), 10).pay(step)  # type: ignore[arg-type]

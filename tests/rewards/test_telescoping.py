@@ -26,7 +26,7 @@ states = st.builds(
     RewardState,
     **{name: st.floats(0, 100) for name in PERCENT},
     **{name: st.floats(0, 300) for name in LOSSES},
-    weighted_parameters=st.floats(0, 1e5),
+    weighted_share=st.floats(0, 1e5),
     fossil_parameters=st.integers(0, 3000),
     stage=st.lists(st.sampled_from(list(SeedStage)), min_size=SLOTS, max_size=SLOTS).map(np.array),
     epochs_in_stage=st.lists(st.integers(0, 40), min_size=SLOTS, max_size=SLOTS).map(np.array),
@@ -44,7 +44,7 @@ def rewards(mode: str, gamma: float, n_envs: int | None = None) -> Reward:
 
 def transition(before: RewardState, after: RewardState, **values: Any) -> Transition:
     given: dict[str, Any] = {"op": Op.WAIT, "succeeded": True, "rolled_back": False, "terminated": False}
-    return Transition(before, after, **{**given, **values}, horizon=40, host_parameters=277, budget=2770.0)
+    return Transition(before, after, **{**given, **values}, horizon=40, budget=2770.0)
 
 
 def play(reward: Reward, episode: list[Step], terminated: bool) -> list[dict[str, Any]]:
@@ -117,7 +117,7 @@ def random_state(random: np.random.Generator, n_envs: int) -> RewardState:
     numbers = {name: random.uniform(0, 100, n_envs) for name in (*PERCENT, *LOSSES)}
     return RewardState(
         **numbers,
-        weighted_parameters=random.uniform(0, 1e4, n_envs),
+        weighted_share=random.uniform(0, 1e4, n_envs),
         fossil_parameters=random.integers(0, 3000, n_envs),
         stage=random.choice(np.array(SeedStage), (n_envs, SLOTS)),
         epochs_in_stage=random.integers(0, 40, (n_envs, SLOTS)),

@@ -22,19 +22,18 @@ def test_the_benefit_is_paid_at_termination_in_tenths_of_a_point() -> None:
 
 
 @pytest.mark.parametrize(
-    ("added", "host", "whole_episode"),
+    ("share", "whole_episode"),
     [
-        (0.0, 277, 0.0),
-        (277.0, 277, 0.05 * math.log(2)),
-        (138.5, 277, 0.05 * math.log(1.5)),
-        (200.0, 50, 0.05 * math.log(2)),  # a host below 200 parameters counts as 200
-        (277 * 18.9, 277, 0.05 * math.log(19.9)),
-        (277 * 19.2, 277, 0.05 * math.log(20.2)),
-        (1e9, 277, 0.6),
+        (0.0, 0.0),
+        (1.0, 0.05 * math.log(2)),
+        (0.5, 0.05 * math.log(1.5)),
+        (18.9, 0.05 * math.log(19.9)),
+        (19.2, 0.05 * math.log(20.2)),
+        (1e9, 0.6),
     ],
 )
-def test_the_rent_of_a_size_over_an_episode(added: float, host: int, whole_episode: float) -> None:
-    paid = pay(transition(state(weighted_parameters=added), host_parameters=host))["rent"]
+def test_the_rent_of_a_size_over_an_episode(share: float, whole_episode: float) -> None:
+    paid = pay(transition(state(weighted_share=share)))["rent"]
     assert 30 * paid == pytest.approx(-whole_episode, rel=1e-9, abs=1e-12)
 
 
@@ -129,7 +128,7 @@ def test_sparse_pays_benefit_and_parameters_at_the_end_only() -> None:
 
 
 def test_weights_of_terms_are_those_of_the_config() -> None:
-    after = state((S.FOSSILIZED, 0), accuracy=60.0, all_off=50.0, weighted_parameters=277.0)
+    after = state((S.FOSSILIZED, 0), accuracy=60.0, all_off=50.0, weighted_share=1.0)
     paid = pay(
         transition(after, op=Op.GERMINATE, rolled_back=True),
         gamma=1.0,

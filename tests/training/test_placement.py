@@ -215,7 +215,7 @@ def test_the_seeds_that_are_allowed_for_are_the_largest_within_the_budget(monkey
     monkeypatch.setattr("esper.env.vector_env.copies_to_pin", place)
     for budget in (0.5, 1e6):
         with rig(env={"parameter_budget": budget}) as world:
-            largest = world.env.rules.largest.max(axis=1).sum()  # type: ignore[union-attr]
+            largest = world.env.rules.choices.parameters.max(axis=1).sum()  # type: ignore[union-attr]
             host = world.env.host_parameters
     assert sizes == [int(0.5 * host), int(largest)]
 

@@ -109,7 +109,7 @@ def test_the_config_says_what_can_be_chosen_and_in_which_order() -> None:
         simulated = practice_env(world.env, world.env.config)
         assert simulated.action_spec == world.env.action_spec
         assert world.env.rules is not None
-        assert simulated.law.parameters == tuple(world.env.rules.largest.mean(axis=0).astype(int))
+        assert simulated.law.parameters == tuple(world.env.rules.choices.parameters.mean(axis=0).astype(int))
 
 
 WRONG = {
