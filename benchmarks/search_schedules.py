@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -20,31 +22,46 @@ from esper.control.script import ScheduleEntry, ScriptedController
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.rollout.rollout import play_round
+from esper.spaces.action import ActionSpec
 
 Plan = tuple[tuple[str, str], ...]
 """(slot, blueprint) in the order of planting."""
 
 
 def candidates(
-    slots: tuple[str, ...], blueprints: tuple[str, ...], max_seeds: int, mixed: int, draw: np.random.Generator
+    spec: ActionSpec, at_once: Collection[str], max_seeds: int, mixed: int, draw: np.random.Generator
 ) -> list[Plan]:
     """Returns every set of at most ``max_seeds`` slots, forwards and backwards, with one blueprint throughout, and
-    ``mixed`` plans with different ones."""
-    sets = [order for n in range(1, max_seeds + 1) for order in itertools.combinations(slots, n)]
+    ``mixed`` plans with different ones.
+
+    Seeds of the blueprints ``at_once``, which need no trial, come first in every plan.
+    """
+    sets = [order for n in range(1, max_seeds + 1) for order in itertools.combinations(spec.slots, n)]
     orders = sorted({order[::step] for order in sets for step in (1, -1)})
-    pure = [tuple((slot, blueprint) for slot in order) for order in orders for blueprint in blueprints]
+    pure = [
+        tuple((slot, blueprint) for slot in order)
+        for order in orders
+        for blueprint in spec.blueprints
+        if all(blueprint in spec.offers(slot) for slot in order)
+    ]
     others: set[Plan] = set()
-    there_are = sum(len(blueprints) ** len(order) for order in orders) - len(pure)
+    there_are = sum(math.prod(len(spec.offers(slot)) for slot in order) for order in orders) - len(pure)
     while len(others) < min(mixed, there_are):
         order = orders[draw.integers(len(orders))]
-        others |= {tuple((slot, blueprints[draw.integers(len(blueprints))]) for slot in order)} - set(pure)
+        offers = [spec.offers(slot) for slot in order]
+        plan = [(slot, names[draw.integers(len(names))]) for slot, names in zip(order, offers, strict=True)]
+        plan.sort(key=lambda seed: seed[1] not in at_once)
+        others |= {tuple(plan)} - set(pure)
     return [*pure, *sorted(others)]
 
 
-def schedule(plan: Plan) -> list[ScheduleEntry]:
+def schedule(plan: Plan, at_once: Collection[str]) -> list[ScheduleEntry]:
     """The plan as a schedule: what is due at epoch 0 is done as soon as it is legal and its gate would open."""
     entries: list[ScheduleEntry] = []
     for slot, blueprint in plan:
+        if blueprint in at_once:
+            entries.append(ScheduleEntry(epoch=0, op="GERMINATE", slot=slot, blueprint=blueprint))
+            continue
         entries.append(
             ScheduleEntry(epoch=0, op="GERMINATE", slot=slot, blueprint=blueprint, tempo=3, alpha_target=1.0)
         )
@@ -52,9 +69,14 @@ def schedule(plan: Plan) -> list[ScheduleEntry]:
     return entries
 
 
+def joining(env: SlotVectorEnv) -> set[str]:
+    """Returns the blueprints whose seeds are a part of their host at once."""
+    return {name for name, joins in zip(env.action_spec.blueprints, env.backend.at_once, strict=True) if joins}
+
+
 def committed(env: SlotVectorEnv, plan: Plan, seed: int) -> float:
     """Mean committed validation accuracy of the hosts of one round, pp."""
-    player = ScriptedController(schedule(plan), env.action_spec, env.layout, env.num_envs, seed)
+    player = ScriptedController(schedule(plan, joining(env)), env.action_spec, env.layout, env.num_envs, seed)
     return float(play_round(env, player, seed).committed.mean())
 
 
@@ -63,7 +85,7 @@ def main() -> None:
     parser.add_argument("task")
     parser.add_argument("--seed", type=int, default=10_000, help="run seed of the hosts that are searched on")
     parser.add_argument("--hosts", type=int, default=4, help="hosts for every candidate")
-    parser.add_argument("--mixed", type=int, default=12, help="candidates with different blueprints")
+    parser.add_argument("--mixed", type=int, default=60, help="candidates with different blueprints")
     parser.add_argument("--max-seeds", type=int, help="max seeds of a candidate; default: the number of slots")
     parser.add_argument("--finalists", type=int, default=6)
     parser.add_argument("--final-hosts", type=int, default=24)
@@ -76,7 +98,7 @@ def main() -> None:
     spec = env.action_spec
     draw = np.random.default_rng(arguments.seed)
     max_seeds = arguments.max_seeds or len(spec.slots)
-    plans = candidates(spec.slots, spec.blueprints, max_seeds, arguments.mixed, draw)
+    plans = candidates(spec, joining(env), max_seeds, arguments.mixed, draw)
     found = []
     for number, plan in enumerate(plans, 1):
         found.append((committed(env, plan, arguments.seed), plan))
@@ -90,7 +112,7 @@ def main() -> None:
     accuracy, best = max(finals)
     tables = [
         "[[action]]\n" + "".join(f"{key} = {value!r}\n" for key, value in entry.model_dump(exclude_unset=True).items())
-        for entry in schedule(best)
+        for entry in schedule(best, joining(env))
     ]
     header = (
         f"# Best of {len(plans)} schedules: {accuracy:.2f} % committed validation accuracy, seed {arguments.seed}.\n"

@@ -63,4 +63,6 @@ def load() -> Task:
         samples_per_epoch=TRAIN,
         n_envs=8,
         episode_length=30,
+        slots=("all",),
+        at_once=True,
     )
