@@ -30,7 +30,7 @@ from esper.spaces.action import ActionSpec
 from esper.spaces.observation import ObservationLayout
 from esper.telemetry.text import plain
 
-FORMAT = 3
+FORMAT = 4
 SUFFIX = ".safetensors"
 HEADER = "esper_policy"
 """Key of the JSON text in the file's header."""

@@ -64,6 +64,7 @@ class LoopLog:
                 n_envs=1,
                 episode_length=env.horizon,
                 host_parameters=env.host_parameters,
+                host_flops=env.choices.host_flops,
                 slots=env.action_spec.slots,
                 blueprints=env.action_spec.blueprints,
                 tier=None,

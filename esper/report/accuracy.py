@@ -127,6 +127,7 @@ def parameters_figure(runs: Sequence[Run]) -> str:
             [
                 label(runs, run, f"round {e.episode + 1}, host {e.env}"),
                 f"{e.host_parameters + e.fossil_parameters:,}",
+                f"{e.host_flops + e.fossil_flops:,.0f}",
                 score.value(e.committed_accuracy, unit=False),
                 score.value(e.baseline_accuracy if run.view.alone else None, unit=False),
                 ", ".join(f"{slot} {blueprint}" for slot, blueprint in e.fossils.items()) or "nothing",
@@ -135,10 +136,13 @@ def parameters_figure(runs: Sequence[Run]) -> str:
         ]
     if not groups:
         return note(f"{title}: no host has completed its episode yet.")
-    words = "Each point is a committed network (host and fossils) at the end of its episode, on validation images."
+    words = (
+        "Each point is a committed network (host and fossils) at the end of its episode, on validation images. FLOPs "
+        "are the floating-point operations of a forward pass, a sample."
+    )
     if any(len(run.of(EpisodeCompleted)) > MAX_EPISODES for run in runs):
         words += f" Only the newest {MAX_EPISODES} hosts of each run are drawn."
     axis = score.label(f"validation {score.name}")
     chart = scatter_chart(title, groups, "parameters of the committed network", axis)
-    heads = ["host", "parameters", score.label("committed"), score.label("baseline"), "kept"]
+    heads = ["host", "parameters", "FLOPs", score.label("committed"), score.label("baseline"), "kept"]
     return figure(title, words, chart, table(heads, rows))

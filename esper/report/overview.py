@@ -48,6 +48,8 @@ def _facts(run: Run) -> dict[str, str]:
     last, baseline = run.last(events.RoundCompleted), run.last(events.BaselineMeasured)
     alone = baseline.accuracy[-1] if baseline and baseline.accuracy else None
     compared = completed if completed and completed.comparisons else None
+    ended = run.of(events.EpisodeCompleted)[-(started.n_envs if started else 1) :]
+    grown = [episode.host_flops + episode.fossil_flops for episode in ended]
     unknown, unfinished = "not known", "not compared yet"
     return {
         "state": run.state_words(),
@@ -57,7 +59,9 @@ def _facts(run: Run) -> dict[str, str]:
         "hosts per round": str(started.n_envs) if started else unknown,
         "epochs per host": str(started.episode_length) if started else unknown,
         "parameters of the host": f"{started.host_parameters:,}" if started else unknown,
+        "FLOPs of the host, a sample": f"{started.host_flops:,.0f}" if started else unknown,
         "parameters, grown": number(compared.parameters, 0) if compared else unfinished,
+        "FLOPs, grown, a sample": number(sum(grown) / len(grown), 0) if grown else unfinished,
         "seeds kept per host": number(compared.fossils, 1) if compared else unfinished,
         "last round, committed networks, validation": run.view.score.value(last.committed_accuracy if last else None),
         "baseline at the last epoch, validation": run.view.score.value(alone),

@@ -79,6 +79,7 @@ class RunTelemetry:
                 n_envs=env.num_envs,
                 episode_length=env.horizon,
                 host_parameters=env.host_parameters,
+                host_flops=env.choices.host_flops,
                 slots=spec.slots,
                 blueprints=spec.blueprints,
                 tier=tier,

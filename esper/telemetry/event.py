@@ -55,6 +55,9 @@ class RunStarted(Event):
     """The reason that the tier of the config cannot be used; may name files."""
     time: float = volatile()
     folder: str = volatile()
+    host_flops: float = 0.0
+    """Floating-point operations of a forward pass of the host without seeds, a sample. Older logs lack this field; it
+    reads as 0."""
     cublas_workspace: str | None = None
     """cuBLAS workspace of each stream and its origin, on which results may depend; None without a GPU."""
     pinned_copies: tuple[str, ...] = ()

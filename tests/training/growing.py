@@ -48,7 +48,16 @@ def float_images() -> Task:
     train = Split(task.train.x[:200], task.train.y[:200])
     validation = Split(task.validation.x[:90], task.validation.y[:90])
     host = _cnn(base=3)
-    return replace(task, train=train, validation=validation, test=validation, evaluation_batch=40, build_host=host)
+    return replace(
+        task,
+        train=train,
+        validation=validation,
+        test=validation,
+        evaluation_batch=40,
+        build_host=host,
+        slots=None,
+        at_once=False,
+    )
 
 
 @cache
