@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from esper.files.grown_host import accuracy, export, load_host
     from esper.grower.grower import Grower
     from esper.grower.report import GrowthStep
+    from esper.hosts.find import FoundSite, find_sites
     from esper.hosts.graft import graft
     from esper.hosts.plain import plain
     from esper.hosts.sizes import HostFamily
@@ -44,6 +45,7 @@ _HOMES = {
     "ConfigError": "esper.config",
     "CounterfactualHelper": "esper.attribution.counterfactual",
     "Experiment": "esper.run.experiment",
+    "FoundSite": "esper.hosts.find",
     "Grower": "esper.grower.grower",
     "Grown": "esper.run.grown",
     "GrowthStep": "esper.grower.report",
@@ -57,6 +59,7 @@ _HOMES = {
     "accuracy": "esper.files.grown_host",
     "compare_controllers": "esper.evaluation.comparison",
     "export": "esper.files.grown_host",
+    "find_sites": "esper.hosts.find",
     "graft": "esper.hosts.graft",
     "grow": "esper.run.grow",
     "load_host": "esper.files.grown_host",
@@ -67,6 +70,7 @@ __all__ = [
     "Augmentation",
     "ConfigError",
     "Experiment",
+    "FoundSite",
     "Grower",
     "Grown",
     "GrowthStep",
@@ -78,6 +82,7 @@ __all__ = [
     "accuracy",
     "compare_controllers",
     "export",
+    "find_sites",
     "graft",
     "grow",
     "load_host",

@@ -38,8 +38,7 @@ def right(model: nn.Module, split: esper.Split) -> Tensor:
 
 grower = esper.Grower(
     model,
-    sites={f"r0c{i}": f"transformer.h.{i}.mlp.c_proj" for i in range(2)},
-    topology="transformer",
+    sites=[f"transformer.h.{i}.mlp.c_proj" for i in range(2)],
     optimizer=optimizer,
     controller=f"schedule:{Path(__file__).with_name('two_loras.toml')}",
     horizon=EPOCHS,

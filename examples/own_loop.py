@@ -41,7 +41,7 @@ def right(model: nn.Module, rows: slice) -> Tensor:
 
 grower = esper.Grower(
     model,
-    sites={"r0c0": "0", "r0c1": "1"},
+    sites=["0", "1"],
     optimizer=optimizer,
     controller=f"schedule:{Path(__file__).with_name('two_convolutions.toml')}",
     horizon=EPOCHS,

@@ -52,8 +52,7 @@ def r2(model: nn.Module, rows: slice) -> Tensor:
 
 grower = esper.Grower(
     model,
-    sites={"r0c0": "0"},
-    topology="mlp",
+    sites=["0"],
     optimizer=optimizer,
     controller=sys.argv[2] if len(sys.argv) > 2 else KeepWhatPays,
     horizon=EPOCHS,

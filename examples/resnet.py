@@ -50,7 +50,7 @@ def right(model: nn.Module, rows: Tensor) -> Tensor:
 
 grower = esper.Grower(
     model,
-    sites={"r0c0": "layer1", "r0c1": "layer2"},
+    sites=["layer1", "layer2"],
     optimizer=optimizer,
     controller=sys.argv[2] if len(sys.argv) > 2 else SCHEDULE,
     horizon=EPOCHS,

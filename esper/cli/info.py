@@ -19,7 +19,7 @@ def command(observation: bool, config: bool, task: str) -> None:
         from esper.spaces.observation import ObservationLayout
 
         loaded = load_task(task)
-        host = loaded.build_host()
+        host = loaded.new_host(loaded.slots)
         layout = ObservationLayout(host.slot_names, BLUEPRINTS.names(host.topology, host.sites), loaded.episode_length)
         for place, entry in enumerate(layout.entries):
             echo_folded(f"{place:4d}  {entry.kind.value:10s}  {entry.name:32s}  {entry.meaning}", 6)

@@ -22,6 +22,7 @@ COMMANDS = {
     "report": "Write an HTML page about one or more runs, or about a comparison.",
     "show": "Show the status of a run, finished or in progress.",
     "info": "Show versions, hardware and compiled modules; or the observation or the configuration.",
+    "sites": "List where seeds can grow in a model of your own.",
     "tasks": "List the tasks, blueprints and controllers.",
 }
 

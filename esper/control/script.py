@@ -87,8 +87,8 @@ class ScriptedController(PerEnvController):
         if view.stage(entry.slot) is SeedStage.DORMANT and not affordable and (entry.slot, name) not in self.too_large:
             self.too_large.add((entry.slot, name))
             logger.warning(
-                "schedule: %s is not planted in %s while it would exceed the budget of parameters that seeds may add "
-                "(env.parameter_budget)",
+                "schedule: %s is not planted in %s while it would exceed the budget of what seeds may add "
+                "(env.parameter_budget, env.flop_budget)",
                 name,
                 entry.slot,
             )
@@ -123,6 +123,18 @@ def read_schedule(path: Path) -> list[ScheduleEntry]:
 def schedule_ships(task: str) -> bool:
     """True if a schedule for this task ships with Esper."""
     return (SCHEDULES / f"{task}.toml").is_file()
+
+
+def shipped_schedule_fits(task: str, spec: ActionSpec) -> bool:
+    """True if a schedule for this task ships with Esper whose slots and blueprints are all among those of ``spec``."""
+    if not schedule_ships(task):
+        return False
+    try:
+        for entry in read_schedule(shipped_schedule(task)):
+            encode(entry, spec)
+    except ConfigError:
+        return False
+    return True
 
 
 def shipped_schedule(task: str) -> Path:

@@ -47,7 +47,9 @@ def check_hosts(task: Task, image_dtype: torch.dtype = torch.float32, slots: Seq
         raise ConfigError(f"{task.name}: the host has no parameters")
     with _named_errors(task, x, "evaluation"):
         host.probe(x)
-    if host.topology == "encoder" and isinstance(task.train, Split) and task.train.text is not None:
+    residual = [place for place in host.sites if not place.has_source]
+    looks_ahead = any((place.topology or host.topology) == "encoder" for place in residual)
+    if looks_ahead and isinstance(task.train, Split) and task.train.text is not None:
         raise ConfigError(
             f"{task.name}: the targets are the next tokens, which seeds of an encoder would see; use the topology "
             "transformer"

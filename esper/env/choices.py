@@ -54,23 +54,33 @@ def choices_of(training: HostTraining, spec: ActionSpec, blueprints: BlueprintRe
     )
 
 
-def joining(topology: str, spec: ActionSpec, blueprints: BlueprintRegistry, at_once: bool) -> Bools:
-    """Returns which blueprints' seeds are a part of their host at once, if that is wanted, [B]."""
-    recipes = [blueprints.get(topology, name) for name in spec.blueprints]
-    return np.array([at_once and recipe.at_once for recipe in recipes] or [False], dtype=np.bool_)
+def joining(topology: str, places: Sequence[Place], spec: ActionSpec, blueprints: BlueprintRegistry) -> Bools:
+    """Returns which blueprints' seeds may be a part of their host at once, [B]."""
+    recipes = _recipes(topology, places, spec, blueprints)
+    found = [any(recipe.at_once for recipe in recipes[name]) for name in spec.blueprints]
+    return np.array(found or [False], dtype=np.bool_)
 
 
-def only_added(topology: str, spec: ActionSpec, blueprints: BlueprintRegistry) -> Bools:
+def only_added(topology: str, places: Sequence[Place], spec: ActionSpec, blueprints: BlueprintRegistry) -> Bools:
     """Returns which blueprints' seeds are added to features whatever the blend style, [B]."""
-    recipes = [blueprints.get(topology, name) for name in spec.blueprints]
-    return np.array([recipe.only_added for recipe in recipes] or [False], dtype=np.bool_)
+    recipes = _recipes(topology, places, spec, blueprints)
+    found = [any(recipe.only_added for recipe in recipes[name]) for name in spec.blueprints]
+    return np.array(found or [False], dtype=np.bool_)
+
+
+def _recipes(
+    topology: str, places: Sequence[Place], spec: ActionSpec, blueprints: BlueprintRegistry
+) -> dict[str, list[Blueprint]]:
+    """Returns the blueprints of each name, one for each place where it fits."""
+    fitting = [blueprints.fitting(topology, place) for place in places]
+    return {name: [found[name] for found in fitting if name in found] for name in spec.blueprints}
 
 
 def check_places(topology: str, places: Sequence[Place], blueprints: BlueprintRegistry) -> None:
     """Raises ConfigError for a place where no blueprint fits, with the reasons."""
     for place in places:
-        if place.has_source and not blueprints.names(topology, [place]):
-            found = {name: blueprints.get(topology, name).obstacle(place) for name in source.NAMES}
+        if place.has_source and not blueprints.fitting(topology, place):
+            found = {name: blueprints.at(topology, place, name).obstacle(place) for name in source.NAMES}
             reasons = "; ".join(dict.fromkeys(reason for reason in found.values() if reason))
             raise ConfigError(f"slot {place.name}: no blueprint fits between its source and its sink: {reasons}")
 
@@ -79,11 +89,8 @@ def offered(
     topology: str, places: Sequence[Place], names: Sequence[str], blueprints: BlueprintRegistry
 ) -> tuple[tuple[str, ...], ...]:
     """Returns which of the blueprints ``names`` fit at each place, in row-major order; () if all fit everywhere."""
-    by_name = {place.name: place for place in places}
-    recipes = [blueprints.get(topology, name) for name in names]
-    fitting = tuple(
-        tuple(recipe.name for recipe in recipes if recipe.fits(by_name[slot])) for slot in row_major(by_name)
-    )
+    by_slot = {place.name: blueprints.fitting(topology, place) for place in places}
+    fitting = tuple(tuple(name for name in names if name in by_slot[slot]) for slot in row_major(by_slot))
     return () if all(len(of_slot) == len(names) for of_slot in fitting) else fitting
 
 
@@ -94,9 +101,12 @@ def largest_sizes(topology: str, places: Sequence[Place], spec: ActionSpec, blue
     The gated style is the largest, so a blueprint that is affordable is so in any style. Raises ConfigError for a
     blueprint whose ``parameters`` raises.
     """
-    recipes = [blueprints.get(topology, name) for name in spec.blueprints]
-    by_name = {place.name: place for place in places}
-    return np.array([[_size(recipe, by_name[name]) for recipe in recipes] for name in spec.slots])
+    sizes = np.zeros((len(spec.slots), len(spec.blueprints)), dtype=np.int64)
+    for place in places:
+        for name, recipe in blueprints.fitting(topology, place).items():
+            if name in spec.blueprints:
+                sizes[spec.slots.index(place.name), spec.blueprints.index(name)] = _size(recipe, place)
+    return sizes
 
 
 def flops_of_seeds(
@@ -110,13 +120,12 @@ def flops_of_seeds(
 
     ``features`` are those of a pass at each slot. A body that cannot run there counts as 0: it cannot be planted.
     """
-    by_name = {place.name: place for place in places}
     found = np.zeros((len(spec.slots), len(spec.blueprints)))
-    for s, slot in enumerate(spec.slots):
-        for b, name in enumerate(spec.blueprints):
-            recipe, place = blueprints.get(topology, name), by_name[slot]
-            if recipe.fits(place):
-                found[s, b] = _flops(recipe, place, features[slot].source)
+    for place in places:
+        for name, recipe in blueprints.fitting(topology, place).items():
+            if name in spec.blueprints:
+                flops = _flops(recipe, place, features[place.name].source)
+                found[spec.slots.index(place.name), spec.blueprints.index(name)] = flops
     return found
 
 
@@ -124,7 +133,8 @@ def _flops(recipe: Blueprint, place: Place, source: Tensor) -> float:
     """Returns the operations of a seed of ``recipe`` on a sample of ``source``."""
     if recipe.only_added:
         return _flops_on(recipe, place, source)
-    return _flops_by_channels(recipe, place.channels, tuple(source.shape))
+    shape = tuple(source.permute(place.order).shape) if place.order else tuple(source.shape)
+    return _flops_by_channels(recipe, place.channels, shape)
 
 
 @lru_cache(maxsize=4096)
@@ -155,8 +165,9 @@ def kinds_of(
     rows = []
     with seeded(0):
         for name in spec.blueprints:
-            recipe = blueprints.get(topology, name)
-            place = max((place for place in places if recipe.fits(place)), key=lambda place: place.channels)
+            fitting = [place for place in places if name in blueprints.fitting(topology, place)]
+            place = max(fitting, key=lambda place: place.channels)
+            recipe = blueprints.at(topology, place, name)
             with _named_errors(recipe, "be built", place):
                 shapes = [p.shape for p in recipe.body(place).parameters()]
             sizes = np.array([math.prod(shape) for shape in shapes])
@@ -171,8 +182,6 @@ def kinds_of(
 
 def _size(recipe: Blueprint, place: Place) -> int:
     """Returns the number of parameters of a seed with its gate, if it can have one."""
-    if not recipe.fits(place):
-        return 0
     with _named_errors(recipe, "be counted", place):
         return recipe.size(place) + (0 if recipe.only_added else gate_parameters(place.channels))
 

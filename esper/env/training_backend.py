@@ -74,9 +74,9 @@ class TrainingBackend(Backend):
     ) -> None:
         self.trainer, self.spec, self.blueprints, self.governed = trainer, spec, blueprints, governed
         first = trainer.hosts[0].host
-        self.only_added = only_added(first.topology, spec, blueprints)
-        at_once = trainer.hosts[0].config.env.at_once
-        self.at_once = joining(first.topology, spec, blueprints, at_once)
+        parts = (first.topology, first.sites, spec, blueprints)
+        self.only_added = only_added(*parts)
+        self.at_once = joining(*parts) & trainer.hosts[0].config.env.at_once
         self.each = []
         for row, training in enumerate(trainer.hosts):
             classes = training.task.classes if training.task.loss == "cross_entropy" else None
@@ -99,7 +99,7 @@ class TrainingBackend(Backend):
         for row, s in np.argwhere(where).tolist():
             host = self.each[row]
             name = self.spec.blueprints[int(blueprint[row, 0])]
-            recipe = self.blueprints.get(host.training.host.topology, name)
+            recipe = self.blueprints.at(host.training.host.topology, host.slot_sites[s].place, name)
             try:
                 host.training.plant(host.slot_sites[s], recipe, BLEND_STYLES[STYLES[int(style[row, 0])]])
                 sizes[row] = host.slot_sites[s].parameters

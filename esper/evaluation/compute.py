@@ -129,7 +129,8 @@ class ComputeMeter:
         stand_in.reset(0, 0)
         for site, occupant in zip(stand_in.sites, kind.occupants, strict=True):
             if occupant is not None:
-                stand_in.plant(site, self.blueprints.get(stand_in.host.topology, occupant.blueprint), occupant.style)
+                blueprint = self.blueprints.at(stand_in.host.topology, site.place, occupant.blueprint)
+                stand_in.plant(site, blueprint, occupant.style)
                 role = Role.INCUBATING if occupant.role == INCUBATING else Role.BLENDED
                 stand_in.assign(site, role, 0.5, 1.0, learning=occupant.role != FROZEN)
         return stand_in

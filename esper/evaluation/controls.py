@@ -118,12 +118,13 @@ class StaticRunner(ControlRunner):
     def make(self, grown: HostResult) -> Control:
         task, slots = self.task, self.config.env.slots
         names = {slot: seed.blueprint for slot, seed in grown.kept.items()}
-        blueprints = {slot: self.blueprints.get(self.host.topology, name) for slot, name in names.items()}
         sample = task.sample.cpu()
 
         def build() -> Host:
             host = task.new_host(slots)
             host.probe(sample)  # initialises lazy layers and finds the sites of a graft
+            places = {place.name: place for place in host.sites}
+            blueprints = {slot: self.blueprints.at(host.topology, places[slot], name) for slot, name in names.items()}
             return assemble(host, grown.kept, blueprints, task.name)
 
         config = self.config.with_values(env={"slots": None})  # they are chosen before the seeds are built in

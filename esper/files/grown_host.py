@@ -21,10 +21,11 @@ from esper.data.tasks import build_host
 from esper.data.user_code import is_user_task
 from esper.files import checkpoint
 from esper.files.atomic import json_bytes, write_together
-from esper.hosts.graft import GraftedHost, graft
+from esper.hosts.graft import FOUND, GraftedHost, graft
 from esper.hosts.grown import GrownHost, KeptSeed
 from esper.hosts.host import Host
 from esper.hosts.inputs import call
+from esper.hosts.layout import Layout
 from esper.hosts.outputs import logits_of
 from esper.lifecycle.ramps import STYLES
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
@@ -105,6 +106,7 @@ def export(network: GrownHost, stem: Path | str, facts: Mapping[str, Any] = Mapp
             "sites": {site.name: site.channels for site in host.sites},
             "grafted": host.paths if isinstance(host, GraftedHost) else None,
             "between": host.between if isinstance(host, GraftedHost) else {},
+            "layouts": {site.name: (site.topology, site.order) for site in host.sites if site.topology},
             "host_parameters": host.parameter_count,
             "parameters": sum(p.numel() for p in network.parameters()),
             "slots": {name: asdict(seed) for name, seed in network.kept.items()},
@@ -152,12 +154,14 @@ def _rebuild(
     if hashlib.sha256(content).hexdigest() != facts["weights_sha256"]:
         raise ValueError("the weights do not match the checksum in the topology file")
     kept = {name: KeptSeed(**slot) for name, slot in facts["slots"].items()}
-    found = {name: blueprints.get(facts["topology"], seed.blueprint) for name, seed in kept.items()}
+    layouts = {name: Layout(topology, tuple(order)) for name, (topology, order) in facts.get("layouts", {}).items()}
+    of_slot = {name: layouts[name].topology if name in layouts else facts["topology"] for name in kept}
+    found = {name: blueprints.get(of_slot[name], seed.blueprint) for name, seed in kept.items()}
     by_width = {name: blueprint for name, blueprint in found.items() if not blueprint.only_added}
     if sum(blueprint.parameters(int(facts["sites"][name])) for name, blueprint in by_width.items()) > len(content):
         raise ValueError("its seeds are larger than the file of weights")  # they might not fit into memory
     with seeded(0):  # all weights are overwritten
-        network = assemble(_host_of(facts, model), kept, found, facts["task"])
+        network = assemble(_host_of(facts, model, layouts), kept, found, facts["task"])
     weights = safetensors.torch.load(content)
     for name, seed in network.seeds.items():
         _with_dtypes_of(seed, {key: tensor for key, tensor in weights.items() if key.startswith(f"seeds.{name}.")})
@@ -170,7 +174,7 @@ def _with_dtypes_of(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> n
     return module.double() if any(tensor.dtype == torch.float64 for tensor in weights.values()) else module
 
 
-def _host_of(facts: dict[str, Any], model: nn.Module | None) -> Host:
+def _host_of(facts: dict[str, Any], model: nn.Module | None, layouts: Mapping[str, Layout]) -> Host:
     """Returns the host without seeds. No forward pass is needed: the order and channels of its sites were saved."""
     if isinstance(model, GrownHost):
         raise ValueError("model= is a host with seeds: pass the host that it was grown from")
@@ -187,7 +191,7 @@ def _host_of(facts: dict[str, Any], model: nn.Module | None) -> Host:
     elif facts["grafted"] is not None:
         if model is None:
             raise ValueError("it was grown from a user-defined model: pass a model of the same architecture as model=")
-        host = graft(model, facts["grafted"], facts["topology"])
+        host = graft(model, facts["grafted"], None if facts["topology"] == FOUND else facts["topology"])
     else:
         if model is not None:
             raise ValueError(
@@ -199,7 +203,7 @@ def _host_of(facts: dict[str, Any], model: nn.Module | None) -> Host:
         host.use_slots(tuple(facts["sites"]))
     if isinstance(host, GraftedHost):
         widths = {name: int(channels) for name, channels in facts["sites"].items()}
-        host.take_sites(widths, facts.get("between", {}))
+        host.take_sites(widths, facts.get("between", {}), layouts)
     return host
 
 

@@ -72,8 +72,9 @@ class LoopBackend(Backend):
         self.config, self.points = config, points
         self.sites = [hooks.sites[name] for name in spec.slots]
         """Sites in the order of the arrays' slots."""
-        self.only_added = only_added(hooks.topology, spec, blueprints)
-        self.at_once = joining(hooks.topology, spec, blueprints, config.env.at_once)
+        places = (hooks.topology, [site.place for site in self.sites], spec, blueprints)
+        self.only_added = only_added(*places)
+        self.at_once = joining(*places) & config.env.at_once
         self.counterfactual = CounterfactualHelper()
         self.germinations = 0
         self.unit_warned = False
@@ -93,7 +94,8 @@ class LoopBackend(Backend):
         sizes, failures = np.zeros((len(where), 1), dtype=np.int64), {}
         for row, s in np.argwhere(where).tolist():
             site, operator = self.sites[s], STYLES[int(style[row, 0])]
-            recipe = self.blueprints.get(self.hooks.topology, self.spec.blueprints[int(blueprint[row, 0])])
+            name = self.spec.blueprints[int(blueprint[row, 0])]
+            recipe = self.blueprints.at(self.hooks.topology, site.place, name)
             try:
                 with seeded(self._seed(RngStream.SEED)):
                     fitting = partial(self._require_fitting, site.name)
@@ -109,8 +111,9 @@ class LoopBackend(Backend):
     def _require_fitting(self, name: str, seed: Seed) -> Seed:
         """Returns ``seed``. Raises ConfigError if it mixes positions where it must not."""
         hooks = self.hooks
-        reason = obstacle(hooks.model, hooks.topology, hooks.passes.last)
-        if reason is not None and mixes_positions(seed, hooks.probes[name].source):
+        place = hooks.sites[name].place
+        reason = obstacle(hooks.model, place.topology, hooks.passes.last)
+        if reason is not None and mixes_positions(seed, hooks.probes[name].source, place):
             raise ConfigError(f"it mixes positions, and {reason}")
         return seed
 
@@ -223,6 +226,7 @@ class LoopBackend(Backend):
             "buffers": {
                 name: [buffer.cpu().clone() for buffer in own.tensors()] for name, own in self.hooks.own_buffers.items()
             },
+            "layouts": {name: (site.place.topology, site.place.order) for name, site in self.hooks.sites.items()},
             "channels": {name: site.place.channels for name, site in self.hooks.sites.items()},
             "between": {name: asdict(between) for name, between in self.hooks.between.items()},
             "draws": {name: draws.state_dict() for name, draws in self.hooks.draws.items() if name in seeds},
@@ -239,7 +243,8 @@ class LoopBackend(Backend):
         for name, (h, source) in saved["probes"].items():
             self.hooks.probes[name] = Features(h, h if source is None else source).each(lambda t: t.to(device))
         for name, mine in saved["seeds"].items():
-            site, recipe = self.hooks.sites[name], self.blueprints.get(self.hooks.topology, mine["blueprint"])
+            site = self.hooks.sites[name]
+            recipe = self.blueprints.at(self.hooks.topology, site.place, mine["blueprint"])
             with seeded(0):  # all weights are overwritten
                 seed = site.plant(recipe, BLEND_STYLES[mine["style"]], self.hooks.probes[name])
             seed.module.load_state_dict(mine["weights"])

@@ -25,8 +25,9 @@ from esper.grower.optimizer import SeedGroups
 from esper.grower.report import GrowthStep, report
 from esper.grower.scores import Evaluate
 from esper.hosts.between import Between
-from esper.hosts.graft import check_sites
+from esper.hosts.graft import Sites, check_sites, named_sites
 from esper.hosts.host import row_major
+from esper.hosts.layout import Layout
 from esper.hosts.plain import warn_unmerged
 from esper.hosts.seed_hook import require_finished
 from esper.hosts.site_path import SitePath
@@ -49,13 +50,9 @@ class Grower:
 
     Args:
         model: the network. Hooks are registered on it; its parameters and ``state_dict`` stay as they are.
-        sites: slot name (``r0c0``: row 0, column 0) to the path of a submodule, as in ``model.named_modules()``; or to
-            ``"fc1 -> fc2"``: seeds read the input of the first submodule and add to the output of the second, which
-            makes the layers wider.
-        optimizer: updates the model; each seed gets a parameter group in it.
-        controller: a name as in ``esper run --controller``, or a callable that makes a controller for an env.
-        horizon: number of epochs that the loop trains, at least 2.
-        topology: layout of the sites' outputs: ``cnn``, ``transformer`` or ``mlp``, see ``esper.graft``.
+        sites: paths of submodules, or ``"auto"``, which needs ``example``; as in :func:`esper.graft`.
+        topology: layout of the sites' outputs, see :func:`esper.graft`; None: the layout of each is found in a pass of
+            the last batch in eval mode, before the first decision.
         incubation: how a seed learns before it is blended in: ``ste``, straight through, in the loop's own pass, or
             ``shadow``, in passes of its own that :meth:`incubate` makes, which cost more and are more accurate.
         scheduler: a learning-rate schedule of ``optimizer``, or several. Those of torch, transformers and timm are
@@ -77,6 +74,7 @@ class Grower:
         averages: averages of the model's weights that were made before, or copies of the model that the loop averages:
             they use the seeds that the model uses, and get copies of those that are kept. None: torch's
             ``AveragedModel`` and others of that form are found.
+        example: a few inputs of the model, for ``sites="auto"``.
 
     Raises:
         ConfigError: a site, the controller, the optimizer or a number does not fit; the model or a part around a site
@@ -86,12 +84,12 @@ class Grower:
     def __init__(
         self,
         model: nn.Module,
-        sites: Mapping[str, str],
+        sites: Sites,
         optimizer: object,
         controller: str | OwnController = "heuristic",
         horizon: int = 100,
         *,
-        topology: str = "cnn",
+        topology: str | None = None,
         incubation: Literal["ste", "shadow"] = "ste",
         scheduler: object = (),
         lr_factor: float = 1.0,
@@ -105,9 +103,11 @@ class Grower:
         callbacks: Sequence[Callable[[Event], None]] = (),
         folder: str | Path | None = None,
         averages: Iterable[nn.Module] | None = None,
+        example: Any = None,
     ) -> None:
         model, ranks = plain_model(model)
-        check_sites(model, sites, topology)
+        named = named_sites(model, sites, example)
+        check_sites(model, named, topology)
         require_finished(model)
         followers = given_averages(averages, model)
         if warmup_steps < 0:
@@ -120,17 +120,19 @@ class Grower:
         check_name(controller)
         self._given_controller = loaded(controller)
         self.blueprints = (blueprints or BLUEPRINTS).copy()
-        self.paths = {name: SitePath.parse(text) for name, text in sites.items()}
-        self.slots = row_major(sites)
+        self.paths = {name: SitePath.parse(text) for name, text in named.items()}
+        self.slots = row_major(named)
         reading = {path.source is not None for path in self.paths.values()}
-        choose(self.config.env.blueprints, self.blueprints.possible(topology, reading), f"{topology} hosts")
+        of = (topology,) if topology else self.blueprints.topologies()
+        possible = dict.fromkeys(name for each in of for name in self.blueprints.possible(each, reading))
+        choose(self.config.env.blueprints, tuple(possible), f"{topology or 'such'} hosts")
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)
         self.incubation, self.governed = incubation, governor
         task = self.config.task
         self.groups = SeedGroups(
             model, self.paths, optimizer, scheduler, lr_factor, weight_decay, task, ranks, warmup_steps
         )
-        self.hooks = SiteHooks(model, sites, topology, straight_through=incubation == "ste")
+        self.hooks = SiteHooks(model, named, topology, straight_through=incubation == "ste")
         for network in followers:
             self.hooks.follow(network)
         self.epoch = 0
@@ -255,8 +257,8 @@ class Grower:
         if "env" in state:
             hosts = state["env"]["hosts"]
             for name, count in hosts["channels"].items():
-                self.hooks.place(name, count)
-            self.hooks.take_layers({name: Between(**found) for name, found in hosts["between"].items()})
+                between = Between(**hosts["between"][name]) if name in hosts["between"] else None
+                self.hooks.place(name, count, Layout(*hosts["layouts"][name]), between)
             self._opened(state["env"]["counted"]).load_state_dict(state["env"])
             self.controller.load_memory_state(state["controller"])
         self.epoch = state["epoch"]
@@ -273,7 +275,7 @@ class Grower:
         if self.env is None:
             self.hooks.require_reached()
             if new:
-                self.hooks.find_layers()
+                self.hooks.look()
             places = [site.place for site in self.hooks.sites.values()]
             spec = spec_of(self.hooks.topology, places, self.blueprints, self.config.env.blueprints)
             reporter = Reporter(self._emit, spec, self.config.env, n_envs=1)

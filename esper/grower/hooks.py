@@ -17,9 +17,9 @@ from esper.grower.randomness import SeedDraws, kept_generators
 from esper.hosts.between import Between, find_between
 from esper.hosts.example import cloned, outputs_for
 from esper.hosts.flops import counting
-from esper.hosts.graft import channel_dimension, check_features, place_of
+from esper.hosts.graft import FOUND, check_features, layout_of, place_of
 from esper.hosts.host import kept_modes
-from esper.hosts.layout import POSITIONS
+from esper.hosts.layout import Layout, Shapes, causal_where_measured
 from esper.hosts.outputs import features_of, with_features
 from esper.hosts.seed_hook import (
     SeedHook,
@@ -35,8 +35,8 @@ from esper.hosts.seed_hook import (
 from esper.hosts.site_path import SitePath
 from esper.seeds.blend import Seed
 from esper.seeds.features import Features
-from esper.seeds.place import Place
 from esper.seeds.site import Site
+from esper.seeds.topologies import SEQUENCES
 from esper.training.shadow import ShadowBuffers, copied_buffers
 from esper.training.step import delta_of, straight_through
 
@@ -84,7 +84,8 @@ class GrowingSite:
             return {}
         return {
             "blueprint": site.planted.blueprint.name,
-            "topology": self.hooks.topology,
+            "topology": site.place.topology,
+            "order": list(site.place.order),
             "style": site.planted.style.name,
             "channels": site.place.channels,
             **({"between": list(self.hooks.between[self.name].parts)} if site.place.has_source else {}),
@@ -101,14 +102,14 @@ class SiteHooks:
     Args:
         model: the network; its parameters, buffers and state_dict stay as they are until :meth:`finish`.
         paths: where each slot lies, by its name, see :class:`SitePath`.
-        topology: layout of the features, as in ``esper.graft``.
+        topology: layout of the features, as in ``esper.graft``; None: it is found by :meth:`look`.
         straight_through: whether incubating seeds learn in every training pass; else in :meth:`shadowing` ones.
     """
 
     def __init__(
-        self, model: nn.Module, paths: Mapping[str, str], topology: str, straight_through: bool = True
+        self, model: nn.Module, paths: Mapping[str, str], topology: str | None, straight_through: bool = True
     ) -> None:
-        self.model, self.topology = model, topology
+        self.model, self.declared, self.topology = model, topology, topology or FOUND
         self.paths = {name: SitePath.parse(text) for name, text in paths.items()}
         self.straight_through = straight_through
         self.sites: dict[str, Site] = {}
@@ -134,6 +135,7 @@ class SiteHooks:
         self._checked: set[str] = set()
         self._fresh: set[str] = set()
         self._finding = False  # in find_sites
+        self._see: Callable[[str, Tensor], None] | None = None  # in look
         self.growing: list[GrowingSite] = []
         """The sites of the model, and of the averages that follow it."""
         self.origin = uuid.uuid4().hex
@@ -171,33 +173,57 @@ class SiteHooks:
         finally:
             self._finding = False
 
-    def place(self, name: str, channels: int) -> None:
-        """Adds a site that no forward pass has reached yet."""
-        self.sites.setdefault(name, Site(Place(name, channels, self.paths[name].source is not None)))
+    def place(self, name: str, channels: int, layout: Layout, between: Between | None) -> None:
+        """Sets the place of a site: what a first pass shows of it, and then what :meth:`look` finds."""
+        place = place_of(self.model, name, channels, layout, between)
+        self.sites.setdefault(name, Site(place)).place = place
+        if between is not None:
+            self.between[name] = between
 
-    def find_layers(self) -> None:
-        """Finds the layers between the sources and the sinks of all sites, in a pass of the last batch in eval mode.
+    def look(self) -> None:
+        """Finds the layouts of all sites that have no declared one, and the layers between sources and sinks.
 
-        Nothing is planted yet. Raises ConfigError if the model cannot run on the batch in eval mode.
+        It runs the model on the last batch in eval mode; nothing is planted yet. Raises ConfigError if the model cannot
+        do that.
         """
         with_source = {name: path for name, path in self.paths.items() if path.source is not None}
-        if with_source and self.passes.last is not None:
-            arguments = cloned(self.passes.last)
-            try:
-                found = find_between(self.model, with_source, lambda: outputs_for(self.model, *arguments))
-            except ConfigError as error:
-                raise ConfigError(
-                    f"the layers between {', '.join(map(str, with_source.values()))} are looked up in a pass of the "
-                    f"last batch in eval mode, which fails: {error}"
-                ) from error
-            self.take_layers(found)
+        wanted = with_source if self.declared is not None else self.paths
+        if not wanted or self.passes.last is None:
+            return
+        shapes, seen = Shapes(), dict[str, Tensor]()
+        layouts: dict[str, Layout] = {}
 
-    def take_layers(self, between: Mapping[str, Between]) -> None:
-        """Takes the layers that :meth:`find_layers` has found before."""
-        self.between = dict(between)
-        for name, found in self.between.items():
-            site = self.sites[name]
-            site.place = place_of(self.model, name, site.place.channels, found)
+        def see(name: str, h: Tensor) -> None:
+            seen[name] = h
+            layouts[name] = layout_of(name, self.paths[name], h, self.declared, shapes, self.passes.samples)
+
+        def run() -> None:
+            assert self.passes.last is not None
+            outputs_for(self.model, *cloned(self.passes.last))
+
+        try:
+            with shapes.watching(self.model), self._seeing(see):
+                between = find_between(self.model, with_source, run)
+            if self.declared is None:
+                own = {name: (path.sink, layouts[name]) for name, path in wanted.items() if path.source is None}
+                layouts |= causal_where_measured(self.model, own, run)
+        except ConfigError as error:
+            what = ", ".join(map(str, wanted.values()))
+            raise ConfigError(
+                f"what lies at {what} is looked up in a pass of the last batch in eval mode, which fails: {error}; "
+                "sites that read their sink need no pass if topology= says what they return"
+            ) from error
+        for name in wanted:
+            self.place(name, layouts[name].width_of(seen[name]), layouts[name], between.get(name))
+
+    @contextmanager
+    def _seeing(self, see: Callable[[str, Tensor], None]) -> Iterator[None]:
+        """Calls ``see`` with the features at each site in the passes of a block."""
+        self._see = see
+        try:
+            yield
+        finally:
+            self._see = None
 
     def count_operations(self) -> float:
         """Returns the operations of a forward pass of the model, a sample of the last batch.
@@ -302,6 +328,8 @@ class SiteHooks:
         if name not in self._checked:
             self._check(name, module, h)
         assert isinstance(h, Tensor)
+        if self._see is not None:
+            self._see(name, h)
         site = self.sites[name]
         training = self.model.training  # not the submodule's, which is in eval mode if it is frozen
         probing = self.takes_probe(name)
@@ -351,17 +379,20 @@ class SiteHooks:
         batch = self.passes.samples
         # The number of samples is a guess from the model's inputs. Other features than [T, B, D] are not judged by it,
         # such as windows of images, or the nodes of a graph.
-        time_first = self.topology in POSITIONS and isinstance(h, Tensor) and h.dim() > 1 and h.shape[1] == batch
+        time_first = self.declared in SEQUENCES and isinstance(h, Tensor) and h.dim() > 1 and h.shape[1] == batch
         path = self.paths[name]
-        check_features(name, path, module, h, self.topology, batch if time_first else None)
+        check_features(name, path, module, h, self.declared, batch if time_first else None)
         assert isinstance(h, Tensor)
-        found = h.shape[channel_dimension(self.topology, h)]
         known = self.sites.get(name)
+        layout = Layout(self.declared or "mlp") if known is None else Layout(known.place.topology, known.place.order)
+        found = layout.width_of(h)
         if known is not None and known.place.channels != found:
             raise ConfigError(
                 f"slot {name}: {path.sink} returns {found} channels, not {known.place.channels} as before"
             )
-        self.place(name, found)
+        if known is None:
+            between = None if path.source is None else Between()
+            self.place(name, found, layout, between)
         self._checked.add(name)
 
 

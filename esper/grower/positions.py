@@ -13,21 +13,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.hosts.layout import Layout
 from esper.seeds.blend import Seed
+from esper.seeds.place import Place
+from esper.seeds.topologies import SEQUENCES
 
 MASKS = ("attention_mask", "padding_mask", "key_padding_mask", "src_key_padding_mask")
 """Arguments [B, T] that say which positions are padding."""
 
 
-def mixes_positions(seed: Seed, features: Tensor) -> bool:
-    """Tries whether a position of the delta for ``features`` [B, T, D] depends on another one."""
-    if features.dim() != 3 or features.shape[1] < 2:
+def mixes_positions(seed: Seed, features: Tensor, place: Place) -> bool:
+    """Tries whether a position of the delta for the ``features`` of a sequence at ``place`` depends on another one."""
+    if features.dim() != 3 or place.topology not in SEQUENCES:
+        return False
+    dimension = Layout(place.topology, place.order).positions
+    length = features.shape[dimension]
+    if length < 2:
         return False
     mode, changed = seed.training, features.clone()
-    changed[:, 0] += 1
+    changed.select(dimension, 0).add_(1)
     with torch.no_grad():
         seed.eval()
-        found = seed(features)[:, 1:], seed(changed)[:, 1:]
+        found = [seed(given).narrow(dimension, 1, length - 1) for given in (features, changed)]
     seed.train(mode)
     return not torch.equal(*found)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Self
 
 import torch
@@ -15,15 +17,21 @@ from esper.config import ConfigError
 from esper.hosts.between import Between, Part, find_between, layers_of
 from esper.hosts.host import Host, SiteHook, kept_modes, row_major
 from esper.hosts.inputs import Inputs, as_inputs, call
-from esper.hosts.layout import check_channels, check_module
+from esper.hosts.layout import Layout, Shapes, causal_where_measured, check_channels, check_module
 from esper.hosts.outputs import features_of, logits_of, with_features
 from esper.hosts.site_path import SitePath
 from esper.hosts.sources import SourceFrame, hook_site
 from esper.seeds.features import Features
 from esper.seeds.place import Place
+from esper.seeds.topologies import LAYOUTS
 
-LAYOUTS: Mapping[str, tuple[int, int]] = {"cnn": (4, 1), "transformer": (3, 2), "encoder": (3, 2), "mlp": (2, 1)}
-"""Rank of the features and the index of their channel dimension, by topology."""
+Sites = Mapping[str, str] | Sequence[str]
+"""Where slots lie: by their names, in order, or ``"auto"``."""
+
+AUTO = "auto"
+
+FOUND = "found"
+"""Topology of a host whose sites have layouts of their own, which are found."""
 
 
 class GraftedHost(Host):
@@ -35,7 +43,7 @@ class GraftedHost(Host):
 
     in_place = True  # a layer such as ReLU(inplace=True) may follow a site
 
-    def __init__(self, model: nn.Module, paths: Mapping[str, str], topology: str) -> None:
+    def __init__(self, model: nn.Module, paths: Mapping[str, str], topology: str | None) -> None:
         super().__init__()
         self.model = model
         self.paths = dict(paths)
@@ -43,7 +51,7 @@ class GraftedHost(Host):
         self._paths = {name: SitePath.parse(text) for name, text in paths.items()}
         self.between: dict[str, tuple[Part, ...]] = {}
         """Layers between the source and the sink of the slots that have a source, by slot name, as far as known."""
-        self.topology = topology
+        self.topology = topology or FOUND
         self._frozen = [module for module in model.modules() if not module.training] if model.training else []
         self.sites = tuple(self._unprobed(name) for name in row_major(paths))
 
@@ -69,6 +77,8 @@ class GraftedHost(Host):
 
     def probe(self, x: Inputs) -> None:
         found: dict[str, Tensor] = {}
+        layouts: dict[str, Layout] = {}
+        shapes = Shapes()
 
         def see(site: int, at: Features) -> Tensor:
             name = self.sites[site].name
@@ -76,29 +86,49 @@ class GraftedHost(Host):
             if name in found:
                 raise ConfigError(f"slot {name}: {path.sink} runs more than once in a forward pass")
             module = self.model.get_submodule(path.sink)
-            check_features(name, path, module, at.h, self.topology, len(x))
+            check_features(name, path, module, at.h, self.declared, len(x))
+            layouts[name] = layout_of(name, path, at.h, self.declared, shapes, len(x))
             found[name] = at.h
             return at.h
 
+        def run() -> None:
+            self.forward_with_hook(x, see)
+
         wanted = {site.name: self._path(site.name) for site in self.sites}
-        with kept_modes(self), torch.no_grad():
+        with kept_modes(self), torch.no_grad(), shapes.watching(self.model):
             self.eval()
-            between = find_between(self.model, wanted, lambda: self.forward_with_hook(x, see))
+            between = find_between(self.model, wanted, run)
+            if self.declared is None:
+                own = {name: (self._path(name).sink, each) for name, each in layouts.items() if name not in between}
+                layouts |= causal_where_measured(self.model, own, lambda: self._run(x))
         if missing := [site.name for site in self.sites if site.name not in found]:
             where = ", ".join(f"{name} ({self.paths[name]})" for name in missing)
             raise ConfigError(f"the forward pass never runs the submodule of slot {where}")
         self.between = {name: each.parts for name, each in between.items()}
         self.sites = tuple(
-            place_of(self.model, name, h.shape[channel_dimension(self.topology, h)], between.get(name))
+            place_of(self.model, name, layouts[name].width_of(h), layouts[name], between.get(name))
             for name, h in found.items()
         )
 
-    def take_sites(self, channels: Mapping[str, int], between: Mapping[str, Sequence[Part]]) -> None:
-        """Takes the sites that :meth:`probe` has found before: their channels in execution order, and the layers
-        between source and sink."""
+    @property
+    def declared(self) -> str | None:
+        """The topology of all sites; None: each has its own."""
+        return None if self.topology == FOUND else self.topology
+
+    def take_sites(
+        self,
+        channels: Mapping[str, int],
+        between: Mapping[str, Sequence[Part]],
+        layouts: Mapping[str, Layout] = MappingProxyType({}),
+    ) -> None:
+        """Takes the sites that :meth:`probe` has found before: their channels in execution order, the layers between
+        source and sink, and the layouts of those that have one of their own."""
         self.between = {name: tuple(parts) for name, parts in between.items()}
         found = {name: Between(parts) for name, parts in self.between.items()}
-        self.sites = tuple(place_of(self.model, name, count, found.get(name)) for name, count in channels.items())
+        self.sites = tuple(
+            place_of(self.model, name, count, layouts.get(name, Layout(self.topology)), found.get(name))
+            for name, count in channels.items()
+        )
 
     def _path(self, name: str) -> SitePath:
         return self._paths[name]
@@ -153,56 +183,97 @@ class GraftedHost(Host):
             yield
 
 
-def channel_dimension(topology: str, h: Tensor) -> int:
-    """Returns the index of the channels of features ``h``, which may have another layout if a seed has a source."""
-    return min(LAYOUTS[topology][1], h.dim() - 1)
+def layout_of(name: str, path: SitePath, h: Tensor, declared: str | None, shapes: Shapes, batch: int | None) -> Layout:
+    """Returns the layout of features ``h`` of slot ``name``: that of the ``declared`` topology, or the one that is
+    found."""
+    return shapes.layout_of(f"slot {name}: {path.sink}", h, batch) if declared is None else Layout(declared)
 
 
-def place_of(model: nn.Module, name: str, channels: int, between: Between | None) -> Place:
+def place_of(model: nn.Module, name: str, channels: int, layout: Layout, between: Between | None) -> Place:
     """Returns the place of a slot of ``model``, with what lies ``between`` its source and sink if it has a source."""
+    place = Place(name, channels, topology=layout.topology, order=layout.order)
     if between is None:
-        return Place(name, channels)
-    return Place(name, channels, True, layers_of(model, between.parts), between.obstacle)
+        return place
+    layers = layers_of(model, between.parts)
+    return replace(place, has_source=True, layers=layers, obstacle=between.obstacle)
 
 
-def graft(model: nn.Module, sites: Mapping[str, str], topology: str = "cnn", example: Any = None) -> GraftedHost:
+def graft(model: nn.Module, sites: Sites, topology: str | None = None, example: Any = None) -> GraftedHost:
     """Makes a host of ``model`` with a slot on the output of each named submodule; the model is used, not copied.
 
     Args:
         model: maps inputs [B, ...] to logits, [B, classes] or [B, T, classes], or to an object with ``logits``, as the
             models of Hugging Face do. Inputs may be several: a dict of its arguments by name, or a tuple of them.
-        sites: slot name (``r0c0``: row 0, column 0) to the path of a submodule, as in ``model.named_modules()``; or to
-            ``"fc1 -> fc2"``: seeds read the input of the first submodule and add to the output of the second.
-        topology: ``cnn`` if those outputs, or the first elements of those that are tuples, are [B, C, H, W],
-            ``transformer`` for [B, T, D], ``mlp`` for [B, D]. Seeds of a ``transformer`` see no later position, those
-            of an ``encoder``, also [B, T, D], see all.
+        sites: paths of submodules, as in ``model.named_modules()``; or ``"fc1 -> fc2"``: seeds read the input of the
+            first submodule and add to the output of the second. A list of them; a dict that names each slot (``r0c0``:
+            row 0, column 0); or ``"auto"``, which needs ``example``: those of :func:`esper.find_sites`.
+        topology: layout of the outputs of those submodules, or of the first elements of those that are tuples: ``cnn``
+            for [B, C, H, W], with one spatial dimension ``cnn1d``, with three ``cnn3d``; ``transformer`` for [B, T, D],
+            of which no position sees a later one, or ``encoder``, of which each sees all; ``mlp`` for [B, D]. None: the
+            layout of each site is found in a pass, whether it is causal is measured there, and dimensions may have
+            another order.
         example: inputs to probe the host with; without them, an env does it with the first samples of its task.
 
     Raises:
         ConfigError: unknown topology or submodule, invalid slot names, two slots on one submodule, or features that do
             not fit the topology's seeds.
     """
-    check_sites(model, sites, topology)
-    host = GraftedHost(model, sites, topology)
+    named = named_sites(model, sites, example)
+    check_sites(model, named, topology)
+    host = GraftedHost(model, named, topology)
     if example is not None:
         host.probe(as_inputs(example))
     return host
 
 
+def named_sites(model: nn.Module, sites: Sites, example: Any = None) -> dict[str, str]:
+    """Returns sites with the names of their slots: those of row 0 read their sink, those of row 2 have a source.
+
+    Raises ConfigError for another text than ``"auto"``, and for that without an example.
+    """
+    if isinstance(sites, Mapping):
+        return dict(sites)
+    if sites == AUTO:
+        if example is None:
+            raise ConfigError("sites='auto' needs example=: inputs of the model, to find its sites in a pass")
+        from esper.hosts.find import chosen_sites
+
+        return chosen_sites(model, example)
+    if isinstance(sites, str):
+        raise ConfigError(f"sites is {sites!r}; it must be 'auto', a list of submodules, or a dict of them by slot")
+    return slots_of(sites)
+
+
+def slots_of(paths: Sequence[str]) -> dict[str, str]:
+    """Returns ``paths`` by names of slots, in their order."""
+    counts = {0: 0, 2: 0}
+    named = {}
+    for text in paths:
+        row = 0 if SitePath.parse(text).source is None else 2
+        named[f"r{row}c{counts[row]}"] = text
+        counts[row] += 1
+    return named
+
+
 def check_features(
-    name: str, path: SitePath, module: nn.Module, h: object, topology: str, batch: int | None = None
+    name: str, path: SitePath, module: nn.Module, h: object, topology: str | None, batch: int | None = None
 ) -> None:
     """Raises ConfigError if features ``h`` that ``module`` returns for ``batch`` samples cannot hold the seeds of slot
     ``name``; None if the number of samples is not known.
 
     Seeds with a source may add to features of another layout, such as logits.
     """
-    rank, where = LAYOUTS[topology][0], f"slot {name}: {path.sink}"
+    where = f"slot {name}: {path.sink}"
     if not isinstance(h, Tensor):
         raise ConfigError(f"{where} returns {type(h).__name__}; a site is one tensor, or the first of a tuple")
     if h.is_nested:
         raise ConfigError(f"{where} returns nested tensors; set enable_nested_tensor=False")
-    if (h.dim() != rank and path.source is None) or not h.is_floating_point():
+    if not h.is_floating_point():
+        raise ConfigError(f"{where} returns {h.dtype} of shape {tuple(h.shape)}; seeds need floating-point features")
+    if topology is None:
+        return
+    rank = LAYOUTS[topology][0]
+    if h.dim() != rank and path.source is None:
         raise ConfigError(
             f"{where} returns {h.dtype} of shape {tuple(h.shape)}; {topology} seeds need floating-point features with "
             f"{rank} dimensions"
@@ -216,9 +287,9 @@ def check_features(
         check_channels(where, module, h)
 
 
-def check_sites(model: nn.Module, sites: Mapping[str, str], topology: str) -> None:
+def check_sites(model: nn.Module, sites: Mapping[str, str], topology: str | None) -> None:
     """Raises ConfigError for what :func:`graft` refuses without a forward pass."""
-    if topology not in LAYOUTS:
+    if topology not in (None, *LAYOUTS):
         raise ConfigError(f"unknown topology {topology!r}; known: {', '.join(LAYOUTS)}")
     known = {path: module for path, module in model.named_modules(remove_duplicate=False) if path}
     paths = {name: SitePath.parse(text) for name, text in sites.items()}

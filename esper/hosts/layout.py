@@ -1,19 +1,167 @@
-"""Checks of the submodules that sites name: what can run a hook, and which dimension of their features is which."""
+"""What the submodules that sites name return: whether a hook can act there, and which dimension of their features is
+which."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
+from esper.hosts.outputs import features_of, with_features
+from esper.seeds.topologies import LAYOUTS, SEQUENCES, SPATIAL
 
-POSITIONS = ("transformer", "encoder")
-"""Topologies of features [B, T, D]."""
+
+@dataclass(frozen=True)
+class Layout:
+    """Which dimension of the features at a site is which."""
+
+    topology: str
+    order: tuple[int, ...] = ()
+    """Dimensions in the order that seeds of the topology expect; (): they have that order."""
+
+    def width_of(self, h: Tensor) -> int:
+        """Returns the number of channels of features ``h``, which may have fewer dimensions if a seed has a source."""
+        place = min(LAYOUTS[self.topology][1], h.dim() - 1)
+        return h.shape[self.order[place] if self.order else place]
+
+    @property
+    def positions(self) -> int:
+        """Index of the dimension of the positions of a sequence."""
+        return self.order[1] if self.order else 1
 
 
-def check_module(model: nn.Module, name: str, path: str, topology: str) -> None:
+class Shapes:
+    """The layers of a pass that show by their kind where features have their channels."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[bool, int, int]] = []
+        """Of each layer that has run: whether layers of its kind have channels before the positions, the channels that
+        it returns, and the rank of its output."""
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Notes the layers that run in a block."""
+        with ExitStack() as hooks:
+            for layer in model.modules():
+                if isinstance(layer, (*CHANNELS_FIRST, *CHANNELS_LAST)):
+                    hooks.callback(layer.register_forward_hook(self._note).remove)
+            yield
+
+    def _note(self, layer: nn.Module, _inputs: object, output: object) -> None:
+        h, width = features_of(output), width_of(layer)
+        if isinstance(h, Tensor) and h.dim() > 2 and width is not None:
+            self._seen.append((isinstance(layer, CHANNELS_FIRST), width, h.dim()))
+
+    def layout_of(self, where: str, h: Tensor, batch: int | None) -> Layout:
+        """Returns the layout of features ``h`` that were computed last, for ``batch`` samples if that is known.
+
+        The latest layer whose output may have had this layout decides. A sequence is taken for one of which each
+        position sees all; ``sees_later`` measures it. Raises ConfigError if ``h`` can hold no seed.
+        """
+        rank = h.dim()
+        if rank == 2:
+            return Layout("mlp")
+        spatial = {2 + dims: topology for topology, dims in SPATIAL.items()}
+        if rank not in spatial:
+            raise ConfigError(f"{where} returns shape {tuple(h.shape)}; seeds need 2 to 5 dimensions")
+        found = [_before(first, width, h) for first, width, of in self._seen if of == rank]
+        known = [first for first in found if first is not None]
+        first = known[-1] if known else rank != 3
+        if first:
+            return Layout(spatial[rank])
+        if rank > 3:
+            return Layout(spatial[rank], (0, rank - 1, *range(1, rank - 1)))
+        if batch is not None and h.shape[0] == h.shape[1] == batch > 1:
+            raise ConfigError(
+                f"{where} returns shape {tuple(h.shape)} for {batch} samples: which dimension are the samples? Use an "
+                "example with another number of samples, or say topology="
+            )
+        time_first = batch is not None and h.shape[0] != batch and h.shape[1] == batch
+        return Layout("encoder", (1, 0, 2) if time_first else ())
+
+
+def _before(first: bool, width: int, h: Tensor) -> bool | None:
+    """Returns whether features ``h`` have their channels before the positions, as a layer with ``width`` channels says;
+    None if it does not fit. Some layers of the other kind work on the second dimension, such as timm's LayerNorm2d."""
+    if not first and width == h.shape[-1]:
+        return False
+    return True if width == h.shape[1] else None
+
+
+def causal_where_measured(
+    model: nn.Module, found: Mapping[str, tuple[str, Layout]], run: Callable[[], object]
+) -> dict[str, Layout]:
+    """Returns the layouts of sites by slot, with the sequences in which no position sees a later one told apart.
+
+    ``found`` has the path and the layout of each slot; ``run`` runs the model once, and always gives the same. Sites of
+    one stack of layers are alike: where one of them sees later positions, all do.
+    """
+    sequences = {slot: (path, layout) for slot, (path, layout) in found.items() if layout.topology in SEQUENCES}
+    looking = {_stack(path) for path, layout in sequences.values() if sees_later(model, path, layout, run)}
+    measured = {
+        slot: Layout("encoder" if _stack(path) in looking else "transformer", layout.order)
+        for slot, (path, layout) in sequences.items()
+    }
+    return {slot: measured.get(slot, layout) for slot, (_, layout) in found.items()}
+
+
+def _stack(path: str) -> str:
+    """Returns what the paths of similar submodules have in common."""
+    return re.sub(r"\d+", "#", path)
+
+
+def sees_later(model: nn.Module, path: str, layout: Layout, run: Callable[[], object]) -> bool:
+    """Measures whether an earlier position depends on the last one of the features that ``path`` returns."""
+    before, after = (_earlier_positions(model, path, layout, run, shift) for shift in (0.0, 1.0))
+    return len(before) != len(after) or any(
+        not torch.allclose(a, b, rtol=1e-4, atol=1e-5 * max(1.0, float(a.abs().max())), equal_nan=True)
+        for a, b in zip(before, after, strict=True)
+    )
+
+
+@torch.no_grad()
+def _earlier_positions(
+    model: nn.Module, path: str, layout: Layout, run: Callable[[], object], shift: float
+) -> list[Tensor]:
+    """Returns a sum over each earlier position of all that is computed after the submodule ``path``, to the last
+    position of whose output ``shift`` is added."""
+    sums: list[Tensor] = []
+    shape: list[tuple[int, int]] = []
+    positions, samples = layout.positions, 1 - layout.positions
+
+    def change(_module: nn.Module, _inputs: object, output: object) -> Any:
+        h = features_of(output)
+        assert isinstance(h, Tensor)
+        shape.append((h.shape[samples], h.shape[positions]))
+        if not shift:
+            return None
+        changed = h.clone()
+        changed.select(positions, -1).add_(shift * torch.linspace(-3, 3, h.shape[2], device=h.device).to(h.dtype))
+        return with_features(output, changed)
+
+    def note(_module: nn.Module, _inputs: object, output: object) -> None:
+        h = features_of(output)
+        if not shape or not isinstance(h, Tensor) or h.dim() < 3 or not h.is_floating_point():
+            return
+        if (h.shape[samples], h.shape[positions]) == shape[0]:
+            earlier = h.narrow(positions, 0, h.shape[positions] - 1).double()
+            sums.append(earlier.sum(dim=[d for d in range(h.dim()) if d != positions]).cpu())
+
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.callback(module.register_forward_hook(note).remove)
+        hooks.callback(model.get_submodule(path).register_forward_hook(change).remove)
+        run()
+    return sums
+
+
+def check_module(model: nn.Module, name: str, path: str, topology: str | None) -> None:
     """Raises ConfigError if a hook on the submodule ``path`` would not act, or its features have another layout."""
     chain = list(_chain(model, path))
     module, where = chain[-1], f"slot {name}: {path}"
@@ -30,7 +178,7 @@ def check_module(model: nn.Module, name: str, path: str, topology: str) -> None:
             )
     if getattr(type(module).forward, "__name__", "") == "_forward_unimplemented":
         raise ConfigError(f"{where} is a {type(module).__name__}, which is never called: name one of its items")
-    if topology in POSITIONS and any(_is_time_first(part) for part in chain):
+    if topology in SEQUENCES and any(_is_time_first(part) for part in chain):
         raise ConfigError(f"{where} returns [T, B, D]: samples must come first, so make it with batch_first=True")
 
 
@@ -45,22 +193,30 @@ def is_compiled(module: nn.Module) -> bool:
 
 def check_channels(where: str, module: nn.Module, h: Tensor) -> None:
     """Raises ConfigError if ``module`` returns images [B, H, W, C] where [B, C, H, W] is needed."""
-    first = any(isinstance(layer, _IMAGE_LAYERS) and width_of(layer) == h.shape[1] for layer in module.modules())
-    last = any(isinstance(layer, _LAST_LAYERS) and width_of(layer) == h.shape[-1] for layer in module.modules())
+    first = any(isinstance(layer, CHANNELS_FIRST) and width_of(layer) == h.shape[1] for layer in module.modules())
+    last = any(isinstance(layer, CHANNELS_LAST) and width_of(layer) == h.shape[-1] for layer in module.modules())
     if last and not first:
         raise ConfigError(
             f"{where} returns shape {tuple(h.shape)} with the channels last, as its layers show; cnn seeds need "
-            "[B, C, H, W]: name a submodule whose output has that layout"
+            "[B, C, H, W]: leave out topology, or name a submodule whose output has that layout"
         )
 
 
-_IMAGE_LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm)
-_LAST_LAYERS = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
+CHANNELS_FIRST = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+    nn.GroupNorm,
+)
+"""Layers with their channels before the positions."""
+CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.RNNBase, nn.MultiheadAttention)
+"""Layers with their channels behind the positions."""
 
 
 def width_of(layer: nn.Module) -> int | None:
     """Returns the number of channels that a layer returns; None if it does not say."""
-    for attribute in ("out_channels", "out_features", "num_features", "num_channels"):
+    if isinstance(layer, nn.RNNBase):
+        return (layer.proj_size or layer.hidden_size) * (1 + layer.bidirectional)
+    for attribute in ("out_channels", "out_features", "num_features", "num_channels", "embedding_dim", "embed_dim"):
         if isinstance(width := getattr(layer, attribute, None), int):
             return width
     shape = getattr(layer, "normalized_shape", None)

@@ -41,6 +41,7 @@ from esper.lifecycle.ramps import BlendOperator
 from esper.ops import NormReluPool
 from esper.seeds.blend import Seed
 from esper.seeds.features import Features
+from esper.seeds.topologies import SPATIAL
 
 
 def plain(network: nn.Module, example: Any, merge: bool = False) -> nn.Module:
@@ -182,6 +183,7 @@ class _AddSeed(nn.Module):
     def __init__(self, seed: Seed, alpha: float) -> None:
         super().__init__()
         self.body, self.gate, self.operator, self.topology = seed.body, seed.gate, seed.operator, seed.topology
+        self.order, self.back = seed.order, seed.back
         self.alpha = alpha
 
     def forward(self, h: Tensor, source: Tensor) -> Tensor:
@@ -190,16 +192,22 @@ class _AddSeed(nn.Module):
     def added(self, h: Tensor, source: Tensor) -> Tensor:
         own = next(self.parameters(), None)
         x = source if own is None else source.type_as(own)  # not a fixed dtype: the copy may be turned into another one
+        if self.order:
+            x = x.permute(self.order)
         f = self.body(x)
         if self.operator is BlendOperator.MULTIPLY:
             f = x * torch.tanh(f)
         elif self.gate is not None:
             f = self._share(self.gate, x) * f
+        if self.order:
+            f = f.permute(self.back)
         return torch.add(h, f.type_as(h), alpha=self.alpha)
 
     def _share(self, gate: nn.Module, x: Tensor) -> Tensor:
-        if self.topology == "cnn":
-            return gate(x.mean(dim=(2, 3)))[:, :, None, None]  # type: ignore[no-any-return]
+        if self.topology in SPATIAL:
+            dims = SPATIAL[self.topology]
+            share = gate(x.mean(dim=tuple(range(2, 2 + dims))))
+            return share[(..., *[None] * dims)]  # type: ignore[no-any-return]
         if self.topology == "encoder":
             x = x.mean(dim=1, keepdim=True)
         elif self.topology != "mlp":

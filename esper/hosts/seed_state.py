@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from esper.config import ConfigError
 from esper.hosts.between import Between
 from esper.hosts.graft import place_of
+from esper.hosts.layout import Layout
 from esper.hosts.seed_hook import (
     GrownSeeds,
     SeedHook,
@@ -88,7 +89,8 @@ def add_seed(network: nn.Module, saved: dict[str, Any], blueprints: BlueprintReg
     if missing := [part for part in path.paths if part not in known]:
         raise ConfigError(f"{type(network).__name__} has no {missing[0]}: load it by the class of the saved model")
     between = None if path.source is None else Between(tuple(saved["between"]))
-    place = place_of(network, saved["name"], int(saved["channels"]), between)
+    layout = Layout(saved["topology"], tuple(saved.get("order", ())))
+    place = place_of(network, saved["name"], int(saved["channels"]), layout, between)
     with torch.device(next(network.parameters()).device):
         seed = seed_of(blueprint, STYLES[saved["style"]].operator, place)
     hook = SeedHook(saved["name"])

@@ -103,6 +103,14 @@ class Closing(FrameHook):
         self.frame.close()
 
 
+def _around(model: nn.Module, path: SitePath) -> nn.Module:
+    """Returns the innermost submodule that runs with both source and sink in it: a list of modules does not run."""
+    inner = path.ancestor
+    while inner and getattr(type(model.get_submodule(inner)).forward, "__name__", "") == "_forward_unimplemented":
+        inner, _, _ = inner.rpartition(".")
+    return model.get_submodule(inner)
+
+
 def hook_site(
     model: nn.Module, path: SitePath, at_sink: Callable[..., Any], frame: SourceFrame | None
 ) -> list[tuple[nn.Module, RemovableHandle]]:
@@ -113,7 +121,7 @@ def hook_site(
     sink = model.get_submodule(path.sink)
     if frame is None or path.source is None:
         return [(sink, sink.register_forward_hook(at_sink))]
-    source, around = model.get_submodule(path.source), model.get_submodule(path.ancestor)
+    source, around = model.get_submodule(path.source), _around(model, path)
     return [
         (around, around.register_forward_pre_hook(Opening(frame))),
         (source, source.register_forward_pre_hook(Keeping(frame), with_kwargs=True)),

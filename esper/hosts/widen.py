@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from esper.hosts.between import Between
 from esper.hosts.graft import place_of
 from esper.hosts.grown import GrownHost
+from esper.hosts.layout import Layout
 from esper.hosts.seed_hook import SeedHook, forget, hooks_of, path_of, recipe_in, register, unregister
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints.source import INSTANCE_NORMS, NAMES, Extensible, inputs_of, is_transposed, width_of
@@ -102,7 +103,7 @@ class GrownInModel:
             if hook.frame is not None and hook.seed is not None:
                 recipe = recipe_in(self.model, hook)
                 parts = tuple(recipe.get("between", ()))
-                place = place_of(self.model, hook.name, recipe.get("channels", 0), Between(parts))
+                place = place_of(self.model, hook.name, recipe.get("channels", 0), Layout("mlp"), Between(parts))
                 between = {part.get("path") for part in parts[:-1]}
                 inside = next((sink for sink in sinks if sink in between), None)
                 blueprint = recipe.get("blueprint", "")

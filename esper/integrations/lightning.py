@@ -13,6 +13,7 @@ from torch import Tensor
 from esper.config import ConfigError
 from esper.grower.grower import Grower
 from esper.grower.report import GrowthStep
+from esper.hosts.graft import Sites
 from esper.hosts.seed_state import add_seeds, take_seeds
 from esper.seeds.blueprints import BLUEPRINTS
 
@@ -28,15 +29,13 @@ class GrowthCallback(Callback):
     callback tests any of them, ``ckpt_path="best"`` included, with the seeds that were on then.
 
     Args:
-        sites: slot name to the path of a submodule of the LightningModule.
+        sites: paths of submodules, as in :func:`esper.graft`, in the LightningModule.
         score: maps the module and a validation batch to the scores of its samples, [n], higher is better.
         horizon: number of validations; None: ``max_epochs``, with one validation in each epoch.
         options: other arguments of :class:`Grower`, such as ``controller`` and ``topology``.
     """
 
-    def __init__(
-        self, sites: Mapping[str, str], score: Callable[..., Tensor], horizon: int | None = None, **options: Any
-    ) -> None:
+    def __init__(self, sites: Sites, score: Callable[..., Tensor], horizon: int | None = None, **options: Any) -> None:
         self.sites, self.score, self.horizon, self.options = sites, score, horizon, options
         self.grower: Grower | None = None
         self.steps: list[GrowthStep] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from esper.config import ConfigError
 from esper.grower.grower import Grower
 from esper.grower.report import GrowthStep
 from esper.grower.stepping import unwrapped
+from esper.hosts.graft import Sites
 
 FILE = "grower.pt"  # in each checkpoint
 
@@ -25,14 +26,14 @@ class GrowthTrainerCallback(TrainerCallback):
     ``train(resume_from_checkpoint=...)`` with a new model and the same arguments grows on to the same bits.
 
     Args:
-        sites: slot name to the path of a submodule of the model.
+        sites: paths of submodules, as in :func:`esper.graft`, in the model.
         score: maps the model and a batch of the evaluation data to the scores of its samples, [n], higher is better.
         horizon: number of evaluations; None: as many as the arguments of the Trainer plan.
         checkpoint: folder of the checkpoint that is resumed; None: that of the step in the output folder.
         options: other arguments of :class:`Grower`, such as ``controller`` and ``topology``.
     """
 
-    def __init__(self, sites: Mapping[str, str], score: Callable[..., Tensor], horizon: int | None = None,
+    def __init__(self, sites: Sites, score: Callable[..., Tensor], horizon: int | None = None,
                  checkpoint: Path | str | None = None, **options: Any) -> None:  # fmt: skip
         self.sites, self.score, self.horizon, self.checkpoint, self.options = sites, score, horizon, checkpoint, options
         self.grower: Grower | None = None

@@ -17,7 +17,7 @@ from esper.config import ConfigError, PPOConfig
 from esper.config_resolved import ResolvedConfig
 from esper.control.controller import Controller, NoGrowth, PerEnvController
 from esper.control.plans import PlansController
-from esper.control.script import schedule_ships
+from esper.control.script import shipped_schedule_fits
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.evaluation.arms import ALONE
@@ -159,7 +159,8 @@ class LearningAgent(Agent):
     def __init__(self, maker: EnvMaker, env: SlotVectorEnv, work: Workload) -> None:
         super().__init__(maker, env)
         self.work = work
-        shipped = ["schedule"] if schedule_ships(self.config.task.name) else []
+        # A run that chooses other slots or blueprints is compared without the schedule that names them.
+        shipped = ["schedule"] if shipped_schedule_fits(self.config.task.name, env.action_spec) else []
         known = ["none", "random", "heuristic", "plans", *shipped]
         self.baselines = [name for name in known if name != self.config.run.controller]
         for name in self.baselines:

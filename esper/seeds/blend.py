@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.lifecycle.ramps import BlendOperator
+from esper.seeds.topologies import SPATIAL
 
 AT_BIRTH = 0.1
 """Factor of a delta at birth, which keeps a new seed small."""
@@ -56,18 +57,32 @@ class ChannelScale(nn.Module):
         return x * self.weight
 
 
+def inverse(order: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the permutation that undoes ``order``."""
+    return tuple(order.index(place) for place in range(len(order)))
+
+
 class Seed(nn.Module):
     """A blueprint's body with its blend operator; maps features ``h`` to a delta ``d`` of the same shape.
 
     All parameters, including the gate's, exist from birth, so that the optimizer made then covers all of them.
-    ``topology`` gives the layout of ``h``: "cnn" is [B, C, H, W]; all others, such as "transformer" [B, T, C] and "mlp"
-    [B, C], have the ``channels`` last. In an "encoder", [B, T, C], the gate sees all positions, in others of that
-    layout only those up to its own.
+    ``topology`` gives the layout of ``h``: "cnn" is [B, C, H, W], with one or three spatial dimensions "cnn1d" and
+    "cnn3d"; all others, such as "transformer" [B, T, C] and "mlp" [B, C], have the ``channels`` last. In an "encoder",
+    [B, T, C], the gate sees all positions, in others of that layout only those up to its own. ``order`` are the
+    dimensions of ``h`` in the order of that layout; (): ``h`` has it.
     """
 
-    def __init__(self, body: nn.Module, operator: BlendOperator, channels: int, topology: str) -> None:
+    def __init__(
+        self,
+        body: nn.Module,
+        operator: BlendOperator,
+        channels: int,
+        topology: str,
+        order: tuple[int, ...] = (),
+    ) -> None:
         super().__init__()
         self.body, self.operator, self.topology = body, operator, topology
+        self.order, self.back = order, inverse(order)
         self.has_buffers = any(True for _ in body.buffers())
         self.gate: nn.Module | None = None
         if operator is BlendOperator.GATE:
@@ -76,6 +91,11 @@ class Seed(nn.Module):
             self.gate = nn.Sequential(nn.Linear(channels, hidden), nn.SiLU(), nn.Linear(hidden, 1), nn.Sigmoid())
 
     def forward(self, h: Tensor) -> Tensor:
+        if self.order:
+            return self._in_order(h.permute(self.order)).permute(self.back)
+        return self._in_order(h)
+
+    def _in_order(self, h: Tensor) -> Tensor:
         precise = torch.promote_types(h.dtype, torch.float32)
         # Features in half precision are promoted: parameters grow with at least 32 bits. Autocast does this by itself.
         if h.dtype != precise and not torch.is_autocast_enabled(h.device.type):
@@ -89,9 +109,10 @@ class Seed(nn.Module):
             return h * torch.tanh(f)
         if self.gate is None:
             return f
-        if self.topology == "cnn":
-            g: Tensor = self.gate(h.mean(dim=(2, 3)))  # [B, 1]
-            return g[:, :, None, None] * f
+        if self.topology in SPATIAL:
+            dims = SPATIAL[self.topology]
+            g: Tensor = self.gate(h.mean(dim=tuple(range(2, 2 + dims))))  # [B, 1]
+            return g[(..., *[None] * dims)] * f
         if self.topology == "encoder":
             return self.gate(h.mean(dim=1, keepdim=True)) * f  # type: ignore[no-any-return]  # [B, 1, 1]
         return self.gate(running_mean(h)) * f  # type: ignore[no-any-return]  # [B, 1] or [B, T, 1]

@@ -25,5 +25,10 @@ class Place:
     """Blocks of the host right before the sink, in order, that return features of the shape that they read."""
     stack: tuple[nn.Module, ...] = field(default=(), compare=False)
     """All such blocks of the host, if the sink lies behind the last one."""
+    topology: str = ""
+    """Kind of blueprints that fit, as in ``Host.topology``; "": that of the host."""
+    order: tuple[int, ...] = ()
+    """Dimensions of its features in the order that seeds expect, such as (0, 3, 1, 2) for images [B, H, W, C]; (): they
+    have that order."""
     draw: Callable[[nn.Module], None] | None = field(default=None, compare=False)
     """Draws the weights of new layers as those of the host's own are; None: as torch does."""

@@ -38,7 +38,8 @@ class GerminationFailed(RuntimeError):
 def seed_of(blueprint: Blueprint, operator: BlendOperator, place: Place) -> Seed:
     """Makes a seed for ``place``."""
     operator = BlendOperator.ADD if blueprint.only_added else operator
-    return Seed(blueprint.body(place), operator, place.channels, blueprint.topology)
+    order = () if blueprint.only_added else place.order
+    return Seed(blueprint.body(place), operator, place.channels, blueprint.topology, order)
 
 
 @dataclass(eq=False)

@@ -112,7 +112,8 @@ def load_host_state(training: HostTraining, state: State, blueprints: BlueprintR
     for site in training.sites:
         if site.name in state["seeds"]:
             blueprint, style = state["seeds"][site.name]
-            training.plant(site, blueprints.get(training.host.topology, blueprint), STYLES[style])
+            recipe = blueprints.at(training.host.topology, site.place, blueprint)
+            training.plant(site, recipe, STYLES[style])
     training.planted_at.update(state.get("planted_at", {}))
     for name in state["shadows"]:
         training.shadow_of(training.site_by_name[name])

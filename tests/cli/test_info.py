@@ -85,8 +85,8 @@ def test_info_prints_every_entry_of_the_observation(esper: Esper) -> None:
     from esper.spaces.observation import ObservationLayout
 
     task = load_task("digits")
-    host = task.build_host()
-    layout = ObservationLayout(host.slot_names, BLUEPRINTS.names(host.topology), task.episode_length)
+    host = task.new_host(task.slots)
+    layout = ObservationLayout(host.slot_names, BLUEPRINTS.names(host.topology, host.sites), task.episode_length)
     lines = esper("info", "--observation").out.splitlines()
     assert len(lines) == layout.size
     assert [line.split()[2] for line in lines] == [entry.name for entry in layout.entries]

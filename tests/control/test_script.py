@@ -8,7 +8,13 @@ import pytest
 
 from esper.config import ConfigError, TrainingConfig
 from esper.control.names import make_controller
-from esper.control.script import SCHEDULES, ScheduleEntry, ScriptedController, read_schedule
+from esper.control.script import (
+    SCHEDULES,
+    ScheduleEntry,
+    ScriptedController,
+    read_schedule,
+    shipped_schedule_fits,
+)
 from esper.env.make import EnvMaker
 from tests.control.control_helpers import LAYOUT, SPEC, S, World
 
@@ -101,6 +107,15 @@ def test_a_schedule_that_comes_with_a_task_fits_its_hosts(task: str) -> None:
         controller = make_controller("schedule", task, env.action_spec, env.layout, 2, 0)
         assert isinstance(controller, ScriptedController)
         assert len(controller.actions) == len(controller.schedule) > 0
+
+
+def test_a_schedule_that_comes_with_a_task_is_left_out_where_it_does_not_fit() -> None:
+    tables = {"task": {"name": "digits"}, "env": {"slots": ["r0"]}}
+    with closing(EnvMaker.of(TrainingConfig.parse(tables)).make(2)) as env:
+        assert not shipped_schedule_fits("digits", env.action_spec)
+        assert not shipped_schedule_fits("no such task", env.action_spec)
+    with closing(EnvMaker.of(TrainingConfig.parse({"task": {"name": "digits"}})).make(2)) as env:
+        assert shipped_schedule_fits("digits", env.action_spec)
 
 
 def test_a_seed_that_is_over_the_budget_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from esper.grower.positions import mixes_positions, obstacle
 from esper.lifecycle.ramps import BlendOperator
+from esper.seeds.blueprints import BLUEPRINTS
+from esper.seeds.place import Place
+from esper.seeds.site import seed_of as seed_at
 from tests.hosts.grown_modules import seed_of
 
 
@@ -27,9 +30,23 @@ from tests.hosts.grown_modules import seed_of
 def test_mixing_is_measured(topology: str, name: str, operator: BlendOperator, mixes: bool) -> None:
     torch.manual_seed(0)
     seed = seed_of(name, topology, operator)
-    assert mixes_positions(seed, torch.randn(2, 5, 8)) is mixes
+    place = Place("r0c0", 8, topology=topology)
+    assert mixes_positions(seed, torch.randn(2, 5, 8), place) is mixes
     assert seed.training
-    assert not mixes_positions(seed, torch.randn(2, 1, 8))
+    assert not mixes_positions(seed, torch.randn(2, 1, 8), place)
+
+
+def test_positions_of_a_sequence_that_comes_first_are_mixed_too() -> None:
+    place = Place("r0c0", 8, topology="encoder", order=(1, 0, 2))
+    for name, mixes in (("attention", True), ("mlp_small", False)):
+        seed = seed_at(BLUEPRINTS.get("encoder", name), BlendOperator.ADD, place)
+        assert mixes_positions(seed, torch.randn(5, 2, 8), place) is mixes
+
+
+def test_seeds_of_convolutional_networks_are_not_judged_by_it() -> None:
+    place = Place("r0c0", 8, topology="cnn1d")
+    seed = seed_at(BLUEPRINTS.get("cnn1d", "conv_light"), BlendOperator.ADD, place)
+    assert not mixes_positions(seed, torch.randn(2, 8, 5), place)
 
 
 class Model(nn.Module):

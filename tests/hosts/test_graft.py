@@ -183,7 +183,7 @@ class Pair(nn.Module):
         ({"r0c0": "named"}, "cnn", "named returns dict; a site is one tensor, or the first of a tuple"),
         ({"r0c0": "pooled"}, "transformer", "transformer seeds need floating-point features with 3 dimensions"),
         ({"first": "pooled"}, "cnn", "slot name 'first' is not of the form r0c0"),
-        ({"r0c0": "pooled"}, "rnn", "unknown topology 'rnn'; known: cnn, transformer, encoder, mlp"),
+        ({"r0c0": "pooled"}, "rnn", "unknown topology 'rnn'; known: cnn, cnn1d, cnn3d, transformer, encoder, mlp"),
         ({"r0c0": "pooled", "r0c1": "pooled"}, "cnn", "each on its own submodule"),
         ({}, "cnn", "one or more slots"),
     ],

@@ -63,7 +63,8 @@ def test_a_host_with_seeds_that_read_a_source_becomes_an_ordinary_module(
     host.use_slots(slots)
     names = {place.name: BLUEPRINTS.names(host.topology, [place])[-1] for place in host.sites}
     kept = {name: KeptSeed(blueprint, "LINEAR_ADD", 0.5) for name, blueprint in names.items()}
-    blueprints = {name: BLUEPRINTS.get(host.topology, blueprint) for name, blueprint in names.items()}
+    places = {place.name: place for place in host.sites}
+    blueprints = {name: BLUEPRINTS.at(host.topology, places[name], blueprint) for name, blueprint in names.items()}
     network = assemble(host, kept, blueprints, "t").eval()
     for parameter in network.seeds.parameters():
         nn.init.normal_(parameter, std=0.3)
@@ -89,7 +90,7 @@ def test_a_seed_of_a_users_own_class_is_called_as_it_is() -> None:
         (CNNHost(1, 10, base=3, blocks=2), torch.randn(3, 1, 8, 8)),
         (CNNHost(1, 10, base=8, blocks=2), torch.randn(3, 1, 8, 8)),
         (TransformerHost(11, width=16, layers=2, heads=2, block=9, slots=2), torch.randint(0, 11, (3, 9))),
-        (graft(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 10)), {"r0c0": "0"}), None),
+        (graft(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 10)), {"r0c0": "0"}, "cnn"), None),
     ],
     ids=["cnn", "fused", "transformer", "grafted"],
 )

@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import esper
 from esper.config import ConfigError
 from esper.hosts.site_path import SitePath
 from esper.hosts.sources import SourceFrame, hook_site
+from esper.seeds.features import Features
 
 PATH = SitePath("last", "first")
 X = torch.randn(3, 4)
@@ -121,3 +123,29 @@ def test_hooks_keep_what_is_read_and_leave_nothing_when_a_pass_fails(reads: bool
         handle.remove()
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
+
+
+class Listed(nn.Module):
+    """Layers in a list, which runs them itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 6), nn.Linear(6, 4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+def test_a_source_and_a_sink_may_lie_in_a_list_of_modules() -> None:
+    host = esper.graft(Listed(), ["layers.0 -> layers.1"], example=torch.randn(3, 4))
+    x = torch.randn(3, 4)
+    read: list[Tensor] = []
+
+    def hook(_site: int, at: Features) -> Tensor:
+        read.append(at.source)
+        return at.h
+
+    host.forward_with_hook(x, hook)
+    assert torch.equal(read[0], x)

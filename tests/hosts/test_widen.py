@@ -63,7 +63,9 @@ def grown(kind: str, residual: str = "") -> tuple[GrownHost, Tensor]:
     places = {place.name: place for place in host.sites}
     names = {name: BLUEPRINTS.names(host.topology, [place])[-1] for name, place in places.items()}
     kept = {name: KeptSeed(blueprint, "LINEAR_ADD", 0.75) for name, blueprint in names.items()}
-    network = assemble(host, kept, {name: BLUEPRINTS.get(host.topology, b) for name, b in names.items()}, "t")
+    network = assemble(
+        host, kept, {name: BLUEPRINTS.at(host.topology, places[name], b) for name, b in names.items()}, "t"
+    )
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=0.3)
     network.double()

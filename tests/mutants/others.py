@@ -86,7 +86,7 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a site with time first grows",
             "esper/hosts/layout.py",
-            "    if topology in POSITIONS and any(_is_time_first(part) for part in chain):",
+            "    if topology in SEQUENCES and any(_is_time_first(part) for part in chain):",
             '    if topology == "" and any(_is_time_first(part) for part in chain):',
             "tests/hosts/test_layout.py::test_layers_with_time_first_are_refused_and_others_are_not",
         ),

@@ -122,7 +122,20 @@ class BlueprintRegistry:
         are made of a number of channels, and so fit wherever the topology does."""
         if places is None:
             return tuple(blueprint.name for blueprint in self._of(topology) if not blueprint.only_added)
-        return tuple(blueprint.name for blueprint in self._of(topology) if any(map(blueprint.fits, places)))
+        present = dict.fromkeys(place.topology or topology for place in places)
+        fitting = {name for place in places for name in self.fitting(topology, place)}
+        known = (blueprint.name for each in present for blueprint in self._of(each))
+        return tuple(dict.fromkeys(name for name in known if name in fitting))
+
+    def fitting(self, topology: str, place: Place) -> dict[str, Blueprint]:
+        """Returns the blueprints that fit at ``place`` in a host of this topology, by name."""
+        possible = self._of(place.topology or topology)
+        return {blueprint.name: blueprint for blueprint in possible if blueprint.fits(place)}
+
+    def at(self, topology: str, place: Place, name: str) -> Blueprint:
+        """Returns the blueprint of that name for ``place`` in a host of this topology. Raises ValueError as
+        :meth:`get`."""
+        return self.get(place.topology or topology, name)
 
     def possible(self, topology: str, reading: Collection[bool]) -> tuple[str, ...]:
         """Returns the names of a topology's blueprints that read a source, that read their sink, or both."""

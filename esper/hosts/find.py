@@ -1,0 +1,340 @@
+"""The places of a model where seeds can grow, found in a pass."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from esper.config import ConfigError
+from esper.hosts.between import find_between, layers_of
+from esper.hosts.compare import coarsest_dtype, difference
+from esper.hosts.example import outputs_of
+from esper.hosts.flops import counting
+from esper.hosts.graft import place_of, slots_of
+from esper.hosts.layout import Layout, Shapes, causal_where_measured, check_module
+from esper.hosts.outputs import features_of, source_of
+from esper.hosts.plain import merge_all
+from esper.hosts.seed_hook import attach
+from esper.hosts.site_path import SitePath
+from esper.lifecycle.ramps import BlendOperator
+from esper.seeds.blend import Seed
+from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry, source
+from esper.seeds.place import Place
+from esper.seeds.site import seed_of
+from esper.seeds.topologies import words_of
+from esper.training.rng import seeded
+
+Kind = Literal["residual", "widen", "lora"]
+
+NEXT_LAYERS = 3
+"""Number of layers behind a layer among which the one that reads its units is looked for."""
+
+MOST = 8
+"""Max sites of ``sites="auto"``."""
+
+ITEMS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+"""Containers whose items are blocks."""
+
+
+@dataclass(frozen=True)
+class SeedPrice:
+    """What a seed would add to the model."""
+
+    parameters: int
+    flops: float
+    """Floating-point operations of a forward pass, a sample."""
+
+
+@dataclass(frozen=True)
+class FoundSite:
+    """A place of a model where seeds can grow."""
+
+    path: str
+    """The text for ``sites=``."""
+    kind: Kind
+    """``residual``: seeds work on what a block returns; ``widen``: more units inside a layer; ``lora``: a change of a
+    layer's weights."""
+    topology: str
+    """Kind of blueprints that fit."""
+    layout: str
+    """Names of the dimensions of the features that seeds add to, such as ``[N, C, H, W]``."""
+    width: int
+    """Number of channels of these features; of a widening, number of units that the layer has."""
+    shape: tuple[int, ...]
+    """Shape of these features in the pass."""
+    merges: bool
+    """Whether kept seeds become a part of the model's layers."""
+    blueprints: dict[str, SeedPrice] = field(default_factory=dict)
+    """The seeds that fit, by blueprint."""
+
+    def plain(self) -> dict[str, Any]:
+        """Returns the same as JSON."""
+        return asdict(self)
+
+
+@dataclass
+class _Run:
+    """What a pass shows of a submodule."""
+
+    inputs: Tensor | None = None
+    output: Tensor | None = None
+    layout: Layout | None = None
+    count: int = 0
+    final: bool = False
+    """Whether it returns a result of the model."""
+
+
+def find_sites(model: nn.Module, example: Any, blueprints: BlueprintRegistry | None = None) -> list[FoundSite]:
+    """Finds where seeds can grow in ``model``, in the order of a forward pass.
+
+    Listed are the outputs of blocks, pairs of layers whose units can be more, and projections of attention whose
+    weights can be changed by a LoRA. A widening is listed only if a trial of it merges: the wider layers compute what
+    the seed did beside them.
+
+    Args:
+        model: any network; it stays as it is.
+        example: a few inputs of it: one argument, a tuple of its arguments, or a dict of them by name. Samples come
+            first in each.
+        blueprints: what seeds can be; None: the built-in registry.
+
+    Raises:
+        ConfigError: the model cannot run on ``example``.
+    """
+    registry = blueprints or BLUEPRINTS
+    names = {id(module): path for path, module in model.named_modules()}
+    runs = _look(model, example, names)
+    inside = {path: place for path, place in _inside(model, example, runs).items() if registry.fitting("", place)}
+    merging = trial_merges(model, example, inside, registry)
+    places = {**_residual(model, example, runs), **{path: inside[path] for path in merging}}
+    described = (_describe(path, place, runs, samples_of(example), registry) for path, place in places.items())
+    found = [site for site in described if site is not None]
+    order = list(runs)
+    return sorted(found, key=lambda site: order.index(SitePath.parse(site.path).sink))
+
+
+def chosen_sites(model: nn.Module, example: Any) -> dict[str, str]:
+    """Returns the sites of ``sites="auto"`` by slot: in each stage one for widenings and one for other seeds.
+
+    A stage is a part of the model whose features have one shape. Raises ConfigError if there is none.
+    """
+    found = find_sites(model, example)
+    last = {(site.kind, site.shape[1:], site.width): site.path for site in found if site.kind != "lora"}
+    paths = _spread([path for (kind, *_), path in last.items() if kind == "widen"], MOST // 2)
+    paths += _spread([path for (kind, *_), path in last.items() if kind == "residual"], MOST - len(paths))
+    if not paths:
+        raise ConfigError("sites='auto' finds no place in the model where a seed could grow; name submodules instead")
+    return slots_of(paths)
+
+
+def _spread(paths: list[str], most: int) -> list[str]:
+    """Returns at most this many of ``paths``, evenly spread, the last one among them."""
+    if len(paths) <= most:
+        return paths
+    return [paths[(number + 1) * len(paths) // most - 1] for number in range(most)]
+
+
+def _look(model: nn.Module, example: Any, names: dict[int, str]) -> dict[str, _Run]:
+    """Returns what a pass shows of each submodule that runs, by path, in the order in which they end."""
+    runs: dict[str, _Run] = {}
+    shapes = Shapes()
+    batch = samples_of(example)
+
+    def note(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: object) -> None:
+        path, h = names[id(module)], features_of(output)
+        run = runs.pop(path, _Run())
+        runs[path] = run  # behind those that ended before
+        run.count += 1
+        run.output = h if isinstance(h, Tensor) and h.is_floating_point() and not h.is_nested else None
+        try:
+            run.inputs = source_of(inputs, named).detach()
+        except TypeError:
+            run.inputs = None
+        if run.output is not None:
+            try:
+                run.layout = shapes.layout_of(path, run.output, batch)
+            except ConfigError:  # such as scores of attention, [N, heads, T, T, ...]
+                run.output = None
+
+    with ExitStack() as hooks:
+        hooks.enter_context(shapes.watching(model))
+        for module in model.modules():
+            hooks.callback(module.register_forward_hook(note, with_kwargs=True).remove)
+        results = outputs_of(model, example)
+    for run in runs.values():
+        if any(run.output is result for result in results):
+            run.final = True
+    return runs
+
+
+def samples_of(example: Any) -> int | None:
+    """Returns the number of samples of the inputs ``example``: the first dimension of their first tensor."""
+    values = list(example.values()) if isinstance(example, dict) else example
+    first = values[0] if isinstance(values, tuple | list) and values else values
+    return len(first) if isinstance(first, Tensor) and first.dim() else None
+
+
+def _residual(model: nn.Module, example: Any, runs: dict[str, _Run]) -> dict[str, Place]:
+    """Returns the places at the outputs of blocks, by path."""
+    blocks: dict[int, str] = {}
+    for path, run in runs.items():
+        if path and run.count == 1 and run.output is not None and not run.final and _is_block(model, path):
+            blocks[id(run.output)] = path  # of blocks that return one tensor, the outermost
+    own = {path: (path, runs[path].layout) for path in blocks.values()}
+    layouts = {path: (sink, layout) for path, (sink, layout) in own.items() if layout is not None}
+    measured = causal_where_measured(model, layouts, lambda: outputs_of(model, example))
+    places = {}
+    for path, layout in measured.items():
+        h = runs[path].output
+        assert h is not None
+        places[path] = place_of(model, path, layout.width_of(h), layout, None)
+    return places
+
+
+def _is_block(model: nn.Module, path: str) -> bool:
+    """Returns whether a submodule is a block with weights: an item of a list or of a Sequential, a part of the model
+    itself, or a recurrent layer. In a list of single layers, the activations are its blocks."""
+    module = model.get_submodule(path)
+    try:
+        check_module(model, path, path, None)
+    except ConfigError:
+        return False
+    if isinstance(module, nn.RNNBase):
+        return True
+    outer, _, _ = path.rpartition(".")
+    parent = model.get_submodule(outer)
+    if next(module.children(), None) is None:
+        siblings = [*parent.children()] if isinstance(parent, nn.Sequential) else []
+        flat = bool(siblings) and all(next(each.children(), None) is None for each in siblings)
+        return flat and source.is_elementwise(module)
+    has_weights = next(module.parameters(), None) is not None
+    return has_weights and (isinstance(parent, ITEMS) or not outer)
+
+
+def _inside(model: nn.Module, example: Any, runs: dict[str, _Run]) -> dict[str, Place]:
+    """Returns the places inside layers, by path: widenings, and LoRAs of the projections of attention."""
+    linear = [path for path, run in runs.items() if run.count == 1 and _is_linear(model.get_submodule(path))]
+    pairs = [
+        SitePath(sink, first)
+        for number, first in enumerate(linear)
+        for sink in linear[number + 1 : number + 1 + NEXT_LAYERS]
+    ]
+    own = [SitePath(path, path) for path in linear if _of_attention(model, path)]
+    sites = {str(path): path for path in (*pairs, *own)}
+    between = find_between(model, sites, lambda: outputs_of(model, example))
+    places: dict[str, Place] = {}
+    widened: set[str] = set()
+    for text, path in sites.items():
+        run, parts = runs[path.sink], between[text]
+        if parts.obstacle or run.output is None or run.layout is None:
+            continue
+        layers = layers_of(model, parts.parts)
+        if path.source != path.sink and source.widening_obstacle(layers) is None:
+            widened |= set(path.paths)
+        elif path.source != path.sink or path.sink in widened:
+            continue
+        place = place_of(model, text, run.layout.width_of(run.output), run.layout, parts)
+        places[text] = replace(place, layers=layers)
+    return places
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Returns whether a layer can be widened, or read the units of one that is."""
+    kinds = (nn.Linear, *source.CONVOLUTIONS)
+    return type(module) in kinds or source.is_transposed(module)
+
+
+def _of_attention(model: nn.Module, path: str) -> bool:
+    """Returns whether a layer is a part of what its class calls attention."""
+    outer = path
+    while outer:
+        outer, _, _ = outer.rpartition(".")
+        if re.search("attention|attn", type(model.get_submodule(outer)).__name__, re.IGNORECASE):
+            return True
+    return False
+
+
+def _describe(
+    path: str, place: Place, runs: dict[str, _Run], samples: int | None, registry: BlueprintRegistry
+) -> FoundSite | None:
+    """Returns a place with the seeds that fit there; None if there is none."""
+    fitting = registry.fitting("", place)
+    where = SitePath.parse(path)
+    sink = runs[where.sink].output
+    reads = sink if where.source is None else runs[where.source].inputs
+    if not fitting or sink is None or reads is None:
+        return None
+    kind: Kind = "residual" if where.source is None else "lora" if where.source == where.sink else "widen"
+    names = words_of(place.topology, place.order)
+    return FoundSite(
+        path=path,
+        kind=kind,
+        topology=place.topology,
+        layout=names if len(names.split()) == sink.dim() else "",
+        width=source.width_of(place.layers[0]) if kind == "widen" else place.channels,
+        shape=tuple(sink.shape),
+        merges=kind != "residual",
+        blueprints={name: _price(recipe, place, reads, samples) for name, recipe in fitting.items()},
+    )
+
+
+@torch.no_grad()
+def _price(recipe: Blueprint, place: Place, reads: Tensor, samples: int | None) -> SeedPrice:
+    """Returns what a seed of ``recipe`` that reads features like ``reads`` adds to the model."""
+    with seeded(0), counting() as counter:
+        seed = seed_of(recipe, BlendOperator.ADD, place).to(reads).eval()
+        seed(torch.zeros_like(reads[:1]))
+    size = sum(p.numel() for p in seed.parameters())
+    return SeedPrice(size, counter.get_total_flops() * len(reads) / (samples or len(reads)))
+
+
+@torch.no_grad()
+def trial_merges(model: nn.Module, example: Any, places: Mapping[str, Place], registry: BlueprintRegistry) -> list[str]:
+    """Returns the paths of those ``places`` whose seeds become a part of the layers of a copy of ``model``.
+
+    The trial has a seed with random weights at each place, and compares the outputs of the copy with those of its wider
+    layers.
+    """
+    if not places:
+        return []
+    try:
+        copied = copy.deepcopy(model).eval()
+    except Exception as error:
+        raise ConfigError(f"the model cannot be copied: {type(error).__name__}: {error}") from error
+    sites = {path: SitePath.parse(path) for path in places}
+    between = find_between(copied, sites, lambda: outputs_of(copied, example))
+    like = next(copied.parameters())
+    seeds: dict[str, tuple[str, Seed, float]] = {}
+    recipes: dict[str, dict[str, Any]] = {}
+    with seeded(0):
+        for number, (path, place) in enumerate(places.items()):
+            recipe = next(iter(registry.fitting("", place).values()))
+            own = place_of(copied, path, place.channels, Layout(place.topology), between[path])
+            seed = seed_of(recipe, BlendOperator.ADD, own)
+            for parameter in seed.parameters():
+                nn.init.normal_(parameter, std=0.05)
+            seeds[path] = f"trial{number}", seed.to(like.device, like.dtype).eval(), 1.0
+            parts = list(between[path].parts)
+            recipes[path] = {"blueprint": recipe.name, "between": parts, "channels": place.channels}
+    attach(copied, seeds, recipes)
+    wanted, rounding = outputs_of(copied, example), coarsest_dtype(copied)
+    staying = merge_all(copied, lambda: difference(wanted, outputs_of(copied, example), rounding))
+    return [path for path in places if str(sites[path]) not in staying]
+
+
+def table_of(sites: Sequence[FoundSite]) -> list[str]:
+    """Returns lines of a table of ``sites`` for people."""
+    rows = [("site", "kind", "adds to", "width", "blueprints: parameters, FLOPs a sample", "merges")]
+    for site in sites:
+        first, *others = [f"{name} {price.parameters:,}, {price.flops:,.0f}" for name, price in site.blueprints.items()]
+        layout = site.layout or "x".join(map(str, site.shape[1:]))
+        rows.append((site.path, site.kind, layout, str(site.width), first, "yes" if site.merges else "no"))
+        rows += [("", "", "", "", other, "") for other in others]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
