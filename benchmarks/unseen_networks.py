@@ -6,7 +6,8 @@ esper compare --task benchmarks/unseen_networks.py:mlp --arm heuristic --arm non
 """
 
 import pydoc_data.topics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from sklearn.datasets import load_breast_cancer, load_digits
@@ -63,7 +64,7 @@ def gru() -> esper.Task:
     return task("gru", len(characters), hosts, split(x, y, 2000, 400, seed=0), 20, rate=0.01, batch=50)
 
 
-def cnn() -> esper.Task:
+def cnn(sites: Sequence[str] = ("0", "1")) -> esper.Task:
     """Two convolutions of 4 and 8 channels on 8x8 digits: 450 parameters."""
     data = load_digits()
     x, y = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 8 - 1, torch.tensor(data.target)
@@ -74,9 +75,14 @@ def cnn() -> esper.Task:
             nn.Sequential(nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU()),
             nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, 10)),
         )
-        return esper.graft(model, {"r0c0": "0", "r0c1": "1"})
+        return esper.graft(model, sites)
 
     return task("cnn", 10, esper.HostFamily(host, width=4), split(x, y, 1000, 400, seed=1), 30, rate=0.02, batch=50)
+
+
+def cnn_wide() -> esper.Task:
+    """The same with slots for more channels, which join their host at once."""
+    return replace(cnn(["0", "1", "0.0 -> 1.0", "1.0 -> 2.2"]), name="cnn_wide", at_once=True)
 
 
 def task(

@@ -7,6 +7,7 @@ The public API; each name is imported when it is first used, so that ``import es
 - ``compare_controllers``: compares controllers, including trained ones, on the same held-out hosts.
 - ``make_env``: the vector env of a task, for your own agents.
 - ``graft``: makes a host of any ``nn.Module``; ``HostFamily``: such hosts in any width.
+- ``find_sites``: lists where a model can grow; ``FoundSite``: one such place.
 - ``Task``, ``Split``, ``Augmentation``: your own data to train it on.
 - ``grow``: grows one host of a task; ``Grown``: its result.
 - ``Grower``: grows a model inside a training loop of your own; ``GrowthStep``: what one step did.

@@ -174,7 +174,7 @@ class RewardConfig(Section):
     deviations of the baseline's final loss. On `digits` a grown host gains 2.6 of them, worth 0.5, and 3.8 pp, worth
     0.4."""
     rent_in: Literal["parameters", "flops"] = "parameters"
-    """What seeds pay rent for: parameters, or floating-point operations of a forward pass."""
+    """The size that seeds pay rent for: parameters, or floating-point operations of a forward pass."""
     rent_rate: NonNegative = 0.05
     """Weight of the rent on alpha-weighted added parameters. On a well-trained host of `digits` a seed is worth 1 to 2
     pp, 0.1 to 0.2 in rewards, and a convolution costs 0.02."""

@@ -17,7 +17,7 @@ def test_a_host_trains_on_full_batches_only() -> None:
 
 
 def test_simulated_hosts_train_on_nothing() -> None:
-    sizes = {"run": {"rounds": 1}, "env": {"n_envs": 2, "episode_length": 9}}
+    sizes = {"run": {"rounds": 1}, "env": {"n_envs": 2, "episode_length": 9, "at_once": False, "slots": None}}
     config = ResolvedConfig.parse(tiny_config().tables_with(sizes))
     assert config.trained_samples == 0
     assert config.durations == Durations.of(config, 9)

@@ -17,7 +17,6 @@ from esper.env.planted_law import Law
 from esper.env.slot_env import SlotVectorEnv
 from esper.experience.gather import Gatherer
 from esper.seeds.blueprints import choose
-from esper.spaces.action import ActionSpec
 from esper.telemetry.span import Spans
 
 NAME = "planted"
@@ -55,7 +54,7 @@ class PlantedVectorEnv(SlotVectorEnv):
         n_envs, horizon = config.env.n_envs, config.env.episode_length
         self.law = law
         self.backend: PlantedBackend = PlantedBackend(law, n_envs, horizon, config.env.counterfactual_every)
-        spec, spans = ActionSpec(law.slots, law.blueprints), Spans(marks=config.run.mark_phases)
+        spec, spans = law.spec, Spans(marks=config.run.mark_phases)
         super().__init__(config, spec, self.backend, spans, law.choices, autoreset_mode)
         self.gatherer = Gatherer(spec, n_envs, config.experience, law.world_envs, law.world_episodes)
         self.baseline = self._no_growth()

@@ -26,6 +26,7 @@ import numpy as np
 from esper.env.baseline import MIN_STD, Baseline
 from esper.env.state import Choices
 from esper.lifecycle.slots import Floats, Ints
+from esper.spaces.action import ActionSpec
 from esper.spaces.observation import KINDS
 
 CHANCE = math.log(10)
@@ -104,8 +105,16 @@ class Law:
         )
 
     @property
+    def spec(self) -> ActionSpec:
+        """The slots, and the blueprints that fit in each."""
+        offered = tuple(
+            tuple(name for name, fits in zip(self.blueprints, row, strict=True) if fits) for row in self.fits
+        )
+        return ActionSpec(self.slots, self.blueprints, offered)
+
+    @property
     def choices(self) -> Choices:
-        """What is known of these hosts and seeds beforehand."""
+        """The sizes of these hosts and seeds, which are known beforehand."""
         sizes = np.array(self.parameters) + self.gate_parameters
         flops = np.array(self.flops) if self.flops else 2.0 * sizes
         fits = np.array(self.fits or [[True] * len(self.blueprints)] * len(self.slots))

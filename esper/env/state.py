@@ -57,7 +57,7 @@ class EnvState(Arrays):
 
 @dataclass(frozen=True)
 class Choices:
-    """What is known beforehand of a host and of each seed that could be planted in it: S slots, B blueprints."""
+    """A host and the seeds that could be planted in it, as they are known beforehand: S slots, B blueprints."""
 
     host_parameters: int
     host_flops: float
@@ -68,7 +68,7 @@ class Choices:
     flops: Floats
     """Floating-point operations of a forward pass of such a seed, a sample, [S, B]."""
     kinds: Floats
-    """What each blueprint is, [B, kinds]; see ``esper.spaces.observation.KINDS``."""
+    """The kind of each blueprint, [B, kinds]; see ``esper.spaces.observation.KINDS``."""
 
     def in_hosts(self, flops: Floats) -> Floats:
         """Returns operations in units of those of the host; 0 if these are not known."""

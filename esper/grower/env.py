@@ -18,6 +18,7 @@ from esper.env.reporting import Reporter
 from esper.env.slot_env import Float32s, SlotVectorEnv, accepted_actions, info_of
 from esper.env.state import Choices, Rules, copied
 from esper.grower.backend import LoopBackend
+from esper.grower.looking import count_operations
 from esper.telemetry.span import Spans
 
 LOSS_SPREAD = 0.02
@@ -35,7 +36,7 @@ def count(backend: LoopBackend) -> Counted:
     places = [site.place for site in backend.sites]
     seeds = flops_of_seeds(hooks.topology, places, spec, backend.blueprints, hooks.probes)
     rows = np.array([hooks.rows[slot] for slot in spec.slots])
-    return hooks.count_operations(), torch.from_numpy(seeds * rows[:, None])
+    return count_operations(hooks), torch.from_numpy(seeds * rows[:, None])
 
 
 def choices_of(backend: LoopBackend, counted: Counted) -> Choices:

@@ -13,9 +13,9 @@ from esper.grower.hooks import GrowingSite, SiteHooks
 from esper.grower.merging import merge_in_loop
 from esper.hosts.compare import coarsest_dtype, difference
 from esper.hosts.example import cloned, outputs_for
-from esper.hosts.plain import merge_all
 from esper.hosts.pretrained import note_seeds
 from esper.hosts.seed_hook import container_of, drop_container, keep, unregister
+from esper.hosts.widen import merge_all
 
 
 def finish(hooks: SiteHooks, optimizer: Optimizer | None = None) -> dict[str, str]:

@@ -21,6 +21,7 @@ from esper.grower.env import Counted, LoopEnv
 from esper.grower.finishing import finish
 from esper.grower.hooks import SiteHooks
 from esper.grower.log import LoopLog
+from esper.grower.looking import look
 from esper.grower.optimizer import SeedGroups
 from esper.grower.report import GrowthStep, report
 from esper.grower.scores import Evaluate
@@ -275,7 +276,7 @@ class Grower:
         if self.env is None:
             self.hooks.require_reached()
             if new:
-                self.hooks.look()
+                look(self.hooks)
             places = [site.place for site in self.hooks.sites.values()]
             spec = spec_of(self.hooks.topology, places, self.blueprints, self.config.env.blueprints)
             reporter = Reporter(self._emit, spec, self.config.env, n_envs=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -14,13 +13,12 @@ from torch import Tensor, nn
 from esper.config import ConfigError
 from esper.grower.passes import PassHook
 from esper.grower.randomness import SeedDraws, kept_generators
-from esper.hosts.between import Between, find_between
-from esper.hosts.example import cloned, outputs_for
-from esper.hosts.flops import counting
-from esper.hosts.graft import FOUND, check_features, layout_of, place_of
+from esper.hosts.between import Between
+from esper.hosts.graft import FOUND, check_features
 from esper.hosts.host import kept_modes
-from esper.hosts.layout import Layout, Shapes, causal_where_measured
+from esper.hosts.layout import Layout
 from esper.hosts.outputs import features_of, with_features
+from esper.hosts.places import place_of
 from esper.hosts.seed_hook import (
     SeedHook,
     container_of,
@@ -39,8 +37,6 @@ from esper.seeds.site import Site
 from esper.seeds.topologies import SEQUENCES
 from esper.training.shadow import ShadowBuffers, copied_buffers
 from esper.training.step import delta_of, straight_through
-
-logger = logging.getLogger(__name__)
 
 MAX_PROBE = 8
 """Samples of the features on which a new seed is tried."""
@@ -102,7 +98,7 @@ class SiteHooks:
     Args:
         model: the network; its parameters, buffers and state_dict stay as they are until :meth:`finish`.
         paths: where each slot lies, by its name, see :class:`SitePath`.
-        topology: layout of the features, as in ``esper.graft``; None: it is found by :meth:`look`.
+        topology: layout of the features, as in ``esper.graft``; None: it is found by ``esper.grower.looking.look``.
         straight_through: whether incubating seeds learn in every training pass; else in :meth:`shadowing` ones.
     """
 
@@ -115,7 +111,7 @@ class SiteHooks:
         self.sites: dict[str, Site] = {}
         """Sites by slot name, in execution order; those that a forward pass has reached."""
         self.between: dict[str, Between] = {}
-        """Layers between the source and the sink of each slot that has a source; known after :meth:`find_layers`."""
+        """Layers between the source and the sink of each slot that has a source, as far as they are known."""
         self.probes: dict[str, Features] = {}
         """The last training pass at each site, of at most 8 samples, by slot name."""
         self.rows: dict[str, float] = {}
@@ -174,73 +170,20 @@ class SiteHooks:
             self._finding = False
 
     def place(self, name: str, channels: int, layout: Layout, between: Between | None) -> None:
-        """Sets the place of a site: what a first pass shows of it, and then what :meth:`look` finds."""
+        """Sets the place of a site: what a first pass shows of it, and then what a look at it finds."""
         place = place_of(self.model, name, channels, layout, between)
         self.sites.setdefault(name, Site(place)).place = place
         if between is not None:
             self.between[name] = between
 
-    def look(self) -> None:
-        """Finds the layouts of all sites that have no declared one, and the layers between sources and sinks.
-
-        It runs the model on the last batch in eval mode; nothing is planted yet. Raises ConfigError if the model cannot
-        do that.
-        """
-        with_source = {name: path for name, path in self.paths.items() if path.source is not None}
-        wanted = with_source if self.declared is not None else self.paths
-        if not wanted or self.passes.last is None:
-            return
-        shapes, seen = Shapes(), dict[str, Tensor]()
-        layouts: dict[str, Layout] = {}
-
-        def see(name: str, h: Tensor) -> None:
-            seen[name] = h
-            layouts[name] = layout_of(name, self.paths[name], h, self.declared, shapes, self.passes.samples)
-
-        def run() -> None:
-            assert self.passes.last is not None
-            outputs_for(self.model, *cloned(self.passes.last))
-
-        try:
-            with shapes.watching(self.model), self._seeing(see):
-                between = find_between(self.model, with_source, run)
-            if self.declared is None:
-                own = {name: (path.sink, layouts[name]) for name, path in wanted.items() if path.source is None}
-                layouts |= causal_where_measured(self.model, own, run)
-        except ConfigError as error:
-            what = ", ".join(map(str, wanted.values()))
-            raise ConfigError(
-                f"what lies at {what} is looked up in a pass of the last batch in eval mode, which fails: {error}; "
-                "sites that read their sink need no pass if topology= says what they return"
-            ) from error
-        for name in wanted:
-            self.place(name, layouts[name].width_of(seen[name]), layouts[name], between.get(name))
-
     @contextmanager
-    def _seeing(self, see: Callable[[str, Tensor], None]) -> Iterator[None]:
+    def seeing(self, see: Callable[[str, Tensor], None]) -> Iterator[None]:
         """Calls ``see`` with the features at each site in the passes of a block."""
         self._see = see
         try:
             yield
         finally:
             self._see = None
-
-    def count_operations(self) -> float:
-        """Returns the operations of a forward pass of the model, a sample of the last batch.
-
-        They are 0 if nothing can be counted: the model cannot run on the batch in eval mode, or its inputs have no
-        samples.
-        """
-        if self.passes.last is None:
-            return 0.0
-        arguments = cloned(self.passes.last)
-        try:
-            with torch.compiler.set_stance("force_eager"), counting() as counter:
-                outputs_for(self.model, *arguments)
-        except ConfigError as error:
-            logger.info("the operations of a pass are not known: %s", error)
-            return 0.0
-        return counter.get_total_flops() / self.passes.samples if self.passes.samples else 0.0
 
     @property
     def devices(self) -> list[torch.device]:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.hosts.plain import merge_all
 from esper.hosts.seed_hook import SeedHook, hooks_of
-from esper.hosts.widen import GrownInModel, merge_sources
+from esper.hosts.widen import GrownInModel, merge_all, merge_sources
 from esper.seeds.blueprints.source import RANKS
 
 POWERS = {

@@ -17,19 +17,18 @@ from esper.hosts.between import find_between, layers_of
 from esper.hosts.compare import coarsest_dtype, difference
 from esper.hosts.example import outputs_of
 from esper.hosts.flops import counting
-from esper.hosts.graft import place_of, slots_of
 from esper.hosts.layout import Layout, Shapes, causal_where_measured, check_module
 from esper.hosts.outputs import features_of, source_of
-from esper.hosts.plain import merge_all
+from esper.hosts.places import place_of
 from esper.hosts.seed_hook import attach
 from esper.hosts.site_path import SitePath
+from esper.hosts.widen import merge_all
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry, source
 from esper.seeds.place import Place
 from esper.seeds.site import seed_of
 from esper.seeds.topologies import words_of
-from esper.training.rng import seeded
 
 Kind = Literal["residual", "widen", "lora"]
 
@@ -45,7 +44,7 @@ ITEMS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 @dataclass(frozen=True)
 class SeedPrice:
-    """What a seed would add to the model."""
+    """The price of a seed."""
 
     parameters: int
     flops: float
@@ -81,7 +80,7 @@ class FoundSite:
 
 @dataclass
 class _Run:
-    """What a pass shows of a submodule."""
+    """A submodule in a pass."""
 
     inputs: Tensor | None = None
     output: Tensor | None = None
@@ -131,6 +130,17 @@ def chosen_sites(model: nn.Module, example: Any) -> dict[str, str]:
     if not paths:
         raise ConfigError("sites='auto' finds no place in the model where a seed could grow; name submodules instead")
     return slots_of(paths)
+
+
+def slots_of(paths: Sequence[str]) -> dict[str, str]:
+    """Returns ``paths`` by names of slots, in their order."""
+    counts = {0: 0, 2: 0}
+    named = {}
+    for text in paths:
+        row = 0 if SitePath.parse(text).source is None else 2
+        named[f"r{row}c{counts[row]}"] = text
+        counts[row] += 1
+    return named
 
 
 def _spread(paths: list[str], most: int) -> list[str]:
@@ -189,12 +199,8 @@ def _residual(model: nn.Module, example: Any, runs: dict[str, _Run]) -> dict[str
     own = {path: (path, runs[path].layout) for path in blocks.values()}
     layouts = {path: (sink, layout) for path, (sink, layout) in own.items() if layout is not None}
     measured = causal_where_measured(model, layouts, lambda: outputs_of(model, example))
-    places = {}
-    for path, layout in measured.items():
-        h = runs[path].output
-        assert h is not None
-        places[path] = place_of(model, path, layout.width_of(h), layout, None)
-    return places
+    found = ((path, layout, runs[path].output) for path, layout in measured.items())
+    return {path: place_of(model, path, layout.width_of(h), layout, None) for path, layout, h in found if h is not None}
 
 
 def _is_block(model: nn.Module, path: str) -> bool:
@@ -287,7 +293,7 @@ def _describe(
 @torch.no_grad()
 def _price(recipe: Blueprint, place: Place, reads: Tensor, samples: int | None) -> SeedPrice:
     """Returns what a seed of ``recipe`` that reads features like ``reads`` adds to the model."""
-    with seeded(0), counting() as counter:
+    with torch.random.fork_rng(devices=[]), counting() as counter:
         seed = seed_of(recipe, BlendOperator.ADD, place).to(reads).eval()
         seed(torch.zeros_like(reads[:1]))
     size = sum(p.numel() for p in seed.parameters())
@@ -312,7 +318,8 @@ def trial_merges(model: nn.Module, example: Any, places: Mapping[str, Place], re
     like = next(copied.parameters())
     seeds: dict[str, tuple[str, Seed, float]] = {}
     recipes: dict[str, dict[str, Any]] = {}
-    with seeded(0):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
         for number, (path, place) in enumerate(places.items()):
             recipe = next(iter(registry.fitting("", place).values()))
             own = place_of(copied, path, place.channels, Layout(place.topology), between[path])

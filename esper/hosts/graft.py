@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Self
@@ -14,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.hosts.between import Between, Part, find_between, layers_of
+from esper.hosts.between import Between, Part, find_between
+from esper.hosts.find import chosen_sites, slots_of
 from esper.hosts.host import Host, SiteHook, kept_modes, row_major
 from esper.hosts.inputs import Inputs, as_inputs, call
 from esper.hosts.layout import Layout, Shapes, causal_where_measured, check_channels, check_module
 from esper.hosts.outputs import features_of, logits_of, with_features
+from esper.hosts.places import layout_of, place_of
 from esper.hosts.site_path import SitePath
 from esper.hosts.sources import SourceFrame, hook_site
 from esper.seeds.features import Features
@@ -183,21 +184,6 @@ class GraftedHost(Host):
             yield
 
 
-def layout_of(name: str, path: SitePath, h: Tensor, declared: str | None, shapes: Shapes, batch: int | None) -> Layout:
-    """Returns the layout of features ``h`` of slot ``name``: that of the ``declared`` topology, or the one that is
-    found."""
-    return shapes.layout_of(f"slot {name}: {path.sink}", h, batch) if declared is None else Layout(declared)
-
-
-def place_of(model: nn.Module, name: str, channels: int, layout: Layout, between: Between | None) -> Place:
-    """Returns the place of a slot of ``model``, with what lies ``between`` its source and sink if it has a source."""
-    place = Place(name, channels, topology=layout.topology, order=layout.order)
-    if between is None:
-        return place
-    layers = layers_of(model, between.parts)
-    return replace(place, has_source=True, layers=layers, obstacle=between.obstacle)
-
-
 def graft(model: nn.Module, sites: Sites, topology: str | None = None, example: Any = None) -> GraftedHost:
     """Makes a host of ``model`` with a slot on the output of each named submodule; the model is used, not copied.
 
@@ -236,23 +222,10 @@ def named_sites(model: nn.Module, sites: Sites, example: Any = None) -> dict[str
     if sites == AUTO:
         if example is None:
             raise ConfigError("sites='auto' needs example=: inputs of the model, to find its sites in a pass")
-        from esper.hosts.find import chosen_sites
-
         return chosen_sites(model, example)
     if isinstance(sites, str):
         raise ConfigError(f"sites is {sites!r}; it must be 'auto', a list of submodules, or a dict of them by slot")
     return slots_of(sites)
-
-
-def slots_of(paths: Sequence[str]) -> dict[str, str]:
-    """Returns ``paths`` by names of slots, in their order."""
-    counts = {0: 0, 2: 0}
-    named = {}
-    for text in paths:
-        row = 0 if SitePath.parse(text).source is None else 2
-        named[f"r{row}c{counts[row]}"] = text
-        counts[row] += 1
-    return named
 
 
 def check_features(

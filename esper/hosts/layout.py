@@ -1,4 +1,4 @@
-"""What the submodules that sites name return: whether a hook can act there, and which dimension of their features is
+"""Checks of the submodules that sites name: whether a hook can act there, and which dimension of their features is
 which."""
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from types import FunctionType, MappingProxyType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from esper.hosts.example import as_it_is, outputs_of
 from esper.hosts.graft import GraftedHost
 from esper.hosts.grown import GrownHost
 from esper.hosts.host import Host, SegmentedHost
-from esper.hosts.merge import merge_seeds
 from esper.hosts.outputs import logits_of
 from esper.hosts.pretrained import note_seeds
 from esper.hosts.seed_hook import (
@@ -36,7 +35,7 @@ from esper.hosts.seed_hook import (
     unregister,
 )
 from esper.hosts.site_path import SitePath
-from esper.hosts.widen import GrownInHost, GrownInModel, merge_sources
+from esper.hosts.widen import GrownInHost, merge_all, merge_sources
 from esper.lifecycle.ramps import BlendOperator
 from esper.ops import NormReluPool
 from esper.seeds.blend import Seed
@@ -145,17 +144,6 @@ def _register_loose_seeds(network: nn.Module) -> None:
         if hook.seed is not None and id(hook.seed) not in registered:
             container = container_of(network)
             container.add_module(free_name(container, hook.name), hook.seed)
-
-
-def merge_all(
-    network: nn.Module, difference: Callable[[], str | None], stay: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, str]:
-    """Merges the kept seeds of ``network`` into its layers, as far as that is possible.
-
-    ``difference`` says how its outputs differ from those before. ``stay`` has a reason for seeds that are not to be
-    merged, by path. Returns the reason for each seed that stays.
-    """
-    return {**merge_sources(GrownInModel(network), difference, stay), **merge_seeds(network, difference, stay)}
 
 
 def warn_unmerged(reasons: Mapping[str, str]) -> None:

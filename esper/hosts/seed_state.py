@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from esper.config import ConfigError
 from esper.hosts.between import Between
-from esper.hosts.graft import place_of
 from esper.hosts.layout import Layout
+from esper.hosts.places import place_of
 from esper.hosts.seed_hook import (
     GrownSeeds,
     SeedHook,

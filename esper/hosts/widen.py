@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from esper.hosts.between import Between
-from esper.hosts.graft import place_of
 from esper.hosts.grown import GrownHost
 from esper.hosts.layout import Layout
+from esper.hosts.merge import merge_seeds
+from esper.hosts.places import place_of
 from esper.hosts.seed_hook import SeedHook, forget, hooks_of, path_of, recipe_in, register, unregister
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints.source import INSTANCE_NORMS, NAMES, Extensible, inputs_of, is_transposed, width_of
@@ -127,6 +128,17 @@ class GrownInModel:
                 container.add_module(hook.name, module)
 
         return put_back
+
+
+def merge_all(
+    network: nn.Module, difference: Callable[[], str | None], stay: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """Merges the kept seeds of ``network`` into its layers, as far as that is possible.
+
+    ``difference`` says how its outputs differ from those before. ``stay`` has a reason for seeds that are not to be
+    merged, by path. Returns the reason for each seed that stays.
+    """
+    return {**merge_sources(GrownInModel(network), difference, stay), **merge_seeds(network, difference, stay)}
 
 
 def merge_sources(

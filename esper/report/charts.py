@@ -318,11 +318,11 @@ def draw_seeds(axes: Axes, bars: Sequence[tuple[Stretch, float]], inches_per_epo
 def _seed_names(bars: Sequence[tuple[Stretch, float]], inches_per_epoch: float) -> Iterator[tuple[str, int, float]]:
     """Yields (name, epoch, lane) of each seed, if its life is long enough for the name of its blueprint."""
     for place, (first, lane) in enumerate(bars):
-        if first.stage != "GERMINATED" or not first.blueprint:
+        if first.cause != "germinate" or not first.blueprint:  # some seeds are kept at once
             continue
         end = first.end
         for later, other_lane in bars[place + 1 :]:
-            if other_lane != lane or later.stage in ("GERMINATED", "PRUNED"):
+            if other_lane != lane or later.cause == "germinate" or later.stage == "PRUNED":
                 break
             end = later.end
         room = int(((end - first.begin) * inches_per_epoch - 0.06) / CHARACTER)

@@ -135,7 +135,7 @@ class Life:
         self.end = max(self.end, event.epoch)
         self.changes.setdefault(event.slot, []).append(event)
         seed = self.present.get(event.slot)
-        if event.after == "GERMINATED" and event.blueprint is not None:
+        if event.before == "DORMANT" and event.blueprint is not None:
             seed = self.present[event.slot] = TriedSeed(event.slot, event.blueprint, event.epoch, "", event.epoch)
             self.seeds.append(seed)
         if seed is None:
@@ -146,9 +146,9 @@ class Life:
             del self.present[event.slot]
             return
         seed.stage = event.after
-        if event.after == "BLENDING":
+        if event.after in ("BLENDING", "FOSSILIZED"):  # some are kept at once
             seed.blended = True
-        elif event.after == "FOSSILIZED":
+        if event.after == "FOSSILIZED":
             seed.contribution_kept = seed.contribution
 
     def _measure(self, event: EpochCompleted) -> None:

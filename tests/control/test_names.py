@@ -24,7 +24,7 @@ def test_a_controller_is_made_by_its_name_and_an_unknown_name_lists_the_known() 
 @pytest.mark.finding("M2")
 def test_every_controller_plays_the_same_env_which_does_not_depend_on_who_played_before() -> None:
     """All controllers play one env, which gives the same results for the same actions."""
-    with rig(n_envs=2, horizon=3) as world:
+    with rig(n_envs=2, horizon=3, env={"slots": ["all"]}) as world:
         spec, layout = world.env.action_spec, world.env.layout
 
         def play(name: str) -> list[tuple[Any, Any, Any]]:
@@ -51,7 +51,8 @@ def test_every_controller_plays_the_same_env_which_does_not_depend_on_who_played
 @pytest.mark.parametrize("name", slow_except(["random", "heuristic"], ["random", "heuristic", "none", "schedule"]))
 def test_decisions_use_only_observation_and_mask(name: str) -> None:
     """A second controller without the env decides the same from observations and masks alone."""
-    with rig(n_envs=2, horizon=15, task={"samples_per_epoch": 256}) as world:
+    sizes = {"task": {"samples_per_epoch": 256}, "env": {"slots": ["all"]}}
+    with rig(n_envs=2, horizon=15, **sizes) as world:
         spec, layout = world.env.action_spec, world.env.layout
         first, second = (make_controller(name, "digits", spec, layout, 2, 7) for _ in range(2))
         seen = run(world, first, 15)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -157,7 +158,7 @@ def test_lanes_are_drawn_to_scale_and_described_in_words(monkeypatch: pytest.Mon
     figures = drawn(monkeypatch)
     life = Life(0, 3)
     for event in (
-        change(0, "DORMANT", "GERMINATED"),
+        replace(change(0, "DORMANT", "GERMINATED"), cause="germinate"),
         change(2, "GERMINATED", "TRAINING"),
         change(10, "TRAINING", "HOLDING"),
         GovernorRollback(3, 0, 12, "loss spike", 8.5, 4.25, 10, 1),

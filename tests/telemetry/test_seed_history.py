@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from esper.telemetry.event import ActionTaken, EpochCompleted, StageChanged
@@ -40,6 +41,15 @@ def test_a_seed_is_followed_from_its_germination_to_its_end() -> None:
         "pruned by the controller at epoch 6, in TRAINING; a gate refused it 2 times, last: trial accuracy difference: "
         "-3, at least -1 required"
     )
+
+
+def test_a_seed_that_is_kept_at_once_is_followed_too() -> None:
+    kept = change(3, "DORMANT", "FOSSILIZED", "germinate")
+    found = lived(kept, replace(epoch(4, {"r0c0": "FOSSILIZED"}, {"r0c0": 2.5}), fossil_parameters=120))
+    (seed,) = found.seeds
+    assert (seed.planted, seed.kept, seed.blended, seed.parameters) == (3, True, True, 120)
+    assert (seed.contribution, seed.contribution_kept) == (2.5, None)  # it was kept before anything was measured
+    assert [(each.stage, each.begin, each.end) for each in found.stretches] == [("FOSSILIZED", 3, 4)]
 
 
 def test_a_slot_that_is_used_again_has_two_seeds() -> None:
