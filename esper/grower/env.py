@@ -84,6 +84,8 @@ class LoopEnv(SlotVectorEnv):
         self.gatherer.learns = False  # one episode
         self.reporter = reporter
         self.known = baseline
+        self.removed: dict[str, str] = {}
+        """The last seed that was removed from each slot, in words."""
         self.without_seeds = np.full((2, self.horizon + 1), np.nan)
         """Score (pp) and loss of the model without its seeds by decision, [2, T + 1]; NaN for the future."""
         self.rules = self.prepare()
@@ -119,10 +121,12 @@ class LoopEnv(SlotVectorEnv):
 
     def state_dict(self) -> dict[str, Any]:
         counted = self.choices.host_flops, copied(self.choices.flops)
-        return {**super().state_dict(), "without_seeds": copied(self.without_seeds), "counted": counted}
+        own = {"without_seeds": copied(self.without_seeds), "counted": counted, "removed": dict(self.removed)}
+        return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, Info]:
         self.without_seeds[...] = state["without_seeds"].numpy()
+        self.removed = dict(state["removed"])
         super().load_state_dict(state)
         self.rules = replace(self.rules, baseline=self._curve())
         return self._observe(self.rules), info_of(self, self.rules, self.done)

@@ -23,7 +23,7 @@ from esper.grower.hooks import SiteHooks
 from esper.grower.log import LoopLog
 from esper.grower.looking import look
 from esper.grower.optimizer import SeedGroups
-from esper.grower.report import GrowthStep, report
+from esper.grower.report import GrowthStep, report, slots_of, why_nothing
 from esper.grower.scores import Evaluate
 from esper.hosts.between import Between
 from esper.hosts.graft import Sites, check_sites, named_sites
@@ -182,10 +182,11 @@ class Grower:
         observation = env.end_epoch() if decisions else env.begin()
         self.epoch += epochs
         self._steps_before, self._incubated = self.groups.steps, False
+        before = slots_of(env, self.points)
         if not env.done[0]:
             env.play(self.controller, observation)
         events, self._events = self._events, []
-        return report(env, self.epoch, self.points, events)
+        return report(env, self.epoch, self.points, events, before)
 
     def incubate(self, loss: Callable[[], Tensor]) -> None:
         """Trains incubating seeds on a batch, with ``incubation="shadow"``; call it before the optimizer steps.
@@ -206,13 +207,15 @@ class Grower:
 
         With ``merge``, kept seeds become parts of the layers where that is possible, as in ``esper.plain``: widenings
         more units, LoRAs other weights. Then the optimizer has the new parameters in place of the old ones, with their
-        state; a warning says which seeds stay, and why.
+        state; a warning says which seeds stay, and why. If nothing is kept, a log line says why.
 
         Raises RuntimeError if :meth:`step` was never called.
         """
         if self.env is None:
             raise RuntimeError("grower.step() was never called, so nothing has grown; call it after each epoch")
         kept = len(self.kept)
+        if not kept:
+            logger.warning(why_nothing(self.env))
         self.env.backend.host.drop_unkept()
         warn_unmerged(finish(self.hooks, self.groups.optimizer if merge else None))
         self.env.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,25 +10,38 @@ import numpy as np
 from esper.grower.env import LoopEnv
 from esper.lifecycle.stage import SeedStage
 from esper.telemetry.event import ActionTaken, Event, GovernorRollback, StageChanged
+from esper.telemetry.seed_history import CAUSES
 
 
 @dataclass(frozen=True)
 class SlotReport:
     """One slot after a step; differences of scores are in the unit of the score, None if they were not measured."""
 
+    path: str
+    """The site: a submodule of the model, or two."""
     stage: str
     blueprint: str | None
+    parameters: int
+    """Number of parameters of the seed, 0 without one."""
     alpha: float
     """Share of the seed in the model's output, 0 to 1."""
     contribution: float | None
     """Score with all seeds minus score without this one."""
     trial: float | None
     """Score with this incubating seed at its target alpha minus score without it."""
+    removed: str
+    """The last seed that was removed from the slot, with the reason and what was measured of it; empty if none was."""
+
+    @property
+    def measured(self) -> str:
+        """The trial and the contribution in words; empty if neither was measured."""
+        values = {"trial": self.trial, "contribution": self.contribution}
+        return ", ".join(f"{name} {value:+.3g}" for name, value in values.items() if value is not None)
 
 
 @dataclass(frozen=True)
 class GrowthStep:
-    """Measurements and actions of :meth:`Grower.step`."""
+    """Measurements and actions of :meth:`Grower.step`; as a text, one line that says what happened."""
 
     epoch: int
     """Number of epochs trained so far."""
@@ -50,10 +63,53 @@ class GrowthStep:
     done: bool
     """Whether growth is over: after the last epoch, and after ``config.governor.max_rollbacks`` rollbacks."""
 
+    def __str__(self) -> str:
+        seeds = any(slot.alpha > 0 for slot in self.slots.values())
+        alone = f" ({self.without_seeds:.4g} without its seeds)" if seeds else ""
+        happened = "; ".join(self._happened()) or "; ".join(self._waiting()) or "no seed is on trial"
+        return f"epoch {self.epoch}: score {self.score:.4g}{alone}; {happened}"
 
-def report(env: LoopEnv, epoch: int, points: float, events: Sequence[Event]) -> GrowthStep:
-    """Returns the report of ``epoch``; ``points`` are the percentage points in a unit of the score."""
+    def _happened(self) -> Iterator[str]:
+        """Yields what the controller and the governor did in this step."""
+        for change in self.changes:
+            slot, seed = self.slots[change.slot], f"{change.blueprint} in {change.slot}"
+            measured = slot.measured and f", {slot.measured}"
+            words = {
+                SeedStage.BLENDING.name: f"blends in {seed}",
+                SeedStage.FOSSILIZED.name: f"kept {seed}{measured}",
+                SeedStage.PRUNED.name: f"removed from {change.slot}: {slot.removed}",
+            }
+            if change.before == SeedStage.DORMANT.name:
+                at_once = ", kept at once" if change.after == SeedStage.FOSSILIZED.name else ""
+                yield f"planted {seed} ({slot.path}), {slot.parameters:,} parameters{at_once}"
+            elif change.after in words:
+                yield words[change.after]
+        if self.action is not None and not self.action.accepted:
+            yield f"{self.action.op} in {self.action.slot} is refused: {self.action.reason}"
+        if self.rollback is not None:
+            yield f"went back to epoch {self.rollback.restored_epoch}: {self.rollback.reason}"
+
+    def _waiting(self) -> Iterator[str]:
+        """Yields the seeds that are not kept yet."""
+        for name, slot in self.slots.items():
+            if slot.blueprint is not None and slot.stage != SeedStage.FOSSILIZED.name:
+                yield f"{slot.blueprint} in {name} is in {slot.stage}{slot.measured and f', {slot.measured}'}"
+
+
+def report(
+    env: LoopEnv, epoch: int, points: float, events: Sequence[Event], before: Mapping[str, SlotReport]
+) -> GrowthStep:
+    """Returns the report of ``epoch``.
+
+    Args:
+        points: percentage points in a unit of the score.
+        before: the slots before the controller acted, with what was measured of their seeds.
+    """
     state = env.state
+    for change in events:
+        if isinstance(change, StageChanged) and change.after == SeedStage.PRUNED.name:
+            measured, why = before[change.slot].measured, CAUSES.get(change.cause, change.cause)
+            env.removed[change.slot] = f"{change.blueprint}, {why}{measured and f', {measured}'}"
     return GrowthStep(
         epoch=epoch,
         score=float(state.accuracy[0]) / points,
@@ -61,10 +117,27 @@ def report(env: LoopEnv, epoch: int, points: float, events: Sequence[Event]) -> 
         without_seeds=float(state.all_off[0]) / points,
         action=next((event for event in events if isinstance(event, ActionTaken)), None),
         changes=tuple(event for event in events if isinstance(event, StageChanged)),
-        slots={name: _slot(env, s, points) for s, name in enumerate(env.action_spec.slots)},
+        slots=slots_of(env, points),
         rollback=next((event for event in events if isinstance(event, GovernorRollback)), None),
         done=bool(env.done[0]),
     )
+
+
+def slots_of(env: LoopEnv, points: float) -> dict[str, SlotReport]:
+    """Returns the present state of each slot."""
+    return {name: _slot(env, s, points) for s, name in enumerate(env.action_spec.slots)}
+
+
+def why_nothing(env: LoopEnv) -> str:
+    """Returns a sentence that says why no seed was kept."""
+    waiting = [
+        f"{env.action_spec.blueprints[slots.blueprint[0, s]]} in {name} was in {SeedStage(slots.stage[0, s]).name}"
+        for slots in [env.state.slots]
+        for s, name in enumerate(env.action_spec.slots)
+        if slots.living[0, s]
+    ]
+    removed = [f"{name} held {words}" for name, words in env.removed.items()]
+    return "no seed is kept: " + ("; ".join([*removed, *waiting]) or "none was planted")
 
 
 def _slot(env: LoopEnv, s: int, points: float) -> SlotReport:
@@ -73,10 +146,14 @@ def _slot(env: LoopEnv, s: int, points: float) -> SlotReport:
     contribution, trial = (
         None if np.isnan(values[at]) else float(values[at]) / points for values in (slots.contribution, slots.trial)
     )
+    name = env.action_spec.slots[s]
     return SlotReport(
+        path=str(env.backend.hooks.paths[name]),
         stage=SeedStage(slots.stage[at]).name,
         blueprint=env.action_spec.blueprints[index] if index >= 0 else None,
+        parameters=int(slots.parameters[at]),
         alpha=float(slots.alpha_on[at]),
         contribution=contribution,
         trial=trial,
+        removed=env.removed.get(name, ""),
     )
