@@ -225,7 +225,7 @@ def plant(
 ) -> Site:
     """A seed with the role that it has at ``stage``; blended at full ``target`` from BLENDING on."""
     site = training.site_by_name[name]
-    training.plant(site, registry.get(training.host.topology, blueprint), STYLES[style])
+    training.plant(site, registry.at(training.host.topology, site.place, blueprint), STYLES[style])
     alpha = target if ROLES[stage] in (Role.BLENDED, Role.FOSSIL) else 0.0
     training.assign(site, ROLES[stage], alpha, target, learning=ROLES[stage] is not Role.ABSENT)
     return site

@@ -95,7 +95,7 @@ def _slots(slots: Slots, rules: Rules) -> dict[str, Floats]:
         "alpha_progress": np.where(steady, 1.0, slots.alpha_done / np.maximum(slots.alpha_steps, 1)),
         "contribution_measured": ~np.isnan(slots.contribution),
         "parameters": np.log1p(slots.parameters) / 10,
-        "flops_share": np.log1p(rules.choices.in_hosts(rules.choices.flops_of(slots))),
+        "flops": np.log1p(rules.choices.in_hosts(rules.choices.flops_of(slots))),
         "blueprint": 1.0 + slots.blueprint,
     }
 

@@ -110,7 +110,7 @@ PER_SLOT: tuple[Feature, ...] = (
     Feature("epochs_in_stage", C, "epochs in this stage / horizon"),
     Feature("age", C, "epochs since germination / horizon"),
     Feature("parameters", C, "ln(1 + parameters of the seed) / 10"),
-    Feature("flops_share", C, "ln(1 + operations of the seed / those of the host)"),
+    Feature("flops", C, "ln(1 + operations of the seed / those of the host)"),
     Feature("gate_score", C, "fraction of the next gate's checks that hold"),
     Feature("gate_passed", FLAG, "the next gate would open"),
     Feature("fading", FLAG, "the seed is being removed"),

@@ -135,7 +135,8 @@ class Life:
         self.end = max(self.end, event.epoch)
         self.changes.setdefault(event.slot, []).append(event)
         seed = self.present.get(event.slot)
-        if event.before == "DORMANT" and event.blueprint is not None:
+        planted = event.after == "GERMINATED" or event.before == "DORMANT"  # some are kept at once
+        if planted and event.blueprint is not None:
             seed = self.present[event.slot] = TriedSeed(event.slot, event.blueprint, event.epoch, "", event.epoch)
             self.seeds.append(seed)
         if seed is None:
@@ -146,7 +147,7 @@ class Life:
             del self.present[event.slot]
             return
         seed.stage = event.after
-        if event.after in ("BLENDING", "FOSSILIZED"):  # some are kept at once
+        if event.after in ("BLENDING", "FOSSILIZED"):
             seed.blended = True
         if event.after == "FOSSILIZED":
             seed.contribution_kept = seed.contribution

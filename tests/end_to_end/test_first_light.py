@@ -60,8 +60,9 @@ def test_every_fossil_went_through_its_stages(first_light: tuple[str, Path]) -> 
         if event["event"] == "StageChanged":
             ways.setdefault((event["env"], event["slot"]), [event["before"]]).append(event["after"])
     grown = [way for way in ways.values() if way[-1] == "FOSSILIZED"]
-    assert grown
-    assert all(way == ["DORMANT", "GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED"] for way in grown)
+    tried, at_once = ["GERMINATED", "TRAINING", "BLENDING", "HOLDING"], ["DORMANT", "FOSSILIZED"]
+    assert at_once in grown  # a widening changes nothing at first, and needs no trial
+    assert all(way in (at_once, ["DORMANT", *tried, "FOSSILIZED"]) for way in grown)
 
 
 def test_the_best_host_works_in_a_users_program(first_light: tuple[str, Path]) -> None:

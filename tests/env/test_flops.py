@@ -83,12 +83,12 @@ def test_the_env_knows_the_operations_of_its_hosts_and_shows_them() -> None:
         choices = world.env.choices
         assert choices.host_flops == HOST_FLOPS
         assert world.value("host_flops") == pytest.approx(math.log1p(HOST_FLOPS) / 20)
-        assert world.value("added_flops") == world.value("r0c0/flops_share") == 0
+        assert world.value("added_flops") == world.value("r0c0/flops") == 0
         shown = world.value("r0c0/conv_light/flops_share")
         assert shown == pytest.approx(math.log1p(2 * 9 * 3 * 3 * 64 / HOST_FLOPS))
         assert world.value("r2c0/conv_light/flops_share") == 0  # it does not fit
         world.grow("r0c0", S.GERMINATED, "conv_light")
-        assert world.value("r0c0/flops_share") == world.value("added_flops") == pytest.approx(shown)
+        assert world.value("r0c0/flops") == world.value("added_flops") == pytest.approx(shown)
 
 
 def test_rent_in_flops_is_for_what_seeds_compute() -> None:

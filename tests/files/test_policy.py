@@ -162,7 +162,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
         safetensors.torch.save({}, {HEADER: '{"format": 99}'}),
         "it has format 99, but this version of",
     ),
-    "nothing beside the format": (safetensors.torch.save({}, {HEADER: '{"format": 3}'}), "slots: Field required"),
+    "nothing beside the format": (safetensors.torch.save({}, {HEADER: '{"format": 4}'}), "slots: Field required"),
 }
 
 

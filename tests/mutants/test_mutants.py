@@ -15,7 +15,17 @@ from tests.test_proofs import FINDINGS, TRAPS
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = [*FINDINGS, *(f"trap {number}" for number in TRAPS)]
-SUBJECTS = ("growing in a loop", "sources", "joining", "exports", "runs and comparisons", "numbers", "compiled steps")
+SUBJECTS = (
+    "growing in a loop",
+    "sources",
+    "joining",
+    "operations",
+    "layouts",
+    "exports",
+    "runs and comparisons",
+    "numbers",
+    "compiled steps",
+)
 EVERY = [(row, fault) for row, faults in MUTANTS.items() for fault in faults]
 
 

@@ -121,7 +121,7 @@ def test_a_run_without_evaluation_pairs_finishes_without_a_comparison(tmp_path: 
 
 
 def test_a_task_without_a_schedule_is_compared_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.run.agents.schedule_ships", lambda _task: False)
+    monkeypatch.setattr("esper.run.agents.shipped_schedule_fits", lambda _task, _spec: False)
     summary, recorder = play(learning("planted", n_envs=4, rounds=1, evaluation_pairs=2), tmp_path / "r")
     assert [c.pair.name_b for c in summary.comparisons] == BASELINES[:4]
     assert {event.controller for event in of_kind(recorder, ArmPlayed)} == {"ppo", *BASELINES[:4]}

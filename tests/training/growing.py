@@ -239,7 +239,7 @@ def _act(training: HostTraining, site: Site, dice: random.Random, registry: Blue
     alpha, target = site.alpha, site.target
     match site.role:
         case Role.ABSENT if site.seed is None and roll < 0.5:
-            training.plant(site, registry.get(training.host.topology, blueprint), STYLES[style])
+            training.plant(site, registry.at(training.host.topology, site.place, blueprint), STYLES[style])
         case Role.ABSENT if site.seed is not None and roll < 0.8:
             training.assign(site, Role.INCUBATING, 0.0, 0.5 + 0.5 * roll, learning=True)
         case Role.INCUBATING if roll < 0.2:

@@ -124,7 +124,7 @@ def test_every_parameter_of_every_seed_is_alive_in_bfloat16(task: str, blueprint
 def test_features_stay_in_bfloat16_at_every_site(task: str) -> None:
     """A seed may compute its delta with float32 parameters; the host continues with its own features."""
     training = training_of(TASKS[task](), **BF16)
-    name = BLUEPRINTS.names(training.host.topology)[-1]
+    name = BLUEPRINTS.names(training.host.topology, training.host.sites)[-1]
     plant(training, training.sites[0].name, name, stage=S.HOLDING)
     prepare_epoch(training)
     at, seen = blending(training), list[torch.dtype]()
@@ -149,7 +149,7 @@ def test_an_incubating_seed_changes_no_bit_of_a_host_in_bfloat16(task: str, incu
     alone, growing = training_of(made, **sections), training_of(made, **sections)
     names = [growing.sites[0].name, growing.sites[-1].name]
     for name in names:
-        plant(growing, name, BLUEPRINTS.names(growing.host.topology)[-1])
+        plant(growing, name, BLUEPRINTS.names(growing.host.topology, growing.host.sites)[-1])
     born = tensors_of(growing, tuple(names))
     for _ in range(2):
         train(alone)
