@@ -78,8 +78,11 @@ def test_the_heuristic_chooses_by_size_among_the_blueprints_that_fit_in_the_slot
     """Those that do not fit have a size of 0, and do not count."""
     world = World(offered=(("norm", "depthwise"), SPEC.blueprints, SPEC.blueprints))
     world.size[0] = [0.3, 0.0, 0.2, 0.0]
-    assert world.ask(heuristic(size=1.0)) == ("GERMINATE", "r0c0", "norm")
-    assert world.ask(heuristic(size=0.0)) == ("GERMINATE", "r0c0", "depthwise")
+    for share, name in ((1.0, "norm"), (0.66, "norm"), (0.0, "depthwise")):
+        config = TrainingConfig.parse({"heuristic": {"size": share}})
+        rule = HeuristicController(world.spec, world.layout, 1, config=config)
+        rule.begin()
+        assert world.ask(rule) == ("GERMINATE", "r0c0", name)
 
 
 def test_the_heuristic_waits_until_the_gate_would_open() -> None:
