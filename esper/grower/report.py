@@ -130,10 +130,10 @@ def slots_of(env: LoopEnv, points: float) -> dict[str, SlotReport]:
 
 def why_nothing(env: LoopEnv) -> str:
     """Returns a sentence that says why no seed was kept."""
+    slots, spec = env.state.slots, env.action_spec
     waiting = [
-        f"{env.action_spec.blueprints[slots.blueprint[0, s]]} in {name} was in {SeedStage(slots.stage[0, s]).name}"
-        for slots in [env.state.slots]
-        for s, name in enumerate(env.action_spec.slots)
+        f"{spec.blueprints[slots.blueprint[0, s]]} in {name} was in {SeedStage(slots.stage[0, s]).name}"
+        for s, name in enumerate(spec.slots)
         if slots.living[0, s]
     ]
     removed = [f"{name} held {words}" for name, words in env.removed.items()]

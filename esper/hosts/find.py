@@ -196,9 +196,9 @@ def _residual(model: nn.Module, example: Any, runs: dict[str, _Run]) -> dict[str
     for path, run in runs.items():
         if path and run.count == 1 and run.output is not None and not run.final and _is_block(model, path):
             blocks[id(run.output)] = path  # of blocks that return one tensor, the outermost
-    own = {path: (path, runs[path].layout) for path in blocks.values()}
-    layouts = {path: (sink, layout) for path, (sink, layout) in own.items() if layout is not None}
-    measured = causal_where_measured(model, layouts, lambda: outputs_of(model, example))
+    layouts = {path: layout for path in blocks.values() if (layout := runs[path].layout) is not None}
+    own = {path: (path, layout) for path, layout in layouts.items()}
+    measured = causal_where_measured(model, own, lambda: outputs_of(model, example))
     found = ((path, layout, runs[path].output) for path, layout in measured.items())
     return {path: place_of(model, path, layout.width_of(h), layout, None) for path, layout, h in found if h is not None}
 

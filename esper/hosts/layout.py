@@ -40,6 +40,8 @@ class Shapes:
     """The layers of a pass that show by their kind where features have their channels."""
 
     def __init__(self) -> None:
+        self._latest: Tensor | None = None
+        """Output of the layer that ran last."""
         self._seen: list[tuple[bool, int, int]] = []
         """Of each layer that has run: whether layers of its kind have channels before the positions, the channels that
         it returns, and the rank of its output."""
@@ -56,13 +58,15 @@ class Shapes:
     def _note(self, layer: nn.Module, _inputs: object, output: object) -> None:
         h, width = features_of(output), width_of(layer)
         if isinstance(h, Tensor) and h.dim() > 2 and width is not None:
+            self._latest = h
             self._seen.append((isinstance(layer, CHANNELS_FIRST), width, h.dim()))
 
     def layout_of(self, where: str, h: Tensor, batch: int | None) -> Layout:
         """Returns the layout of features ``h`` that were computed last, for ``batch`` samples if that is known.
 
         The latest layer whose output may have had this layout decides. A sequence is taken for one of which each
-        position sees all; ``sees_later`` measures it. Raises ConfigError if ``h`` can hold no seed.
+        position sees all; ``sees_later`` measures it. Raises ConfigError if ``h`` can hold no seed, or if it may have
+        either of two layouts, because two of its dimensions are equal.
         """
         rank = h.dim()
         if rank == 2:
@@ -73,6 +77,11 @@ class Shapes:
         found = [_before(first, width, h) for first, width, of in self._seen if of == rank]
         known = [first for first in found if first is not None]
         first = known[-1] if known else rank != 3
+        if len(set(known)) > 1 and h.shape[1] == h.shape[-1] and h is not self._latest:
+            raise ConfigError(
+                f"{where} returns shape {tuple(h.shape)}: which dimension are the channels? Use an example of another "
+                "size, or say topology="
+            )
         if first:
             return Layout(spatial[rank])
         if rank > 3:
@@ -129,8 +138,11 @@ def sees_later(model: nn.Module, path: str, layout: Layout, run: Callable[[], ob
 def _earlier_positions(
     model: nn.Module, path: str, layout: Layout, run: Callable[[], object], shift: float
 ) -> list[Tensor]:
-    """Returns a sum over each earlier position of all that is computed after the submodule ``path``, to the last
-    position of whose output ``shift`` is added."""
+    """Returns a number for each earlier position of all that is computed after the submodule ``path``, to the last
+    position of whose output ``shift`` is added.
+
+    It is a sum with weights: the values of a LayerNorm always have the same sum, and the same sum of squares.
+    """
     sums: list[Tensor] = []
     shape: list[tuple[int, int]] = []
     positions, samples = layout.positions, 1 - layout.positions
@@ -150,8 +162,9 @@ def _earlier_positions(
         if not shape or not isinstance(h, Tensor) or h.dim() < 3 or not h.is_floating_point():
             return
         if (h.shape[samples], h.shape[positions]) == shape[0]:
-            earlier = h.narrow(positions, 0, h.shape[positions] - 1).double()
-            sums.append(earlier.sum(dim=[d for d in range(h.dim()) if d != positions]).cpu())
+            earlier = h.narrow(positions, 0, h.shape[positions] - 1).movedim(positions, 0).flatten(1).double()
+            weights = torch.arange(earlier.shape[1], device=h.device, dtype=torch.float64).cos()
+            sums.append((earlier @ weights).cpu())
 
     with ExitStack() as hooks:
         for module in model.modules():

@@ -14,8 +14,10 @@ from esper.seeds.place import Place
 
 def layout_of(name: str, path: SitePath, h: Tensor, declared: str | None, shapes: Shapes, batch: int | None) -> Layout:
     """Returns the layout of features ``h`` of slot ``name``: that of the ``declared`` topology, or the one that is
-    found."""
-    return shapes.layout_of(f"slot {name}: {path.sink}", h, batch) if declared is None else Layout(declared)
+    found. Seeds with a source work on each sample and position alike, so that it need not be known which is which."""
+    if declared is not None:
+        return Layout(declared)
+    return shapes.layout_of(f"slot {name}: {path.sink}", h, batch if path.source is None else None)
 
 
 def place_of(model: nn.Module, name: str, channels: int, layout: Layout, between: Between | None) -> Place:

@@ -186,3 +186,51 @@ def test_features_of_no_known_layout_are_refused() -> None:
 
     with pytest.raises(esper.ConfigError, match="seeds need 2 to 5 dimensions"):
         esper.graft(Deep(), ["layer"], example=torch.randn(3, 4))
+
+
+class Square(nn.Module):
+    """As many channels as columns, and layers of both kinds before a site."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.mix, self.last = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(8, 8), nn.Identity()
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.last(self.mix(self.stem(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+        return self.head(h.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def test_channels_that_cannot_be_told_from_columns_are_refused_unless_a_layer_has_just_returned_them() -> None:
+    square, wide = torch.randn(3, 1, 8, 8), torch.randn(3, 1, 8, 10)
+    with pytest.raises(esper.ConfigError, match="which dimension are the channels"):
+        esper.graft(Square(), ["last"], example=square)
+    assert esper.graft(Square(), ["last"], "cnn", example=square).sites[0].order == ()
+    assert esper.graft(Square(), ["last"], example=wide).sites[0].order == ()
+    assert esper.graft(Square(), ["mix"], example=square).sites[0].order == (0, 3, 1, 2)
+
+
+class NormsOnly(nn.Module):
+    """Each position sees the mean of all; what follows is normalised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.block, self.norm = nn.Embedding(11, 8), nn.LayerNorm(8), nn.LayerNorm(8)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.block(self.embed(x))
+        return self.head(self.norm(h + h.mean(1, keepdim=True)).mean(1))  # type: ignore[no-any-return]
+
+
+def test_a_change_that_a_normalisation_follows_is_seen() -> None:
+    torch.manual_seed(0)
+    host = esper.graft(NormsOnly(), ["block"], example=torch.randint(0, 11, (5, 7)))
+    assert host.sites[0].topology == "encoder"
+
+
+def test_a_widening_needs_no_samples_that_differ_from_positions() -> None:
+    model, _ = made("time first")
+    sites = ["layers.layers.0.linear1 -> layers.layers.0.linear2"]
+    host = esper.graft(model, sites, example=torch.randint(0, 11, (7, 7)))
+    assert host.sites[0].channels == 8
