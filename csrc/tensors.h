@@ -9,11 +9,12 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstdio>
 #include <initializer_list>
 #include <memory>
-#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -21,13 +22,30 @@
 
 namespace esper {
 
+// A part of a message as text; numbers look as they do on a C++ stream.
+template <typename Part>
+std::string text_of(const Part& part) {
+    if constexpr (std::is_floating_point_v<Part>) {
+        char text[32];
+        std::snprintf(text, sizeof(text), "%g", static_cast<double>(part));
+        return text;
+    } else if constexpr (std::is_arithmetic_v<Part>) {
+        return std::to_string(part);
+    } else {
+        return part;
+    }
+}
+
 // A wrong argument: raised in Python as RuntimeError with exactly this text.
+//
+// No C++ streams here or anywhere in these modules. Some compilers link libstdc++ into each module; its streams then
+// take their locale from torch's copy, and print nothing or crash.
 template <typename... Parts>
 void check(bool condition, const Parts&... parts) {
     if (condition) return;
-    std::ostringstream text;
-    (text << ... << parts);
-    throw std::runtime_error(text.str());
+    std::string text;
+    ((text += text_of(parts)), ...);
+    throw std::runtime_error(text);
 }
 
 // --- arguments of a boxed kernel, through torch's C shim -----------------------------------------------------------

@@ -235,6 +235,13 @@ def test_a_crash_leaves_the_name_of_its_test(tmp_path: Path) -> None:
     assert re.fullmatch(r"1 passed, 0 failed, 0 skipped; killed by SIGSEGV in \S+test_fake.py::test_b", result.says)
 
 
+def test_a_slow_test_whose_threads_were_shown_is_counted(tmp_path: Path) -> None:
+    code = "def test_a(): time.sleep(1)\ndef test_b(): time.sleep(1); assert False\ndef test_c(): pass\n"
+    result = run_tests(tmp_path, code, patience=0.3)
+    assert (result.status, result.passed, result.failed) == ("failed", 2, 1)
+    assert "Timeout (" in (tmp_path / "fake.log").read_text()
+
+
 class Patient(subprocess.Popen[bytes]):
     """A process whose limit begins when its log says that a test hangs, however long that takes."""
 

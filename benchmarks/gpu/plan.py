@@ -12,6 +12,7 @@ BUDGET = 540  # seconds that the limits of all steps add up to
 # Tests of whole hosts in training, which need every package. All other files in tests/cuda need torch and pytest alone.
 STREAM_FILES = (
     "test_gpu_streams.py",
+    "test_grower.py",
     "test_devices.py",
     "test_no_fallback.py",
     "test_pinned_copies.py",

@@ -18,8 +18,9 @@ GRACE = 5.0  # seconds between SIGINT and SIGKILL, in which pytest writes its re
 SHORTEST = 1.0  # a step with less time than this is not started
 
 # A line of verbose pytest: the test, and its outcome unless the test is still running. A dump of a timeout or of a
-# crash may follow on the line of the test.
-_TEST = re.compile(r"^(\S+\.py::.+?)(?:\s+(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b(.*))?$", re.MULTILINE)
+# crash may follow on the line of the test; then the outcome stands at the start of a later line.
+_OUTCOME = r"(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b(.*)"
+_TEST = re.compile(rf"^(?:(\S+\.py::.+?)(?:\s+{_OUTCOME})?|{_OUTCOME})$", re.MULTILINE)
 _DUMP = re.compile(r"\s*(?:Timeout \(|Fatal Python error).*")
 # What compute-sanitizer says of a GPU that it cannot watch, and of a program that it never got hold of.
 UNSUPPORTED = re.compile(r"Device not supported")
@@ -185,7 +186,11 @@ def judge_tests(name: str, log: str, status: int | None, ended: str | None) -> R
     """Count the outcomes in a log of verbose pytest; name the first failing test and the one that did not end."""
     outcomes: dict[str, list[str]] = {"PASSED": [], "FAILED": [], "SKIPPED": []}
     running, reason = "", ""
-    for test, outcome, rest in _TEST.findall(log):
+    for test, outcome, rest, late_outcome, late_rest in _TEST.findall(log):
+        if late_outcome and not running:
+            continue  # a line of the summary at the end
+        test = test or running
+        outcome, rest = outcome or late_outcome, rest or late_rest
         running = "" if outcome else _DUMP.sub("", test).strip()
         if outcome in ("XFAIL", "XPASS"):
             outcome = "PASSED"

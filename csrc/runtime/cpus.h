@@ -2,7 +2,7 @@
 #pragma once
 
 #include <algorithm>
-#include <fstream>
+#include <cstdio>
 #include <map>
 #include <string>
 #include <thread>
@@ -16,12 +16,15 @@
 
 namespace esper::runtime {
 
-// A number that Linux reports about the place of a CPU, or -1.
+// A number that Linux reports about the place of a CPU, or -1. No C++ streams: see check() in ../tensors.h.
 inline int topology(int cpu, const char* name) {
-    std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/" + name);
+    const std::string path = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/" + name;
+    std::FILE* file = std::fopen(path.c_str(), "r");
+    if (file == nullptr) return -1;
     int value = -1;
-    file >> value;
-    return file ? value : -1;
+    const bool is_number = std::fscanf(file, "%d", &value) == 1;
+    std::fclose(file);
+    return is_number ? value : -1;
 }
 
 // The usable CPUs of each physical core: hardware threads of one core are one row. A CPU whose core the system does not

@@ -93,8 +93,9 @@ def hook_steps(optimizer: object, before: Before, after: After) -> None:
 
 
 def live_scalers() -> list[torch.amp.GradScaler]:
-    """Returns the GradScalers of this process: an optimizer does not know the one that steps it."""
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.amp.GradScaler)]
+    """Returns the GradScalers of this process that are enabled: an optimizer does not know the one that steps it."""
+    scalers = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.amp.GradScaler)]
+    return [scaler for scaler in scalers if scaler.is_enabled()]
 
 
 def stepping_scaler(scalers: Iterable[torch.amp.GradScaler], *optimizers: object) -> torch.amp.GradScaler | None:
@@ -102,7 +103,7 @@ def stepping_scaler(scalers: Iterable[torch.amp.GradScaler], *optimizers: object
     for scaler in scalers:
         states = scaler._per_optimizer_states
         seen = [states[id(each)] for each in optimizers if id(each) in states]
-        if scaler.is_enabled() and any(state["found_inf_per_device"] for state in seen):
+        if any(state["found_inf_per_device"] for state in seen):
             return scaler
     return None
 

@@ -25,6 +25,7 @@ def outputs_of(
     """Returns the tensors that ``network`` returns for ``example``, each time with equal random numbers.
 
     It runs in eval mode if it is not ``training``, and is as before afterwards, with its modes, buffers and attributes.
+    Products of float32 have the precision of float32, whatever is set for training, so that outputs can be compared.
     """
     return outputs_for(network, *arguments_of(example), read, training)
 
@@ -45,6 +46,7 @@ def outputs_for(
             kept_state(network),
             kept_modes(network),
             torch.random.fork_rng(devices=gpus),
+            full_products(),
         ):
             torch.default_generator.manual_seed(0)
             for gpu in gpus:
@@ -62,6 +64,28 @@ def outputs_for(
     if not found:
         raise ConfigError(f"the network returns {type(output).__name__} for the example, in which there is no tensor")
     return found
+
+
+@contextmanager
+def full_products() -> Iterator[None]:
+    """Within it, products of float32 are computed in float32: not in TF32 or bfloat16, which a GPU or CPU may be set to.
+
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
+    """
+    backends = torch.backends
+    settings = [
+        backends.cuda.matmul,
+        *(backends.cudnn.conv, backends.cudnn.rnn),  # type: ignore[attr-defined]
+        *(backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn),  # type: ignore[attr-defined]
+    ]
+    before = [setting.fp32_precision for setting in settings]
+    for setting in settings:
+        setting.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for setting, precision in zip(settings, before, strict=True):
+            setting.fp32_precision = precision
 
 
 def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -32,10 +32,8 @@ def test_a_pinned_copy_is_taken_and_put_back_in_stream_order_without_a_wait() ->
     count = torch.arange(5, device="cuda")
     live, expected = [("images", images), ("count", count)], images.cpu()
     copies = TensorCopies(pinned=True)
-    copies.save(live)  # the memory is there from now on
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+
+    def work() -> None:
         images.add_(1.0)
         busy()
         copies.save(live)
@@ -43,6 +41,14 @@ def test_a_pinned_copy_is_taken_and_put_back_in_stream_order_without_a_wait() ->
         count.zero_()
         copies.restore(live)
         images.mul_(2.0)
+
+    work()  # allocates the memory; and loading a kernel for the first time waits for the GPU
+    images.copy_(expected)
+    count.copy_(torch.arange(5))
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        work()
         running = not torch.cuda.current_stream().query()
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -52,6 +52,19 @@ def test_the_scaler_that_steps_is_told_from_others() -> None:
     assert unscaling(None, optimizer) is None
 
 
+def test_a_scaler_that_is_switched_off_is_as_none() -> None:
+    """As in ``GradScaler(enabled=args.amp)``; without a GPU, torch switches one for CUDA off by itself."""
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+
+    def scaled(loop: Loop, x: Tensor, y: Tensor) -> None:
+        loop.optimizer.zero_grad()
+        scaler.scale(nn.functional.cross_entropy(loop.model(x), y)).backward()  # type: ignore[no-untyped-call]
+        scaler.step(loop.optimizer)
+        scaler.update()
+
+    assert same(weights(Loop(step=scaled).run().model), weights(Loop().run().model))
+
+
 @pytest.mark.parametrize("clips", [False, True])
 def test_seeds_learn_the_same_with_a_scaler(clips: bool) -> None:
     """Powers of two scale without rounding."""

@@ -83,6 +83,26 @@ def test_a_pass_leaves_no_trace(training: bool) -> None:
     assert (network.training, network.norm.training) == (True, False)
 
 
+PRECISIONS = torch.backends.mkldnn  # type: ignore[attr-defined]
+
+
+def test_a_pass_whose_outputs_are_compared_computes_products_in_full_precision() -> None:
+    """With TF32 or bfloat16, networks that compute the same differ by more than float32 rounds."""
+    network, seen = nn.Linear(3, 3), []
+    network.register_forward_hook(
+        lambda *_: seen.append((PRECISIONS.matmul.fp32_precision, PRECISIONS.conv.fp32_precision))
+    )
+    usual = PRECISIONS.matmul.fp32_precision
+    PRECISIONS.matmul.fp32_precision = "bf16"
+    try:
+        outputs_of(network, X)
+        afterwards = PRECISIONS.matmul.fp32_precision
+    finally:
+        PRECISIONS.matmul.fp32_precision = usual
+    assert seen == [("ieee", "ieee")]
+    assert afterwards == "bf16"
+
+
 def test_what_cannot_run_or_has_no_tensor_is_refused() -> None:
     with pytest.raises(ConfigError, match="put a single argument that is one of these in a tuple"):
         outputs_of(nn.Linear(3, 3), {"x": X})
