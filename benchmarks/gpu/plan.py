@@ -28,16 +28,16 @@ MEASURED = {
 LIMITS = {
     "machine": 30,
     "packages": 15,
-    "build": 110,
+    "build": 90,
     "import-kernels": 10,
     "import-runs": 10,
     "kernels": 90,
     "memcheck": 50,
-    "streams": 84,
+    "streams": 98,
     "racecheck": 30,
     "synccheck": 18,
     "initcheck": 18,
-    "measurements": 56,
+    "measurements": 62,
     "run": 19,
 }
 PYTHON = (sys.executable, "-u")

@@ -15,6 +15,7 @@ from types import FrameType
 ROOT = Path(__file__).resolve().parents[2]
 SKIP = 77  # the exit status of a command that cannot run here, as in automake; its last line is the reason
 GRACE = 5.0  # seconds between SIGINT and SIGKILL, in which pytest writes its report
+PATIENCE = 3  # times its own limit that a step may take if earlier ones have saved as much
 SHORTEST = 1.0  # a step with less time than this is not started
 
 # A line of verbose pytest: the test, and its outcome unless the test is still running. A dump of a timeout or of a
@@ -84,8 +85,8 @@ def stop_on_signals() -> None:
 def run_all(steps: Sequence[Step], folder: Path, tell: Callable[[list[Result]], None]) -> list[Result]:
     """Run the steps in order and return their results; ``tell`` gets all results so far after each one.
 
-    A step must end by the time at which the limits of all steps up to it are spent, and within twice its own limit. So
-    time that a step saves serves later ones, and a step that hangs takes time from none.
+    A step must end by the time at which the limits of all steps up to it are spent, and within ``PATIENCE`` times its
+    own limit. So time that a step saves serves later ones, and a step that hangs takes time from none.
 
     Raises Stopped, after the running step has ended and the rest are recorded as skipped.
     """
@@ -94,7 +95,7 @@ def run_all(steps: Sequence[Step], folder: Path, tell: Callable[[list[Result]], 
     for i, step in enumerate(steps):
         deadline += step.limit
         began = time.monotonic()
-        allowed = min(deadline - began, 2 * step.limit)
+        allowed = min(deadline - began, PATIENCE * step.limit)
         blocked = obstacle(step, results)
         try:
             if blocked:

@@ -68,7 +68,7 @@ def outputs_for(
 
 @contextmanager
 def full_products() -> Iterator[None]:
-    """Within it, products of float32 are computed in float32: not in TF32 or bfloat16, which a GPU or CPU may be set to.
+    """Within it, float32 products are computed in float32, and not in TF32 or bfloat16, as may be set for training.
 
     https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
     """
