@@ -267,7 +267,7 @@ class SiteHooks:
         ``source`` returns what the seed reads, given the features of the output.
         """
         h = features_of(output)
-        self.passes.reach(name, str(self.paths[name].sink))
+        first = self.passes.reach(name)
         if name not in self._checked:
             self._check(name, module, h)
         assert isinstance(h, Tensor)
@@ -284,7 +284,7 @@ class SiteHooks:
             self._fresh.add(name)
         if training and torch.is_grad_enabled():
             self.learned.add(name)
-        out = self._in_pass(site, at, training)
+        out = self._in_pass(site, at, training, first)
         return None if out is h else with_features(output, out)
 
     def takes_probe(self, name: str) -> bool:
@@ -301,14 +301,16 @@ class SiteHooks:
             alpha = self._alphas.get(site.name, 0.0)
         return with_share(at.h, delta_of(site, at, watched), alpha) if alpha else at.h
 
-    def _in_pass(self, site: Site, at: Features, training: bool) -> Tensor:
+    def _in_pass(self, site: Site, at: Features, training: bool, first: bool) -> Tensor:
+        """Returns the features at the sink, for the ``first`` or a later run of the site in the present pass."""
         learns = training and torch.is_grad_enabled()
         if site.seed is None:
             return _with_graph(at.h) if self.frozen and learns else at.h
         if site.seed.training != training:
             site.seed.train(training)
         if self._alphas is None and site.name == self._shadowed:
-            at = at.each(Tensor.detach)
+            if first:  # later features depend on the seed
+                at = at.each(Tensor.detach)
             return with_share(at.h, delta_of(site, at), site.target)
         if self._alphas is None and site.incubating:
             if self.straight_through and learns and self._shadowed is None:

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from esper.config import ConfigError
 from esper.hosts.compare import tensors_in
 
 
@@ -49,12 +48,14 @@ class PassHook:
     def leave(self) -> None:
         self._inside = False
 
-    def reach(self, name: str, path: str) -> None:
-        """Notes that the site ``name`` runs. Raises ConfigError if it has run before in this pass."""
-        if name not in self._reached:
-            self._reached.add(name)
-        elif self._inside:  # activation checkpointing runs it again outside, in the backward pass
-            raise ConfigError(f"slot {name}: {path} runs more than once in a forward pass")
+    def reach(self, name: str) -> bool:
+        """Notes that the site ``name`` runs; returns whether it runs for the first time in this pass.
+
+        Activation checkpointing runs it again outside of a pass, in the backward pass; that is no later time.
+        """
+        first = name not in self._reached
+        self._reached.add(name)
+        return first or not self._inside
 
     def remove(self) -> None:
         for handle in self._handles:

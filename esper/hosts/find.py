@@ -70,6 +70,8 @@ class FoundSite:
     """Shape of these features in the pass."""
     merges: bool
     """Whether kept seeds become a part of the model's layers."""
+    runs: int = 1
+    """How often the block runs in a pass; a seed runs as often. ``graft`` takes only blocks that run once."""
     blueprints: dict[str, SeedPrice] = field(default_factory=dict)
     """The seeds that fit, by blueprint."""
 
@@ -86,6 +88,8 @@ class _Run:
     output: Tensor | None = None
     layout: Layout | None = None
     count: int = 0
+    changes: bool = False
+    """Whether its outputs differ in shape between its runs in the pass."""
     final: bool = False
     """Whether it returns a result of the model."""
 
@@ -118,18 +122,38 @@ def find_sites(model: nn.Module, example: Any, blueprints: BlueprintRegistry | N
     return sorted(found, key=lambda site: order.index(SitePath.parse(site.path).sink))
 
 
-def chosen_sites(model: nn.Module, example: Any) -> dict[str, str]:
+def chosen_sites(model: nn.Module, example: Any, most_runs: int | None = None) -> dict[str, str]:
     """Returns the sites of ``sites="auto"`` by slot: in each stage one for widenings and one for other seeds.
 
-    A stage is a part of the model whose features have one shape. Raises ConfigError if there is none.
+    A stage is a part of the model whose features have one shape. No other seed lies between the layers of a widening,
+    which could not merge with it. Blocks that run more often than ``most_runs`` in a pass are left out. Raises
+    ConfigError if there is none.
     """
-    found = find_sites(model, example)
-    last = {(site.kind, site.shape[1:], site.width): site.path for site in found if site.kind != "lora"}
-    paths = _spread([path for (kind, *_), path in last.items() if kind == "widen"], MOST // 2)
-    paths += _spread([path for (kind, *_), path in last.items() if kind == "residual"], MOST - len(paths))
+    found = [site for site in find_sites(model, example) if most_runs is None or site.runs <= most_runs]
+    paths = _spread(_last_of_each_stage([site for site in found if site.kind == "widen"]), MOST // 2)
+    widened = [SitePath.parse(path) for path in paths]
+    order = _order(model, example)
+    outside = [site for site in found if site.kind == "residual" and not _is_within(site.path, widened, order)]
+    paths += _spread(_last_of_each_stage(outside), MOST - len(paths))
     if not paths:
         raise ConfigError("sites='auto' finds no place in the model where a seed could grow; name submodules instead")
     return slots_of(paths)
+
+
+def _last_of_each_stage(sites: Sequence[FoundSite]) -> list[str]:
+    """Returns the path of the last of ``sites`` in each stage, in forward order of the stages."""
+    return list({(site.shape[1:], site.width): site.path for site in sites}.values())
+
+
+def _order(model: nn.Module, example: Any) -> list[str]:
+    """Returns the paths of the submodules that run, in the order in which they end."""
+    return list(_look(model, example, {id(module): path for path, module in model.named_modules()}))
+
+
+def _is_within(path: str, widened: Sequence[SitePath], order: Sequence[str]) -> bool:
+    """Returns whether a submodule ends between the two layers of one of the ``widened`` pairs."""
+    where = order.index(path)
+    return any(order.index(pair.source or pair.sink) <= where < order.index(pair.sink) for pair in widened)
 
 
 def slots_of(paths: Sequence[str]) -> dict[str, str]:
@@ -161,6 +185,7 @@ def _look(model: nn.Module, example: Any, names: dict[int, str]) -> dict[str, _R
         run = runs.pop(path, _Run())
         runs[path] = run  # behind those that ended before
         run.count += 1
+        run.changes |= run.count > 1 and getattr(run.output, "shape", None) != getattr(h, "shape", None)
         run.output = h if isinstance(h, Tensor) and h.is_floating_point() and not h.is_nested else None
         try:
             run.inputs = source_of(inputs, named).detach()
@@ -194,7 +219,7 @@ def _residual(model: nn.Module, example: Any, runs: dict[str, _Run]) -> dict[str
     """Returns the places at the outputs of blocks, by path."""
     blocks: dict[int, str] = {}
     for path, run in runs.items():
-        if path and run.count == 1 and run.output is not None and not run.final and _is_block(model, path):
+        if path and run.output is not None and not run.changes and not run.final and _is_block(model, path):
             blocks[id(run.output)] = path  # of blocks that return one tensor, the outermost
     layouts = {path: layout for path in blocks.values() if (layout := runs[path].layout) is not None}
     own = {path: (path, layout) for path, layout in layouts.items()}
@@ -286,18 +311,21 @@ def _describe(
         width=source.width_of(place.layers[0]) if kind == "widen" else place.channels,
         shape=tuple(sink.shape),
         merges=kind != "residual",
-        blueprints={name: _price(recipe, place, reads, samples) for name, recipe in fitting.items()},
+        runs=runs[where.sink].count,
+        blueprints={
+            name: _price(recipe, place, reads, samples, runs[where.sink].count) for name, recipe in fitting.items()
+        },
     )
 
 
 @torch.no_grad()
-def _price(recipe: Blueprint, place: Place, reads: Tensor, samples: int | None) -> SeedPrice:
-    """Returns what a seed of ``recipe`` that reads features like ``reads`` adds to the model."""
+def _price(recipe: Blueprint, place: Place, reads: Tensor, samples: int | None, runs: int) -> SeedPrice:
+    """Returns what a seed of ``recipe`` that reads features like ``reads`` so often adds to the model."""
     with torch.random.fork_rng(devices=[]), counting() as counter:
         seed = seed_of(recipe, BlendOperator.ADD, place).to(reads).eval()
         seed(torch.zeros_like(reads[:1]))
     size = sum(p.numel() for p in seed.parameters())
-    return SeedPrice(size, counter.get_total_flops() * len(reads) / (samples or len(reads)))
+    return SeedPrice(size, runs * counter.get_total_flops() * len(reads) / (samples or len(reads)))
 
 
 @torch.no_grad()

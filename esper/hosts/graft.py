@@ -204,7 +204,7 @@ def graft(model: nn.Module, sites: Sites, topology: str | None = None, example: 
         ConfigError: unknown topology or submodule, invalid slot names, two slots on one submodule, or features that do
             not fit the topology's seeds.
     """
-    named = named_sites(model, sites, example)
+    named = named_sites(model, sites, example, most_runs=1)
     check_sites(model, named, topology)
     host = GraftedHost(model, named, topology)
     if example is not None:
@@ -212,17 +212,18 @@ def graft(model: nn.Module, sites: Sites, topology: str | None = None, example: 
     return host
 
 
-def named_sites(model: nn.Module, sites: Sites, example: Any = None) -> dict[str, str]:
+def named_sites(model: nn.Module, sites: Sites, example: Any = None, most_runs: int | None = None) -> dict[str, str]:
     """Returns sites with the names of their slots: those of row 0 read their sink, those of row 2 have a source.
 
-    Raises ConfigError for another text than ``"auto"``, and for that without an example.
+    ``"auto"`` leaves out blocks that run more often than ``most_runs`` in a pass. Raises ConfigError for another text
+    than ``"auto"``, and for that without an example.
     """
     if isinstance(sites, Mapping):
         return dict(sites)
     if sites == AUTO:
         if example is None:
             raise ConfigError("sites='auto' needs example=: inputs of the model, to find its sites in a pass")
-        return chosen_sites(model, example)
+        return chosen_sites(model, example, most_runs)
     if isinstance(sites, str):
         raise ConfigError(f"sites is {sites!r}; it must be 'auto', a list of submodules, or a dict of them by slot")
     return slots_of(sites)

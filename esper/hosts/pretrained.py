@@ -6,6 +6,7 @@ at a quantization config that names no method, so that is where the seeds are no
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from torch import nn
@@ -26,6 +27,9 @@ def note_seeds(network: nn.Module) -> None:
         config: Any = getattr(model, "config", None)
         if not hasattr(model, "save_pretrained") or id(config) in noted:
             continue
+        if isinstance(config, dict):  # of huggingface_hub's mixin
+            _warn_unnoted(model)
+            continue
         noted.add(id(config))
         old = getattr(config, "quantization_config", None)
         if old is not None and not is_note(old):
@@ -35,6 +39,16 @@ def note_seeds(network: nn.Module) -> None:
             config.quantization_config = {"needs": NEEDS, "seeds": seeds}
         elif old is not None:
             del config.quantization_config
+
+
+def _warn_unnoted(model: nn.Module) -> None:
+    """Warns that a model that has grown is saved without a word about its seeds."""
+    if any(hook.seed is not None for _, _, hook in hooks_of(model)):
+        warnings.warn(
+            f"{type(model).__name__}.save_pretrained() saves seeds, but from_pretrained() would leave them out: save "
+            "the model with torch.save(), or merge its seeds first if they can be merged",
+            stacklevel=4,
+        )
 
 
 def is_note(config: object) -> bool:

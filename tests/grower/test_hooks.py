@@ -101,3 +101,48 @@ def test_a_missing_shadow_loss_is_an_error() -> None:
         Loop(incubation="shadow").run()
     with pytest.raises(RuntimeError, match="needs incubation='shadow'"):
         Loop(step=shadowed).run(1)
+
+
+class Recurs(nn.Module):
+    """One layer that runs three times, as in ALBERT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = self.layer(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def by_hand(model: Recurs, seed: nn.Module, alpha: float, x: Tensor) -> Tensor:
+    for _ in range(3):
+        x = torch.relu(model.layer[0](x))  # without the hook of the layer
+        x = x + alpha * seed(x)
+    return model.head(x)  # type: ignore[no-any-return]
+
+
+def test_a_seed_on_a_layer_that_runs_several_times_acts_and_learns_in_each_run() -> None:
+    torch.manual_seed(0)
+    loop = Loop(model=Recurs(), sites={"r0c0": "layer"}, step=shadowed, incubation="shadow").run(2)
+    assert loop.grower is not None
+    site = loop.grower.hooks.sites["r0c0"]
+    assert site.seed is not None
+    x, y = X[:4], Y[:4]
+    seen: dict[nn.Parameter, Tensor] = {}
+    loop.model.train()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(loop.grower.hooks, "put_aside", seen.__setitem__)
+        loop.grower.hooks.incubate(lambda: nn.functional.cross_entropy(loop.model(x), y))
+    loss = nn.functional.cross_entropy(by_hand(loop.model, site.seed.body, site.target, x), y)  # type: ignore[arg-type]
+    parameters = [*site.seed.parameters()]
+    wanted = dict(zip(parameters, torch.autograd.grad(loss, parameters), strict=True))
+    assert seen.keys() == wanted.keys()
+    for parameter, gradient in wanted.items():
+        torch.testing.assert_close(seen[parameter], gradient)
+    loop.run()
+    assert loop.grower.kept == {"r0c0": "mlp_small"}
+    before = loop.model.eval()(x)
+    torch.testing.assert_close(before, by_hand(loop.model, site.seed.body, site.alpha, x))  # type: ignore[arg-type]
+    assert torch.equal(loop.grower.finish()(x), before)

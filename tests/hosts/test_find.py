@@ -134,10 +134,12 @@ class Shared(nn.Module):
         return self.second(h) + h.mean(1, keepdim=True)  # type: ignore[no-any-return]
 
 
-def test_what_runs_twice_and_what_else_reads_units_is_left_out() -> None:
-    assert find_sites(Shared(), torch.randn(4, 8)) == []
+def test_a_block_that_runs_twice_is_a_place_for_growers_and_its_layers_are_not() -> None:
+    model, x = Shared(), torch.randn(4, 8)
+    assert [(site.path, site.kind, site.runs) for site in find_sites(model, x)] == [("twice", "residual", 2)]
+    assert chosen_sites(model, x) == {"r0c0": "twice"}
     with pytest.raises(esper.ConfigError, match="finds no place in the model"):
-        chosen_sites(Shared(), torch.randn(4, 8))
+        esper.graft(model, "auto", example=x)
 
 
 class Tied(nn.Module):
@@ -185,20 +187,20 @@ def test_automatic_sites_are_one_of_each_kind_a_stage() -> None:
     assert chosen_sites(cnn(), IMAGES) == {
         "r2c0": "0.0 -> 1.0",
         "r2c1": "1.0 -> 2.2",
-        "r0c0": "0.2",
-        "r0c1": "0",
-        "r0c2": "1",
     }
     assert chosen_sites(Transformer(), TOKENS) == {"r2c0": "blocks.2.up -> blocks.2.down", "r0c0": "blocks.2"}
 
 
-def test_automatic_sites_are_few() -> None:
+def test_automatic_sites_are_few_and_none_lies_within_a_widening() -> None:
     layers: list[nn.Module] = []
     for width in range(4, 24):
         layers += [nn.Linear(width, width + 1), nn.ReLU()]
     found = chosen_sites(nn.Sequential(*layers, nn.Linear(24, 2)), torch.randn(3, 4))
     assert len(found) == MOST
-    assert sum("->" in path for path in found.values()) == MOST // 2
+    widened = [tuple(map(int, path.split(" -> "))) for path in found.values() if "->" in path]
+    others = [int(path) for path in found.values() if "->" not in path]
+    assert len(widened) == len(others) == MOST // 2
+    assert not [at for at in others if any(first <= at < last for first, last in widened)]
 
 
 def test_a_graft_and_a_grower_take_lists_and_automatic_sites() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,13 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.hosts.example import outputs_of
+from esper.hosts.compare import difference, tensors_in
+from esper.hosts.example import arguments_of, outputs_of
 from esper.hosts.find import chosen_sites, find_sites
+from esper.hosts.seed_hook import CONTAINER
 from esper.hosts.torchvision_shim import import_torchvision
-from tests.grower.loops import LENIENT, plant, script
+from esper.spaces.action import Op
+from tests.grower.loops import LENIENT, Action, do, plant, script
 
 Made = tuple[nn.Module, Any]
 
@@ -89,6 +94,54 @@ def generator() -> Made:
 
     last = nn.Sequential(nn.ConvTranspose2d(8, 1, 4, 2, 1), nn.Tanh())
     return nn.Sequential(up(8, 16), up(16, 8), last).eval(), torch.randn(3, 8, 4, 4)
+
+
+def segmenter() -> Made:
+    import_torchvision()
+    library = pytest.importorskip("segmentation_models_pytorch")
+    return library.Unet("resnet18", encoder_weights=None, classes=2).eval(), torch.randn(2, 3, 64, 64)
+
+
+def volumes(dimensions: int) -> Callable[[], Made]:
+    """MONAI's U-Net for pictures or for volumes."""
+
+    def make() -> Made:
+        networks = pytest.importorskip("monai.networks.nets")
+        sizes = {"channels": (4, 8, 16), "strides": (2, 2), "num_res_units": 2}
+        network = networks.UNet(spatial_dims=dimensions, in_channels=1, out_channels=2, **sizes)
+        return network.eval(), torch.randn(2, 1, *[16] * dimensions)
+
+    return make
+
+
+class Detector(nn.Module):
+    """A detector of torchvision, which takes lists of pictures and of their boxes in training.
+
+    Otherwise it returns scores and boxes for every anchor: the choice among them needs torchvision's compiled code.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, pictures: list[Tensor]) -> dict[str, Tensor]:
+        network: Any = self.network
+        if self.training:
+            losses: dict[str, Tensor] = network(pictures, [BOXES, BOXES])
+            return losses
+        images, _ = network.transform(pictures)
+        found: dict[str, Tensor] = network.head([*network.backbone(images.tensors).values()])
+        return found
+
+
+def detector() -> Made:
+    import_torchvision()
+    detection = pytest.importorskip("torchvision.models.detection")
+    backbone = detection.backbone_utils.resnet_fpn_backbone(
+        backbone_name="resnet18", weights=None, norm_layer=nn.BatchNorm2d
+    )
+    network = detection.RetinaNet(backbone, num_classes=3, min_size=64, max_size=64)
+    return Detector(network).eval(), ([torch.rand(3, 64, 64), torch.rand(3, 64, 64)],)
 
 
 class Variational(nn.Module):
@@ -172,7 +225,7 @@ MODELS: dict[str, tuple[Callable[[], Made], dict[str, int]]] = {
     ),
     "ALBERT": (
         of_transformers("AlbertConfig", "AlbertForSequenceClassification", _text, embedding_size=16, **TINY),
-        {"widen": 1},
+        {"widen": 1, "residual": 1},
     ),
     "ViT of transformers": (
         of_transformers("ViTConfig", "ViTForImageClassification", _pictures, image_size=32, patch_size=8, **TINY),
@@ -210,6 +263,10 @@ MODELS: dict[str, tuple[Callable[[], Made], dict[str, int]]] = {
     "LSTM": (recurrent(nn.LSTM), {"residual": 1}),
     "GRU": (recurrent(nn.GRU), {"residual": 1}),
     "DCGAN": (generator, {"residual": 2}),
+    "U-Net of segmentation-models-pytorch": (segmenter, {"residual": 18, "widen": 14}),
+    "U-Net of MONAI": (volumes(2), {"residual": 24}),
+    "U-Net of MONAI, 3-D": (volumes(3), {"residual": 24}),
+    "RetinaNet": (detector, {"residual": 16, "widen": 8}),
     "VAE": (lambda: (Variational().eval(), torch.randn(3, 20)), {"residual": 2, "widen": 1}),
 }
 """Networks by name, and the number of places of each kind that are found."""
@@ -220,6 +277,98 @@ def test_the_table_of_the_page_has_these_numbers() -> None:
     for name, (_, expected) in MODELS.items():
         numbers = " | ".join(str(expected.get(kind, 0)) for kind in ("residual", "widen", "lora"))
         assert f"| {name} | {numbers} |" in page
+
+
+def life(planted: Mapping[str, str]) -> dict[int, Action]:
+    """Plants seeds, the widening at once, and another from germination to a fossil."""
+    actions, slot = {}, "r0c0"
+    for number, (place, blueprint) in enumerate(planted.items()):
+        actions[number] = plant(place, blueprint)
+    if slot in planted:
+        first = len(planted)
+        later = (Op.ADVANCE, first), (Op.ADVANCE, first + 3), (Op.ADVANCE, first + 7), (Op.FOSSILIZE, first + 8)
+        actions |= {epoch: do(op, slot) for op, epoch in later}
+    return actions
+
+
+BOXES = {"boxes": torch.tensor([[5.0, 5.0, 30.0, 30.0]]), "labels": torch.tensor([1])}
+
+
+def learnable(model: nn.Module, example: Any) -> Tensor:
+    """Returns a loss for every model: how far its outputs are from 1; for a detector, how far its losses are."""
+    arguments, keywords = arguments_of(example)
+    outputs = [each for each in tensors_in(model(*arguments, **keywords)) if each.requires_grad]
+    return torch.stack([(each.float() - 1).square().mean() for each in outputs]).sum()
+
+
+def exports(model: nn.Module, example: Any) -> bool:
+    """Whether torch can export a model."""
+    arguments, keywords = arguments_of(example)
+    try:
+        torch.export.export(model.eval(), arguments, keywords, strict=False)
+    except Exception:  # whatever torch runs into
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_kept_stays_in_copies_and_plain_networks_and_is_exported(name: str) -> None:
+    """A widening, on at once, and a seed that is tried learn and are kept; old and new weights can be loaded."""
+    torch.manual_seed(0)
+    model, example = MODELS[name][0]()
+    sites = chosen_sites(model, example)
+    places = [next((slot for slot in sites if slot.startswith(row)), None) for row in ("r2", "r0")]
+    planted = {slot: blueprint for slot, blueprint in zip(places, ("widen_quarter", "norm"), strict=True) if slot}
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    controller = script(life(planted))
+    gates = {"trial_standard_errors": 1000.0, "min_gradient_health": 0.0}  # the loss is no task
+    config = LENIENT.with_values(env={"at_once": True, "gates": gates}, task={"exploding_gradient": 1e12})
+    chosen = {slot: sites[slot] for slot in planted}
+    grower = esper.Grower(model, chosen, optimizer, controller, horizon=14, example=example, config=config)
+    alone = copied(model.state_dict())
+
+    def evaluate(network: nn.Module) -> float:
+        outputs_of(network, example)
+        return 0.5
+
+    grower.start(evaluate)
+    learned: set[str] = set()
+    for _ in range(12):
+        optimizer.zero_grad()
+        learnable(model.train(), example).backward()
+        seeds = [(slot, seed) for slot, site in grower.hooks.sites.items() if (seed := site.seed) is not None]
+        learned |= {slot for slot, seed in seeds if any(p.grad is not None and p.grad.any() for p in seed.parameters())}
+        optimizer.step()
+        grower.step(evaluate)
+    assert grower.kept == planted
+    assert learned == set(planted)
+    with torch.no_grad():
+        for _, seed in seeds:
+            for parameter in seed.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.02)  # what it adds can be seen
+    before = outputs_of(model, example)
+    grower.finish()
+    assert equal(outputs_of(model, example), before)
+    assert equal(outputs_of(copy.deepcopy(model), example), before)
+    grown = copied(model.state_dict())
+    found = model.load_state_dict(alone, strict=False)
+    assert not found.unexpected_keys
+    assert all(CONTAINER in key for key in found.missing_keys)
+    model.load_state_dict(grown)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of seeds that stay modules
+        plain = esper.plain(model, example, merge=True)
+    assert difference(before, outputs_of(plain, example), torch.float32) is None
+    if exports(MODELS[name][0]()[0], example):
+        assert exports(plain, example)
+
+
+def copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in state.items()}
+
+
+def equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -242,6 +391,6 @@ def test_sites_are_found_and_planting_changes_no_bit(name: str) -> None:
     step = grower.start(evaluate)
     assert step.action is not None
     assert step.action.accepted, step.action.reason
-    assert all(torch.equal(a, b) for a, b in zip(outputs_of(model, example), before, strict=True))
+    assert equal(outputs_of(model, example), before)
     grower.close()
-    assert all(torch.equal(a, b) for a, b in zip(outputs_of(model, example), before, strict=True))
+    assert equal(outputs_of(model, example), before)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import PyTorchModelHubMixin
+from torch import Tensor, nn
 
 import esper
 
@@ -125,3 +127,30 @@ def test_seeds_that_mix_positions_are_planted_where_nothing_is_padded_and_nothin
         step = grower.step(lambda _model: 0.5)
         assert (step.slots["r0c0"].stage == "GERMINATED") is kept
         assert hooks_of(model)
+
+
+class Mixed(PyTorchModelHubMixin, nn.Module):
+    """A model with huggingface_hub's mixin, as those of segmentation-models-pytorch: its config is a dict."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU()), nn.Linear(width, 2)
+        self.config = {"width": width}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))  # type: ignore[no-any-return]
+
+
+def test_a_model_whose_config_cannot_name_seeds_warns_that_they_would_be_left_out() -> None:
+    model = Mixed()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    controller = script({0: plant("r0c0"), **GROW})
+    grower = esper.Grower(model, ["body"], optimizer, controller, 14, config=LENIENT)
+    x = torch.randn(4, 8)
+    for _ in range(11):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        grower.step(lambda _model: 0.5)
+    with pytest.warns(UserWarning, match="from_pretrained.. would leave them out"):
+        grower.finish()
