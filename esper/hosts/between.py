@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from esper.hosts.compare import tensors_in
+from esper.hosts.gated import gated_of
 from esper.hosts.site_path import SitePath
 from esper.seeds.blueprints.source import PER_CHANNEL, Applied, Extensible
 
@@ -116,9 +117,14 @@ def describe(part: Part) -> str:
 def layers_of(model: nn.Module, between: Sequence[Part]) -> tuple[nn.Module, ...]:
     """Returns the layers of ``model`` that ``between`` describes."""
     return tuple(
-        model.get_submodule(part["path"]) if "path" in part else _applied(part["function"], part["options"])
+        _layer_at(model, part["path"]) if "path" in part else _applied(part["function"], part["options"])
         for part in between
     )
+
+
+def _layer_at(model: nn.Module, path: str) -> nn.Module:
+    module = model.get_submodule(path)
+    return gated_of(module) or module
 
 
 def _applied(function: str, options: Mapping[str, Any]) -> nn.Module:
@@ -177,12 +183,13 @@ _ORDER_OF = {"adaptive": ("output_size",), "avg_pool": ("kernel_size", "stride",
 def _watching(model: nn.Module, watches: Sequence[_Watch]) -> Iterator[None]:
     functions = _Functions(watches)
     paths = {module: path for path, module in model.named_modules()}
+    layers = {module for module in paths if is_layer(module)}
 
     def enter(module: nn.Module, _inputs: Any) -> None:
-        functions.inside += is_layer(module)
+        functions.inside += module in layers
 
     def leave(module: nn.Module, inputs: Any, output: Any) -> None:
-        if not is_layer(module):
+        if module not in layers:
             return
         functions.inside -= 1
         if functions.inside:
@@ -201,4 +208,6 @@ def _watching(model: nn.Module, watches: Sequence[_Watch]) -> Iterator[None]:
 
 def is_layer(module: nn.Module) -> bool:
     """Returns whether a module counts as one layer, whatever it calls: it has no submodules, or says how it grows."""
-    return isinstance(module, (*PER_CHANNEL, Extensible)) or next(module.children(), None) is None
+    if isinstance(module, (*PER_CHANNEL, Extensible)) or next(module.children(), None) is None:
+        return True
+    return gated_of(module) is not None

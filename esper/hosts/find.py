@@ -17,6 +17,7 @@ from esper.hosts.between import find_between, layers_of
 from esper.hosts.compare import coarsest_dtype, difference
 from esper.hosts.example import outputs_of
 from esper.hosts.flops import counting
+from esper.hosts.gated import gated_of
 from esper.hosts.layout import Layout, Shapes, causal_where_measured, check_module
 from esper.hosts.outputs import features_of, source_of
 from esper.hosts.places import place_of
@@ -71,7 +72,7 @@ class FoundSite:
     merges: bool
     """Whether kept seeds become a part of the model's layers."""
     runs: int = 1
-    """How often the block runs in a pass; a seed runs as often. ``graft`` takes only blocks that run once."""
+    """Number of runs of the block in a pass; a seed runs as often. ``graft`` takes only blocks that run once."""
     blueprints: dict[str, SeedPrice] = field(default_factory=dict)
     """The seeds that fit, by blueprint."""
 
@@ -257,6 +258,7 @@ def _inside(model: nn.Module, example: Any, runs: dict[str, _Run]) -> dict[str, 
         for sink in linear[number + 1 : number + 1 + NEXT_LAYERS]
     ]
     own = [SitePath(path, path) for path in linear if _of_attention(model, path)]
+    own += [SitePath(path, path) for path, run in runs.items() if run.count == 1 and _is_gated(model, path)]
     sites = {str(path): path for path in (*pairs, *own)}
     between = find_between(model, sites, lambda: outputs_of(model, example))
     places: dict[str, Place] = {}
@@ -281,6 +283,10 @@ def _is_linear(module: nn.Module) -> bool:
     return type(module) in kinds or source.is_transposed(module)
 
 
+def _is_gated(model: nn.Module, path: str) -> bool:
+    return gated_of(model.get_submodule(path)) is not None
+
+
 def _of_attention(model: nn.Module, path: str) -> bool:
     """Returns whether a layer is a part of what its class calls attention."""
     outer = path
@@ -301,7 +307,10 @@ def _describe(
     reads = sink if where.source is None else runs[where.source].inputs
     if not fitting or sink is None or reads is None:
         return None
-    kind: Kind = "residual" if where.source is None else "lora" if where.source == where.sink else "widen"
+    kind: Kind = "residual"
+    if where.source is not None:
+        changes_weights = where.source == where.sink and not isinstance(place.layers[0], source.Extensible)
+        kind = "lora" if changes_weights else "widen"
     names = words_of(place.topology, place.order)
     return FoundSite(
         path=path,

@@ -207,7 +207,7 @@ MODELS: dict[str, tuple[Callable[[], Made], dict[str, int]]] = {
     ),
     "Llama": (
         of_transformers("LlamaConfig", "LlamaForCausalLM", _text, num_key_value_heads=2, **TINY, **SPECIAL),
-        {"lora": 8, "residual": 2},
+        {"lora": 8, "residual": 2, "widen": 2},
     ),
     "T5": (
         of_transformers(

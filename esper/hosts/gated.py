@@ -1,0 +1,146 @@
+"""Gated feed-forward modules, such as Llama's, which are widened as a whole: down(act(gate(x)) · up(x))."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Gated(nn.Module):
+    """A gated module as a layer that grows by units, see ``esper.seeds.blueprints.source.Extensible``.
+
+    Some of its linear layers compute its units, and one reads them. How units are computed is left to the module's own
+    forward method.
+    """
+
+    def __init__(self, module: nn.Module, units: int, writers: tuple[str, ...], reader: str) -> None:
+        super().__init__()
+        self.module, self.units = module, units
+        self.writers, self.reader = writers, reader
+
+    def forward(self, x: Tensor) -> Any:
+        return self.module(x)
+
+    def more(self, units: int) -> MoreGated:
+        """Makes a module of the same class with ``units`` units."""
+        linear = {name: self._like(name, units) for name in (*self.writers, self.reader)}
+        return MoreGated(_twin(self.module, linear), self.reader)
+
+    @torch.no_grad()
+    def absorb(self, more: nn.Module, alpha: float) -> None:
+        """Takes over the units of ``more``, which :meth:`more` made, and whose output counts ``alpha`` times."""
+        new = more.get_submodule("body")
+        for name in self.writers:
+            mine, other = self._linear(name), new.get_submodule(name)
+            for key, old in list(mine.named_parameters()):
+                mine.register_parameter(key, _joined(old, other.get_parameter(key), 0, 1.0))
+            mine.out_features += other.get_parameter("weight").shape[0]
+        reader, other = self._linear(self.reader), new.get_submodule(self.reader)
+        reader.register_parameter("weight", _joined(reader.weight, other.get_parameter("weight"), 1, alpha))
+        self.units = reader.in_features = reader.weight.shape[1]
+
+    def _linear(self, name: str) -> nn.Linear:
+        layer = self.module.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        return layer
+
+    def _like(self, name: str, units: int) -> nn.Linear:
+        layer = self._linear(name)
+        inputs, outputs = (units, layer.out_features) if name == self.reader else (layer.in_features, units)
+        return nn.Linear(inputs, outputs, bias=layer.bias is not None)
+
+
+class MoreGated(nn.Module):
+    """More units of a gated module, as a module of its class."""
+
+    def __init__(self, body: nn.Module, reader: str) -> None:
+        super().__init__()
+        self.body, self.reader = body, reader
+
+    @property
+    def project(self) -> nn.Module:
+        """The layer that reads the units."""
+        return self.body.get_submodule(self.reader)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.body(x)
+
+
+def gated_of(module: nn.Module) -> Gated | None:
+    """Returns a module as a gated one; None if it is none.
+
+    It has two or more linear layers from its input to its units, one from them to its output, and nothing else with
+    weights. That its outputs are sums over units is tried on copies with a few random ones.
+    """
+    children = dict(module.named_children())
+    linear = {name: child for name, child in children.items() if type(child) is nn.Linear}
+    weighted = [
+        name for name, child in children.items() if name not in linear and any(True for _ in child.parameters())
+    ]
+    if len(linear) < 3 or weighted or any(True for _ in module.parameters(recurse=False)):
+        return None
+    sizes = {name: (layer.in_features, layer.out_features) for name, layer in linear.items()}
+    *writers, reader = _by_role(sizes)
+    if not writers:
+        return None
+    found = Gated(module, sizes[reader][0], tuple(writers), reader)
+    return found if _adds_up(found, sizes[writers[0]][0]) else None
+
+
+def _by_role(sizes: dict[str, tuple[int, int]]) -> list[str]:
+    """Returns the names of the layers that compute units and, last, of the one that reads them; [""] if unclear."""
+    for reader, (units, _) in sizes.items():
+        writers = [name for name in sizes if name != reader]
+        if len({sizes[name] for name in writers}) == 1 and sizes[writers[0]][1] == units:
+            return [*writers, reader]
+    return [""]
+
+
+@torch.no_grad()
+def _adds_up(gated: Gated, width: int) -> bool:
+    """Whether a copy with 5 random units computes what copies with 2 and 3 of them do together."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(0)
+        parts = [gated.more(units).double().eval() for units in (2, 3)]
+        for part in parts:
+            part.project.register_parameter("bias", None)
+        whole = Gated(_copied(parts[0]), 2, gated.writers, gated.reader)
+        whole.absorb(parts[1], 1.0)
+        x = torch.randn(2, 4, width, dtype=torch.float64)
+        try:
+            outputs = [part(x) for part in (*parts, whole)]
+        except Exception:  # a user's module may need anything
+            return False
+    if not all(isinstance(y, Tensor) and y.shape == outputs[0].shape for y in outputs):
+        return False
+    return torch.allclose(outputs[0] + outputs[1], outputs[2]) and not torch.allclose(outputs[1], 0 * outputs[1])
+
+
+def _copied(more: MoreGated) -> nn.Module:
+    """Returns a copy of the body of ``more`` with linear layers of its own."""
+    layers = {name: child for name, child in more.body.named_children() if isinstance(child, nn.Linear)}
+    copies = {
+        name: nn.Linear(child.in_features, child.out_features, child.bias is not None) for name, child in layers.items()
+    }
+    for name, copy in copies.items():
+        copy.double().load_state_dict(layers[name].state_dict())
+    return _twin(more.body, copies)
+
+
+def _twin(module: nn.Module, linear: dict[str, nn.Linear]) -> nn.Module:
+    """Returns a module of the same class and attributes, with ``linear`` in place of its layers, and without hooks."""
+    twin: nn.Module = object.__new__(type(module))
+    nn.Module.__init__(twin)
+    fresh = vars(twin).copy()
+    vars(twin).update({name: value for name, value in vars(module).items() if name not in fresh})
+    twin.training = module.training
+    for name, child in module.named_children():
+        twin.add_module(name, linear.get(name, child))
+    return twin
+
+
+def _joined(old: Tensor, new: Tensor, dim: int, factor: float) -> nn.Parameter:
+    values = torch.cat([old.double(), factor * new.to(old.device).double()], dim)
+    return nn.Parameter(values.to(old.dtype), requires_grad=old.requires_grad)
