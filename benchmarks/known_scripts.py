@@ -3,7 +3,7 @@
     python benchmarks/known_scripts.py fashion|text|segments [--grow] [--seed 0] [--quick]
 
 `fashion`: the network and the training of PyTorch's MNIST example (Adadelta, a step schedule, 14 epochs) on the first
-6,000 images of Fashion-MNIST, which Debian's package dataset-fashion-mnist installs. `text`: a GPT of the size that
+3,000 images of Fashion-MNIST, which Debian's package dataset-fashion-mnist installs. `text`: a GPT of the size that
 nanoGPT's README names for a CPU, trained as its train.py does (AdamW, warm-up and cosine, clipping, 2,000 iterations)
 on the sources of Python's standard library, by character. `segments`: MONAI's U-Net with the settings of its 2-D
 tutorial (Dice loss, Adam) on discs drawn at random, for 20 epochs. Prints one line with the score on data that neither
@@ -74,8 +74,8 @@ class Classifier(nn.Module):
 
 
 def fashion(quick: bool) -> Script:
-    x, y = images("train", 600 if quick else 6000)
-    held_x, held_y = (each[-1000:] for each in images("train", 8000))
+    x, y = images("train", 600 if quick else 3000)
+    held_x, held_y = (each[-1000:] for each in images("train", 4000))
     test_x, test_y = images("t10k", 500 if quick else 10_000)
     model = Classifier()
     optimizer = torch.optim.Adadelta(model.parameters(), lr=1.0)

@@ -342,10 +342,23 @@ def trial_merges(model: nn.Module, example: Any, places: Mapping[str, Place], re
     """Returns the paths of those ``places`` whose seeds become a part of the layers of a copy of ``model``.
 
     The trial has a seed with random weights at each place, and compares the outputs of the copy with those of its wider
-    layers.
+    layers: once, with all seeds merged, and only if they differ after each seed.
     """
     if not places:
         return []
+    network = _with_trial_seeds(model, example, places, registry)
+    wanted, rounding = outputs_of(network, example), coarsest_dtype(network)
+    staying = merge_all(network, lambda: None)
+    if difference(wanted, outputs_of(network, example), rounding) is not None:
+        network = _with_trial_seeds(model, example, places, registry)
+        staying = merge_all(network, lambda: difference(wanted, outputs_of(network, example), rounding))
+    return [path for path in places if str(SitePath.parse(path)) not in staying]
+
+
+def _with_trial_seeds(
+    model: nn.Module, example: Any, places: Mapping[str, Place], registry: BlueprintRegistry
+) -> nn.Module:
+    """Returns a copy of ``model`` that has a seed with random weights at each of the ``places``, always the same."""
     try:
         copied = copy.deepcopy(model).eval()
     except Exception as error:
@@ -367,9 +380,7 @@ def trial_merges(model: nn.Module, example: Any, places: Mapping[str, Place], re
             parts = list(between[path].parts)
             recipes[path] = {"blueprint": recipe.name, "between": parts, "channels": place.channels}
     attach(copied, seeds, recipes)
-    wanted, rounding = outputs_of(copied, example), coarsest_dtype(copied)
-    staying = merge_all(copied, lambda: difference(wanted, outputs_of(copied, example), rounding))
-    return [path for path in places if str(sites[path]) not in staying]
+    return copied
 
 
 def table_of(sites: Sequence[FoundSite]) -> list[str]:

@@ -142,6 +142,21 @@ def test_a_block_that_runs_twice_is_a_place_for_growers_and_its_layers_are_not()
         esper.graft(model, "auto", example=x)
 
 
+class Halves(nn.Module):
+    """A block that runs twice, for features of two shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(F.max_pool2d(self.block(x), 2)).mean((2, 3))  # type: ignore[no-any-return]
+
+
+def test_a_block_that_returns_several_shapes_is_no_place() -> None:
+    assert paths(find_sites(Halves(), torch.randn(3, 4, 8, 8)), "residual") == []
+
+
 class Tied(nn.Module):
     """Two layers with one weight: a wider one would change the other."""
 

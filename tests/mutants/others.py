@@ -267,6 +267,57 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/telemetry/test_seed_history.py::test_a_seed_that_is_kept_at_once_is_followed_too",
         ),
     ],
+    "other people's networks": [
+        Fault(
+            "the second run of a block has no seed",
+            "esper/grower/hooks.py",
+            "        out = self._in_pass(site, at, training, first)\n",
+            "        out = self._in_pass(site, at, training, first) if first else h\n",
+            "tests/grower/test_hooks.py::test_a_seed_on_a_layer_that_runs_several_times_acts_and_learns_in_each_run",
+        ),
+        Fault(
+            "a seed learns from its last run in a pass only",
+            "esper/grower/hooks.py",
+            "            if first:  # later features depend on the seed\n",
+            "            if True:\n",
+            "tests/grower/test_hooks.py::test_a_seed_on_a_layer_that_runs_several_times_acts_and_learns_in_each_run",
+        ),
+        Fault(
+            "a GradScaler that is switched off is asked for its states",
+            "esper/grower/stepping.py",
+            "    return [scaler for scaler in scalers if scaler.is_enabled()]\n",
+            "    return scalers\n",
+            "tests/grower/test_stepping.py::test_a_scaler_that_is_switched_off_is_as_none",
+        ),
+        Fault(
+            "networks are compared in the products of training",
+            "esper/hosts/example.py",
+            "            full_products(),\n",
+            "",
+            "tests/hosts/test_example.py::test_a_pass_whose_outputs_are_compared_computes_products_in_full_precision",
+        ),
+        Fault(
+            "a merged gated module counts new units in full",
+            "esper/hosts/gated.py",
+            'other.get_parameter("weight"), 1, alpha)',
+            'other.get_parameter("weight"), 1, 1.0)',
+            "tests/hosts/test_gated.py::test_more_units_are_those_of_a_wider_module",
+        ),
+        Fault(
+            "units that depend on each other count as a gated module",
+            "esper/hosts/gated.py",
+            "    return found if _adds_up(found, sizes[writers[0]][0]) else None\n",
+            "    return found\n",
+            "tests/hosts/test_gated.py::test_other_modules_are_none",
+        ),
+        Fault(
+            "an automatic site lies within a widening",
+            "esper/hosts/find.py",
+            'if site.kind == "residual" and not _is_within(site.path, widened, order)]',
+            'if site.kind == "residual"]',
+            "tests/hosts/test_find.py::test_automatic_sites_are_few_and_none_lies_within_a_widening",
+        ),
+    ],
     "layouts": [
         Fault(
             "channels that come last are taken for positions",
@@ -311,11 +362,11 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/hosts/test_find.py::test_a_widening_that_does_not_merge_is_left_out",
         ),
         Fault(
-            "a module that runs twice is listed",
+            "a block that returns several shapes is listed",
             "esper/hosts/find.py",
-            "if path and run.count == 1 and",
-            "if path and",
-            "tests/hosts/test_find.py::test_what_runs_twice_and_what_else_reads_units_is_left_out",
+            "if path and run.output is not None and not run.changes",
+            "if path and run.output is not None",
+            "tests/hosts/test_find.py::test_a_block_that_returns_several_shapes_is_no_place",
         ),
         Fault(
             "a list of modules is taken for one that runs",

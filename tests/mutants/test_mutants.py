@@ -20,6 +20,7 @@ SUBJECTS = (
     "sources",
     "joining",
     "operations",
+    "other people's networks",
     "layouts",
     "exports",
     "runs and comparisons",
