@@ -68,7 +68,9 @@ class Grower:
             a weight is not finite, or the loss collapses or diverges. It keeps two snapshots.
         baseline: scores after each of the ``horizon`` epochs of a loop without growth, which controllers compare with;
             None: the scores of this model without its seeds.
-        config: thresholds of gates, limits on seeds and the run seed; None: the defaults.
+        config: thresholds of gates, limits on seeds and the run seed, as a TrainingConfig or as its tables in dicts;
+            None: the defaults. Unless ``env.at_once`` is false, seeds that are zero at birth, such as widenings, are
+            a part of the model in the epoch after they are planted, and kept.
         blueprints: what seeds can be; None: the built-in ones.
         callbacks: receive every event.
         folder: a new or empty folder for the events, which `esper show` and `esper report` read; rank 0 writes it.
@@ -99,7 +101,7 @@ class Grower:
         points: float = 100.0,
         governor: bool = False,
         baseline: Sequence[float] | None = None,
-        config: TrainingConfig | None = None,
+        config: TrainingConfig | Mapping[str, Any] | None = None,
         blueprints: BlueprintRegistry | None = None,
         callbacks: Sequence[Callable[[Event], None]] = (),
         folder: str | Path | None = None,
@@ -117,7 +119,8 @@ class Grower:
         self.model, self.horizon, self.points = model, horizon, points
         self.started = False
         """Whether the controller acted before the first epoch."""
-        self.config = _resolved(config or TrainingConfig(), horizon - 1)
+        parsed = config if isinstance(config, TrainingConfig) else TrainingConfig.parse(dict(config or {}))
+        self.config = _resolved(parsed, horizon - 1)
         check_name(controller)
         self._given_controller = loaded(controller)
         self.blueprints = (blueprints or BLUEPRINTS).copy()
@@ -308,6 +311,6 @@ def _resolved(config: TrainingConfig, decisions: int) -> ResolvedConfig:
         "episode_length": decisions,
         "incubation": "ste",
         "slots": None,
-        "at_once": bool(env.at_once),
+        "at_once": env.at_once is not False,
     }
     return ResolvedConfig.parse(config.tables_with({"env": chosen, "run": {"rounds": 1}}))

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from esper.config import Durations
 from esper.grower.env import LoopEnv
 from esper.lifecycle.stage import SeedStage
+from esper.spaces.action import TEMPOS
 from esper.telemetry.event import ActionTaken, Event, GovernorRollback, StageChanged
 from esper.telemetry.seed_history import CAUSES
 
@@ -64,10 +66,10 @@ class GrowthStep:
     """Whether growth is over: after the last epoch, and after ``config.governor.max_rollbacks`` rollbacks."""
 
     def __str__(self) -> str:
-        seeds = any(slot.alpha > 0 for slot in self.slots.values())
-        alone = f" ({self.without_seeds:.4g} without its seeds)" if seeds else ""
-        happened = "; ".join(self._happened()) or "; ".join(self._waiting()) or "no seed is on trial"
-        return f"epoch {self.epoch}: score {self.score:.4g}{alone}; {happened}"
+        kept = sum(slot.stage == SeedStage.FOSSILIZED.name for slot in self.slots.values())
+        nothing = f"no seed is on trial, {kept} kept"
+        happened = "; ".join(self._happened()) or "; ".join(self._waiting()) or nothing
+        return f"epoch {self.epoch}: score {self.score:.4g}; {happened}"
 
     def _happened(self) -> Iterator[str]:
         """Yields what the controller and the governor did in this step."""
@@ -131,13 +133,22 @@ def slots_of(env: LoopEnv, points: float) -> dict[str, SlotReport]:
 def why_nothing(env: LoopEnv) -> str:
     """Returns a sentence that says why no seed was kept."""
     slots, spec = env.state.slots, env.action_spec
-    waiting = [
-        f"{spec.blueprints[slots.blueprint[0, s]]} in {name} was in {SeedStage(slots.stage[0, s]).name}"
-        for s, name in enumerate(spec.slots)
-        if slots.living[0, s]
-    ]
+    waiting = []
+    for s, name in enumerate(spec.slots):
+        if slots.living[0, s]:
+            stage = SeedStage(slots.stage[0, s]).name
+            waiting.append(f"{spec.blueprints[slots.blueprint[0, s]]} in {name} was still in {stage} at the end")
     removed = [f"{name} held {words}" for name, words in env.removed.items()]
-    return "no seed is kept: " + ("; ".join([*removed, *waiting]) or "none was planted")
+    return "no seed is kept: " + ("; ".join([*removed, *waiting]) or f"none was planted{_too_short(env)}")
+
+
+def _too_short(env: LoopEnv) -> str:
+    """Returns words for a horizon in which no seed can be tried, blended in and kept; "" for a longer one."""
+    epochs = env.config.env.episode_length
+    needed = 2 + Durations.of(env.config, epochs).min_training_epochs + min(TEMPOS)
+    if epochs >= needed:
+        return ""
+    return f": a seed that is tried needs {needed} decisions to be kept, and the horizon has {epochs}"
 
 
 def _slot(env: LoopEnv, s: int, points: float) -> SlotReport:

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from esper.hosts.compare import tensors_in
 from esper.hosts.gated import gated_of
+from esper.hosts.seed_hook import own_children
 from esper.hosts.site_path import SitePath
 from esper.seeds.blueprints.source import PER_CHANNEL, Applied, Extensible
 
@@ -208,6 +209,6 @@ def _watching(model: nn.Module, watches: Sequence[_Watch]) -> Iterator[None]:
 
 def is_layer(module: nn.Module) -> bool:
     """Returns whether a module counts as one layer, whatever it calls: it has no submodules, or says how it grows."""
-    if isinstance(module, (*PER_CHANNEL, Extensible)) or next(module.children(), None) is None:
+    if isinstance(module, (*PER_CHANNEL, Extensible)) or not own_children(module):
         return True
     return gated_of(module) is not None

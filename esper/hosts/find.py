@@ -21,7 +21,7 @@ from esper.hosts.gated import gated_of
 from esper.hosts.layout import Layout, Shapes, causal_where_measured, check_module
 from esper.hosts.outputs import features_of, source_of
 from esper.hosts.places import place_of
-from esper.hosts.seed_hook import attach
+from esper.hosts.seed_hook import attach, own_children
 from esper.hosts.site_path import SitePath
 from esper.hosts.widen import merge_all
 from esper.lifecycle.ramps import BlendOperator
@@ -241,9 +241,9 @@ def _is_block(model: nn.Module, path: str) -> bool:
         return True
     outer, _, _ = path.rpartition(".")
     parent = model.get_submodule(outer)
-    if next(module.children(), None) is None:
+    if not own_children(module):
         siblings = [*parent.children()] if isinstance(parent, nn.Sequential) else []
-        flat = bool(siblings) and all(next(each.children(), None) is None for each in siblings)
+        flat = bool(siblings) and not any(own_children(each) for each in siblings)
         return flat and source.is_elementwise(module)
     has_weights = next(module.parameters(), None) is not None
     return has_weights and (isinstance(parent, ITEMS) or not outer)

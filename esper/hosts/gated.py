@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.hosts.seed_hook import own_children
+
 
 class Gated(nn.Module):
     """A gated module as a layer that grows by units, see ``esper.seeds.blueprints.source.Extensible``.
@@ -74,7 +76,7 @@ def gated_of(module: nn.Module) -> Gated | None:
     It has two or more linear layers from its input to its units, one from them to its output, and nothing else with
     weights. That its outputs are sums over units is tried on copies with a few random ones.
     """
-    children = dict(module.named_children())
+    children = own_children(module)
     linear = {name: child for name, child in children.items() if type(child) is nn.Linear}
     weighted = [
         name for name, child in children.items() if name not in linear and any(True for _ in child.parameters())
@@ -136,7 +138,7 @@ def _twin(module: nn.Module, linear: dict[str, nn.Linear]) -> nn.Module:
     fresh = vars(twin).copy()
     vars(twin).update({name: value for name, value in vars(module).items() if name not in fresh})
     twin.training = module.training
-    for name, child in module.named_children():
+    for name, child in own_children(module).items():
         twin.add_module(name, linear.get(name, child))
     return twin
 

@@ -175,6 +175,11 @@ def container_of(model: nn.Module) -> GrownSeeds:
     return container
 
 
+def own_children(module: nn.Module) -> dict[str, nn.Module]:
+    """Returns the submodules of ``module`` by name, without the container of seeds, which may stand in any module."""
+    return {name: child for name, child in module.named_children() if not isinstance(child, GrownSeeds)}
+
+
 def home_of(model: nn.Module) -> nn.Module:
     """Returns the submodule of ``model`` for the container of its seeds, see :func:`container_of`."""
     uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))

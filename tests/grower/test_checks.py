@@ -80,6 +80,7 @@ def test_impossible_arguments_are_refused_before_training() -> None:
     refused("not of the form r0c0", sites={"one": "body"})
     refused("unknown topology 'rnn'; known: cnn", topology="rnn")
     refused("horizon is 1", horizon=1)
+    refused("horizon is None", horizon=None)
     refused("points is 0", points=0)
     refused("lr_factor is nan", lr_factor=math.nan)
     refused(r"unknown controller 'huristic' \(did you mean 'heuristic'\?\); known", controller="huristic")

@@ -217,3 +217,18 @@ def test_sites_of_both_kinds_grow_in_one_model() -> None:
         "widen_half",
         "lora_2",
     ]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_last_layer_of_a_sequential_is_widened_though_seeds_are_registered_in_it(kept: bool) -> None:
+    """Also in a second growth, after which seeds of the first one are its submodules."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 12), nn.ReLU()), nn.Linear(12, 3))
+    for blueprint in ["widen_half", "widen_quarter"][: 1 + kept]:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        controller = script({0: plant("r2c0", blueprint)})
+        grower = esper.Grower(model, "auto", optimizer, controller, horizon=4, example=X[:4])
+        grower.start(lambda network: float(network.eval()(X).mean()))
+        assert grower.kept == {"r2c0": blueprint}
+        grower.finish()
+    assert sum(p.numel() for p in model.parameters()) == 147 + (12 * 6) + kept * (12 * 3)
