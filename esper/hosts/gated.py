@@ -36,12 +36,17 @@ class Gated(nn.Module):
         new = more.get_submodule("body")
         for name in self.writers:
             mine, other = self._linear(name), new.get_submodule(name)
-            for key, old in list(mine.named_parameters()):
+            for key, old in list(mine.named_parameters(recurse=False)):
                 mine.register_parameter(key, _joined(old, other.get_parameter(key), 0, 1.0))
             mine.out_features += other.get_parameter("weight").shape[0]
         reader, other = self._linear(self.reader), new.get_submodule(self.reader)
         reader.register_parameter("weight", _joined(reader.weight, other.get_parameter("weight"), 1, alpha))
         self.units = reader.in_features = reader.weight.shape[1]
+
+    @property
+    def inputs(self) -> int:
+        """Number of features that it reads."""
+        return self._linear(self.writers[0]).in_features
 
     def _linear(self, name: str) -> nn.Linear:
         layer = self.module.get_submodule(name)
@@ -78,30 +83,21 @@ def gated_of(module: nn.Module) -> Gated | None:
     """
     children = own_children(module)
     linear = {name: child for name, child in children.items() if type(child) is nn.Linear}
-    weighted = [
-        name for name, child in children.items() if name not in linear and any(True for _ in child.parameters())
-    ]
-    if len(linear) < 3 or weighted or any(True for _ in module.parameters(recurse=False)):
+    weighted = any(next(child.parameters(), None) is not None for name, child in children.items() if name not in linear)
+    if len(linear) < 3 or weighted or next(module.parameters(recurse=False), None) is not None:
         return None
     sizes = {name: (layer.in_features, layer.out_features) for name, layer in linear.items()}
-    *writers, reader = _by_role(sizes)
-    if not writers:
-        return None
-    found = Gated(module, sizes[reader][0], tuple(writers), reader)
-    return found if _adds_up(found, sizes[writers[0]][0]) else None
-
-
-def _by_role(sizes: dict[str, tuple[int, int]]) -> list[str]:
-    """Returns the names of the layers that compute units and, last, of the one that reads them; [""] if unclear."""
     for reader, (units, _) in sizes.items():
-        writers = [name for name in sizes if name != reader]
-        if len({sizes[name] for name in writers}) == 1 and sizes[writers[0]][1] == units:
-            return [*writers, reader]
-    return [""]
+        writers = tuple(name for name in sizes if name != reader)
+        same = {sizes[name] for name in writers}
+        if len(same) == 1 and sizes[writers[0]][1] == units:
+            found = Gated(module, units, writers, reader)
+            return found if _adds_up(found) else None
+    return None
 
 
 @torch.no_grad()
-def _adds_up(gated: Gated, width: int) -> bool:
+def _adds_up(gated: Gated) -> bool:
     """Whether a copy with 5 random units computes what copies with 2 and 3 of them do together."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(0)
@@ -110,7 +106,7 @@ def _adds_up(gated: Gated, width: int) -> bool:
             part.project.register_parameter("bias", None)
         whole = Gated(_copied(parts[0]), 2, gated.writers, gated.reader)
         whole.absorb(parts[1], 1.0)
-        x = torch.randn(2, 4, width, dtype=torch.float64)
+        x = torch.randn(2, 4, gated.inputs, dtype=torch.float64)
         try:
             outputs = [part(x) for part in (*parts, whole)]
         except Exception:  # a user's module may need anything

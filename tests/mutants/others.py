@@ -306,9 +306,17 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "units that depend on each other count as a gated module",
             "esper/hosts/gated.py",
-            "    return found if _adds_up(found, sizes[writers[0]][0]) else None\n",
-            "    return found\n",
+            "            return found if _adds_up(found) else None\n",
+            "            return found\n",
             "tests/hosts/test_gated.py::test_other_modules_are_none",
+        ),
+        Fault(
+            "the container of seeds counts as a part of the layer that it stands in",
+            "esper/hosts/between.py",
+            "or not own_children(module):",
+            "or next(module.children(), None) is None:",
+            "tests/grower/test_sources.py::"
+            "test_the_last_layer_of_a_sequential_is_widened_though_seeds_are_registered_in_it",
         ),
         Fault(
             "an automatic site lies within a widening",
@@ -357,8 +365,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a widening is listed although it does not merge",
             "esper/hosts/find.py",
-            "    return [path for path in places if str(sites[path]) not in staying]\n",
-            "    return list(places)\n",
+            "if str(SitePath.parse(path)) not in staying]",
+            "]",
             "tests/hosts/test_find.py::test_a_widening_that_does_not_merge_is_left_out",
         ),
         Fault(
