@@ -191,13 +191,13 @@ def test_the_type_of_a_device_may_be_compared(source: str) -> None:
     assert devices_as_words(ast.parse(source)) == []
 
 
-@pytest.mark.finding("M10")
 @pytest.mark.parametrize("path", sorted((TESTS.parent / "csrc").rglob("*.*")), ids=lambda path: path.name)
 def test_compiled_modules_use_no_streams_of_cpp(path: Path) -> None:
     """Where a compiler links libstdc++ into each module, streams meet the locale of PyTorch's copy, and crash."""
     assert not re.search(r"#include <(iostream|fstream|sstream|iomanip|locale|regex)>|std::locale", path.read_text())
 
 
+@pytest.mark.finding("M10")
 def test_there_is_one_validator_of_slot_names() -> None:
     """All code that takes names of slots calls ``row_major``, which alone knows their form."""
     form = re.compile(r"r\S*\\d\S*c\S*\\d")

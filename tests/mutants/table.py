@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.fault import Fault
-from tests.mutants import findings_c_to_h, findings_l_to_t, findings_m, others, traps_body, traps_machine
+from tests.mutants import findings_c_to_h, findings_l_to_t, findings_m, networks, others, traps_body, traps_machine
 
 MUTANTS: dict[str, list[Fault]] = {
     **findings_c_to_h.MUTANTS,
@@ -11,5 +11,6 @@ MUTANTS: dict[str, list[Fault]] = {
     **findings_l_to_t.MUTANTS,
     **traps_body.MUTANTS,
     **traps_machine.MUTANTS,
+    **networks.MUTANTS,
     **others.MUTANTS,
 }
