@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 logger = logging.getLogger(__name__)
 
-GROWN = 2.0
+GROWN = 4.0
 """Work of an epoch of a host that grows, in epochs of a host left alone.
 
-On `digits`, it took 1.8 to 2.2 times the CPU time of a host of the baseline. A phase is soon estimated by its own pace.
+On `digits` with all its slots, it took 4.1 times the CPU time of a host of the baseline. A phase is soon estimated by
+its own pace.
 """
 PRACTICE_SECONDS = 4e-4
 """Seconds of a practice step until it is measured; 3.8e-4 of a CPU were."""
