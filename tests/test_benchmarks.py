@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,17 @@ SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if not path.name.star
 def test_a_script_imports_what_exists(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))  # as `python SCRIPT` does
     assert runpy.run_path(str(FOLDER / name), run_name="imported")["__doc__"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grow", [[], ["--grow"]], ids=["alone", "grown"])
+def test_a_known_script_trains_and_tells_its_score(grow: list[str]) -> None:
+    command = [sys.executable, str(FOLDER / "known_scripts.py"), "text", "--quick", *grow]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = re.fullmatch(r"text \w+ seed 0: (\d\.\d+), ([\d,]+) to ([\d,]+) parameters, \d+ s\n", done.stdout)
+    assert found is not None, done.stdout
+    assert float(found[1]) < 4.5  # guessing among all characters costs 4.6
+    assert (found[2] != found[3]) is bool(grow)
 
 
 def hosts(*accuracies: float) -> list[dict[str, Any]]:

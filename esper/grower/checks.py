@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from torch import nn
@@ -62,7 +63,7 @@ def check_arguments(
     horizon: int, baseline: Sequence[float] | None, incubation: str, ranks: Ranks, **positive: float
 ) -> None:
     """Raises ConfigError for a number that does not fit, or a way to incubate that does not work."""
-    if not isinstance(horizon, int) or horizon < 2:
+    if not isinstance(horizon, Integral) or horizon < 2:
         raise ConfigError(f"horizon is {horizon!r}; it is the number of epochs that the loop trains, at least 2")
     for name, value in positive.items():
         if not (math.isfinite(value) and value > 0):

@@ -111,7 +111,11 @@ def find_sites(model: nn.Module, example: Any, blueprints: BlueprintRegistry | N
     Raises:
         ConfigError: the model cannot run on ``example``.
     """
-    registry = blueprints or BLUEPRINTS
+    return _found(model, example, blueprints or BLUEPRINTS)[0]
+
+
+def _found(model: nn.Module, example: Any, registry: BlueprintRegistry) -> tuple[list[FoundSite], list[str]]:
+    """Returns the sites of :func:`find_sites`, and the paths of the submodules in the order in which they end."""
     names = {id(module): path for path, module in model.named_modules()}
     runs = _look(model, example, names)
     inside = {path: place for path, place in _inside(model, example, runs).items() if registry.fitting("", place)}
@@ -120,7 +124,7 @@ def find_sites(model: nn.Module, example: Any, blueprints: BlueprintRegistry | N
     described = (_describe(path, place, runs, samples_of(example), registry) for path, place in places.items())
     found = [site for site in described if site is not None]
     order = list(runs)
-    return sorted(found, key=lambda site: order.index(SitePath.parse(site.path).sink))
+    return sorted(found, key=lambda site: order.index(SitePath.parse(site.path).sink)), order
 
 
 def chosen_sites(model: nn.Module, example: Any, most_runs: int | None = None) -> dict[str, str]:
@@ -130,10 +134,10 @@ def chosen_sites(model: nn.Module, example: Any, most_runs: int | None = None) -
     which could not merge with it. Blocks that run more often than ``most_runs`` in a pass are left out. Raises
     ConfigError if there is none.
     """
-    found = [site for site in find_sites(model, example) if most_runs is None or site.runs <= most_runs]
+    sites, order = _found(model, example, BLUEPRINTS)
+    found = [site for site in sites if most_runs is None or site.runs <= most_runs]
     paths = _spread(_last_of_each_stage([site for site in found if site.kind == "widen"]), MOST // 2)
     widened = [SitePath.parse(path) for path in paths]
-    order = _order(model, example)
     outside = [site for site in found if site.kind == "residual" and not _is_within(site.path, widened, order)]
     paths += _spread(_last_of_each_stage(outside), MOST - len(paths))
     if not paths:
@@ -144,11 +148,6 @@ def chosen_sites(model: nn.Module, example: Any, most_runs: int | None = None) -
 def _last_of_each_stage(sites: Sequence[FoundSite]) -> list[str]:
     """Returns the path of the last of ``sites`` in each stage, in forward order of the stages."""
     return list({(site.shape[1:], site.width): site.path for site in sites}.values())
-
-
-def _order(model: nn.Module, example: Any) -> list[str]:
-    """Returns the paths of the submodules that run, in the order in which they end."""
-    return list(_look(model, example, {id(module): path for path, module in model.named_modules()}))
 
 
 def _is_within(path: str, widened: Sequence[SitePath], order: Sequence[str]) -> bool:

@@ -101,41 +101,34 @@ def _adds_up(gated: Gated) -> bool:
     """Whether a copy with 5 random units computes what copies with 2 and 3 of them do together."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(0)
-        parts = [gated.more(units).double().eval() for units in (2, 3)]
-        for part in parts:
+        some, others = (gated.more(units).double().eval() for units in (2, 3))
+        for part in (some, others):
             part.project.register_parameter("bias", None)
-        whole = Gated(_copied(parts[0]), 2, gated.writers, gated.reader)
-        whole.absorb(parts[1], 1.0)
         x = torch.randn(2, 4, gated.inputs, dtype=torch.float64)
         try:
-            outputs = [part(x) for part in (*parts, whole)]
+            apart = some(x), others(x)
+            Gated(some.body, 2, gated.writers, gated.reader).absorb(others, 1.0)
+            together = some(x)
         except Exception:  # a user's module may need anything
             return False
-    if not all(isinstance(y, Tensor) and y.shape == outputs[0].shape for y in outputs):
+    if not all(isinstance(y, Tensor) and y.shape == apart[0].shape for y in (*apart, together)):
         return False
-    return torch.allclose(outputs[0] + outputs[1], outputs[2]) and not torch.allclose(outputs[1], 0 * outputs[1])
-
-
-def _copied(more: MoreGated) -> nn.Module:
-    """Returns a copy of the body of ``more`` with linear layers of its own."""
-    layers = {name: child for name, child in more.body.named_children() if isinstance(child, nn.Linear)}
-    copies = {
-        name: nn.Linear(child.in_features, child.out_features, child.bias is not None) for name, child in layers.items()
-    }
-    for name, copy in copies.items():
-        copy.double().load_state_dict(layers[name].state_dict())
-    return _twin(more.body, copies)
+    return torch.allclose(apart[0] + apart[1], together) and bool(apart[1].any())
 
 
 def _twin(module: nn.Module, linear: dict[str, nn.Linear]) -> nn.Module:
-    """Returns a module of the same class and attributes, with ``linear`` in place of its layers, and without hooks."""
+    """Returns a module of the same class, attributes and buffers, with ``linear`` in place of its layers.
+
+    It shares no submodule with the module, whose mode is its own, and has no hooks.
+    """
     twin: nn.Module = object.__new__(type(module))
     nn.Module.__init__(twin)
     fresh = vars(twin).copy()
     vars(twin).update({name: value for name, value in vars(module).items() if name not in fresh})
     twin.training = module.training
+    twin._buffers.update(module._buffers)
     for name, child in own_children(module).items():
-        twin.add_module(name, linear.get(name, child))
+        twin.add_module(name, linear[name] if name in linear else _twin(child, {}))
     return twin
 
 

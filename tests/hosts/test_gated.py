@@ -76,11 +76,14 @@ def test_other_modules_are_none(module: nn.Module) -> None:
 
 
 def test_looking_changes_neither_the_module_nor_random_numbers() -> None:
-    module = Swish()
+    module = Swish().train()
     state, weights = torch.get_rng_state(), copy.deepcopy(module.state_dict())
     module.w1.register_forward_hook(lambda *_: pytest.fail("a hook of the module was called"))
-    assert gated_of(module) is not None
+    gated = gated_of(module)
+    assert gated is not None
     assert torch.equal(torch.get_rng_state(), state)
+    gated.more(2).eval()
+    assert module.drop.training
     assert all(torch.equal(value, weights[name]) for name, value in module.state_dict().items())
 
 
