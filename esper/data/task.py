@@ -102,6 +102,13 @@ class Task:
     """Number of processes that read training data which is not in memory."""
     augmentation: Augmentation = Augmentation()
     """Augmentation of training images that are stored as bytes."""
+    origin: Callable[[], Host] | None = None
+    """Makes the host with new weights, if hosts start from others, see ``TaskConfig.start``."""
+    trained: bool = False
+    """Whether the hosts of ``origin`` are trained alone before an episode starts from them."""
+    transfer: Callable[[Host, Host], None] | None = None
+    """Gives a host of ``build_host``, its second argument, the function of a trained one of ``origin``; None: the
+    latter's weights are copied."""
     precision: Precision = "float32"
     """Precision of forward and backward passes, see ``TaskConfig.precision``."""
     loss: str | PerSample = "cross_entropy"
@@ -196,6 +203,14 @@ class Task:
     def to(self, device: torch.device) -> Task:
         """Returns the same task with its in-memory splits on ``device``."""
         return replace(self, **{name: split.to(device) for name, split in self._splits().items()})  # type: ignore[arg-type]
+
+    def with_hosts(self, build_host: Callable[[], Host]) -> Task:
+        """Returns the same task with other hosts, which are trained first if those of this one are."""
+        return replace(self, build_host=build_host, origin=build_host if self.trained else self.origin)
+
+    def from_new_weights(self) -> Task:
+        """Returns the same task with hosts that have new weights."""
+        return replace(self, build_host=self.origin or self.build_host, origin=None, trained=False, transfer=None)
 
     def new_host(self, slots: Sequence[str] | None = None) -> Host:
         """Makes a host with the slots that ``slots`` names, see ``EnvConfig.slots``; None: those that ``build_host``

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from esper.config import ConfigError, did_you_mean
-from esper.data import chars, digits, digits_table, images, mnist5k, tinystories
+from esper.data import chars, code, digits, digits_table, images, mnist5k, tinystories
 from esper.data.task import DataOptions, Task
 from esper.data.user_code import FORM, is_user_task, refuse_untrusted, run_user_code
 from esper.hosts.host import Host
@@ -30,6 +30,7 @@ TASKS: dict[str, TaskEntry] = {
         TaskEntry("digits_table", digits_table.DESCRIPTION, lambda _: digits_table.load(), digits_table.build_host),
         TaskEntry("mnist5k", mnist5k.DESCRIPTION, lambda _: mnist5k.load(), mnist5k.build_host),
         TaskEntry("chars", chars.DESCRIPTION, lambda _: chars.load(), chars.build_host),
+        TaskEntry("code", code.DESCRIPTION, lambda _: code.load(), code.build_host),
         *(TaskEntry(preset.name, preset.description, preset.load, preset.build_host) for preset in images.PRESETS),
         TaskEntry("tinystories", tinystories.DESCRIPTION, tinystories.load, tinystories.build_host),
     )

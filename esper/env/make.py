@@ -11,12 +11,14 @@ from gymnasium.vector import AutoresetMode
 
 from esper.config import ConfigError, EnvConfig, TaskConfig, TrainingConfig
 from esper.config_resolved import ResolvedConfig
+from esper.config_task import NEW, TRAINED
 from esper.data.task import DataOptions, Task, resolve
 from esper.data.tasks import load_task
 from esper.env import planted
 from esper.env.planted import PlantedVectorEnv
 from esper.env.single import SingleEnv
 from esper.env.slot_env import SlotVectorEnv
+from esper.env.start import recorded, started
 from esper.env.vector_env import GrowthVectorEnv, ignore
 from esper.hosts.host import Host
 from esper.hosts.sizes import at_width
@@ -63,6 +65,8 @@ class EnvMaker:
             if ranks is not None:
                 ranks.start(dict.fromkeys(range(1, ranks.size), (0, "load", 0, config)))  # while this rank loads it
             task = load_task(config.task.name, DataOptions.of(config.task))
+        config = recorded(config)
+        task = started(task, config.task.start)
         config, run = resolve(config, task), config.run if ranks is None else ranks.own(config.run)
         if ranks is not None:
             ranks.check(config.env.n_envs)
@@ -81,6 +85,8 @@ class EnvMaker:
         """Returns a maker for hosts of another width, see ``at_width``. Raises ConfigError if they cannot have it."""
         if self.task is None:
             raise ConfigError(f"hosts of {self.config.task.name} are simulated and have no width")
+        if self.config.task.start not in (NEW, TRAINED):
+            raise ConfigError(f"hosts of another width cannot start from {self.config.task.start}, see task.start")
         with seeded(0):  # the weights are not used
             build_host = at_width(self.task.build_host, width)
         if self.ranks is not None:
@@ -91,7 +97,7 @@ class EnvMaker:
         """Returns a maker for other hosts of this process. Raises ConfigError for simulated ones."""
         if self.task is None:
             raise ConfigError(f"hosts of {self.config.task.name} are simulated and cannot be replaced")
-        task, *elsewhere = (replace(task, build_host=build_host) for task in (self.task, *self.elsewhere))
+        task, *elsewhere = (task.with_hosts(build_host) for task in (self.task, *self.elsewhere))
         return replace(self, task=task, elsewhere=tuple(elsewhere))
 
     def make(

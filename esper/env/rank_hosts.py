@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from esper.config_resolved import HostTrainingConfig
 from esper.data.task import DataOptions, Task
 from esper.data.tasks import load_task
 from esper.env.choices import max_seed_parameters
+from esper.env.start import started
 from esper.env.state import EnvState, table_of, write_table
 from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.hosts.sizes import at_width
@@ -127,8 +128,8 @@ class RankServer:
 
     def __init__(self, ranks: RunRanks, task: Task | None = None) -> None:
         self.ranks, self.groups = ranks, dict[int, RankHosts]()
-        self.given, self.tasks = task, dict[tuple[str, str], Task]()
-        """``tasks``: those in use, by name and device."""
+        self.given, self.tasks = task, dict[tuple[str, str, str], Task]()
+        """``tasks``: those in use, by name, start and device."""
 
     def serve(self) -> None:
         """Trains hosts for rank 0 until it dismisses this rank. Raises RankLost if rank 0 is gone."""
@@ -148,7 +149,7 @@ class RankServer:
         elif method == "widen":
             config, width = arguments
             task = self._task_of(config)
-            self.tasks[self._key(config)] = replace(task, build_host=at_width(task.build_host, width))
+            self.tasks[self._key(config)] = task.with_hosts(at_width(task.build_host, width))
         elif method == "apply":
             config, function, given = arguments
             task, own = self._task_of(config), config.model_copy(update={"run": self.ranks.own(config.run)})
@@ -167,12 +168,12 @@ class RankServer:
         """Returns the task of a config on this rank's device."""
         key = self._key(config)
         if key not in self.tasks:
-            task = self.given or load_task(config.task.name, DataOptions.of(config.task))
-            place = torch.device(key[1])
+            task = started(self.given or load_task(config.task.name, DataOptions.of(config.task)), config.task.start)
+            place = torch.device(key[2])
             if place.type == "cuda":
                 workspaces.bound()  # before anything uses cuBLAS
             self.tasks[key] = task.to(place)
         return self.tasks[key]
 
-    def _key(self, config: TrainingConfig) -> tuple[str, str]:
-        return config.task.name, self.ranks.own(config.run).device
+    def _key(self, config: TrainingConfig) -> tuple[str, str, str]:
+        return config.task.name, config.task.start, self.ranks.own(config.run).device

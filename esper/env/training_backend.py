@@ -31,6 +31,7 @@ from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics
 from esper.training.rng import seeded
+from esper.training.start import give_starts
 from esper.training.validate import committed_configuration, evaluate
 
 
@@ -93,6 +94,8 @@ class TrainingBackend(Backend):
             host.training.reset(run_seed, int(episodes[host.row]))
             host.governor.reset()
             self.seen[host.row] = []
+        if self.trainer.hosts[0].task.trained:
+            give_starts([host.training for host in self._of(starting)], self.trainer.executor)
 
     def plant(self, where: Bools, blueprint: Ints, style: Ints) -> tuple[Ints, dict[int, str]]:
         sizes, failures = np.zeros((len(where), 1), dtype=np.int64), {}

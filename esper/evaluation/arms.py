@@ -11,7 +11,7 @@ from typing import Any
 
 from esper.config import ConfigError, RunConfig, TrainingConfig, did_you_mean, read_toml, set_dotted
 from esper.data.user_code import FORM, is_user_code, is_user_task, refuse_untrusted
-from esper.evaluation.controls import CONTROLS
+from esper.evaluation.alternatives import CONTROLS
 from esper.rollout.policies import NAMES
 
 Tables = dict[str, Any]

@@ -22,7 +22,6 @@ from esper.env.make import EnvMaker
 from esper.evaluation.analysis import MetricResult
 from esper.evaluation.arms import ALONE, Arm
 from esper.evaluation.runner import (
-    HELD_OUT,
     GrowingRunner,
     HostResult,
     MakeController,
@@ -40,6 +39,7 @@ from esper.rollout.policies import check_name, controller_for
 from esper.rollout.threads import one_thread
 from esper.telemetry.text import trained_once
 from esper.telemetry.workload import Workload
+from esper.training.rng import HELD_OUT
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ same compute.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain
@@ -23,9 +23,10 @@ from esper.env.training_backend import make_trainings
 from esper.evaluation.compute import ComputeMeter, EpochKind, episodes, watch
 from esper.evaluation.runner import ArmRunner, HostResult
 from esper.files.grown_host import assemble
+from esper.hosts.grown import KeptSeed
 from esper.hosts.host import Host
 from esper.hosts.sizes import HostFamily, nearest_in_size
-from esper.seeds.blueprints import BLUEPRINTS
+from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.training.execution.tiers import make_executor
 from esper.training.host_trainer import HostTrainer
 from esper.training.micro_batching import MicroBatchPolicy
@@ -66,7 +67,11 @@ class ControlRunner(ArmRunner):
             return self.train(number, grown)
 
         def part(rows: slice) -> tuple[Any, ...]:
-            return self.config, train_part, (self.kind, self.control_of, self.run_seed, number, grown[rows], rows.start)
+            return (
+                self.config,
+                train_part,
+                (type(self), self.control_of, self.run_seed, number, grown[rows], rows.start),
+            )
 
         others, mine = OtherRanks(self.ranks, len(grown), MicroBatchPolicy(self.config)), self.ranks.share(len(grown))
         return list(chain(*others.call("apply", part, mine=lambda: self.train(number, grown[: len(mine)]))))
@@ -116,8 +121,12 @@ class StaticRunner(ControlRunner):
     kind = "static"
 
     def make(self, grown: HostResult) -> Control:
+        return self.built_in(grown.kept)
+
+    def built_in(self, kept: Mapping[str, KeptSeed]) -> Control:
+        """Returns the control whose host has seeds like those of ``kept``, by slot."""
         task, slots = self.task, self.config.env.slots
-        names = {slot: seed.blueprint for slot, seed in grown.kept.items()}
+        names = {slot: seed.blueprint for slot, seed in kept.items()}
         sample = task.sample.cpu()
 
         def build() -> Host:
@@ -125,7 +134,9 @@ class StaticRunner(ControlRunner):
             host.probe(sample)  # initialises lazy layers and finds the sites of a graft
             places = {place.name: place for place in host.sites}
             blueprints = {slot: self.blueprints.at(host.topology, places[slot], name) for slot, name in names.items()}
-            return assemble(host, grown.kept, blueprints, task.name)
+            whole = assemble(host, kept, blueprints, task.name)
+            whole.new_seeds = True
+            return whole
 
         config = self.config.with_values(env={"slots": None})  # they are chosen before the seeds are built in
         return replace(task, build_host=build, slots=None), config, {"built_in": names}
@@ -146,11 +157,11 @@ class BiggerRunner(ControlRunner):
     def make(self, grown: HostResult) -> Control:
         family = self._nearest(int(grown.parameters))
         facts = {"width": family.width, "wanted_parameters": grown.parameters}
-        return replace(self.task, build_host=family), self.config, facts
+        return replace(self.task.from_new_weights(), build_host=family), self.config, facts
 
     def _nearest(self, parameters: int) -> HostFamily:
         with seeded(0):  # the weights are not used
-            return nearest_in_size(self.task.build_host, parameters, self.task.sample.cpu())
+            return nearest_in_size(self.task.from_new_weights().build_host, parameters, self.task.sample.cpu())
 
 
 class SameComputeRunner(ControlRunner):
@@ -158,30 +169,29 @@ class SameComputeRunner(ControlRunner):
 
     kind = "same-compute"
 
-    def __init__(self, maker: EnvMaker, control_of: str, run_seed: int) -> None:
-        super().__init__(maker, control_of, run_seed)
-        meter = ComputeMeter(self.task, self.config, self.blueprints)
-        training, validation = meter.of_epoch(EpochKind.alone(len(self.host.sites)))
-        self.first, self.each = validation, training + validation
-        """Operations before the first epoch (``first``) and per epoch (``each``)."""
-        if not self.each:
-            raise ConfigError("same-compute: none of the operations in this host's passes can be counted")
-
     def make(self, grown: HostResult) -> Control:
-        epochs = max(1, round((grown.flops - self.first) / self.each))
-        return self.task, self.config.with_values(env={"episode_length": epochs}), {"wanted_flops": grown.flops}
+        return at_compute((self.task, self.config, {}), grown.flops, self.blueprints)
 
 
-CONTROLS: dict[str, type[ControlRunner]] = {
-    runner.kind: runner for runner in (StaticRunner, BiggerRunner, SameComputeRunner)
-}
-"""Arms that are made from the results of another arm."""
+def at_compute(control: Control, flops: float, blueprints: BlueprintRegistry) -> Control:
+    """Returns the control with the number of epochs whose floating-point operations are nearest to ``flops``.
+
+    Raises ConfigError if none of its operations can be counted.
+    """
+    task, config, facts = control
+    with seeded(0):
+        sites = len(task.new_host(config.env.slots).sites)
+    training, validation = ComputeMeter(task, config, blueprints).of_epoch(EpochKind.alone(sites))
+    if not training + validation:
+        raise ConfigError(f"equal compute: none of the operations in the passes of {task.name} can be counted")
+    epochs = max(1, round((flops - validation) / (training + validation)))  # the untrained host is validated, too
+    return task, config.with_values(env={"episode_length": epochs}), {**facts, "wanted_flops": flops}
 
 
 def train_part(
     task: Task,
     config: HostTrainingConfig,
-    kind: str,
+    kind: type[ControlRunner],
     control_of: str,
     run_seed: int,
     number: int,
@@ -189,4 +199,4 @@ def train_part(
     first: int,
 ) -> list[HostResult]:
     """Trains the controls that another rank has of a round; ``first`` is the env of the first one."""
-    return CONTROLS[kind](EnvMaker(config, task), control_of, run_seed).train(number, grown, first)
+    return kind(EnvMaker(config, task), control_of, run_seed).train(number, grown, first)

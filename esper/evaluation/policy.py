@@ -23,7 +23,6 @@ from esper.evaluation.analysis import ArmComparison, corrected
 from esper.evaluation.arms import merged
 from esper.evaluation.comparison import ArmResult, environment_without_paths, play_arms
 from esper.evaluation.runner import (
-    HELD_OUT,
     MakeController,
     Progress,
     arms_work,
@@ -42,6 +41,7 @@ from esper.rollout.threads import one_thread
 from esper.telemetry.score import ACCURACY, ScoreUnit
 from esper.telemetry.workload import GROWN, Phase, Workload
 from esper.training.execution.ranks import RunRanks
+from esper.training.rng import HELD_OUT
 
 ALONE, GREEDY, STOCHASTIC, PLANS = "none", "greedy", "stochastic", "plans"
 

@@ -53,10 +53,6 @@ def name_score(score: ScoreUnit, progress: Progress | None) -> None:
         progress(ScoreDefined(score.name, score.unit, score.points))
 
 
-HELD_OUT = 2**31
-"""Added to a run's seed for its held-out hosts, which no agent learns from."""
-
-
 @dataclass(frozen=True)
 class HostResult:
     """Result of one host; NaN if a value does not exist."""

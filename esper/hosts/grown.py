@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from esper.hosts.host import Host, SiteHook
+from esper.hosts.host import Host, SiteHook, row_major
 from esper.hosts.inputs import Inputs
 from esper.seeds.features import Features
 
@@ -42,6 +42,9 @@ class GrownHost(Host):
         task: name of the task on which it was grown.
     """
 
+    new_seeds = False
+    """Whether the seeds learn where the host is frozen."""
+
     def __init__(self, host: Host, seeds: Mapping[str, nn.Module], kept: Mapping[str, KeptSeed], task: str) -> None:
         super().__init__()
         self.host = host
@@ -49,6 +52,15 @@ class GrownHost(Host):
         self.kept = dict(kept)
         self.task = task
         self.sites, self.topology, self.in_place = host.sites, host.topology, host.in_place
+
+    @property
+    def possible_slots(self) -> tuple[str, ...]:
+        return self.host.possible_slots
+
+    def _use_slots(self, names: set[str]) -> None:
+        """Uses these slots of the host; those whose seeds are built in stay."""
+        self.host.use_slots(row_major(names | set(self.kept)))
+        self.sites = self.host.sites
 
     def probe(self, x: Inputs) -> None:
         self.host.probe(x)

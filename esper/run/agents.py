@@ -23,7 +23,6 @@ from esper.env.slot_env import SlotVectorEnv
 from esper.evaluation.arms import ALONE
 from esper.evaluation.comparison import ArmResult, play_arms
 from esper.evaluation.runner import (
-    HELD_OUT,
     HostResult,
     MakeController,
     Results,
@@ -42,6 +41,7 @@ from esper.rollout.pretrain import pretrain
 from esper.rollout.rollout import Floats, Rollout
 from esper.telemetry.event import AgentValidated, Event, PracticeRound
 from esper.telemetry.workload import GROWN, Phase, Workload
+from esper.training.rng import HELD_OUT
 
 Emit = Callable[[Event], None]
 VALIDATION = 7 * 2**29

@@ -17,11 +17,10 @@ import numpy as np
 from esper.config import ConfigError
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
+from esper.evaluation.alternatives import CONTROLS
 from esper.evaluation.arms import Arm
 from esper.evaluation.comparison import ArmResult
-from esper.evaluation.controls import CONTROLS
 from esper.evaluation.runner import (
-    HELD_OUT,
     ArmRunner,
     GrowingRunner,
     HostResult,
@@ -39,6 +38,7 @@ from esper.run.trainer import Trainer
 from esper.telemetry.event import Event, RoundCompleted
 from esper.telemetry.sink import Sink
 from esper.telemetry.workload import Phase, Workload
+from esper.training.rng import HELD_OUT
 
 Learned = Callable[[str, int, RoundCompleted], None]
 """Receives the name of an arm, its training seed, and each round that it has learned from."""

@@ -20,6 +20,7 @@ from esper.seeds.blueprints import Blueprint
 from esper.seeds.group_norm import guard_group_norm
 from esper.seeds.site import PlantedSeed, Role, Site
 from esper.training.batches import BatchLoader
+from esper.training.freeze import freeze
 from esper.training.metrics import EpochMetrics, SeedGradientCollector
 from esper.training.precision import Arithmetic
 from esper.training.rng import RngHandle, RngStream, derive_seed, draws_globally, own_dropout, seeded
@@ -53,6 +54,8 @@ class HostTraining:
         self.rate = self.warmup.rate  # a scalar that steps read on the device
         with seeded(0):  # overwritten by reset
             self.host = task.new_host(config.env.slots).to(self.device)
+        self.frozen = freeze(self.host, config.task.freeze)
+        """Layers that stay in eval mode."""
         self.dropout = torch.Generator(self.device)
         self.draws = RngHandle(self.dropout)
         own_dropout(self.host, self.draws)
@@ -79,7 +82,8 @@ class HostTraining:
         """Sites at which an epoch's training passes do not change features."""
         self.site_by_name = {site.name: site for site in self.sites}
         optimizer = _make_optimizer(self.host, config.task, self.rate, config.task.weight_decay)
-        self.host_group = ParameterGroup(HOST, list(self.host.parameters()), optimizer, None)
+        learning = [parameter for parameter in self.host.parameters() if parameter.requires_grad]
+        self.host_group = ParameterGroup(HOST, learning, optimizer, None)
         self.seed_groups: dict[str, ParameterGroup] = {}
         self.shadows: dict[str, ShadowBuffers] = {}
         self.pool = SeedPool()

@@ -15,6 +15,14 @@ from esper.data.rng import GLOBAL_GENERATORS
 from esper.hosts.host import kept_modes
 from esper.training.shadow import ShadowBuffers
 
+HELD_OUT = 2**31
+"""Added to a run's seed for its held-out hosts, which no agent learns from."""
+
+
+def is_held_out(run_seed: int) -> bool:
+    """Whether hosts of this seed are held out."""
+    return run_seed >= HELD_OUT
+
 
 class RngStream(IntEnum):
     """Purpose of a random stream; streams with different purposes are independent."""

@@ -28,7 +28,7 @@ def test_tasks_lists_all_without_loading_data(esper: Esper, monkeypatch: pytest.
     assert found.code == 0
     for name in (*TASKS, *SIMULATED, "path.py:function"):
         assert any(line.startswith(f"  {name} ") for line in found.out.splitlines()), name
-    assert len(TASKS) == 13
+    assert len(TASKS) == 14
 
 
 @pytest.mark.parametrize("task", ["cifar10", "fashion_mnist", "tinystories"])

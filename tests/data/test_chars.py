@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from esper.data.chars import LENGTH, UNKNOWN, build_host, encode, load, read_parts, read_text, vocabulary
+from esper.data.chars import build_host, load, read_parts, read_text
 from esper.data.objective import PAD
 from esper.data.split import Split
 from esper.data.task import DataOptions, Task
 from esper.data.tasks import load_task
+from esper.data.text import LENGTH, UNKNOWN, encode, vocabulary
 
 
 @cache

@@ -13,12 +13,12 @@ import pytest
 from esper.config import ConfigError, TrainingConfig
 from esper.evaluation.comparison import compare_controllers
 from esper.evaluation.policy import PolicyEvaluation, evaluate_controller, hosts_config
-from esper.evaluation.runner import HELD_OUT
 from esper.files import checkpoint
 from esper.files.atomic import write_json
 from esper.files.policy import SavedPolicy, find_policy, save_policy
 from esper.run.experiment import RunSummary
 from esper.telemetry.event import ArmPlayed
+from esper.training.rng import HELD_OUT
 from tests.core_helpers import digits
 from tests.run.rank_helpers import ranks_of
 from tests.run.run_helpers import births, learning, play, tiny

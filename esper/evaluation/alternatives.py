@@ -1,0 +1,184 @@
+"""What else the price of growing buys: controls that compute as much as the grown host, and the table of all controls.
+
+The schedule of each fits in the epochs that its compute allows.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from esper.config import ConfigError
+from esper.data.task import Task
+from esper.env.make import EnvMaker
+from esper.evaluation.controls import (
+    BiggerRunner,
+    Control,
+    ControlRunner,
+    SameComputeRunner,
+    StaticRunner,
+    at_compute,
+)
+from esper.evaluation.runner import HostResult
+from esper.hosts.beside import BesideHost, Distilled, Ensemble
+from esper.hosts.grown import KeptSeed
+from esper.hosts.host import Host
+from esper.hosts.net2net import widen_as_copies
+from esper.seeds.place import Place
+from esper.training.rng import seeded
+
+
+class StaticComputeRunner(StaticRunner):
+    """Trains the grown host's final topology, all of it together, for as much compute."""
+
+    kind = "static-compute"
+
+    def make(self, grown: HostResult) -> Control:
+        return at_compute(super().make(grown), grown.flops, self.blueprints)
+
+
+class BiggerComputeRunner(BiggerRunner):
+    """Trains the wider host of the size from new weights, for as much compute."""
+
+    kind = "bigger-compute"
+
+    def make(self, grown: HostResult) -> Control:
+        return at_compute(super().make(grown), grown.flops, self.blueprints)
+
+
+class UniformRunner(StaticRunner):
+    """Trains the host with the same seed in every slot of one row from the start, for as much compute.
+
+    Of all rows and blueprints, it has those whose number of parameters is nearest to the grown host's.
+    """
+
+    kind = "uniform"
+
+    def make(self, grown: HostResult) -> Control:
+        wanted = grown.parameters - self.host.parameter_count
+        sizes = self._sizes()
+        if not sizes:
+            raise ConfigError("uniform: no blueprint fits in every slot of a row")
+        row, name = min(sizes, key=lambda choice: abs(sizes[choice] - wanted))
+        kept = {place.name: KeptSeed(name, "LINEAR_ADD", 1.0) for place in self._rows()[row]}
+        return at_compute(self.built_in(kept), grown.flops, self.blueprints)
+
+    def _rows(self) -> Mapping[str, list[Place]]:
+        rows = defaultdict(list)
+        for place in self.host.sites:
+            rows[place.name.partition("c")[0]].append(place)
+        return rows
+
+    def _sizes(self) -> dict[tuple[str, str], int]:
+        """Returns the number of parameters of a seed of each blueprint in every slot of a row, by (row, blueprint)."""
+        sizes = {}
+        for row, places in self._rows().items():
+            fitting = [self.blueprints.fitting(self.host.topology, place) for place in places]
+            for name in set.intersection(*(set(found) for found in fitting)):
+                pairs = zip(fitting, places, strict=True)
+                sizes[row, name] = sum(found[name].size(place) for found, place in pairs)
+        return dict(sorted(sizes.items()))
+
+
+class Net2NetRunner(BiggerRunner):
+    """Trains the wider host of the size, which begins with the function of the host, for as much compute.
+
+    Raises ConfigError for hosts other than chains of layers.
+    """
+
+    kind = "net2net"
+
+    def __init__(self, maker: EnvMaker, control_of: str, run_seed: int) -> None:
+        super().__init__(maker, control_of, run_seed)
+        require_start(self.kind, self.task)
+        with seeded(0):
+            widen_as_copies(self.host, self._nearest(self.host.parameter_count)())
+
+    def make(self, grown: HostResult) -> Control:
+        task, config, facts = super().make(grown)
+        if self.task.trained:  # its weights are known only when an episode starts
+            task = replace(task, origin=self.task.origin, trained=True, transfer=widen_as_copies)
+        else:
+            task = replace(task, build_host=_widened(self.task.build_host, task.build_host))
+        return at_compute((task, config, facts), grown.flops, self.blueprints)
+
+
+def _widened(build_narrow: Callable[[], Host], build_wide: Callable[[], Host]) -> Callable[[], Host]:
+    """Returns a factory of wide hosts with the function of narrow ones."""
+
+    def build() -> Host:
+        narrow, wide = build_narrow(), build_wide()
+        widen_as_copies(narrow, wide)
+        return wide
+
+    return build
+
+
+class BesideRunner(ControlRunner):
+    """Base class of controls in which another network learns beside the host that was trained before."""
+
+    network: type[BesideHost]
+
+    def __init__(self, maker: EnvMaker, control_of: str, run_seed: int) -> None:
+        super().__init__(maker, control_of, run_seed)
+        require_start(self.kind, self.task)
+        if self.task.loss != "cross_entropy":
+            raise ConfigError(f"{self.kind} joins probabilities of classes, but {self.task.name} has another loss")
+
+    def beside(self, build_learner: Callable[[], Host], grown: HostResult) -> Control:
+        """Returns the control in which what ``build_learner`` makes learns beside the host."""
+        first = self.task.build_host
+        sample = self.task.sample
+
+        def build() -> Host:
+            host = self.network(first(), build_learner())
+            host.probe(sample)
+            return host
+
+        task = replace(self.task, build_host=build, slots=None)
+        config = self.config.with_values(env={"slots": None}, task={"freeze": "nothing"})
+        return at_compute((task, config, {}), grown.flops, self.blueprints)
+
+
+class EnsembleRunner(BesideRunner):
+    """Trains a second host from new weights for as much compute, and averages the probabilities of both."""
+
+    kind = "ensemble"
+    network = Ensemble
+
+    def make(self, grown: HostResult) -> Control:
+        return self.beside(self.task.from_new_weights().build_host, grown)
+
+
+class DistilledRunner(BesideRunner, BiggerRunner):
+    """Trains the wider host of the size from new weights and the outputs of the host, for as much compute."""
+
+    kind = "distilled"
+    network = Distilled
+
+    def make(self, grown: HostResult) -> Control:
+        return self.beside(self._nearest(int(grown.parameters)), grown)
+
+
+def require_start(kind: str, task: Task) -> None:
+    """Raises ConfigError if hosts of ``task`` start from new weights."""
+    if task.origin is None:
+        raise ConfigError(f"{kind} begins with a host that was trained before: set task.start, such as trained")
+
+
+CONTROLS: dict[str, type[ControlRunner]] = {
+    runner.kind: runner
+    for runner in (
+        StaticRunner,
+        BiggerRunner,
+        SameComputeRunner,
+        StaticComputeRunner,
+        BiggerComputeRunner,
+        UniformRunner,
+        Net2NetRunner,
+        EnsembleRunner,
+        DistilledRunner,
+    )
+}
+"""Arms that are made from the results of another arm."""

@@ -1,0 +1,77 @@
+"""Real layers that are wider at once, with the function of the narrow ones.
+
+Chen, Goodfellow and Shlens 2016, "Net2Net: Accelerating Learning via Knowledge Transfer", section 3.2 (Net2WiderNet).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from esper.config import ConfigError
+from esper.hosts.host import Host
+from esper.ops import NormReluPool
+
+NOISE = 0.01
+"""Std of the noise on the incoming weights of copied units, in units of the std of the layer's weights, so that a copy
+and its original learn different things."""
+
+Layer = nn.Conv2d | nn.Linear
+
+
+@torch.no_grad()
+def widen_as_copies(narrow: Host, wide: Host) -> None:
+    """Overwrites the weights of ``wide`` so that it computes what ``narrow`` does, up to the noise.
+
+    Each new unit is a copy of one that is drawn from torch's global generator, and the units that read from both share
+    its outgoing weights. Hosts are chains of convolutions or linear layers with BatchNorms between them. Raises
+    ConfigError for others.
+    """
+    small, large = _chain(narrow), _chain(wide)
+    if [type(layer) for layer in small] != [type(layer) for layer in large]:
+        raise ConfigError("net2net widens a chain of layers, and these two hosts have different ones")
+    last = max(number for number, layer in enumerate(small) if isinstance(layer, Layer))
+    inputs = torch.arange(_inputs_of(small[0]))
+    for number, (old, new) in enumerate(zip(small, large, strict=True)):
+        if not isinstance(old, Layer):
+            _copy_units(old, new, inputs)
+            continue
+        assert isinstance(new, Layer)
+        own, wanted = len(old.weight), len(new.weight)
+        added = torch.randint(own, (wanted - own,)) if number < last else torch.arange(0)
+        outputs = torch.cat([torch.arange(own), added])
+        shared = torch.bincount(inputs, minlength=_inputs_of(old))[inputs]  # [inputs]: units that copy the same one
+        shape = (1, -1, *[1] * (old.weight.dim() - 2))
+        weight = old.weight[outputs][:, inputs] / shared.view(shape).to(old.weight)
+        weight[own:] += NOISE * weight.std() * torch.randn_like(weight[own:])
+        new.weight.copy_(weight)
+        if old.bias is not None and new.bias is not None:
+            new.bias.copy_(old.bias[outputs])
+        inputs = outputs
+
+
+def _chain(host: Host) -> list[nn.Module]:
+    """Returns the layers with parameters, in execution order. Raises ConfigError if they are of other kinds."""
+    layers = [module for module in host.modules() if any(True for _ in module.parameters(recurse=False))]
+    known = (nn.Conv2d, nn.Linear, nn.BatchNorm2d, NormReluPool)
+    other = next((layer for layer in layers if not isinstance(layer, known)), None)
+    weighted = [layer for layer in layers if isinstance(layer, Layer)]
+    fits = all(_inputs_of(after) == len(before.weight) for before, after in pairwise(weighted))
+    if other is not None or not fits or not weighted:
+        found = "layers that do not read one another" if other is None else f"a {type(other).__name__}"
+        raise ConfigError(f"net2net widens chains of convolutions, linear layers and BatchNorms; this host has {found}")
+    return layers
+
+
+def _inputs_of(layer: nn.Module) -> int:
+    assert isinstance(layer, Layer)
+    return int(layer.weight.shape[1])
+
+
+def _copy_units(old: nn.Module, new: nn.Module, units: Tensor) -> None:
+    """Gives the norm ``new`` the parameters and statistics of ``old``, by unit."""
+    values = dict(old.state_dict())
+    for name, tensor in new.state_dict().items():
+        tensor.copy_(values[name][units] if values[name].dim() else values[name])

@@ -1,0 +1,28 @@
+"""Parts of a host that do not learn."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from esper.config_task import Freeze
+from esper.hosts.grown import GrownHost
+from esper.hosts.host import Host
+
+
+def freeze(host: Host, which: Freeze) -> tuple[nn.Module, ...]:
+    """Stops layers of ``host`` from learning; returns those that stay in eval mode.
+
+    ``body`` are all layers but the head, which is the last layer with parameters. Statistics of frozen norms stay, too,
+    so that the host without seeds computes the same ever after. New seeds that are built in learn.
+    """
+    if which == "nothing":
+        return ()
+    new = list(host.seeds.modules()) if isinstance(host, GrownHost) and host.new_seeds else []
+    old = [module for module in host.modules() if module not in new]
+    layers = [module for module in old if any(True for _ in module.parameters(recurse=False))]
+    learning = layers[-1:] if which == "body" else []
+    for layer in layers:
+        for parameter in layer.parameters(recurse=False):
+            parameter.requires_grad_(layer in learning)
+    still = {*new, *learning}
+    return tuple(module for module in old if still.isdisjoint(module.modules()))

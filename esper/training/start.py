@@ -1,0 +1,200 @@
+"""Hosts that are trained alone, to their limit, before an episode starts from them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import warnings
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+import esper
+from esper.config import ConfigError, TrainingConfig
+from esper.config_resolved import HostTrainingConfig
+from esper.data.split import Split
+from esper.data.task import DataOptions, Task, resolve
+from esper.files.atomic import write_atomic
+from esper.hosts.beside import BesideHost
+from esper.hosts.grown import GrownHost
+from esper.hosts.host import Host
+from esper.training.execution.executor import Executor
+from esper.training.host_trainer import HostTrainer
+from esper.training.host_training import HostTraining, finite_buffers
+from esper.training.metrics import make_metrics
+from esper.training.rng import RngStream, derive_seed, is_held_out, seeded
+from esper.training.validate import evaluate
+
+Weights = dict[str, Tensor]
+"""All parameters and buffers of a host by name, on the CPU."""
+
+MIN_GAIN = 0.2
+"""A host is at its limit if training it on gains less than this on validation, pp."""
+MAX_RESTARTS = 6
+FIRST_INDEX = 2_000_000
+"""Added to the index of a host for the one that it starts from: streams of random numbers that no other host shares."""
+
+
+def give_starts(hosts: Sequence[HostTraining], executor: Executor) -> None:
+    """Gives new hosts the weights of hosts that were trained alone, to their limit.
+
+    An env of a run starts all its episodes from the same weights. Held-out hosts have weights of their own in every
+    episode, so that pairs are independent. Weights are kept in the folder of data, under ``starts``, by all that they
+    depend on, and are not trained twice.
+    """
+    starts = [_untrained(host) for host in hosts]
+    files = [_file_of(start) for start in starts]
+    known = [_read(file, start.host) for file, start in zip(files, starts, strict=True)]
+    missing = [start for start, weights in zip(starts, known, strict=True) if weights is None]
+    trained = iter(_train_to_limit(missing, executor) if missing else [])
+    for host, file, weights in zip(hosts, files, known, strict=True):
+        if weights is None:
+            weights = next(trained)
+            _write(file, weights)
+        _load(host, weights)
+
+
+def _untrained(host: HostTraining) -> HostTraining:
+    """Makes the host whose training precedes the episode that ``host`` is about to begin."""
+    task = host.task
+    if task.origin is None:
+        raise ValueError(f"hosts of {task.name} do not start from trained ones")
+    alone = replace(task, build_host=task.origin, origin=None, slots=None)
+    plain = {"name": task.name, "precision": host.config.task.precision}
+    config = resolve(TrainingConfig.parse({"task": plain, "run": host.config.run.model_dump()}), alone)
+    episode = host.episode if is_held_out(host.run_seed) else 0
+    return _host_for(alone, config, FIRST_INDEX + host.index, host.run_seed, episode * (MAX_RESTARTS + 1))
+
+
+def _host_for(task: Task, config: HostTrainingConfig, index: int, run_seed: int, episode: int) -> HostTraining:
+    """Makes a host with new weights for an episode of ``config``."""
+    totals = make_metrics(1, task.device)[0]
+    host = HostTraining(index, task, config, totals)
+    host.reset(run_seed, episode)
+    return host
+
+
+def _train_to_limit(hosts: Sequence[HostTraining], executor: Executor) -> list[Weights]:
+    """Trains each host for its schedule, then on for half as long as often as that gains ``MIN_GAIN``.
+
+    Returns the weights with the best validation accuracy. Each restart begins at the full learning rate. Raises
+    ConfigError for a host that diverges.
+    """
+    _train(hosts, executor)
+    best = [(_accuracy(host), _weights_of(host.host)) for host in hosts]
+    going_on = list(range(len(hosts)))
+    for restart in range(1, MAX_RESTARTS + 1):
+        again = [_restarted(hosts[i], best[i][1], restart) for i in going_on]
+        _train(again, executor)
+        gains = {}
+        for i, host in zip(going_on, again, strict=True):
+            accuracy = _accuracy(host)
+            gains[i] = accuracy - best[i][0]
+            if gains[i] > 0:
+                best[i] = accuracy, _weights_of(host.host)
+        going_on = [i for i, gain in gains.items() if gain >= MIN_GAIN]
+        if not going_on:
+            break
+    return [weights for _, weights in best]
+
+
+def _restarted(host: HostTraining, weights: Weights, restart: int) -> HostTraining:
+    """Returns a host like ``host`` that goes on from ``weights``, with half of its epochs and other batches."""
+    config = host.config.with_values(env={"episode_length": math.ceil(host.config.env.episode_length / 2)})
+    made = _host_for(host.task, config, host.index, host.run_seed, host.episode + restart)
+    _load(made, weights)
+    return made
+
+
+def _train(hosts: Sequence[HostTraining], executor: Executor) -> None:
+    """Trains hosts for an episode, without growth and without a governor."""
+    with closing(HostTrainer(hosts[0].task, hosts, executor)) as trainer:
+        for _ in range(hosts[0].horizon):
+            trainer.epoch(hosts)
+
+
+def _accuracy(host: HostTraining) -> float:
+    """Returns the validation accuracy, pp. Raises ConfigError if the host has diverged."""
+    found = evaluate(host, host.task.validation, [(0.0,) * len(host.sites)])
+    if not math.isfinite(float(found.loss[0])):
+        raise ConfigError(
+            f"task.start is trained, but host {host.index - FIRST_INDEX} diverged when it was trained alone with the "
+            f"settings of {host.task.name}: give the task a lower learning_rate"
+        )
+    return float(found.accuracy[0])
+
+
+def _named(host: Host) -> dict[str, Tensor]:
+    return dict(chain(host.named_parameters(), host.named_buffers()))
+
+
+def _weights_of(host: Host) -> Weights:
+    return {name: tensor.detach().cpu().clone() for name, tensor in _named(host).items()}
+
+
+@torch.no_grad()
+def _load(training: HostTraining, weights: Weights) -> None:
+    """Gives a new host what was learned; one with built-in seeds, or a learner beside it, in its first network."""
+    host, task = training.host, training.task
+    if task.transfer is not None and task.origin is not None:
+        with seeded(derive_seed(training.run_seed, training.index, training.episode, RngStream.HOST)):
+            trained = task.origin().to(training.device)
+            trained.probe(training.sample)
+            _copy(weights, trained)
+            task.transfer(trained, host)
+    else:
+        while isinstance(host, GrownHost | BesideHost) and _named(host).keys() != weights.keys():
+            host = host.host
+        _copy(weights, host)
+    training.finite_buffers = finite_buffers(training.host)
+
+
+def _copy(weights: Weights, host: Host) -> None:
+    for name, tensor in _named(host).items():
+        tensor.copy_(weights[name])
+
+
+def _file_of(start: HostTraining) -> Path:
+    """Returns the file for the weights that training ``start`` leads to, named after all that they depend on."""
+    digest = hashlib.sha256()
+    settings = start.config.task.model_dump(exclude={"data", "download"})
+    facts = (settings, start.horizon, start.index, start.run_seed, start.episode, MIN_GAIN, MAX_RESTARTS)
+    digest.update(json.dumps([esper.__version__, torch.__version__, start.device.type, facts]).encode())
+    for tensor in (*_named(start.host).values(), *_data_of(start.task)):
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    folder = DataOptions.of(start.config.task).folder
+    return folder / "starts" / f"{start.task.name.replace('/', '_')}-{digest.hexdigest()[:32]}.safetensors"
+
+
+def _data_of(task: Task) -> list[Tensor]:
+    """Returns tensors by which the training data of ``task`` is recognised: all targets, or a few samples if they are
+    streamed, and the first inputs."""
+    targets = [task.train.y] if isinstance(task.train, Split) else []
+    inputs = task.calibration_inputs()
+    return [*targets, *([inputs] if isinstance(inputs, Tensor) else []), task.validation.y]
+
+
+def _read(file: Path, host: Host) -> Weights | None:
+    """Returns the weights in ``file``; None if there are none, or none that fit."""
+    try:
+        weights = safetensors.torch.load_file(file)
+    except (OSError, safetensors.SafetensorError):
+        return None
+    shapes = {name: tensor.shape for name, tensor in _named(host).items()}
+    return weights if {name: tensor.shape for name, tensor in weights.items()} == shapes else None
+
+
+def _write(file: Path, weights: Weights) -> None:
+    """Keeps the weights; if that is impossible, warns that they will be trained again."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(file, safetensors.torch.save(weights))
+    except OSError as error:
+        warnings.warn(f"weights to start from are not kept, and are trained again when needed: {error}", stacklevel=2)

@@ -1,0 +1,201 @@
+"""Hosts that are trained alone, to their limit, before an episode starts from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from esper.config import ConfigError, TrainingConfig
+from esper.data.task import Task
+from esper.data.tasks import load_task
+from esper.env.make import EnvMaker
+from esper.env.vector_env import GrowthVectorEnv
+from esper.files.grown_host import accuracy
+from esper.training import start
+from esper.training.rng import HELD_OUT
+from tests.core_helpers import wait_actions
+
+
+@pytest.fixture(autouse=True)
+def _a_folder_of_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPER_DATA", str(tmp_path))
+
+
+def short(epochs: int = 4, **changes: Any) -> Task:
+    return replace(load_task("digits"), episode_length=epochs, **changes)
+
+
+@contextmanager
+def env_of(hosts: Task, **sections: Any) -> Iterator[GrowthVectorEnv]:
+    values: dict[str, Any] = {
+        "task": {"start": "trained"},
+        "env": {"n_envs": 2, "episode_length": 2, "baseline_episodes": 1},
+    }
+    for name, section in sections.items():
+        values[name] = {**values[name], **section}
+    config = TrainingConfig.parse(values)
+    env = EnvMaker.of(config, hosts).make()
+    assert isinstance(env, GrowthVectorEnv)
+    with closing(env):
+        yield env
+
+
+def weights(env: GrowthVectorEnv) -> list[dict[str, torch.Tensor]]:
+    return [{name: value.clone() for name, value in each.host.state_dict().items()} for each in env.training]
+
+
+def equal(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(value, others[name]) for name, value in some.items())
+
+
+def episode(env: GrowthVectorEnv) -> None:
+    while not env.done.all():
+        env.step(wait_actions(env.num_envs))
+
+
+def test_a_host_starts_from_its_own_training_and_learns_on_with_a_new_schedule() -> None:
+    with env_of(short()) as env, env_of(short(), task={"start": "new"}) as fresh:
+        env.reset(seed=3)
+        fresh.reset(seed=3)
+        assert (env.state.accuracy > 60).all()
+        assert (fresh.state.accuracy < 40).all()
+        first, second = weights(env)
+        assert not equal(first, second)
+        episode(env)
+        assert env.training[0].horizon == 2
+
+
+def test_the_episodes_of_a_run_start_from_the_same_weights_and_draw_other_batches() -> None:
+    with env_of(short()) as env:
+        env.reset(seed=3)
+        at_first = weights(env)
+        episode(env)
+        after = weights(env)
+        env.reset()
+        assert all(equal(*pair) for pair in zip(at_first, weights(env), strict=True))
+        episode(env)
+        assert not equal(after[0], weights(env)[0])
+
+
+def test_held_out_hosts_have_a_start_of_their_own_in_every_episode() -> None:
+    with env_of(short()) as env:
+        env.prepare()
+        env.run_seed = 3 + HELD_OUT
+        env.reset()
+        at_first = weights(env)
+        episode(env)
+        env.reset()
+        assert not any(equal(*pair) for pair in zip(at_first, weights(env), strict=True))
+
+
+def test_what_is_trained_is_kept_and_used_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with env_of(short()) as env:
+        env.reset(seed=3)
+        at_first = weights(env)
+    files = list((tmp_path / "starts").iterdir())
+    assert len(files) == 3  # of two envs, and of the baseline
+
+    def again(*_: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(start, "_train_to_limit", again)
+    with env_of(short()) as env:
+        env.reset(seed=3)
+        assert all(equal(*pair) for pair in zip(at_first, weights(env), strict=True))
+
+
+@pytest.mark.parametrize("change", [{"episode_length": 5}, {"learning_rate": 0.3}, {"data": None}])
+def test_other_settings_or_other_data_are_another_training(change: dict[str, Any], tmp_path: Path) -> None:
+    task = short()
+    with env_of(task) as env:
+        env.reset(seed=3)
+    if "data" in change:
+        change = {"train": replace(task.train, y=task.train.y.flip(0))}  # type: ignore[arg-type]
+    with env_of(replace(task, **change)) as env:
+        env.reset(seed=3)
+    assert len(list((tmp_path / "starts").iterdir())) == 6
+
+
+def test_settings_of_the_run_do_not_change_the_training_before_it(tmp_path: Path) -> None:
+    for rate in (0.1, 0.2):
+        with env_of(short(), task={"start": "trained", "learning_rate": rate}) as env:
+            env.reset(seed=3)
+    assert len(list((tmp_path / "starts").iterdir())) == 3
+
+
+def test_a_broken_file_is_trained_again(tmp_path: Path) -> None:
+    with env_of(short()) as env:
+        env.reset(seed=3)
+        at_first = weights(env)
+    for file in (tmp_path / "starts").iterdir():
+        file.write_bytes(b"half of it")
+    with env_of(short()) as env:
+        env.reset(seed=3)
+        assert all(equal(*pair) for pair in zip(at_first, weights(env), strict=True))
+
+
+def test_weights_that_cannot_be_kept_are_used_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(start, "write_atomic", full)
+    with env_of(short()) as env:
+        with pytest.warns(UserWarning, match="are not kept, and are trained again when needed"):
+            env.reset(seed=3)
+        assert (env.state.accuracy > 60).all()
+
+
+def test_training_goes_on_until_half_a_schedule_gains_less_than_the_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[int] = []
+    scores = iter([50.0, 60.0, 70.0, 70.1])
+    train = start._train
+
+    def counted(hosts: Any, executor: Any) -> None:
+        trained.append(hosts[0].horizon)
+        train(hosts, executor)
+
+    monkeypatch.setattr(start, "_train", counted)
+    monkeypatch.setattr(start, "_accuracy", lambda _host: next(scores))
+    monkeypatch.setattr("esper.env.no_growth.measure_baseline", lambda *_: None)
+    with env_of(short(), env={"n_envs": 1, "episode_length": 2}) as env:
+        env.baseline = no_baseline()
+        env.reset(seed=3)
+    assert trained == [4, 2, 2, 2]
+
+
+def no_baseline() -> Any:
+    from esper.env.baseline import Baseline
+
+    return Baseline((0.0,) * 3, (0.0,) * 3, 1.0, 1)
+
+
+def test_a_host_that_diverges_before_it_starts_is_an_error_that_says_what_to_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def diverged(*_: Any) -> Any:
+        return SimpleNamespace(loss=torch.tensor([float("inf")]))
+
+    monkeypatch.setattr(start, "evaluate", diverged)
+    with (
+        env_of(short()) as env,
+        pytest.raises(ConfigError, match=r"host 0 diverged .* give the task a lower learning_rate"),
+    ):
+        env.reset(seed=3)
+
+
+def test_a_started_host_scores_what_the_trained_one_scored() -> None:
+    with env_of(short()) as env:
+        env.reset(seed=3)
+        file = start._file_of(start._untrained(env.training[0]))
+        trained = env.task.from_new_weights().new_host(["all"]).eval()
+        trained.load_state_dict(safetensors.torch.load_file(file))
+        validation = env.task.validation
+        assert accuracy(trained, validation.x, validation.y) == env.state.accuracy[0]
