@@ -106,6 +106,9 @@ class Task:
     """Makes the host with new weights, if hosts start from others, see ``TaskConfig.start``."""
     trained: bool = False
     """Whether the hosts of ``origin`` are trained alone before an episode starts from them."""
+    earlier: Task | None = None
+    """The task that hosts are trained on before, if ``TaskConfig.start`` is trained, such as the part of the data that
+    was there; its host has equal layers. None: this task."""
     transfer: Callable[[Host, Host], None] | None = None
     """Gives a host of ``build_host``, its second argument, the function of a trained one of ``origin``; None: the
     latter's weights are copied."""
@@ -202,7 +205,9 @@ class Task:
 
     def to(self, device: torch.device) -> Task:
         """Returns the same task with its in-memory splits on ``device``."""
-        return replace(self, **{name: split.to(device) for name, split in self._splits().items()})  # type: ignore[arg-type]
+        earlier = None if self.earlier is None else self.earlier.to(device)
+        splits = {name: split.to(device) for name, split in self._splits().items()}
+        return replace(self, earlier=earlier, **splits)  # type: ignore[arg-type]
 
     def with_hosts(self, build_host: Callable[[], Host]) -> Task:
         """Returns the same task with other hosts, which are trained first if those of this one are."""

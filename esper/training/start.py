@@ -66,8 +66,9 @@ def _untrained(host: HostTraining) -> HostTraining:
     task = host.task
     if task.origin is None:
         raise ValueError(f"hosts of {task.name} do not start from trained ones")
-    alone = replace(task, build_host=task.origin, origin=None, slots=None)
-    plain = {"name": task.name, "precision": host.config.task.precision}
+    before = task.earlier or task
+    alone = replace(before, build_host=task.origin, origin=None, trained=False, earlier=None, transfer=None, slots=None)
+    plain = {"name": before.name, "precision": host.config.task.precision}
     config = resolve(TrainingConfig.parse({"task": plain, "run": host.config.run.model_dump()}), alone)
     episode = host.episode if is_held_out(host.run_seed) else 0
     return _host_for(alone, config, FIRST_INDEX + host.index, host.run_seed, episode * (MAX_RESTARTS + 1))
@@ -125,8 +126,8 @@ def _accuracy(host: HostTraining) -> float:
     found = evaluate(host, host.task.validation, [(0.0,) * len(host.sites)])
     if not math.isfinite(float(found.loss[0])):
         raise ConfigError(
-            f"task.start is trained, but host {host.index - FIRST_INDEX} diverged when it was trained alone with the "
-            f"settings of {host.task.name}: give the task a lower learning_rate"
+            f"task.start is trained, but a host diverged when it was trained alone with the settings of "
+            f"{host.task.name}: give the task a lower learning_rate"
         )
     return float(found.accuracy[0])
 

@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 
 from esper.config import ConfigError, TrainingConfig
+from esper.data.split import Split
 from esper.data.task import Task
 from esper.data.tasks import load_task
 from esper.env.make import EnvMaker
@@ -186,7 +187,7 @@ def test_a_host_that_diverges_before_it_starts_is_an_error_that_says_what_to_cha
     monkeypatch.setattr(start, "evaluate", diverged)
     with (
         env_of(short()) as env,
-        pytest.raises(ConfigError, match=r"host 0 diverged .* give the task a lower learning_rate"),
+        pytest.raises(ConfigError, match=r"a host diverged .* give the task a lower learning_rate"),
     ):
         env.reset(seed=3)
 
@@ -199,3 +200,16 @@ def test_a_started_host_scores_what_the_trained_one_scored() -> None:
         trained.load_state_dict(safetensors.torch.load_file(file))
         validation = env.task.validation
         assert accuracy(trained, validation.x, validation.y) == env.state.accuracy[0]
+
+
+def test_hosts_may_be_trained_on_another_task_before() -> None:
+    task = short()
+    half = replace(task, train=Split(task.train.x[:400], task.train.y[:400]), samples_per_epoch=400, name="half")
+    with env_of(replace(task, earlier=half)) as env, env_of(task) as whole:
+        env.reset(seed=3)
+        whole.reset(seed=3)
+        assert env.task.samples == 997
+        assert not equal(weights(env)[0], weights(whole)[0])
+        file = start._file_of(start._untrained(env.training[0]))
+        assert file.name.startswith("half-")
+        assert file.exists()

@@ -1,0 +1,79 @@
+"""The tasks of the questions in benchmarks/questions.md: `--task benchmarks/question_tasks.py:fashion_small`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from esper.data.split import Split
+from esper.data.task import Augmentation, Task
+from esper.data.tasks import load_task
+from esper.hosts.cnn import CNNHost
+
+LATE_SHARE = 1 / 3
+"""Share of the training data that arrives after the first training."""
+FEW = 100
+"""Number of training images of a task that a host is adapted to."""
+
+
+def small(task: Task) -> Task:
+    """Returns an image task with a host that reaches its limit soon: three blocks of 3, 6 and 12 channels."""
+    return replace(task, build_host=partial(CNNHost, 1, 10, base=3, blocks=3), slots=("all",), at_once=True)
+
+
+def fashion_small() -> Task:
+    """Fashion-MNIST with a host of 1,090 parameters, in short epochs, with 1,000 images for validation."""
+    task = small(load_task("fashion_mnist"))
+    validation = Split(task.validation.x[:1_000], task.validation.y[:1_000], task.validation.table)
+    changes = {"learning_rate": 0.05, "weight_decay": 0.0, "augmentation": Augmentation(), "warmup_epochs": 8.0}
+    sizes = {"samples_per_epoch": 1_000, "episode_length": 80}
+    return replace(task, name="fashion_small", validation=validation, **sizes, **changes)
+
+
+def digits_short() -> Task:
+    """Digits in epochs of half of the images, so that growth is decided twice as often."""
+    task = load_task("digits")
+    return replace(task, name="digits_short", samples_per_epoch=498, episode_length=60, warmup_epochs=6.0)
+
+
+def late(task: Task) -> Task:
+    """Returns a task of whose training data a part arrives late: hosts are trained on the first part before."""
+    assert isinstance(task.train, Split)
+    first = round(task.samples * (1 - LATE_SHARE))
+    part = Split(task.train.x[:first], task.train.y[:first], task.train.table)
+    fewer = min(first, task.samples_per_epoch or first)
+    before = replace(task, name=f"{task.name}_before", train=part, samples_per_epoch=fewer)
+    return replace(task, name=f"{task.name}_late", earlier=before)
+
+
+def digits_late() -> Task:
+    """Digits, a third of which arrives after the first training."""
+    return late(digits_short())
+
+
+def fashion_late() -> Task:
+    """Fashion-MNIST with few images, a third of which arrives after the first training of a small host."""
+    task = fashion_small()
+    assert isinstance(task.train, Split)
+    few = Split(task.train.x[:3_000], task.train.y[:3_000], task.train.table)
+    return late(replace(task, train=few, name="fashion_few"))
+
+
+def few_of(task: Task) -> Split:
+    """Returns the first training images of a task, as many as an adapted host sees."""
+    assert isinstance(task.train, Split)
+    return Split(task.train.x[:FEW], task.train.y[:FEW], task.train.table)
+
+
+def fashion_to_mnist() -> Task:
+    """A few images of MNIST, for small hosts that were trained on Fashion-MNIST."""
+    task = small(load_task("mnist5k"))
+    sizes = {"samples_per_epoch": FEW, "batch_size": FEW // 2, "augmentation": Augmentation()}
+    return replace(task, name="fashion_to_mnist", train=few_of(task), earlier=fashion_small(), **sizes)
+
+
+def mnist_to_fashion() -> Task:
+    """A few images of Fashion-MNIST, for small hosts that were trained on MNIST."""
+    task, before = fashion_small(), replace(small(load_task("mnist5k")), name="mnist_small")
+    sizes = {"samples_per_epoch": FEW, "batch_size": FEW // 2}
+    return replace(task, name="mnist_to_fashion", train=few_of(task), earlier=before, **sizes)

@@ -1,0 +1,225 @@
+"""Widen, retrain, train on, adapt, or grow? The questions of benchmarks/questions.md.
+
+    python benchmarks/questions.py tune upgrade digits
+    python benchmarks/questions.py judge upgrade digits
+
+`tune` trains each arm with each setting of its grid on hosts of their own, and writes the best of each, by validation
+accuracy, to benchmarks/questions_rates.json. `judge` compares the arms with these settings on other hosts, and prints
+the paired differences of test accuracies, grown hosts minus the others, with what each arm costs, as Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from esper.data.task import Task
+from esper.data.tasks import load_task
+from esper.evaluation.arms import read_arms
+from esper.evaluation.runner import HostResult
+from esper.evaluation.statistics import compare_pairs, holm_adjusted
+from esper.run.comparison import ComparisonRun
+from esper.telemetry.event import ArmPlayed, ScoreDefined
+
+HERE = Path(__file__).parent
+RATES = HERE / "questions_rates.json"
+GROWN = "grown"
+TUNING_SEED, JUDGING_SEED = 100, 60_000
+RATES_TRIED = ((0.125, 0.0), (0.25, 0.0), (0.5, 0.0), (1.0, 0.0), (0.5, 0.3), (1.0, 0.3))
+"""What is tried for an arm: learning rates in units of the task's own, and fractions of the epochs over which they
+rise."""
+SEED_RATES = ((0.125, 16.0), (0.25, 4.0), (0.25, 8.0), (0.5, 1.0), (0.5, 4.0), (1.0, 2.0))
+"""What is tried for grown hosts, as often: rates of the host in units of the task's own, and of seeds in units of the
+host's."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question on one task.
+
+    ``arms`` are controls and controllers beside the grown hosts, by name, with what their configs have in common with
+    nothing else.
+    """
+
+    task: str
+    epochs: tuple[int, ...]
+    """Episode lengths of grown hosts, which decide what all arms may compute."""
+    arms: Mapping[str, str]
+    slots: tuple[str, ...]
+    """Slots that are widened, one an epoch."""
+    blueprint: str = "widen_whole"
+    common: Mapping[str, Any] | None = None
+    """Settings of the task that grown hosts have, and all arms that do not say otherwise."""
+
+
+USUAL = {
+    "continued": "same-compute",
+    "retrained": "bigger-compute",
+    "uniform": "uniform",
+    "net2net": "net2net",
+    "ensemble": "ensemble",
+    "distilled": "distilled",
+    "head only": "none,task.freeze=body",
+}
+ADAPTING = {
+    "head only": "none,task.freeze=body",
+    "uniform": "uniform",
+    "scratch": "bigger-compute,task.freeze=nothing",
+    "fine-tuned": "same-compute,task.freeze=nothing",
+}
+TWO, THREE = ("r2c0", "r2c1"), ("r2c0", "r2c1", "r2c2")
+TASKS = f"{HERE / 'question_tasks.py'}:"
+QUESTIONS: dict[tuple[str, str], Question] = {
+    ("upgrade", "digits"): Question(f"{TASKS}digits_short", (4, 8), USUAL, TWO),
+    ("upgrade", "fashion"): Question(f"{TASKS}fashion_small", (6, 18), USUAL, THREE),
+    ("late", "digits"): Question(f"{TASKS}digits_late", (10,), USUAL, TWO),
+    ("late", "fashion"): Question(f"{TASKS}fashion_late", (12,), USUAL, THREE),
+    ("adapt", "mnist"): Question(f"{TASKS}fashion_to_mnist", (30,), ADAPTING, THREE, common={"freeze": "body"}),
+    ("adapt", "fashion"): Question(f"{TASKS}mnist_to_fashion", (30,), ADAPTING, THREE, common={"freeze": "body"}),
+}
+
+
+def schedule_of(question: Question, folder: Path) -> Path:
+    """Writes the schedule by which hosts are grown; returns its file."""
+    file = folder / "widen.toml"
+    lines = (
+        f'[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "{slot}"\nblueprint = "{question.blueprint}"\n'
+        for slot in question.slots
+    )
+    file.write_text("\n".join(lines))
+    return file
+
+
+def settings_of(arm: str, rate: float, epochs: int) -> list[dict[str, float]]:
+    """Returns the settings of section task that are tried for an arm, six for each."""
+    if arm == GROWN:
+        return [{"learning_rate": rate * own, "seed_rate": of_seeds} for own, of_seeds in SEED_RATES]
+    return [
+        {"learning_rate": rate * factor, "warmup_epochs": warm_up * epochs, "seed_rate": 1.0}
+        for factor, warm_up in RATES_TRIED
+    ]
+
+
+def written(settings: Mapping[str, float]) -> str:
+    return ",".join(f"task.{name}={value:.6g}" for name, value in settings.items())
+
+
+class Clock:
+    """Adds up the seconds that each arm took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._last = time.perf_counter()
+
+    def __call__(self, event: ArmPlayed | ScoreDefined) -> None:
+        now = time.perf_counter()
+        if isinstance(event, ArmPlayed):
+            self.seconds[event.controller] += now - self._last
+        self._last = now
+
+
+def play(
+    question: Question, task: Task, epochs: int, arms: list[str], pairs: int, seed: int
+) -> tuple[dict[str, list[HostResult]], Mapping[str, float]]:
+    """Plays arms beside the first of them; returns the hosts of each, and its seconds."""
+    base = {
+        "task": {"name": task.name, "start": "trained", **(question.common or {})},
+        "run": {"seed": seed, "lanes": 1},
+        "env": {"episode_length": epochs, "baseline_episodes": 1, "n_envs": 8, "slots": ["r2"], "at_once": True},
+    }
+    clock = Clock()
+    with TemporaryDirectory() as folder:
+        arms = [arm.replace("SCHEDULE", str(schedule_of(question, Path(folder)))) for arm in arms]
+        read = read_arms(arms, base)
+        run = ComparisonRun(read, pairs, f"{folder}/out", reference=read[0].name, progress=clock, task=task)
+        return run.run().hosts, clock.seconds
+
+
+def search(
+    question: Question, task: Task, epochs: int, arm: str, text: str, first: str, pairs: int
+) -> dict[str, float]:
+    """Plays an arm with each setting of its grid, beside the arm ``first``; returns the best by validation accuracy."""
+    tried = settings_of(arm, task.learning_rate, epochs)
+    arms = [f"{arm} {number}:controller={text},{written(each)}" for number, each in enumerate(tried)]
+    hosts, _ = play(question, task, epochs, [first, *arms], pairs, TUNING_SEED)
+    scores = [
+        float(np.mean([float(host.facts["validation_accuracy"]) for host in hosts[f"{arm} {number}"]]))
+        for number in range(len(tried))
+    ]
+    best = tried[int(np.argmax(scores))]
+    shown = " ".join(f"{score:.2f}" for score in scores)
+    print(f"{task.name}, {epochs} epochs, {arm}: {shown}; best {written(best)}", flush=True)
+    return best
+
+
+def tuned(name: tuple[str, str], pairs: int) -> None:
+    """Finds the settings of each arm, and writes them to RATES."""
+    question = QUESTIONS[name]
+    task = load_task(question.task)
+    known = json.loads(RATES.read_text()) if RATES.exists() else {}
+    for epochs in question.epochs:
+        growing = "schedule:SCHEDULE"
+        best = {GROWN: search(question, task, epochs, GROWN, growing, "alone:controller=none", pairs)}
+        reference = f"{GROWN}:controller={growing},{written(best[GROWN])}"
+        for arm, text in question.arms.items():
+            best[arm] = search(question, task, epochs, arm, text, reference, pairs)
+        known[f"{name[0]} {name[1]} {epochs}"] = best
+        RATES.write_text(json.dumps(known, indent=2) + "\n")
+
+
+def judged(name: tuple[str, str], pairs: int) -> None:
+    """Compares all arms with their settings, and prints the table."""
+    question = QUESTIONS[name]
+    task = load_task(question.task)
+    rates = json.loads(RATES.read_text())
+    for epochs in question.epochs:
+        best = rates[f"{name[0]} {name[1]} {epochs}"]
+        grown = f"{GROWN}:controller=schedule:SCHEDULE,{written(best[GROWN])}"
+        others = [f"{arm}:controller={text},{written(best[arm])}" for arm, text in question.arms.items()]
+        hosts, seconds = play(question, task, epochs, [grown, *others, "alone:controller=none"], pairs, JUDGING_SEED)
+        print(f"\n{name[0]}, {task.name}: {epochs} epochs of growth, {pairs} pairs\n")
+        print("| arm | test % | grown minus it | p | parameters | epochs | GFLOP | seconds a host |")
+        print("|---|---|---|---|---|---|---|---|")
+        scores = {arm: np.array([host.accuracy for host in found]) for arm, found in hosts.items()}
+        compared = {arm: compare_pairs(scores[GROWN], scores[arm]) for arm in scores if arm != GROWN}
+        adjusted = dict(zip(compared, holm_adjusted([pair.p_value for pair in compared.values()]), strict=True))
+        for arm, found in hosts.items():
+            difference = p = ""
+            if arm != GROWN:
+                pair = compared[arm]
+                difference = f"{pair.difference:+.2f} [{pair.interval.low:+.2f}, {pair.interval.high:+.2f}]"
+                p = f"{adjusted[arm]:.2g}"
+            means = [np.mean([getattr(host, each) for host in found]) for each in ("parameters", "epochs", "flops")]
+            print(
+                f"| {arm} | {scores[arm].mean():.2f} | {difference} | {p} | {means[0]:.0f} | {means[1]:.1f} | "
+                f"{means[2] / 1e9:.3f} | {seconds[arm] / pairs:.1f} |",
+                flush=True,
+            )
+
+
+def main() -> None:
+    """Tune or judge one question on one task."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("what", choices=("tune", "judge"))
+    parser.add_argument("question", choices=sorted({question for question, _ in QUESTIONS}))
+    parser.add_argument("task", choices=sorted({task for _, task in QUESTIONS}))
+    parser.add_argument("--pairs", type=int, help="hosts; 16 to tune, 40 to judge")
+    options = parser.parse_args()
+    name = (options.question, options.task)
+    if options.what == "tune":
+        tuned(name, options.pairs or 16)
+    else:
+        judged(name, options.pairs or 40)
+
+
+if __name__ == "__main__":
+    main()
