@@ -25,7 +25,13 @@ def fashion_small() -> Task:
     """Fashion-MNIST with a host of 1,090 parameters, in short epochs, with 1,000 images for validation."""
     task = small(load_task("fashion_mnist"))
     validation = Split(task.validation.x[:1_000], task.validation.y[:1_000], task.validation.table)
-    changes = {"learning_rate": 0.05, "weight_decay": 0.0, "augmentation": Augmentation(), "warmup_epochs": 8.0}
+    changes = {
+        "optimizer": "adamw",
+        "learning_rate": 0.05,
+        "weight_decay": 0.0,
+        "augmentation": Augmentation(),
+        "warmup_epochs": 8.0,
+    }
     sizes = {"samples_per_epoch": 1_000, "episode_length": 80}
     return replace(task, name="fashion_small", validation=validation, **sizes, **changes)
 
