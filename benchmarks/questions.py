@@ -35,11 +35,9 @@ RATES = HERE / "questions_rates.json"
 GROWN = "grown"
 TUNING_SEED, JUDGING_SEED = 100, 60_000
 RATES_TRIED = ((0.125, 0.0), (0.25, 0.0), (0.5, 0.0), (1.0, 0.0), (0.5, 0.3), (1.0, 0.3))
-"""What is tried for an arm: learning rates in units of the task's own, and fractions of the epochs over which they
-rise."""
+"""Settings of an arm: learning rates in units of the task's own, and fractions of the epochs over which they rise."""
 SEED_RATES = ((0.125, 16.0), (0.25, 4.0), (0.25, 8.0), (0.5, 1.0), (0.5, 4.0), (1.0, 2.0))
-"""What is tried for grown hosts, as often: rates of the host in units of the task's own, and of seeds in units of the
-host's."""
+"""Settings of grown hosts, as many: rates of the host in units of the task's, and of seeds in units of the host's."""
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,14 @@ class TaskConfig(Section):
     download: bool = False
     """Whether data that is missing from that folder may be downloaded."""
     start: str = NEW
-    """What hosts start from: new (new weights); trained (each is first trained alone with the task's own settings, to
+    """Start of hosts: new (new weights); trained (each is first trained alone with the task's own settings, to
     its limit, once for a run's seed); or weights: a run folder, for its best host, a saved host, or a file of weights
     of the task's host, .safetensors or .pt. The episode's schedule begins anew."""
     start_sha256: str | None = None
     """SHA-256 of the file of weights, which a run records, so that it is not resumed from others."""
     freeze: Freeze = "nothing"
-    """What does not learn: nothing; body, all but the last layer with parameters; or host, all but seeds. Statistics of
-    frozen norms stay as they are."""
+    """Part that does not learn: nothing; body, all but the last layer with parameters; or host, all but seeds.
+    Statistics of frozen norms stay as they are."""
     batch_size: Count | None = None
     """Samples in one optimizer step of a host; None takes the task's default."""
     samples_per_epoch: Count | None = None

@@ -66,13 +66,20 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "seeds": ("lifecycle",),
     "hosts": ("lifecycle", "seeds"),
     "data": ("seeds", "hosts"),
-    "training": ("lifecycle", "seeds", "hosts", "data"),
+    # files of weights, which hosts may start from
+    "files.atomic": ("telemetry.text",),
+    "files.misfits": (),
+    "training": ("lifecycle", "seeds", "hosts", "data", "files.atomic", "config_task"),
+    "files.grown_host": ("lifecycle", "seeds", "hosts", "data", "training", "files.atomic", "files.misfits"),
     # what a run has learned of its seeds
     "experience": ("spaces", "lifecycle"),
     # the env
     "rewards": ("spaces", "lifecycle.stage"),
     "attribution": ("seeds", "training"),
-    "env": ("spaces", "lifecycle", "seeds", "hosts", "data", "training", "rewards", "attribution", "experience"),
+    "env": (
+        *("spaces", "lifecycle", "seeds", "hosts", "data", "training", "rewards", "attribution", "experience"),
+        *("config_task", "files.grown_host", "files.misfits"),
+    ),
     # what decides: it knows the seam, never the env or what trains a host
     "control": ("spaces", "lifecycle.stage"),
     "ppo": ("spaces", "lifecycle.stage", "control"),

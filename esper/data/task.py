@@ -210,7 +210,7 @@ class Task:
         return replace(self, earlier=earlier, **splits)  # type: ignore[arg-type]
 
     def with_hosts(self, build_host: Callable[[], Host]) -> Task:
-        """Returns the same task with other hosts, which are trained first if those of this one are."""
+        """Returns the same task with the hosts that ``build_host`` makes, which are trained first if its own are."""
         return replace(self, build_host=build_host, origin=build_host if self.trained else self.origin)
 
     def from_new_weights(self) -> Task:

@@ -1,4 +1,4 @@
-"""What hosts start from instead of new weights: weights in a file, or their own training."""
+"""Starts of hosts other than new weights: weights in a file, or their own training."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor
 from esper.config import ConfigError, TrainingConfig
 from esper.config_task import NEW, TRAINED
 from esper.data.task import Task
-from esper.files import checkpoint
 from esper.files.grown_host import HostFiles, load_host
+from esper.files.misfits import MISFITS
 from esper.hosts.host import Host
 from esper.training.rng import seeded
 
@@ -49,7 +49,7 @@ def started(task: Task, start: str) -> Task:
     file = weights_file(start)
     try:
         network = _network_in(file, task)
-    except checkpoint.MISFITS as error:
+    except MISFITS as error:
         raise ConfigError(f"task.start is {start}, which does not fit the host of {task.name}: {error}") from error
     return replace(task, build_host=CopiesOf(network), origin=task.build_host)
 
@@ -81,7 +81,7 @@ def weights_file(start: str) -> Path:
 
 
 def _network_in(file: Path, task: Task) -> Host:
-    """Returns the host in ``file``. Raises an error of ``checkpoint.MISFITS`` or ConfigError if it does not fit."""
+    """Returns the host in ``file``. Raises an error of ``MISFITS`` or ConfigError if it does not fit."""
     with seeded(0):  # all weights are overwritten
         host = task.new_host()
     stem = file.with_suffix("")

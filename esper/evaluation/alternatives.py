@@ -1,4 +1,4 @@
-"""What else the price of growing buys: controls that compute as much as the grown host, and the table of all controls.
+"""Other uses of the price of growing: controls that compute as much as the grown host, and the table of all controls.
 
 The schedule of each fits in the epochs that its compute allows.
 """

@@ -37,9 +37,6 @@ KEYS: dict[str, tuple[type, ...]] = {
     "policy": (dict, type(None)),
     "experience": (dict,),
 }
-MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""Exceptions that loading a state of the wrong form may raise."""
-
 State = dict[str, Any]
 """Nested dicts and lists of tensors, numbers, strings and None."""
 

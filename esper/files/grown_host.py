@@ -19,8 +19,8 @@ from esper.data.objective import PAD
 from esper.data.split import Split
 from esper.data.tasks import build_host
 from esper.data.user_code import is_user_task
-from esper.files import checkpoint
 from esper.files.atomic import json_bytes, write_together
+from esper.files.misfits import MISFITS
 from esper.hosts.graft import FOUND, GraftedHost, graft
 from esper.hosts.grown import GrownHost, KeptSeed
 from esper.hosts.host import Host
@@ -142,7 +142,7 @@ def load_host(
         network = _rebuild(facts, files.weights.read_bytes(), model, blueprints)
         network.eval()
         return network
-    except (*checkpoint.MISFITS, OSError, safetensors.SafetensorError) as error:
+    except (*MISFITS, OSError, safetensors.SafetensorError) as error:
         raise ConfigError(f"{stem}: this host cannot be loaded: {error}") from error
 
 

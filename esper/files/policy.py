@@ -25,6 +25,7 @@ from esper.env.slot_env import SlotVectorEnv
 from esper.experience.worth import Experience
 from esper.files import checkpoint
 from esper.files.atomic import write_atomic
+from esper.files.misfits import MISFITS
 from esper.ppo.policy import Policy
 from esper.spaces.action import ActionSpec
 from esper.spaces.observation import ObservationLayout
@@ -114,7 +115,7 @@ class SavedPolicy:
                 env.gatherer.give(self.experience)
         except RuntimeError as error:
             raise ConfigError(f"{self.name} was trained with a different network or observation: {error}") from None
-        except checkpoint.MISFITS as error:
+        except MISFITS as error:
             raise ConfigError(f"{self.name} contains no policy that this version of Esper can read: {error}") from None
         return policy
 

@@ -8,7 +8,7 @@ from esper.control.names import NAMES as CONTROLLERS
 from esper.control.names import make_controller
 from esper.data.user_code import FORM, is_user_code
 from esper.env.slot_env import SlotVectorEnv
-from esper.files import checkpoint
+from esper.files.misfits import MISFITS
 from esper.files.policy import find_policy
 from esper.rollout.own_controller import OwnController, make_own, name_of
 
@@ -47,7 +47,7 @@ def _inform(env: SlotVectorEnv, path: str) -> None:
         experience = find_policy(path, without_policy=True).experience
         try:
             fits = env.gatherer.give(experience)
-        except checkpoint.MISFITS as error:
+        except MISFITS as error:
             raise ConfigError(f"plans:{path} contains no experience that can be read: {error}") from None
         if not fits:
             raise ConfigError(

@@ -17,6 +17,7 @@ from esper.evaluation.comparison import ArmResult
 from esper.evaluation.runner import whole_messages
 from esper.files import checkpoint
 from esper.files.claim import claimed
+from esper.files.misfits import MISFITS
 from esper.files.run_folder import CONFIG, EVENTS, RunFolder
 from esper.files.system_info import check_device, check_devices
 from esper.rollout.interrupt import interrupts_wait, termination_interrupts
@@ -185,7 +186,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         collector.consistent = False  # an interrupt must not save a half-loaded state, or one that precedes the log cut
         try:
             trainer.load_state_dict(found.state)
-        except checkpoint.MISFITS as error:
+        except MISFITS as error:
             raise ConfigError(f"{found.file} belongs to another run or was modified: {error}") from error
         warnings = [*found.refused, *self.files.cut_logs(found.state["logs"])]
         self.telemetry.open()

@@ -156,7 +156,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: checkpoint.State) -> None:
-        """Loads ``state``. Raises one of ``checkpoint.MISFITS`` if it does not belong to this run."""
+        """Loads ``state``. Raises one of ``MISFITS`` if it does not belong to this run."""
         baseline, rounds = state["baseline"], self.config.run.rounds
         if not 0 <= state["round"] <= rounds or any(
             type(size) is not int or size < 0 for size in state["logs"].values()

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from importlib import metadata
 from itertools import chain
 from pathlib import Path
 
@@ -16,7 +17,6 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-import esper
 from esper.config import ConfigError, TrainingConfig
 from esper.config_resolved import HostTrainingConfig
 from esper.data.split import Split
@@ -167,7 +167,7 @@ def _file_of(start: HostTraining) -> Path:
     digest = hashlib.sha256()
     settings = start.config.task.model_dump(exclude={"data", "download"})
     facts = (settings, start.horizon, start.index, start.run_seed, start.episode, MIN_GAIN, MAX_RESTARTS)
-    digest.update(json.dumps([esper.__version__, torch.__version__, start.device.type, facts]).encode())
+    digest.update(json.dumps([metadata.version("esper-grow"), torch.__version__, start.device.type, facts]).encode())
     for tensor in (*_named(start.host).values(), *_data_of(start.task)):
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     folder = DataOptions.of(start.config.task).folder

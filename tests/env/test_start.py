@@ -1,4 +1,4 @@
-"""What hosts start from: weights in a file, or their own training."""
+"""Starts of hosts: weights in a file, or their own training."""
 
 from __future__ import annotations
 
