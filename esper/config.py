@@ -128,8 +128,9 @@ class EnvConfig(Section):
     """Allow GERMINATE only while no seed is in GERMINATED, TRAINING or cooldown in that host."""
     auto_advance: Annotated[frozenset[Literal["G1", "G2", "G3"]], Listed] = frozenset()
     """Gates that open automatically; ADVANCE is then masked out for their stage."""
-    counterfactual_every: Count = 1
-    """Epochs between measurements of the costly counterfactuals (each slot alone, and pairs)."""
+    counterfactual_every: Count | None = None
+    """Epochs between measurements of the costly counterfactuals (each slot alone, and pairs). None: 1; in an
+    ``esper.Grower``, they are never measured, and contributions of fossils neither."""
     incubation: Literal["shadow", "ste"] = "shadow"
     """Training signal of a seed in TRAINING: shadow, the loss of an extra pass through the rest of the host with the
     seed at its target alpha; ste (straight-through), the host's own pass, which costs less and is less accurate."""
