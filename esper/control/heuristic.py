@@ -33,7 +33,7 @@ class HeuristicController(PerEnvController):
     Settings are in ``config.heuristic``; durations of gates in the rest of ``config``.
     """
 
-    EPISODE_STATE = ("kept", "failed")
+    EPISODE_STATE: tuple[str, ...] = ("kept", "failed")
 
     def __init__(
         self,

@@ -149,7 +149,7 @@ class LoopBackend(Backend):
         sites = list(self.hooks.sites.values())  # execution order
         self.groups.ranks.copy_from_first(b for site in sites if site.seed is not None for b in site.seed.buffers())
         every = self.config.env.counterfactual_every
-        plan = self.counterfactual.plan(sites, costly=bool(every) and decision % every == 0, lean=every is None)
+        plan = self.counterfactual.plan(sites, costly=every is not None and decision % every == 0, lean=every is None)
         names = [site.name for site in sites]
         tried = [dict(zip(names, alphas, strict=True)) for alphas in plan]
         scores = [self._score(evaluate, alphas, epoch) for alphas in tried]

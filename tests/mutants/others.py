@@ -272,8 +272,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/attribution/counterfactual.py",
             "(blended if lean else self.on)",
             "self.on",
-            "tests/grower/test_measured.py"
-            "::test_a_step_evaluates_at_most_two_networks_and_one_for_each_living_seed",
+            "tests/grower/test_measured.py::test_a_step_evaluates_at_most_two_networks_and_one_for_each_living_seed",
         ),
         Fault(
             "the rule counts blueprints that do not fit",
