@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from esper.config_controllers import HeuristicConfig as HeuristicConfig
 from esper.config_controllers import PlansConfig as PlansConfig
+from esper.config_controllers import PlateauConfig as PlateauConfig
 from esper.config_files import ConfigError as ConfigError
 from esper.config_files import did_you_mean as did_you_mean
 from esper.config_files import read_toml as read_toml
@@ -45,7 +46,7 @@ class RunConfig(Section):
     controller: str = "ppo"
     """Controller that chooses actions: ppo (an agent that learns), plans (a bandit that learns), checkpoint:PATH (a
     trained agent), pretrained (an agent that comes with Esper), schedule (the one that comes with the task),
-    schedule:FILE.toml, heuristic, random, none, or one of your own, path.py:function."""
+    schedule:FILE.toml, heuristic, plateau, random, none, or one of your own, path.py:function."""
     rounds: Count | None = None
     """Number of rounds of n_envs episodes; None takes the task's default, which is larger for an agent that learns."""
     evaluation_pairs: Annotated[int, Field(ge=0, strict=True)] = 16
@@ -128,8 +129,9 @@ class EnvConfig(Section):
     """Allow GERMINATE only while no seed is in GERMINATED, TRAINING or cooldown in that host."""
     auto_advance: Annotated[frozenset[Literal["G1", "G2", "G3"]], Listed] = frozenset()
     """Gates that open automatically; ADVANCE is then masked out for their stage."""
-    counterfactual_every: Count = 1
-    """Epochs between measurements of the costly counterfactuals (each slot alone, and pairs)."""
+    counterfactual_every: Count | None = None
+    """Epochs between measurements of the costly counterfactuals (each slot alone, and pairs). None: 1; in an
+    ``esper.Grower``, they are never measured, and contributions of fossils neither."""
     incubation: Literal["shadow", "ste"] = "shadow"
     """Training signal of a seed in TRAINING: shadow, the loss of an extra pass through the rest of the host with the
     seed at its target alpha; ste (straight-through), the host's own pass, which costs less and is less accurate."""
@@ -240,6 +242,7 @@ class TrainingConfig(Section):
     governor: GovernorConfig = GovernorConfig()
     experience: ExperienceConfig = ExperienceConfig()
     heuristic: HeuristicConfig = HeuristicConfig()
+    plateau: PlateauConfig = PlateauConfig()
     plans: PlansConfig = PlansConfig()
     ppo: PPOConfig = PPOConfig()
     track: TrackConfig = TrackConfig()

@@ -1,4 +1,4 @@
-"""The sections of the config about controllers that do not learn by gradients: the hand-written rule and `plans`."""
+"""The sections of the config about controllers that do not learn by gradients: two hand-written rules and `plans`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ class HeuristicConfig(Section):
     hopeless_errors: NonNegative = 3.0
     """A seed that has been in TRAINING for as long as G2 requires is removed when its trial is below zero by more than
     this many of its standard errors."""
+    rival_errors: NonNegative = 1.0
+    """While several seeds have been in TRAINING for as long as G2 requires, those whose trial is not above this many of
+    its standard errors are removed."""
     patience: Fraction = 0.16
     """Max share that a seed without a clear gain stays in TRAINING or HOLDING, at least as long as G2 requires. The
     rule then removes a seed in TRAINING, and keeps one in HOLDING if it contributes at all."""
@@ -27,6 +30,18 @@ class HeuristicConfig(Section):
     """Share of the episode in which seeds are planted: later ones have too little left to learn in."""
     ramp: Positive = 1 / 30
     """Share over which alpha rises, rounded to the nearest tempo."""
+
+
+class PlateauConfig(Section):
+    """Settings of the controller `plateau`, which takes all others from `heuristic`; shares are of the episode."""
+
+    window: Fraction = 0.1
+    """Length of a plateau: the share over which the best validation accuracy has not risen by more than margin. It
+    begins anew when a seed is planted."""
+    min_window_epochs: Count = 3
+    """The same in epochs, if that is more."""
+    margin: NonNegative = 0.5
+    """Max rise of the best validation accuracy over a plateau, pp."""
 
 
 class PlansConfig(Section):

@@ -46,23 +46,29 @@ class CounterfactualHelper:
         """Slots of the seeds in the forward pass: blended ones and fossils."""
         self.all_on, self.committed = ALL_OFF, ALL_OFF
         """Coalitions of these slots, and of those with a fossil."""
-        self.costly = False
+        self.costly = self.lean = False
         self.correct: NDArray[np.float64] = np.zeros((0, 0))
         self.counts: NDArray[np.float64] = np.zeros(0)
         self.loss: NDArray[np.float64] = np.zeros(0)
 
-    def plan(self, sites: list[Site], costly: bool) -> list[Configuration]:
+    def plan(self, sites: list[Site], costly: bool, lean: bool = False) -> list[Configuration]:
         """Returns the distinct configurations to evaluate for ``sites`` (execution order); forgets earlier results.
 
         They are all on (blended seeds and fossils), all off, committed, all on without each one, and each incubating
         seed on trial at its target alpha. ``costly`` adds each alone, and pairs if 3 or 4 are on.
+
+        A ``lean`` plan has at most two configurations and one for each living seed: it leaves out all on without a
+        fossil, and all off while two or more seeds are blended beside fossils.
         """
         self.reset()
         alphas = {site.name: site.alpha for site in sites if site.on}
-        self.on, self.all_on, self.costly = list(alphas), frozenset(alphas), costly
+        self.on, self.all_on, self.costly, self.lean = list(alphas), frozenset(alphas), costly, lean
         self.committed = frozenset(site.name for site in sites if site.fossil)
-        rests = [self.all_on - {slot} for slot in self.on]
-        for kept in (self.all_on, ALL_OFF, self.committed, *rests):
+        blended = [slot for slot in self.on if slot not in self.committed]
+        # Of one blended seed, all on without it is the committed configuration, which leaves room for all off.
+        off = [] if lean and len(blended) > 1 and self.committed else [ALL_OFF]
+        rests = [self.all_on - {slot} for slot in (blended if lean else self.on)]
+        for kept in (self.all_on, *off, self.committed, *rests):
             self._add(kept, sites, {slot: alphas[slot] for slot in kept})
         for site in sites:
             if site.incubating:
@@ -89,6 +95,10 @@ class CounterfactualHelper:
         self.counts = counts
         self.loss = loss
 
+    def measured(self, name: Coalition | str) -> bool:
+        """Returns whether a configuration is part of the plan."""
+        return name in self.row_of
+
     def accuracy(self, name: Coalition | str) -> float:
         """Returns the accuracy of a configuration, pp."""
         return 100.0 * float(self.correct[self.row_of[name]].sum()) / float(self.counts.sum())
@@ -102,12 +112,16 @@ class CounterfactualHelper:
             return paired(self.correct[self.row_of[with_it]] - self.correct[self.row_of[without_it]], self.counts)
 
     def contribution(self, slot: str) -> Paired | None:
-        """Returns the accuracy that a blended seed or a fossil adds to everything else, pp; None for any other."""
-        return self.difference(self.all_on, self.all_on - {slot}) if slot in self.on else None
+        """Returns the accuracy that a blended seed or a fossil adds to everything else, pp.
+
+        None for any other seed, and if the plan does not tell.
+        """
+        rest = self.all_on - {slot}
+        return self.difference(self.all_on, rest) if slot in self.on and self.measured(rest) else None
 
     def trial_of(self, slot: str) -> Paired | None:
         """Returns the accuracy that an incubating seed would add at its target alpha, pp; None without one."""
-        return self.difference(slot, self.all_on) if slot in self.row_of else None
+        return self.difference(slot, self.all_on) if self.measured(slot) else None
 
     def shapley(self) -> dict[str, Paired]:
         """Returns the exact Shapley values of the seeds that are on, pp; empty unless every coalition was measured."""

@@ -1,1 +1,1 @@
-"""Controllers that do not learn: heuristic, scripted, random, and no growth."""
+"""Controllers that do not learn: heuristic, at plateaus, scripted, random, and no growth."""

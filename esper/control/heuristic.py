@@ -13,6 +13,9 @@ from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import ActionSpec, Op, nearest_tempo
 from esper.spaces.observation import ObservationLayout
 
+SMALLEST = 1e-6
+"""Min price of a seed, so that one whose size is not known has a price, too."""
+
 
 class HeuristicController(PerEnvController):
     """Plants early, blends what its trial has shown to help, keeps what contributes, and replaces the rest.
@@ -21,6 +24,8 @@ class HeuristicController(PerEnvController):
       Seeds that are a part of the host at once come first: nothing has to wait for them.
     - **Blend** a seed when its trial is positive. Until then the host trains as if alone, so trying a seed out
       costs nothing; after that, a useless seed has changed the host.
+    - **Compare** seeds whose trials are over at the same time: the one with the largest gain for its price is blended
+      first, and those that do not gain beyond their error are removed.
     - **Keep** a seed when its contribution is clear, or after a while positive: one that is not kept is lost.
     - **Remove** a seed that harms, or that has shown nothing for a while, and try another blueprint in its slot.
     - **Start nothing** that cannot be finished: the epochs left have to last for all gates to come.
@@ -28,7 +33,7 @@ class HeuristicController(PerEnvController):
     Settings are in ``config.heuristic``; durations of gates in the rest of ``config``.
     """
 
-    EPISODE_STATE = ("kept", "failed")
+    EPISODE_STATE: tuple[str, ...] = ("kept", "failed")
 
     def __init__(
         self,
@@ -62,9 +67,9 @@ class HeuristicController(PerEnvController):
             if view.legal(Op.PRUNE, slot) and not view.slot(slot, "fading") and self._failed(slot, view):
                 self.failed[env].append([slot, view.blueprint(slot) or ""])
                 return self.spec.encode(Op.PRUNE, slot)
-        for slot in slots:
-            if view.legal(Op.ADVANCE, slot) and view.slot(slot, "gate_passed") and self._ready(slot, view):
-                return self.spec.encode(Op.ADVANCE, slot)
+        ready = [slot for slot in slots if view.legal(Op.ADVANCE, slot) and self._advances(slot, view)]
+        if ready:
+            return self.spec.encode(Op.ADVANCE, self._first(ready, view))
         return self._plant(env, view)
 
     def _helps(self, slot: str, view: EnvView) -> bool:
@@ -79,11 +84,35 @@ class HeuristicController(PerEnvController):
         stage, late = view.stage(slot), view.epochs_in_stage(slot) >= self.patience
         if stage is SeedStage.TRAINING:
             hopeless = view.slot(slot, "trial") < -self.rule.hopeless_errors * view.slot(slot, "trial_error")
-            tried = view.epochs_in_stage(slot) >= self.incubation
-            blendable = view.slot(slot, "gate_passed") and self._ready(slot, view)
-            return (tried and hopeless) or (late and not blendable)
+            beaten = self._has_rivals(view) and not self._gains(slot, view)
+            return (self._tried(slot, view) and (hopeless or beaten)) or (late and not self._advances(slot, view))
         harm = view.slot(slot, "contribution") < -self.rule.contribution_errors * view.slot(slot, "contribution_error")
         return stage is SeedStage.HOLDING and (harm or (late and not self._helps(slot, view)))
+
+    def _tried(self, slot: str, view: EnvView) -> bool:
+        """True for a seed whose trial is over: it has been in TRAINING for as long as G2 requires."""
+        return view.stage(slot) is SeedStage.TRAINING and view.epochs_in_stage(slot) >= self.incubation
+
+    def _first(self, ready: list[str], view: EnvView) -> str:
+        """Returns the slot whose seed advances first: the first one, or of several in TRAINING the best buy.
+
+        The others are then tried beside that seed, so that what two of them would both do is paid for once.
+        """
+        if view.stage(ready[0]) is not SeedStage.TRAINING:
+            return ready[0]
+        tried = [slot for slot in ready if view.stage(slot) is SeedStage.TRAINING]
+        return max(tried, key=lambda slot: view.slot(slot, "trial") / self._price(slot, view))
+
+    def _price(self, slot: str, view: EnvView) -> float:
+        """Returns ln(1 + parameters of the seed / parameters of the host), which the rent of a seed is a multiple of.
+
+        The logarithm lets a large seed pay by a large gain: by the bare parameters, the smallest one would always win.
+        """
+        return max(view.choice(slot, view.blueprint(slot) or "", "size_share"), SMALLEST)
+
+    def _advances(self, slot: str, view: EnvView) -> bool:
+        """True for a seed whose gate would open, unless it is better to wait."""
+        return bool(view.slot(slot, "gate_passed")) and self._ready(slot, view)
 
     def _ready(self, slot: str, view: EnvView) -> bool:
         """True unless a seed in TRAINING lacks a positive trial, or the epochs to be blended and kept."""
@@ -92,9 +121,21 @@ class HeuristicController(PerEnvController):
         clear = view.slot(slot, "trial") > self.rule.trial_errors * view.slot(slot, "trial_error")
         return clear and view.epochs_left > self.tempo
 
+    def _has_rivals(self, view: EnvView) -> bool:
+        """True if several trials are over, so that seeds can be compared."""
+        return sum(self._tried(slot, view) for slot in self.spec.slots) > 1
+
+    def _gains(self, slot: str, view: EnvView) -> bool:
+        """True for a trial that is positive beyond its error."""
+        return view.slot(slot, "trial") > self.rule.rival_errors * view.slot(slot, "trial_error")
+
+    def _may_plant(self, env: int, view: EnvView) -> bool:
+        """True if it is not too late for a new seed."""
+        return view.epoch <= self.rule.latest * self.layout.horizon
+
     def _plant(self, env: int, view: EnvView) -> NDArray[np.int64]:
         """Plants in the first free slot what promises most there, or WAITs."""
-        if view.epoch > self.rule.latest * self.layout.horizon:
+        if not self._may_plant(env, view):
             return self.spec.encode(Op.WAIT)
         failures = [slot for slot, _ in self.failed[env]]
         possible = [

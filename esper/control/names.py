@@ -9,12 +9,17 @@ from esper.config import ConfigError, TrainingConfig, did_you_mean
 from esper.control.controller import NoGrowth, PerEnvController
 from esper.control.heuristic import HeuristicController
 from esper.control.plans import PlansController
+from esper.control.plateau import PlateauController
 from esper.control.random import RandomController
 from esper.control.script import ScriptedController, read_schedule, shipped_schedule
 from esper.spaces.action import ActionSpec
 from esper.spaces.observation import ObservationLayout
 
-WITH_SETTINGS: dict[str, Callable[..., PerEnvController]] = {"plans": PlansController, "heuristic": HeuristicController}
+WITH_SETTINGS: dict[str, Callable[..., PerEnvController]] = {
+    "plans": PlansController,
+    "heuristic": HeuristicController,
+    "plateau": PlateauController,
+}
 """Controllers that read their section of the config."""
 SIMPLE: dict[str, Callable[..., PerEnvController]] = {"random": RandomController, "none": NoGrowth}
 NAMES = (*WITH_SETTINGS, *SIMPLE, "plans:RUN", "schedule", "schedule:FILE.toml")
@@ -31,7 +36,7 @@ def make_controller(
 ) -> PerEnvController:
     """Makes the controller called ``name``. Raises ConfigError for an unknown name or an invalid schedule.
 
-    ``config`` has the settings of ``heuristic`` and ``plans``; None: the defaults.
+    ``config`` has the settings of ``heuristic``, ``plateau`` and ``plans``; None: the defaults.
     """
     if name in WITH_SETTINGS:
         return WITH_SETTINGS[name](spec, layout, n_envs, run_seed, config)

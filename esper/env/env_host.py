@@ -58,7 +58,7 @@ class EnvHost:
         in the host's buffers, the ``finite`` flags of the slots, and the gradient statistics.
         """
         training = self.training
-        every = training.config.env.counterfactual_every
+        every = training.config.env.counterfactual_every or 1
         plan = self.counterfactual.plan(training.sites, costly=training.epoch % every == 0)
         evaluate(training, training.task.validation, plan, training.calibration, training.totals)
         fossils = (training.seed_groups[name].parameters for name in training.fossils())

@@ -25,13 +25,14 @@ def role_of(stage: int, alpha: float) -> Role:
 
 
 def record_validation(state: EnvState, row: int, results: CounterfactualHelper) -> None:
-    """Writes accuracy (pp) and loss of the three networks that every epoch validates."""
+    """Writes accuracy (pp) and loss of the three networks that an epoch validates; NaN for one that is not."""
     for accuracy, loss, name in (
         (state.accuracy, state.loss, results.all_on),
         (state.committed, state.committed_loss, results.committed),
         (state.all_off, state.all_off_loss, ALL_OFF),
     ):
-        accuracy[row], loss[row] = results.accuracy(name), results.loss_of(name)
+        known = results.measured(name)
+        accuracy[row], loss[row] = (results.accuracy(name), results.loss_of(name)) if known else (math.nan, math.nan)
 
 
 def record_seeds(
@@ -69,6 +70,11 @@ def _record_contribution(slots: Slots, at: tuple[int, int], name: str, results: 
         slots.contribution_change[at] = contribution.difference - (0.0 if math.isnan(before) else before)
         slots.contribution[at], slots.contribution_error[at] = contribution.difference, contribution.error
         slots.epochs_since_measured[at] = 0
+    elif results.lean:  # nothing measures it again, and an old number would be taken for the present one
+        slots.contribution[at] = slots.contribution_error[at] = math.nan
+        slots.contribution_change[at] = slots.epochs_since_measured[at] = 0
     interaction = results.interaction(name)
     if interaction is not None:
         slots.interaction[at] = interaction
+    elif results.lean:
+        slots.interaction[at] = math.nan

@@ -53,7 +53,7 @@ class PlantedVectorEnv(SlotVectorEnv):
         law = law.only(choose(config.env.blueprints, law.blueprints, "simulated hosts"))
         n_envs, horizon = config.env.n_envs, config.env.episode_length
         self.law = law
-        self.backend: PlantedBackend = PlantedBackend(law, n_envs, horizon, config.env.counterfactual_every)
+        self.backend: PlantedBackend = PlantedBackend(law, n_envs, horizon, config.env.counterfactual_every or 1)
         spec, spans = law.spec, Spans(marks=config.run.mark_phases)
         super().__init__(config, spec, self.backend, spans, law.choices, autoreset_mode)
         self.gatherer = Gatherer(spec, n_envs, config.experience, law.world_envs, law.world_episodes)

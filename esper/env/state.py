@@ -37,6 +37,7 @@ class EnvState(Arrays):
     committed: Floats = field(metadata=FLOAT)
     """Accuracy with fossils only."""
     all_off: Floats = field(metadata=FLOAT)
+    """Accuracy with every seed off; NaN, as its loss, in an epoch of an ``esper.Grower`` that does not measure it."""
     committed_loss: Floats = field(metadata=FLOAT)
     """Validation loss with fossils only."""
     all_off_loss: Floats = field(metadata=FLOAT)
@@ -128,6 +129,7 @@ class Rules:
 def reward_state(state: EnvState, rules: Rules) -> RewardState:
     """Copies the inputs of rewards, [E] each, so that later changes do not affect them."""
     slots = state.slots
+    all_off_loss = rules.baseline.in_stds(state.all_off_loss)
     return RewardState(
         accuracy=state.accuracy.copy(),
         committed=state.committed.copy(),
@@ -135,7 +137,8 @@ def reward_state(state: EnvState, rules: Rules) -> RewardState:
         baseline=rules.baseline_at(state.epoch),
         loss=rules.baseline.in_stds(state.loss),
         committed_loss=rules.baseline.in_stds(state.committed_loss),
-        all_off_loss=rules.baseline.in_stds(state.all_off_loss),
+        # A loss that is NaN beside an accuracy is a bad one, and both are NaN if they were not measured.
+        all_off_loss=np.where(np.isnan(state.all_off), np.nan, all_off_loss),
         baseline_loss=rules.baseline_loss_at(state.epoch),
         weighted_share=rules.share(
             (slots.alpha * slots.parameters).sum(axis=1),

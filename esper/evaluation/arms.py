@@ -19,7 +19,7 @@ Tables = dict[str, Any]
 
 ALONE = ("none", "no-growth")
 BUILT_IN = (
-    *("no-growth", *CONTROLS, "random", "heuristic", "schedule"),
+    *("no-growth", *CONTROLS, "random", "heuristic", "plateau", "schedule"),
     *("ppo", "plans", "pretrained", "ppo:RUN_FOLDER", "plans:RUN_FOLDER"),
 )
 FORMS = (

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.attribution.counterfactual import CounterfactualHelper
+from esper.attribution.counterfactual import ALL_OFF, CounterfactualHelper
 from esper.attribution.paired import Paired
 from esper.config import ConfigError, Durations
 from esper.config_resolved import ResolvedConfig
@@ -140,12 +140,16 @@ class LoopBackend(Backend):
     def score(self, evaluate: Evaluate, decision: int, epoch: int) -> None:
         """Scores all networks that are to be compared, after ``epoch`` epochs and ``decision`` decisions.
 
+        Unless ``env.counterfactual_every`` is set, these are at most two and one for each living seed: to score a
+        network may be slow.
+
         Raises TypeError or ValueError as :func:`read_score` does; if the model is governed, scores after the first
         need not be finite.
         """
         sites = list(self.hooks.sites.values())  # execution order
         self.groups.ranks.copy_from_first(b for site in sites if site.seed is not None for b in site.seed.buffers())
-        plan = self.counterfactual.plan(sites, costly=decision % self.config.env.counterfactual_every == 0)
+        every = self.config.env.counterfactual_every
+        plan = self.counterfactual.plan(sites, costly=every is not None and decision % every == 0, lean=every is None)
         names = [site.name for site in sites]
         tried = [dict(zip(names, alphas, strict=True)) for alphas in plan]
         scores = [self._score(evaluate, alphas, epoch) for alphas in tried]
@@ -198,7 +202,9 @@ class LoopBackend(Backend):
         if not active[0]:
             return {}
         broken = [site.planted is not None and not bool(site.planted.finite) for site in self.sites]
-        losses = (state.loss[0], state.committed_loss[0], state.all_off_loss[0])
+        losses = [state.loss[0], state.committed_loss[0]]
+        if self.counterfactual.measured(ALL_OFF):
+            losses.append(state.all_off_loss[0])
         bad = float(sum(not math.isfinite(loss) for loss in losses))
         if self.governor is not None:
             bad += self.host.not_finite()

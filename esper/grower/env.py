@@ -56,7 +56,8 @@ class LoopEnv(SlotVectorEnv):
     """One model, E = 1. :meth:`begin` and :meth:`end_epoch` follow an epoch of training, :meth:`play` precedes one.
 
     The baseline is what the model without its seeds has scored so far, and that last score from now on, unless the
-    curve of a loop without growth is given. Scores count until the first seed that is a part of the model at once.
+    curve of a loop without growth is given. Scores count until the first seed that is a part of the model at once; one
+    that was not measured is that of the epoch before.
 
     Args:
         config: with ``env.episode_length`` epochs, the number of decisions.
@@ -134,8 +135,9 @@ class LoopEnv(SlotVectorEnv):
     def _remember(self) -> None:
         epoch, slots = int(self.state.epoch[0]), self.state.slots
         self.without_seeds[:, epoch] = self.state.all_off[0], self.state.all_off_loss[0]
-        if (slots.fossil & self.backend.at_once[slots.blueprint]).any() and epoch:
-            # The model has trained with the seed from the start: without it, it is not what it would be.
+        # A model that has trained with a seed from the start is not without it what it would be.
+        leans = (slots.fossil & self.backend.at_once[slots.blueprint]).any()
+        if epoch and (leans or np.isnan(self.state.all_off[0])):
             self.without_seeds[:, epoch] = self.without_seeds[:, epoch - 1]
         self.rules = replace(self.rules, baseline=self._curve())
 

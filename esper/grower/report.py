@@ -28,7 +28,8 @@ class SlotReport:
     alpha: float
     """Share of the seed in the model's output, 0 to 1."""
     contribution: float | None
-    """Score with all seeds minus score without this one."""
+    """Score with all seeds minus score without this one; of a kept seed, measured in each epoch only if
+    ``config.env.counterfactual_every`` is set."""
     trial: float | None
     """Score with this incubating seed at its target alpha minus score without it."""
     removed: str
@@ -51,9 +52,10 @@ class GrowthStep:
     """Score of the model with all seeds that are on."""
     committed: float
     """Score of the model with its kept seeds only, which :meth:`Grower.finish` would return."""
-    without_seeds: float
+    without_seeds: float | None
     """Score of the model as it is now without any seed; a model that leans on them scores lower than one that never
-    grew."""
+    grew. None while two or more seeds are blended beside kept ones, unless ``config.env.counterfactual_every`` is
+    set."""
     action: ActionTaken | None
     """The action of the controller; None if it waits."""
     changes: tuple[StageChanged, ...]
@@ -116,7 +118,7 @@ def report(
         epoch=epoch,
         score=float(state.accuracy[0]) / points,
         committed=float(state.committed[0]) / points,
-        without_seeds=float(state.all_off[0]) / points,
+        without_seeds=_known(state.all_off[0], points),
         action=next((event for event in events if isinstance(event, ActionTaken)), None),
         changes=tuple(event for event in events if isinstance(event, StageChanged)),
         slots=slots_of(env, points),
@@ -154,9 +156,6 @@ def _too_short(env: LoopEnv) -> str:
 def _slot(env: LoopEnv, s: int, points: float) -> SlotReport:
     slots, at = env.state.slots, (0, s)
     index = int(slots.blueprint[at])
-    contribution, trial = (
-        None if np.isnan(values[at]) else float(values[at]) / points for values in (slots.contribution, slots.trial)
-    )
     name = env.action_spec.slots[s]
     return SlotReport(
         path=str(env.backend.hooks.paths[name]),
@@ -164,7 +163,12 @@ def _slot(env: LoopEnv, s: int, points: float) -> SlotReport:
         blueprint=env.action_spec.blueprints[index] if index >= 0 else None,
         parameters=int(slots.parameters[at]),
         alpha=float(slots.alpha_on[at]),
-        contribution=contribution,
-        trial=trial,
+        contribution=_known(slots.contribution[at], points),
+        trial=_known(slots.trial[at], points),
         removed=env.removed.get(name, ""),
     )
+
+
+def _known(value: float, points: float) -> float | None:
+    """Returns percentage points in the unit of the score; None for NaN, which was not measured."""
+    return None if np.isnan(value) else float(value) / points

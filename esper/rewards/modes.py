@@ -51,7 +51,7 @@ class Reward:
     """Rewards of E envs: computes the terms of its mode and keeps the previous step's potential Φ between calls.
 
     Φ is 0 at reset and at termination, so the discounted potential terms of an episode that terminates sum to exactly
-    zero. If ``n_envs`` is None, it is the reward of one env, in scalars.
+    zero. One that cannot be told, NaN, stays as it was. If ``n_envs`` is None, it is the reward of one env, in scalars.
     """
 
     def __init__(self, config: RewardConfig, dwell: int, n_envs: int | None = None) -> None:
@@ -78,6 +78,7 @@ class Reward:
             if name in POTENTIALS:
                 value = POTENTIALS[name](transition.after, self.config, self.dwell)
                 before = self.stored[name]
+                value = np.where(np.isnan(value), before, value)
                 after = np.where(active, np.where(transition.terminated, 0.0, value), before)
                 paid[name] = np.where(active, self.config.gamma * after - before, 0.0)
                 self.stored[name] = after

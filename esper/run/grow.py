@@ -66,9 +66,9 @@ def grow(
 
     Args:
         task: what to train on, and the host; ``esper.graft`` makes one of any network.
-        controller: ``heuristic``, ``schedule:FILE.toml``, ``random``, ``pretrained`` (an agent that comes with
-            Esper), or ``checkpoint:PATH`` of an agent that learned on a host with blueprints of the same names; or one
-            of your own, as ``path.py:function`` or a callable that makes a controller for an env.
+        controller: ``heuristic``, ``plateau``, ``schedule:FILE.toml``, ``random``, ``pretrained`` (an agent that comes
+            with Esper), or ``checkpoint:PATH`` of an agent that learned on a host with blueprints of the same names; or
+            one of your own, as ``path.py:function`` or a callable that makes a controller for an env.
         epochs: length of the episode; None: the config's, or the task's.
         config: all other values; the task fills in its sizes. None: the defaults, with the no-growth baseline measured
             on one host.

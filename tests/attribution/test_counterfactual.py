@@ -267,6 +267,31 @@ def test_no_plan_is_longer_than_its_buffers(stages: list[SeedStage]) -> None:
     assert len(CounterfactualHelper().plan(made, costly=True)) <= max_configurations(len(made))
 
 
+@given(stages=st.lists(st.sampled_from([S.GERMINATED, S.TRAINING, S.BLENDING, S.HOLDING, S.FOSSILIZED]), max_size=6))
+def test_a_lean_plan_has_two_configurations_and_one_for_each_living_seed(stages: list[SeedStage]) -> None:
+    """It measures every living seed, and what it does not measure it does not tell."""
+    made = sites(*((stage, 0.5 + 0.05 * number) for number, stage in enumerate(stages)))
+    helper = CounterfactualHelper()
+    plan = helper.plan(made, costly=False, lean=True)
+    assert len(plan) <= 2 + sum(stage is not S.FOSSILIZED for stage in stages)
+    helper.record(np.zeros((len(plan), 4)), np.zeros(len(plan)), np.ones(4))
+    assert helper.measured(helper.all_on)
+    assert helper.measured(helper.committed)
+    for name, stage in zip("abcdef", stages, strict=False):
+        assert (helper.trial_of(name) is not None) == (stage is S.TRAINING)
+        if stage in (S.BLENDING, S.HOLDING):
+            assert helper.contribution(name) is not None
+
+
+def test_a_lean_plan_leaves_out_what_each_fossil_adds() -> None:
+    helper = CounterfactualHelper()
+    plan = helper.plan(sites(*[(S.FOSSILIZED, 1.0)] * 3, *[(S.HOLDING, 1.0)] * 2), costly=False, lean=True)
+    assert set(named(helper, plan)) == {frozenset(kept) for kept in ("abcde", "abc", "abce", "abcd")}
+    helper.record(np.zeros((len(plan), 4)), np.zeros(len(plan)), np.ones(4))
+    assert not helper.measured(ALL_OFF)
+    assert [helper.contribution(slot) for slot in "abc"] == [None] * 3
+
+
 def test_the_largest_plan_fills_the_room() -> None:
     """Only the configuration without seeds is missing: without fossils it is the committed one."""
     plan = CounterfactualHelper().plan(sites(*((S.BLENDING, 0.7) for _ in range(4))), costly=True)

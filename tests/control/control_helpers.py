@@ -31,6 +31,7 @@ class World:
         self.profit = np.zeros((len(slots), len(SPEC.blueprints)))
         """Profit of each (slot, blueprint) in the observation."""
         self.size = np.zeros_like(self.profit)
+        self.size_share = np.zeros_like(self.profit)
         self.at_once = np.zeros_like(self.profit)
         for slot in slots:
             self.put(slot, S.DORMANT)
@@ -65,7 +66,8 @@ class World:
 
     def ask(self, controller: Controller) -> tuple[str, str, str]:
         """The controller's op, slot and blueprint."""
-        choices = {"profit": self.profit[None], "size": self.size[None], "at_once": self.at_once[None]}
+        names = ("profit", "size", "size_share", "at_once")
+        choices = {name: getattr(self, name)[None] for name in names}
         observation = one_observation(self.layout, self.base, self.slots, **choices)[None]
         op, slot, blueprint = controller.act(observation, self.masks())[0][:3]
         return Op(op).name, self.spec.slots[slot], self.spec.blueprints[blueprint]

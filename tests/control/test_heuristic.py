@@ -107,6 +107,58 @@ def test_the_heuristic_blends_no_seed_that_could_not_be_kept() -> None:
         assert world.ask(heuristic())[0] == op
 
 
+def tried(*trials: float, error: float = 0.5, in_stage: int = 12) -> World:
+    """A world with seeds in TRAINING in its first slots, with these trials, pp, and as many blueprints."""
+    world = World()
+    for place, (slot, trial) in enumerate(zip(SPEC.slots, trials, strict=False)):
+        seed = {"gate_passed": 1.0, "blueprint": 1.0 + place, "epochs_in_stage": in_stage / LAYOUT.horizon}
+        world.put(slot, S.TRAINING, age=in_stage, trial=trial / 10, trial_error=error / 10, **seed)
+    return world
+
+
+@pytest.mark.parametrize(
+    ("shares", "slot"), [((1.0, 1.0, 1.0), "r0c1"), ((1.0, 4.0, 1.0), "r1c0"), ((0.2, 1.0, 1.0), "r0c0")]
+)
+def test_of_several_seeds_the_one_that_gains_most_for_its_price_is_blended_first(
+    shares: tuple[float, ...], slot: str
+) -> None:
+    """Their trials are 1, 3 and 2 pp."""
+    world = tried(1.0, 3.0, 2.0)
+    for place, share in enumerate(shares):
+        world.size_share[place, place] = share
+    assert world.ask(heuristic())[:2] == ("ADVANCE", slot)
+
+
+def test_of_several_seeds_that_gain_as_much_for_their_price_the_first_is_blended() -> None:
+    world = tried(2.0, 2.0, 2.0)
+    assert world.ask(heuristic())[:2] == ("ADVANCE", "r0c0")
+
+
+def test_a_seed_whose_gate_is_shut_or_whose_trial_is_running_is_not_compared() -> None:
+    world = tried(1.0, 3.0, 2.0)
+    world.slots["r0c1"]["gate_passed"] = 0.0
+    assert world.ask(heuristic())[:2] == ("ADVANCE", "r1c0")
+
+
+@pytest.mark.parametrize(("trial", "strict", "op"), [(0.6, 1.0, "ADVANCE"), (0.4, 1.0, "PRUNE"), (0.4, 0.5, "ADVANCE")])
+def test_of_several_seeds_one_that_does_not_gain_beyond_its_error_is_removed(
+    trial: float, strict: float, op: str
+) -> None:
+    world = tried(3.0, trial)
+    assert world.ask(heuristic(rival_errors=strict))[0] == op
+    if op == "PRUNE":
+        assert world.ask(heuristic())[:2] == ("PRUNE", "r0c1")
+
+
+def test_a_seed_is_removed_for_a_rival_only_when_both_trials_are_over() -> None:
+    """G2 requires ten epochs."""
+    world = tried(3.0, 0.4)
+    world.slots["r0c1"]["epochs_in_stage"] = 9 / LAYOUT.horizon
+    assert world.ask(heuristic())[:2] == ("ADVANCE", "r0c0")
+    world.slots["r0c1"]["epochs_in_stage"] = 10 / LAYOUT.horizon
+    assert world.ask(heuristic())[:2] == ("PRUNE", "r0c1")
+
+
 @pytest.mark.parametrize(
     ("in_stage", "trial", "op"),
     [(LATE, 0.0, "PRUNE"), (LATE - 1, 0.0, "WAIT"), (10, -1.6, "PRUNE"), (9, -1.6, "WAIT"), (10, -1.4, "WAIT")],

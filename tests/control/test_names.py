@@ -14,10 +14,10 @@ from tests.selection import slow_except
 
 
 def test_a_controller_is_made_by_its_name_and_an_unknown_name_lists_the_known() -> None:
-    for name in ("heuristic", "random", "none"):
+    for name in ("heuristic", "plateau", "random", "none"):
         assert isinstance(make_controller(name, "digits", SPEC, LAYOUT, 1, 0), PerEnvController)
     for name in ("schedule:", "ppo", "Random"):
-        with pytest.raises(ConfigError, match="plans, heuristic, random, none, plans:RUN, schedule"):
+        with pytest.raises(ConfigError, match="plans, heuristic, plateau, random, none, plans:RUN, schedule"):
             make_controller(name, "digits", SPEC, LAYOUT, 1, 0)
 
 
@@ -48,7 +48,9 @@ def test_every_controller_plays_the_same_env_which_does_not_depend_on_who_played
 
 
 @pytest.mark.trap(27)
-@pytest.mark.parametrize("name", slow_except(["random", "heuristic"], ["random", "heuristic", "none", "schedule"]))
+@pytest.mark.parametrize(
+    "name", slow_except(["random", "heuristic"], ["random", "heuristic", "plateau", "none", "schedule"])
+)
 def test_decisions_use_only_observation_and_mask(name: str) -> None:
     """A second controller without the env decides the same from observations and masks alone."""
     sizes = {"task": {"samples_per_epoch": 256}, "env": {"slots": ["all"]}}

@@ -253,6 +253,28 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/control/test_heuristic.py::test_the_heuristic_plants_first_what_is_a_part_of_the_host_at_once",
         ),
         Fault(
+            "the rule blends the first of several seeds",
+            "esper/control/heuristic.py",
+            'return max(tried, key=lambda slot: view.slot(slot, "trial") / self._price(slot, view))',
+            "return tried[0]",
+            "tests/control/test_heuristic.py"
+            "::test_of_several_seeds_the_one_that_gains_most_for_its_price_is_blended_first",
+        ),
+        Fault(
+            "a planting does not end a plateau",
+            "esper/control/plateau.py",
+            "            self.best[env] = self.best[env][-1:]\n",
+            "            pass\n",
+            "tests/control/test_plateau.py::test_after_a_planting_plateau_waits_for_the_next_plateau",
+        ),
+        Fault(
+            "a Grower scores the model without each kept seed",
+            "esper/attribution/counterfactual.py",
+            "(blended if lean else self.on)",
+            "self.on",
+            "tests/grower/test_measured.py::test_a_step_evaluates_at_most_two_networks_and_one_for_each_living_seed",
+        ),
+        Fault(
             "the rule counts blueprints that do not fit",
             "esper/control/heuristic.py",
             "for name in self.spec.offers(slot)}",

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from esper.config import ConfigError, Durations, TrainingConfig
+from esper.config import ConfigError, Durations, RewardConfig, TrainingConfig
 from esper.lifecycle.stage import SeedStage
-from esper.rewards.modes import MODES
+from esper.rewards.modes import MODES, Reward
 from esper.spaces.action import Op
 from tests.rewards.reward_helpers import DWELL, pay, state, transition
 
@@ -86,6 +86,19 @@ def test_the_stage_potential_is_the_sum_over_all_slots() -> None:
 def test_the_contribution_potential_is_what_all_seeds_add() -> None:
     after = state(accuracy=60.0, all_off=48.0)
     assert pay(transition(after))["contribution_potential"] == pytest.approx(0.995 * 0.05 * 12.0)
+
+
+@pytest.mark.parametrize("name", ["contribution_potential", "loss_contribution_potential"])
+def test_a_potential_that_was_not_measured_stays_as_it_was(name: str) -> None:
+    """A step to it pays only the discount, and the next measurement pays the rest."""
+    mode = "shaped" if name == "contribution_potential" else "loss_shaped"
+    reward = Reward(RewardConfig(mode=mode, gamma=0.5), DWELL)
+    known = state(accuracy=60.0, all_off=48.0, loss=8.0, all_off_loss=20.0)
+    unknown = state(accuracy=70.0, all_off=math.nan, loss=2.0, all_off_loss=math.nan)
+    first = reward.pay(transition(known))[name]
+    assert first > 0
+    assert reward.pay(transition(unknown))[name] == pytest.approx(-first)
+    assert reward.pay(transition(known))[name] == pytest.approx(-first)
 
 
 @pytest.mark.trap(20)
