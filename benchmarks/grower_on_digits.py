@@ -34,6 +34,8 @@ from esper.training.rng import RngStream, derive_seed
 
 TASK = {"name": "digits", "learning_rate": 0.05, "warmup_epochs": 0.0, "weight_decay": 5e-4, "label_smoothing": 0.0}
 """Settings that a plain loop of a few lines can follow."""
+ENV = {"slots": ["r0", "r1"], "at_once": False}
+"""Slots that are outputs of submodules of :class:`PlainLoop`."""
 
 
 def inputs_of(split: Split) -> tuple[Tensor, Tensor]:
@@ -123,7 +125,7 @@ def in_env(env: GrowthVectorEnv, controller: str, seed: int) -> tuple[float, CNN
 
 def in_loop(host: CNNHost, controller: str, incubation: Literal["ste", "shadow"], seed: int) -> float:
     """Returns the test accuracy of ``host`` after the same epochs in a plain loop, pp."""
-    config = TrainingConfig().with_values(task=TASK, run={"seed": seed})
+    config = TrainingConfig().with_values(task=TASK, env=ENV, run={"seed": seed})
     epochs = load().episode_length
     loop = PlainLoop(copy.deepcopy(host), config, epochs, seed)
     if controller == "none":
@@ -140,7 +142,7 @@ def in_loop(host: CNNHost, controller: str, incubation: Literal["ste", "shadow"]
 
 def compare(hosts: int, incubation: Literal["ste", "shadow"], controller: str, seed: int) -> None:
     config = TrainingConfig().with_values(
-        task=TASK, env={"n_envs": 1, "baseline_episodes": 2, "incubation": incubation}
+        task=TASK, env={**ENV, "n_envs": 1, "baseline_episodes": 2, "incubation": incubation}
     )
     env = GrowthVectorEnv(load(), config)
     results = []  # of each host: grown and alone in the env, grown and alone in the loop
@@ -165,7 +167,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=16)
     parser.add_argument("--seed", type=int, default=20000, help="run seed of the hosts")
     parser.add_argument("--incubation", choices=("shadow", "ste"), default="shadow", help="of env and loop")
-    parser.add_argument("--controller", default="schedule")
+    parser.add_argument("--controller", default="schedule:benchmarks/schedules/heavy_digits.toml")
     arguments = parser.parse_args()
     compare(arguments.hosts, arguments.incubation, arguments.controller, arguments.seed)
 
