@@ -60,6 +60,7 @@ def measure_baseline(
         trainer = opened.enter_context(closing(HostTrainer(tasks[0], training, executor, policy)))
         slots, spans = training[0].host.slot_names, Spans()
         local = TrainingBackend(trainer, ActionSpec(slots, ()), BLUEPRINTS, spans, governed=False)
+        local.count_epochs = count_epochs
         hosts = local if ranks is None else opened.enter_context(spread(RankedBackend(ranks, local, config, indices)))
         loop = EpochLoop(hosts, config, [training[0].horizon] * count, len(slots), None, spans)
         curves: list[Floats] = []

@@ -131,7 +131,9 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.reward_terms = {name: np.zeros(self.num_envs) for name in self.reward.names}
         self.gatherer = Gatherer(spec, self.num_envs, config.experience)
         """The experience of these hosts with their seeds."""
-        self.count_epochs: Callable[[int], None] = lambda hosts: None  # called after each epoch, the baseline's too
+        self.count_epochs: Callable[[int], None] = lambda hosts: (
+            None
+        )  # called after each epoch, the baseline's too; with 0 after what was none
         self.tier: Tier | None = None
         """Execution tier of training steps; None for simulated hosts."""
         self.pinned = 0  # snapshots of each host in pinned CPU memory, the older first, for a limit on GPU memory

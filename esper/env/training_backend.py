@@ -86,6 +86,8 @@ class TrainingBackend(Backend):
         self.training_time = TrainingTime(spans, dict.fromkeys(training.device for training in trainer.hosts))
         self.look: Callable[[EnvHost], Any] | None = None
         """Called after each validation of a host, before anything changes; what it returns is kept in ``seen``."""
+        self.count_epochs: Callable[[int], None] = lambda hosts: None
+        """Called with 0 after hosts were trained to start from, see SlotVectorEnv."""
         self.seen: list[list[Any]] = [[] for _ in self.each]
         """By host, of its current episode: first of the untrained host, then of its epochs."""
 
@@ -96,6 +98,7 @@ class TrainingBackend(Backend):
             self.seen[host.row] = []
         if self.trainer.hosts[0].task.trained:
             give_starts([host.training for host in self._of(starting)], self.trainer.executor)
+            self.count_epochs(0)
 
     def plant(self, where: Bools, blueprint: Ints, style: Ints) -> tuple[Ints, dict[int, str]]:
         sizes, failures = np.zeros((len(where), 1), dtype=np.int64), {}

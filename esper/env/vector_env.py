@@ -109,6 +109,7 @@ class GrowthVectorEnv(SlotVectorEnv):
             self.backend = RankedBackend(ranks, self.local, config, range(n_envs))
         super().__init__(config, spec, self.backend, spans, choices, autoreset_mode, self.reporter)
         self.baseline, self.tier, self.pinned, self.score = baseline, tier, pinned, task.score_shown
+        self.local.count_epochs = lambda hosts: self.count_epochs(hosts)
         self._not_captured: set[str] = set()
         """Reasons why steps are not captured, as far as they were reported."""
         if trainer.batches is not None:

@@ -89,7 +89,10 @@ class Workload:
         self._since = self.clock()
 
     def advance(self, name: str, units: float) -> None:
-        """Counts ``units`` of a phase; they took the time since the last count."""
+        """Counts ``units`` of a phase; they took the time since the last count. Time of no units was not work."""
+        if not units:
+            self.pause()
+            return
         now, phase = self.clock(), self.phases.get(name)
         seconds, self._since = now - self._since, now
         if phase is None:

@@ -122,3 +122,13 @@ def test_without_planned_work_the_time_left_is_unknown() -> None:
     work, _ = workload()
     assert work.seconds_left() is None
     assert work.part == 0.0
+
+
+def test_time_of_no_units_says_nothing_about_the_pace() -> None:
+    now = iter([0.0, 0.0, 100.0, 102.0, 102.0])
+    work = Workload(lambda: next(now))
+    work.add([Phase("rounds", 10.0)])
+    work.start()
+    work.advance("rounds", 0.0)
+    work.advance("rounds", 1.0)
+    assert work.phases["rounds"].seconds == 2.0
