@@ -33,10 +33,10 @@ from esper.telemetry.event import ArmPlayed, ScoreDefined
 HERE = Path(__file__).parent
 RATES = HERE / "questions_rates.json"
 GROWN = "grown"
-TUNING_SEED, JUDGING_SEED = 100, 60_000
-RATES_TRIED = ((0.125, 0.0), (0.25, 0.0), (0.5, 0.0), (1.0, 0.0), (0.5, 0.3), (1.0, 0.3))
+TUNING_SEED, JUDGING_SEED = 100, 61_000
+RATES_TRIED = ((0.125, 0.0), (0.25, 0.0), (0.5, 0.0), (1.0, 0.0), (2.0, 0.0), (1.0, 0.3))
 """Settings of an arm: learning rates in units of the task's own, and fractions of the epochs over which they rise."""
-SEED_RATES = ((0.125, 16.0), (0.25, 4.0), (0.25, 8.0), (0.5, 1.0), (0.5, 4.0), (1.0, 2.0))
+SEED_RATES = ((0.125, 8.0), (0.125, 16.0), (0.25, 4.0), (0.25, 8.0), (0.25, 16.0), (0.5, 4.0))
 """Settings of grown hosts, as many: rates of the host in units of the task's, and of seeds in units of the host's."""
 
 
@@ -100,7 +100,9 @@ def schedule_of(question: Question, folder: Path) -> Path:
 def settings_of(arm: str, rate: float, epochs: int) -> list[dict[str, float]]:
     """Returns the settings of section task that are tried for an arm, six for each."""
     if arm == GROWN:
-        return [{"learning_rate": rate * own, "seed_rate": of_seeds} for own, of_seeds in SEED_RATES]
+        return [
+            {"learning_rate": rate * own, "warmup_epochs": 0.0, "seed_rate": of_seeds} for own, of_seeds in SEED_RATES
+        ]
     return [
         {"learning_rate": rate * factor, "warmup_epochs": warm_up * epochs, "seed_rate": 1.0}
         for factor, warm_up in RATES_TRIED
