@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.config_resolved import ResolvedConfig
-from esper.control.controller import Controller, log_prob_of
+from esper.control.controller import Controller, PerEnvController, log_prob_of
 from esper.env.baseline import Baseline
 from esper.env.choices import flops_of_seeds, kinds_of, largest_sizes
 from esper.env.info import Info
@@ -19,6 +19,7 @@ from esper.env.slot_env import Float32s, SlotVectorEnv, accepted_actions, info_o
 from esper.env.state import Choices, Rules, copied
 from esper.grower.backend import LoopBackend
 from esper.grower.looking import count_operations
+from esper.spaces.action import Op
 from esper.telemetry.span import Spans
 
 LOSS_SPREAD = 0.02
@@ -101,11 +102,23 @@ class LoopEnv(SlotVectorEnv):
         return self._observe(self.rules)
 
     def play(self, controller: Controller, observation: Float32s) -> None:
-        """Executes the action that ``controller`` chooses; the next epoch is trained with what it plants."""
+        """Executes the action that ``controller`` chooses; the next epoch is trained with what it plants.
+
+        After a seed that is a part of the model at once, a rule chooses again, so that such seeds need not wait for one
+        another. An agent has learned to act once an epoch.
+        """
+        while self._joins(controller, observation):
+            observation = self._observe(self.rules)
+        self.backend.train(~self.done, self.state)
+
+    def _joins(self, controller: Controller, observation: Float32s) -> bool:
+        """Executes an action; returns whether a rule planted a seed that is a part of the model at once."""
         actions = controller.act(observation, self.mask.heads(self.action_spec))
         self.reporter.log_prob = log_prob_of(controller, self.num_envs)
+        kept = int(self.state.slots.fossil.sum())
         self.loop.begin_epoch(accepted_actions(self, actions))
-        self.backend.train(~self.done, self.state)
+        joined = int(actions[0, 0]) == Op.GERMINATE and int(self.state.slots.fossil.sum()) > kept
+        return joined and isinstance(controller, PerEnvController)
 
     def end_epoch(self) -> Float32s:
         """Validates the model after an epoch; returns the observation [1, size]."""

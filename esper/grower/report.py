@@ -57,7 +57,7 @@ class GrowthStep:
     grew. None while two or more seeds are blended beside kept ones, unless ``config.env.counterfactual_every`` is
     set."""
     action: ActionTaken | None
-    """The action of the controller; None if it waits."""
+    """The first action of the controller; None if it waits."""
     changes: tuple[StageChanged, ...]
     """Changes of stages since the last step."""
     slots: Mapping[str, SlotReport]

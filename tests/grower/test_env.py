@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
+from esper.control.heuristic import HeuristicController
+from esper.grower.env import LoopEnv
+from esper.grower.grower import Grower
+from esper.rollout.own_controller import OwnController
 from tests.grower.loops import Loop, same, scores, stages, weights
 
 
@@ -42,3 +47,37 @@ def test_evaluate_may_forbid_gradients_before_the_first_epoch() -> None:
     assert step.action.accepted
     loop.run(14)
     assert stages(loop)[-1] == "FOSSILIZED"
+
+
+def grower_at_once(controller: OwnController | str) -> tuple[Grower, nn.Module]:
+    """A Grower of a model with two places that can be wider."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Grower(model, ["0 -> 2", "2 -> 4"], optimizer, controller, 6, example=torch.randn(4, 8)), model
+
+
+def right(model: nn.Module) -> torch.Tensor:
+    return (model(torch.ones(16, 8)).argmax(1) == 0).float()
+
+
+def test_a_rule_plants_all_seeds_that_join_the_model_at_once_before_the_next_epoch() -> None:
+    grower, _ = grower_at_once("heuristic")
+    step = grower.start(right)
+    assert {slot.stage for slot in step.slots.values()} == {"FOSSILIZED"}
+    assert str(step).count("kept at once") == 2
+    assert grower.epoch == 0
+
+
+def test_an_agent_acts_once_an_epoch() -> None:
+    class Agent:
+        """Plants as the rule does, but is none."""
+
+        def __init__(self, env: LoopEnv) -> None:
+            self.rule = HeuristicController(env.action_spec, env.layout, 1, config=env.config)
+            self.begin, self.act, self.episode = self.rule.begin, self.rule.act, self.rule.episode
+            self.memory_state, self.load_memory_state = self.rule.memory_state, self.rule.load_memory_state
+
+    grower, _ = grower_at_once(Agent)  # type: ignore[arg-type]
+    step = grower.start(right)
+    assert [slot.stage for slot in step.slots.values()].count("FOSSILIZED") == 1
