@@ -1,17 +1,20 @@
 """Times a candidate against a baseline in alternating turns, and checks their ratio against a bar."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from esper.bench.case import BenchCase
 
 MIN_TURNS = 3
 """Min turns of each side, however long they take."""
+STEADY = 1.5
+"""Max ratio of the 90th to the 10th percentile of a baseline's turns: above it, it was disturbed, and says nothing."""
 
 _LONG_SECONDS = 0.5
 
@@ -21,7 +24,7 @@ class Result:
     """One measured comparison. ``ratio`` is baseline / own, for rates own / baseline: above 1 is better.
 
     ``ratio``, ``value`` and ``baseline_value`` are medians over the turns; low and high are the 10th and 90th
-    percentiles. ``met`` is whether the ratio reaches the bar, None without a bar.
+    percentiles. ``met`` is whether the ratio reaches the bar, None without a bar or a usable baseline.
     """
 
     case: str
@@ -39,6 +42,8 @@ class Result:
     baseline_value: float
     turns: int
     met: bool | None
+    usable: bool = True
+    """Whether the turns of the baseline are alike."""
 
 
 def waiting(run: Callable[[], object], device: torch.device) -> Callable[[], object]:
@@ -59,17 +64,13 @@ def measure(
     """Measures both sides in turns, ``rounds`` times, so that a slow moment of the machine affects both.
 
     The sides alternate in going first. It stops early after ``max_seconds``, but not before ``MIN_TURNS`` turns of
-    each.
+    each. If the turns of the baseline differ by more than ``STEADY``, both are measured once more.
     """
-    start = time.perf_counter()
     sides = [_turn(comparison, run, turn_seconds) for run in (comparison.run, comparison.run_baseline)]
-    values: tuple[list[float], list[float]] = ([], [])
-    for number in range(min(rounds, comparison.turns or rounds)):
-        if number >= MIN_TURNS and time.perf_counter() - start > max_seconds:
-            break
-        for side in (0, 1) if number % 2 == 0 else (1, 0):
-            values[side].append(sides[side]())
-    own, other = np.array(values)
+    own, other = _turns(sides, min(rounds, comparison.turns or rounds), max_seconds)
+    if not (usable := _steady(other)):
+        own, other = _turns(sides, min(rounds, comparison.turns or rounds), max_seconds)
+        usable = _steady(other)
     low, ratio, high = np.quantile(own / other if comparison.unit.endswith("/s") else other / own, (0.1, 0.5, 0.9))
     value_low, value, value_high = np.quantile(own, (0.1, 0.5, 0.9))
     return Result(
@@ -87,8 +88,29 @@ def measure(
         value_high=float(value_high),
         baseline_value=float(np.median(other)),
         turns=len(own),
-        met=None if comparison.bar is None else bool(ratio >= comparison.bar),
+        met=None if comparison.bar is None or not usable else bool(ratio >= comparison.bar),
+        usable=usable,
     )
+
+
+def _turns(
+    sides: Sequence[Callable[[], float]], rounds: int, max_seconds: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Plays both sides in turns; returns the values of each."""
+    start = time.perf_counter()
+    values: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds):
+        if number >= MIN_TURNS and time.perf_counter() - start > max_seconds:
+            break
+        for side in (0, 1) if number % 2 == 0 else (1, 0):
+            values[side].append(sides[side]())
+    return np.array(values[0]), np.array(values[1])
+
+
+def _steady(values: NDArray[np.float64]) -> bool:
+    """Whether the turns of a baseline are alike; numbers that are not positive are not times or rates."""
+    low, high = np.quantile(values, (0.1, 0.9))
+    return bool(low <= 0 or high / low <= STEADY)
 
 
 def _turn(comparison: BenchCase, run: Callable[[], object], turn_seconds: float) -> Callable[[], float]:

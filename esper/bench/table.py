@@ -8,6 +8,7 @@ from esper.bench.runner import Result
 
 COLUMNS = ("case", "size", "device", "baseline", "own", "baseline's", "ratio (10 % to 90 %)", "bar", "")
 _VERDICTS = {None: "", True: "met", False: "MISSED"}
+_UNUSABLE = "baseline unsteady"
 _LONG_US = 10_000
 
 
@@ -30,7 +31,7 @@ def cells(result: Result) -> list[str]:
         other,
         f"{result.ratio:.2f} ({result.ratio_low:.2f} to {result.ratio_high:.2f})",
         "" if result.bar is None else f"{result.bar:g}",
-        _VERDICTS[result.met],
+        _VERDICTS[result.met] if result.usable else _UNUSABLE,
     ]
 
 

@@ -92,3 +92,22 @@ def test_the_spread_is_interpolated_between_order_statistics() -> None:
     result = measure(BenchCase("c", "s", CPU, "b", lambda: next(values), lambda: 6.0, None, "%"), rounds=4)
     assert (result.value, result.value_low, result.value_high) == pytest.approx((2.5, 1.3, 3.7))
     assert (result.ratio_low, result.ratio_high) == pytest.approx((1.65, 5.1))
+
+
+def test_a_baseline_whose_turns_differ_is_measured_again_and_then_not_judged() -> None:
+    values = [10.0, 10.0, 30.0] * 2
+
+    def unsteady() -> float:
+        return values.pop(0)
+
+    comparison = replace(numbers(10, 20, "MB", bar=1.0), run_baseline=unsteady)
+    result = measure(comparison, rounds=3)
+    assert not values
+    assert (result.usable, result.met) == (False, None)
+
+
+def test_a_second_try_may_be_steady() -> None:
+    values = [10.0, 10.0, 30.0, 20.0, 20.0, 20.0]
+    comparison = replace(numbers(10, 20, "MB", bar=1.0), run_baseline=lambda: values.pop(0))
+    result = measure(comparison, rounds=3)
+    assert (result.usable, result.met, result.baseline_value) == (True, True, 20.0)

@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 def test_bars_are_set_at_sizes_that_are_measured() -> None:
     size = (4, 128, 8)
-    assert train_epoch.BARS["cpu", size] == 3.0
+    assert train_epoch.BARS["cpu", size] == 2.5
     assert train_epoch.BARS["cuda", (8, 128, 8)] == 5.0
     assert train_epoch.samples_of(size, CPU, quick=False) == 5120
     assert train_epoch.SIZES.default[0] == size

@@ -1,0 +1,205 @@
+"""Tuned baseline of the cases about training: the fastest way in which a careful user trains hosts in PyTorch.
+
+The ways are tried here, on the hosts and the data of the case: float32 or bfloat16, images in NCHW or channels_last,
+eager or compiled, several threads in one process or one-thread processes that share the hosts. None waits for a number
+after each batch, as the plain baseline does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+import torch
+from torch import Tensor, nn
+from torch import multiprocessing as processes
+from torch.nn import functional as F
+from torch.utils.benchmark import set_torch_threads
+
+from esper.bench.case import dtype_name
+from esper.bench.plain import DECAY, LR, MOMENTUM, candidates
+from esper.data.split import Split
+from esper.training.execution.cores import usable_cores
+
+TRIED_STEPS, TURNS = 6, 3
+"""Steps by which a way is timed, and how often; the best time counts."""
+
+BuildHost = Callable[[], nn.Module]
+"""Makes a host; processes import it by its name."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to train hosts."""
+
+    precision: torch.dtype = torch.float32
+    channels_last: bool = False
+    compiled: bool = False
+    processes: int = 1
+    threads: int = 1
+
+    @property
+    def name(self) -> str:
+        layout = "channels_last" if self.channels_last else "NCHW"
+        how = "compiled" if self.compiled else "eager"
+        place = "one process" if self.processes == 1 else f"{self.processes} processes"
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return f"{dtype_name(self.precision)} {layout}, {how}, {place} of {threads}"
+
+
+class Loop:
+    """Hosts of one process, trained one after another on images x float32 [N, C, H, W] and classes y int64 [N]."""
+
+    def __init__(self, way: Way, build: BuildHost, hosts: int, x: Tensor, y: Tensor, batch: int) -> None:
+        self.way, self.batch = way, batch
+        layout = torch.channels_last if way.channels_last else torch.contiguous_format
+        self.x, self.y = x.contiguous(memory_format=layout), y
+        made = [build().to(x.device).train() for _ in range(hosts)]
+        self.hosts = [host.to(memory_format=layout) for host in made]  # type: ignore[call-overload]
+        self.forward = [torch.compile(host) if way.compiled else host for host in self.hosts]
+        self.optimizers = [
+            torch.optim.SGD(host.parameters(), LR, MOMENTUM, weight_decay=DECAY, fused=True) for host in self.hosts
+        ]
+
+    def epoch(self) -> float:
+        """Trains every host once on all full batches; returns the mean loss."""
+        losses = [self.train(number, len(self.y) // self.batch) for number in range(len(self.hosts))]
+        return float(torch.stack(losses).mean())
+
+    def train(self, number: int, steps: int) -> Tensor:
+        """Trains one host on random batches; returns its mean loss, a scalar on the device."""
+        model, optimizer = self.forward[number], self.optimizers[number]
+        order = torch.randperm(len(self.y), device=self.x.device)[: steps * self.batch].view(steps, self.batch)
+        mixed = self.way.precision != torch.float32
+        total = torch.zeros((), device=self.x.device)
+        with set_torch_threads(self.way.threads):
+            for rows in order:
+                optimizer.zero_grad()
+                with torch.autocast(self.x.device.type, self.way.precision, enabled=mixed):
+                    loss = F.cross_entropy(model(self.x[rows]), self.y[rows])
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                total += loss.detach()
+        return total / steps
+
+
+class Workers:
+    """Hosts spread over processes, each a :class:`Loop` of its own; close them at the end."""
+
+    def __init__(self, way: Way, build: BuildHost, hosts: int, x: Tensor, y: Tensor, batch: int) -> None:
+        context = processes.get_context("spawn")
+        alone = replace(way, processes=1)
+        shares = [len(range(number, hosts, way.processes)) for number in range(way.processes)]
+        data = x.share_memory_(), y.share_memory_()  # type: ignore[no-untyped-call]
+        self.links: list[Connection] = []
+        self.processes: list[BaseProcess] = []
+        for share in filter(None, shares):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, alone, build, share, *data, batch), daemon=True)
+            process.start()
+            self.links.append(ours)
+            self.processes.append(process)
+        for link in self.links:
+            link.recv()  # it is ready
+
+    def epoch(self) -> float:
+        """Trains every host once on all full batches; returns the mean loss of the processes."""
+        for link in self.links:
+            link.send(True)
+        losses: list[float] = [link.recv() for link in self.links]
+        return sum(losses) / len(losses)
+
+    def close(self) -> None:
+        for link in self.links:
+            link.send(False)
+        for process in self.processes:
+            process.join()
+
+
+def _serve(link: Connection, way: Way, build: BuildHost, hosts: int, x: Tensor, y: Tensor, batch: int) -> None:
+    """Trains an epoch for each True that comes."""
+    torch.set_num_threads(way.threads)
+    loop = Loop(way, build, hosts, x, y, batch)
+    link.send(True)
+    while link.recv():
+        link.send(loop.epoch())
+
+
+class TunedTraining:
+    """Hosts trained in the fastest of the tried ways; close it at the end.
+
+    Args:
+        build: makes a host; a module-level function or a ``partial`` of one.
+        hosts: number of hosts.
+        data: images and their classes.
+        batch: samples in a step.
+        compiles: whether compiled hosts are tried, which takes half a minute or more.
+    """
+
+    def __init__(self, build: BuildHost, hosts: int, data: Split, batch: int, compiles: bool = True) -> None:
+        x, y = data.inputs(0, len(data)).contiguous(), data.y
+        given = build, hosts, x, y, batch
+        self.tried: dict[Way, float] = {}
+        """Seconds of the same work in each way that was tried."""
+        one = [Way(*kind) for kind in itertools.product((torch.float32, torch.bfloat16), (False, True))]
+        best = self._fastest(one, partial(_seconds_of_one, build, x, y, batch))
+        if compiles:
+            best = self._fastest([best, replace(best, compiled=True)], partial(_seconds_of_one, build, x, y, batch))
+        cores = usable_cores() if x.device.type == "cpu" else 1
+        spread = [replace(best, threads=count) for count in candidates(cores)]
+        spread += [replace(best, processes=cores)] if cores > 1 and hosts > 1 else []
+        self.way = self._fastest(spread, partial(_seconds_of_all, *given)) if len(spread) > 1 else best
+        self.name = f"tuned PyTorch: {self.way.name}"
+        self._loop = Workers(self.way, *given) if self.way.processes > 1 else Loop(self.way, *given)
+
+    def epoch(self) -> float:
+        """Trains every host once on all full batches; returns the mean loss."""
+        return self._loop.epoch()
+
+    def close(self) -> None:
+        if isinstance(self._loop, Workers):
+            self._loop.close()
+
+    def _fastest(self, ways: Sequence[Way], seconds: Callable[[Way], float]) -> Way:
+        found = {way: seconds(way) for way in ways}
+        self.tried |= found
+        return min(found, key=found.__getitem__)
+
+
+def _seconds_of_one(build: BuildHost, x: Tensor, y: Tensor, batch: int, way: Way) -> float:
+    """Times a few steps of one host in this process."""
+    loop, steps = Loop(way, build, 1, x, y, batch), min(TRIED_STEPS, len(y) // batch)
+
+    def run() -> None:
+        float(loop.train(0, steps))  # waits for a GPU
+
+    return _best_time(run)
+
+
+def _seconds_of_all(build: BuildHost, hosts: int, x: Tensor, y: Tensor, batch: int, way: Way) -> float:
+    """Times an epoch of all hosts, on few samples, in the processes and threads of ``way``."""
+    few = min(len(y), TRIED_STEPS * batch)
+    given = way, build, hosts, x[:few].clone(), y[:few].clone(), batch
+    if way.processes == 1:
+        return _best_time(Loop(*given).epoch)
+    workers = Workers(*given)
+    try:
+        return _best_time(workers.epoch)
+    finally:
+        workers.close()
+
+
+def _best_time(run: Callable[[], object]) -> float:
+    """Returns the seconds of the fastest of a few calls; the first one warms up."""
+    run()
+    times = []
+    for _ in range(TURNS):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times)
