@@ -78,7 +78,7 @@ TWO, THREE = ("r2c0", "r2c1"), ("r2c0", "r2c1", "r2c2")
 TASKS = f"{HERE / 'question_tasks.py'}:"
 QUESTIONS: dict[tuple[str, str], Question] = {
     ("upgrade", "digits"): Question(f"{TASKS}digits_short", (4, 8), USUAL, TWO),
-    ("upgrade", "fashion"): Question(f"{TASKS}fashion_small", (6, 18), USUAL, THREE),
+    ("upgrade", "fashion"): Question(f"{TASKS}fashion_small", (6,), USUAL, THREE),
     ("late", "digits"): Question(f"{TASKS}digits_late", (10,), USUAL, TWO),
     ("late", "fashion"): Question(f"{TASKS}fashion_late", (12,), USUAL, THREE),
     ("adapt", "mnist"): Question(f"{TASKS}fashion_to_mnist", (30,), ADAPTING, THREE, common={"freeze": "body"}),
@@ -133,7 +133,7 @@ def play(
     """Plays arms beside the first of them; returns the hosts of each, and its seconds."""
     base = {
         "task": {"name": task.name, "start": "trained", **(question.common or {})},
-        "run": {"seed": seed, "lanes": 1},
+        "run": {"seed": seed},
         "env": {"episode_length": epochs, "baseline_episodes": 1, "n_envs": 8, "slots": ["r2"], "at_once": True},
     }
     clock = Clock()
