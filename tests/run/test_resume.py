@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from esper.config import ConfigError, read_toml
+from esper.config import ConfigError, TrainingConfig, read_toml
+from esper.data.tasks import build_host
 from esper.files import checkpoint
 from esper.run.experiment import Experiment
 from esper.telemetry.event import ArmPlayed, BaselineMeasured, EpochCompleted, Event, PolicyUpdated
@@ -306,3 +308,28 @@ def test_a_run_on_auto_records_its_device_and_is_resumed_there(tmp_path: Path, m
     assert read_toml(tmp_path / "r" / "config.toml")["run"]["device"] == "cpu"
     monkeypatch.undo()  # on any machine
     assert Experiment.resume(tmp_path / "r").run().rounds == 1
+
+
+@pytest.mark.slow
+def test_a_run_that_starts_from_trained_hosts_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.training.start.MAX_RESTARTS", 0)
+
+    def config(folder: str) -> TrainingConfig:
+        return tiny(rounds=2, seed=7).with_values(task={"start": "trained", "data": str(tmp_path / folder)})
+
+    interrupted(config("data"), tmp_path / "cut", Does(within_round(2), stop))
+    shutil.rmtree(tmp_path / "data")  # they are trained again, to the same bits
+    again = Experiment.resume(tmp_path / "cut").run()
+    uncut, _ = play(config("data"), tmp_path / "whole")
+    same_run(tmp_path / "cut", tmp_path / "whole")
+    same_results(again, uncut)
+
+
+def test_a_run_is_not_resumed_from_other_weights_than_it_started_from(tmp_path: Path) -> None:
+    weights = tmp_path / "weights.pt"
+    torch.save(build_host("digits").state_dict(), weights)
+    config = tiny(rounds=2).with_values(task={"start": str(weights)})
+    interrupted(config, tmp_path / "run", Does(within_round(2), stop))
+    torch.save(build_host("digits").state_dict(), weights)
+    with pytest.raises(ConfigError, match="whose weights have changed"):
+        Experiment.resume(tmp_path / "run")
