@@ -22,7 +22,7 @@ def small(task: Task) -> Task:
 
 
 def fashion_small() -> Task:
-    """Fashion-MNIST with a host of 1,090 parameters, in short epochs, with 1,000 images for validation."""
+    """Fashion-MNIST with a host of 1,009 parameters, in short epochs, with 1,000 images for validation."""
     task = small(load_task("fashion_mnist"))
     validation = Split(task.validation.x[:1_000], task.validation.y[:1_000], task.validation.table)
     changes = {
