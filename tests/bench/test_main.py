@@ -36,11 +36,12 @@ def test_results_are_written_as_json_markdown_and_a_trace(tmp_path: Path) -> Non
     options = ["--rounds", "1", "--quick", "--device", "cpu", "--json", files[0], "--markdown", files[1]]
     code, output = type_in("train-epoch", "--size", "2x4x2", *options, "--profile", files[2])
     assert code == 0, output
-    assert "1 measured; 0 of 0 bars met" in output
-    (row,) = json.loads(Path(files[0]).read_text())
+    assert "2 measured; 0 of 0 bars met" in output
+    row, plain = json.loads(Path(files[0]).read_text())
     assert row.keys() >= FIELDS
     assert (row["case"], row["device"], row["unit"], row["bar"]) == ("train-epoch", "cpu", "images/s", None)
-    assert row["baseline"].startswith("plain eager PyTorch")
+    assert row["baseline"].startswith("tuned PyTorch: ")
+    assert plain["baseline"].startswith("plain eager PyTorch")
     assert row["value"] > 0
     assert "| train-epoch |" in Path(files[1]).read_text()
     events = json.loads(Path(files[2]).read_text())["traceEvents"]

@@ -21,7 +21,7 @@ RUN: dict[str, tuple[Any, ...]] = {
     "controller": (
         ("--controller", "nope"),
         "unknown controller 'nope'",
-        "plans, heuristic, random, none, plans:RUN, schedule",
+        "plans, heuristic, plateau, random, none, plans:RUN, schedule",
     ),
     "controller with a tail": (("--controller", "none:x"), "unknown controller 'none:x'"),
     "schedule without a file": (("--controller", "schedule:"), "schedule:FILE.toml"),

@@ -11,12 +11,12 @@ import torch
 
 from esper.config import ConfigError
 from esper.evaluation.comparison import compare_controllers
-from esper.evaluation.runner import HELD_OUT
 from esper.files import checkpoint
 from esper.files.policy import find_policy
 from esper.run.agents import PPORun
 from esper.run.experiment import Experiment
 from esper.telemetry.event import AgentValidated, PolicyUpdated, RoundCompleted, WorthsEstimated
+from esper.training.rng import HELD_OUT
 from tests.run.run_helpers import Does, learning, of_kind, play, same_results
 
 

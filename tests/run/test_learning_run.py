@@ -20,7 +20,6 @@ from esper.data.tasks import load_task
 from esper.env.make import EnvMaker, make_env
 from esper.evaluation.comparison import compare_controllers
 from esper.evaluation.policy import hosts_config
-from esper.evaluation.runner import HELD_OUT
 from esper.files import checkpoint
 from esper.files.policy import find_policy
 from esper.report.read import open_run
@@ -39,6 +38,7 @@ from esper.telemetry.event import (
 from esper.telemetry.span import PHASES
 from esper.telemetry.workload import Workload
 from esper.training.host_training import HostTraining
+from esper.training.rng import HELD_OUT
 from esper.training.step import train_epoch
 from tests.core_helpers import DAMAGE
 from tests.run.run_helpers import (

@@ -105,7 +105,7 @@ def test_the_plan_is_told_once_when_it_is_known() -> None:
         work.advance("baseline", 10 * (now == 10.0))
     sink.handle(completed(1))
     lines = stream.getvalue().splitlines()
-    assert [line for line in lines if line.startswith("about")] == ["about 1m30s left: rounds 1m30s"]
+    assert [line for line in lines if line.startswith("about")] == ["about 1m12s left: rounds 1m12s"]
     assert "ETA" in lines[-1]
 
 
