@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import warnings
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ from esper.training.metrics import make_metrics
 from esper.training.rng import RngStream, derive_seed, is_held_out, seeded
 from esper.training.validate import evaluate
 
+logger = logging.getLogger(__name__)
+
 Weights = dict[str, Tensor]
 """All parameters and buffers of a host by name, on the CPU."""
 
@@ -53,6 +56,12 @@ def give_starts(hosts: Sequence[HostTraining], executor: Executor) -> None:
     files = [_file_of(start) for start in starts]
     known = [_read(file, start.host) for file, start in zip(files, starts, strict=True)]
     missing = [start for start, weights in zip(starts, known, strict=True) if weights is None]
+    if missing:
+        first = missing[0]
+        logger.warning(
+            "%d hosts of %s are trained alone first, for %d epochs or more: task.start is trained; kept in %s",
+            *(len(missing), first.task.name, first.horizon * 3 // 2, files[0].parent),
+        )
     trained = iter(_train_to_limit(missing, executor) if missing else [])
     for host, file, weights in zip(hosts, files, known, strict=True):
         if weights is None:
