@@ -97,7 +97,7 @@ def cnn(source: ImageSource, base: int, blocks: int = 3, kernel: int = 3, pool: 
     )
 
 
-TWENTY_MINUTES: Mapping[str, Any] = MappingProxyType(
+SHORT: Mapping[str, Any] = MappingProxyType(
     {
         "batch_size": 64,
         "samples_per_epoch": 5_000,
@@ -114,7 +114,7 @@ TWENTY_MINUTES: Mapping[str, Any] = MappingProxyType(
         "label_smoothing": 0.1,
     }
 )
-"""Sizes with which a run takes about 20 minutes on two cores, and the settings that suit them."""
+"""Sizes for a run on a few cores, and the settings that suit them."""
 
 PRESETS = (
     ImagePreset("cifar10", CIFAR10, 6_418, cnn(CIFAR10, base=8)),
@@ -130,7 +130,7 @@ PRESETS = (
         kind="torchvision's ResNet-18",
     ),
     ImagePreset("cifar100", CIFAR100, 30_196, cnn(CIFAR100, base=16)),
-    ImagePreset("fashion_mnist", FASHION_MNIST, 6_274, cnn(FASHION_MNIST, base=8), settings=TWENTY_MINUTES),
+    ImagePreset("fashion_mnist", FASHION_MNIST, 6_274, cnn(FASHION_MNIST, base=8), settings=SHORT),
 )
 
 

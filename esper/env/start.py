@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import pickle
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def started(task: Task, start: str) -> Task:
     file = weights_file(start)
     try:
         network = _network_in(file, task)
-    except MISFITS as error:
+    except (*MISFITS, OSError, pickle.UnpicklingError, safetensors.SafetensorError) as error:
         raise ConfigError(f"task.start is {start}, which does not fit the host of {task.name}: {error}") from error
     return replace(task, build_host=CopiesOf(network), origin=task.build_host)
 

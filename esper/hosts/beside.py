@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Collection
 from typing import Self
 
@@ -52,9 +53,9 @@ class BesideHost(Host):
     def forward_from(self, x: Inputs, site: int, at: Features, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
         return self.joined(self.learner.forward_from(x, site, at, hook, vacant), x)
 
+    @abstractmethod
     def joined(self, logits: Tensor, x: Inputs) -> Tensor:
         """Returns the outputs for the learner's ``logits`` [..., classes] of inputs ``x``."""
-        raise NotImplementedError
 
     def old_logits(self, x: Inputs) -> Tensor:
         """Returns the outputs of the frozen host."""

@@ -20,17 +20,19 @@ from torch import Tensor
 
 from esper.config import ConfigError, TrainingConfig
 from esper.config_resolved import HostTrainingConfig
-from esper.data.split import Split
+from esper.data.split import SAMPLE, Split
 from esper.data.task import DataOptions, Task, resolve
 from esper.files.atomic import write_atomic
 from esper.hosts.beside import BesideHost
 from esper.hosts.grown import GrownHost
 from esper.hosts.host import Host
+from esper.hosts.inputs import as_inputs, tensors_of
 from esper.training.execution.executor import Executor
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining, finite_buffers
 from esper.training.metrics import make_metrics
 from esper.training.rng import RngStream, derive_seed, is_held_out, seeded
+from esper.training.step import add_gradients, prepare_epoch
 from esper.training.validate import evaluate
 
 logger = logging.getLogger(__name__)
@@ -49,8 +51,8 @@ def give_starts(hosts: Sequence[HostTraining], executor: Executor) -> None:
     """Gives new hosts the weights of hosts that were trained alone, to their limit.
 
     An env of a run starts all its episodes from the same weights. Held-out hosts have weights of their own in every
-    episode, so that pairs are independent. Weights are kept in the folder of data, under ``starts``, by all that they
-    depend on, and are not trained twice.
+    episode, so that pairs are independent. Weights are kept in the folder of data, under ``starts``, and
+    are not trained twice.
     """
     starts = [_untrained(host) for host in hosts]
     files = [_file_of(start) for start in starts]
@@ -172,23 +174,41 @@ def _copy(weights: Weights, host: Host) -> None:
 
 
 def _file_of(start: HostTraining) -> Path:
-    """Returns the file for the weights that training ``start`` leads to, named after all that they depend on."""
+    """Returns the file for the weights that training ``start`` leads to, named after what they depend on.
+
+    These are its settings, its data, its new weights, and what it does: code of a user's may change with its name kept,
+    so the scores of the new host and its gradients count, too, which tell another loss, score or activation.
+    """
     digest = hashlib.sha256()
     settings = start.config.task.model_dump(exclude={"data", "download"})
     facts = (settings, start.horizon, start.index, start.run_seed, start.episode, MIN_GAIN, MAX_RESTARTS)
-    digest.update(json.dumps([metadata.version("esper-grow"), torch.__version__, start.device.type, facts]).encode())
-    for tensor in (*_named(start.host).values(), *_data_of(start.task)):
+    versions = metadata.version("esper-grow"), torch.__version__, start.device.type
+    digest.update(json.dumps([versions, facts, repr(start.task.augmentation)]).encode())
+    for tensor in (*_named(start.host).values(), *_data_of(start.task), *_behaviour(start)):
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     folder = DataOptions.of(start.config.task).folder
     return folder / "starts" / f"{start.task.name.replace('/', '_')}-{digest.hexdigest()[:32]}.safetensors"
 
 
 def _data_of(task: Task) -> list[Tensor]:
-    """Returns tensors by which the training data of ``task`` is recognised: all targets, or a few samples if they are
-    streamed, and the first inputs."""
-    targets = [task.train.y] if isinstance(task.train, Split) else []
-    inputs = task.calibration_inputs()
-    return [*targets, *([inputs] if isinstance(inputs, Tensor) else []), task.validation.y]
+    """Returns the data of ``task``; of streamed data, its first samples."""
+    splits = [split for split in (task.train, task.validation) if isinstance(split, Split)]
+    whole = [
+        tensor for split in splits for tensor in (*tensors_of(split.x), split.y, split.table) if tensor is not None
+    ]
+    return [*whole, *tensors_of(as_inputs(task.calibration_inputs()))]
+
+
+def _behaviour(start: HostTraining) -> list[Tensor]:
+    """Returns the scores of the new host on a few validation samples, and the gradients of its loss there."""
+    task, few = start.task, start.task.sample
+    y = task.validation.y[:SAMPLE]
+    prepare_epoch(start)
+    add_gradients(start, few, y, None)
+    gradients = [p.grad.clone() for p in start.host_group.parameters if p.grad is not None]
+    start.reset(start.run_seed, start.episode)
+    found = evaluate(start, task.validation, [(0.0,) * len(start.sites)])
+    return [*gradients, torch.tensor([float(found.accuracy[0]), float(found.loss[0])])]
 
 
 def _read(file: Path, host: Host) -> Weights | None:

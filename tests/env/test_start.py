@@ -101,6 +101,13 @@ def test_a_file_that_is_no_state_dict_is_refused(tmp_path: Path) -> None:
         started(load_task("digits"), str(tmp_path / "list.pt"))
 
 
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_a_broken_file_is_refused(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"broken{suffix}").write_bytes(b"half of it")
+    with pytest.raises(ConfigError, match="does not fit the host of digits"):
+        started(load_task("digits"), str(tmp_path / f"broken{suffix}"))
+
+
 def test_a_run_records_its_weights_and_is_not_resumed_from_others(saved: Path) -> None:
     config = recorded(TrainingConfig.parse({"task": {"start": str(saved / "plain.pt")}}))
     assert config.task.start_sha256 is not None

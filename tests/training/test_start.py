@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from torch import nn
 
 from esper.config import ConfigError, TrainingConfig
 from esper.data.split import Split
 from esper.data.task import Task
-from esper.data.tasks import load_task
+from esper.data.tasks import build_host, load_task
 from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.grown_host import accuracy
+from esper.hosts.host import Host
 from esper.training import start
 from esper.training.rng import HELD_OUT
 from tests.core_helpers import wait_actions
@@ -113,13 +115,43 @@ def test_what_is_trained_is_kept_and_used_again(monkeypatch: pytest.MonkeyPatch,
         assert all(equal(*pair) for pair in zip(at_first, weights(env), strict=True))
 
 
-@pytest.mark.parametrize("change", [{"episode_length": 5}, {"learning_rate": 0.3}, {"data": None}])
+def of_leaky_host() -> Host:
+    """A host with other activations, whose weights and shapes are those of the task's."""
+    host = build_host("digits")
+    for module in list(host.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.ReLU):
+                setattr(module, name, nn.LeakyReLU(0.3))
+    return host
+
+
+def smooth(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, y, reduction="none", label_smoothing=0.5)
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "epochs": {"episode_length": 5},
+    "rate": {"learning_rate": 0.3},
+    "targets": {"data": None},
+    "last inputs": {"inputs": None},
+    "activations": {"build_host": of_leaky_host},
+    "loss": {"loss": smooth, "score": "accuracy", "label_smoothing": 0.0},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_other_settings_or_other_data_are_another_training(change: dict[str, Any], tmp_path: Path) -> None:
     task = short()
+    if "loss" in change:
+        task = replace(task, label_smoothing=0.0)
     with env_of(task) as env:
         env.reset(seed=3)
     if "data" in change:
         change = {"train": replace(task.train, y=task.train.y.flip(0))}  # type: ignore[arg-type]
+    if "inputs" in change:
+        x = task.train.x.clone()  # type: ignore[union-attr]
+        x[-1] += 1
+        change = {"train": replace(task.train, x=x)}  # type: ignore[arg-type]
     with env_of(replace(task, **change)) as env:
         env.reset(seed=3)
     assert len(list((tmp_path / "starts").iterdir())) == 6
@@ -182,7 +214,7 @@ def test_a_host_that_diverges_before_it_starts_is_an_error_that_says_what_to_cha
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def diverged(*_: Any) -> Any:
-        return SimpleNamespace(loss=torch.tensor([float("inf")]))
+        return SimpleNamespace(loss=torch.tensor([float("inf")]), accuracy=torch.tensor([10.0]))
 
     monkeypatch.setattr(start, "evaluate", diverged)
     with (
