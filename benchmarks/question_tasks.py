@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from esper.data import chars, code
 from esper.data.split import Split
 from esper.data.task import Augmentation, Task
 from esper.data.tasks import load_task
+from esper.data.text import LENGTH, character_task, vocabulary
 from esper.hosts.cnn import CNNHost
+from esper.hosts.transformer import TransformerHost
 
 LATE_SHARE = 1 / 3
 """Share of the training data that arrives after the first training."""
 FEW = 100
 """Number of training images of a task that a host is adapted to."""
+FEW_SEQUENCES = 200
+"""The same of a text: 12,800 characters."""
 
 
 def small(task: Task) -> Task:
@@ -83,3 +88,39 @@ def mnist_to_fashion() -> Task:
     task, before = fashion_small(), replace(small(load_task("mnist5k")), name="mnist_small")
     sizes = {"samples_per_epoch": FEW, "batch_size": FEW // 2}
     return replace(task, name="mnist_to_fashion", train=few_of(task), earlier=before, **sizes)
+
+
+def text_pair() -> tuple[Task, Task]:
+    """Returns English and Python as tasks with the same tokens, for small transformers."""
+    texts = {"chars": chars.read_parts(), "code": code.read_parts()}
+    tokens = vocabulary("".join(parts[0] for parts in texts.values()))
+    made = [
+        replace(
+            character_task(f"{name}_small", "", parts, tokens),
+            build_host=partial(TransformerHost, len(tokens) + 1, width=32, layers=2, heads=4, block=LENGTH, slots=2),
+            slots=("all",),
+            at_once=True,
+        )
+        for name, parts in texts.items()
+    ]
+    return made[0], made[1]
+
+
+def adapted_text(before: Task, task: Task, name: str) -> Task:
+    """Returns a text task of which few sequences are there, for hosts that were trained on another."""
+    assert isinstance(task.train, Split)
+    few = task.train.evenly_spaced(FEW_SEQUENCES)
+    sizes = {"samples_per_epoch": FEW_SEQUENCES, "warmup_epochs": 0.0}
+    return replace(task, name=name, train=few, earlier=replace(before, batch_size=32), **sizes)
+
+
+def chars_to_code() -> Task:
+    """A few lines of Python, for small transformers that were trained on English."""
+    english, python = text_pair()
+    return adapted_text(english, python, "chars_to_code")
+
+
+def code_to_chars() -> Task:
+    """A few lines of English, for small transformers that were trained on Python."""
+    english, python = text_pair()
+    return adapted_text(python, english, "code_to_chars")

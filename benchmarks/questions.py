@@ -15,7 +15,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -55,7 +55,7 @@ class Question:
     slots: tuple[str, ...]
     """Slots that are widened, one an epoch."""
     blueprint: str = "widen_whole"
-    common: Mapping[str, Any] | None = None
+    common: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the task that grown hosts have, and all arms that do not say otherwise."""
 
 
@@ -74,6 +74,9 @@ ADAPTING = {
     "scratch": "bigger-compute,task.freeze=nothing",
     "fine-tuned": "same-compute,task.freeze=nothing",
 }
+ADAPTING_TEXT = {**ADAPTING, "LoRA": "lora", "AdaLoRA": "adalora"}
+FROZEN = {"freeze": "body"}
+INSIDE = ("r1c0", "r1c1")
 TWO, THREE = ("r2c0", "r2c1"), ("r2c0", "r2c1", "r2c2")
 TASKS = f"{HERE / 'question_tasks.py'}:"
 QUESTIONS: dict[tuple[str, str], Question] = {
@@ -81,8 +84,10 @@ QUESTIONS: dict[tuple[str, str], Question] = {
     ("upgrade", "fashion"): Question(f"{TASKS}fashion_small", (6,), USUAL, THREE),
     ("late", "digits"): Question(f"{TASKS}digits_late", (10,), USUAL, TWO),
     ("late", "fashion"): Question(f"{TASKS}fashion_late", (12,), USUAL, THREE),
-    ("adapt", "mnist"): Question(f"{TASKS}fashion_to_mnist", (30,), ADAPTING, THREE, common={"freeze": "body"}),
-    ("adapt", "fashion"): Question(f"{TASKS}mnist_to_fashion", (30,), ADAPTING, THREE, common={"freeze": "body"}),
+    ("adapt", "mnist"): Question(f"{TASKS}fashion_to_mnist", (30,), ADAPTING, THREE, common=FROZEN),
+    ("adapt", "fashion"): Question(f"{TASKS}mnist_to_fashion", (30,), ADAPTING, THREE, common=FROZEN),
+    ("adapt", "code"): Question(f"{TASKS}chars_to_code", (10,), ADAPTING_TEXT, INSIDE, "widen_quarter", FROZEN),
+    ("adapt", "chars"): Question(f"{TASKS}code_to_chars", (10,), ADAPTING_TEXT, INSIDE, "widen_quarter", FROZEN),
 }
 
 
@@ -132,9 +137,9 @@ def play(
 ) -> tuple[dict[str, list[HostResult]], Mapping[str, float]]:
     """Plays arms beside the first of them; returns the hosts of each, and its seconds."""
     base = {
-        "task": {"name": task.name, "start": "trained", **(question.common or {})},
+        "task": {"name": task.name, "start": "trained", **question.common},
         "run": {"seed": seed},
-        "env": {"episode_length": epochs, "baseline_episodes": 1, "n_envs": 8, "slots": ["r2"], "at_once": True},
+        "env": {"episode_length": epochs, "baseline_episodes": 1, "n_envs": 8, "slots": list(question.slots), "at_once": True},
     }
     clock = Clock()
     with TemporaryDirectory() as folder:
@@ -165,13 +170,13 @@ def tuned(name: tuple[str, str], pairs: int) -> None:
     """Finds the settings of each arm, and writes them to RATES."""
     question = QUESTIONS[name]
     task = load_task(question.task)
-    known = json.loads(RATES.read_text()) if RATES.exists() else {}
     for epochs in question.epochs:
         growing = "schedule:SCHEDULE"
         best = {GROWN: search(question, task, epochs, GROWN, growing, "alone:controller=none", pairs)}
         reference = f"{GROWN}:controller={growing},{written(best[GROWN])}"
         for arm, text in question.arms.items():
             best[arm] = search(question, task, epochs, arm, text, reference, pairs)
+        known = json.loads(RATES.read_text()) if RATES.exists() else {}  # others may be tuned meanwhile
         known[f"{name[0]} {name[1]} {epochs}"] = best
         RATES.write_text(json.dumps(known, indent=2) + "\n")
 

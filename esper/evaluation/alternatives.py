@@ -21,6 +21,7 @@ from esper.evaluation.controls import (
     at_compute,
 )
 from esper.evaluation.runner import HostResult
+from esper.hosts.adapted import AdaptedHost, import_peft, size_of_rank
 from esper.hosts.beside import BesideHost, Distilled, Ensemble
 from esper.hosts.grown import KeptSeed
 from esper.hosts.host import Host
@@ -161,6 +162,75 @@ class DistilledRunner(BesideRunner, BiggerRunner):
         return self.beside(self._nearest(int(grown.parameters)), grown)
 
 
+class AdapterRunner(ControlRunner):
+    """Trains LoRA adapters of PEFT beside the frozen linear layers of the host, and its last layer, for as much compute.
+
+    Their rank is the one whose number of parameters is nearest to what the grown host has more than the host.
+    """
+
+    kind = "lora"
+    adaptive = False
+
+    def __init__(self, maker: EnvMaker, control_of: str, run_seed: int) -> None:
+        super().__init__(maker, control_of, run_seed)
+        require_start(self.kind, self.task)
+        if self.adaptive and self.task.device.type == "cuda":
+            raise ConfigError(f"{self.kind} counts its steps in Python, which captured steps do not: run.device=cpu")
+        import_peft()
+        self._of_rank = size_of_rank(self.host)
+
+    def make(self, grown: HostResult) -> Control:
+        rank = max(1, round((grown.parameters - self.host.parameter_count) / self._of_rank))
+        task, config, facts = at_compute(self._adapted(rank, None), grown.flops, self.blueprints)
+        if self.adaptive:  # the number of steps is known only now
+            steps = config.env.episode_length * (config.trained_samples // config.task.batch_size)
+            task = self._adapted(rank, steps)[0]
+        return task, config, {**facts, "rank": rank}
+
+    def _adapted(self, rank: int, steps: int | None) -> Control:
+        """Returns the control whose adapters have ``rank``, and if they are adaptive, the plan for ``steps``."""
+        task, adaptive = self.task, self.adaptive
+
+        def build() -> Host:
+            return AdaptedHost(task.build_host(), rank, (steps or 1) if adaptive else None)
+
+        transfer = take_frozen if task.trained else None
+        control = replace(task, build_host=build, slots=None, transfer=transfer)
+        return control, self.config.with_values(env={"slots": None}, task={"freeze": "nothing"}), {}
+
+
+class AdaptiveAdapterRunner(AdapterRunner):
+    """The same with AdaLoRA, which moves ranks between layers."""
+
+    kind = "adalora"
+    adaptive = True
+
+
+def take_frozen(trained: Host, host: Host) -> None:
+    """Gives the host inside an adapted one its weights."""
+    assert isinstance(host, AdaptedHost)
+    host.take(trained)
+
+
+class BiggerTrainedRunner(BiggerRunner):
+    """Trains the wider host of the size to its limit from new weights, then on for as much compute: a ceiling.
+
+    It has the training that the host had before, too.
+    """
+
+    kind = "bigger-trained"
+
+    def __init__(self, maker: EnvMaker, control_of: str, run_seed: int) -> None:
+        super().__init__(maker, control_of, run_seed)
+        if not self.task.trained:
+            raise ConfigError(f"{self.kind} has a first training, too: set task.start to trained")
+
+    def make(self, grown: HostResult) -> Control:
+        task, config, facts = super().make(grown)
+        task = replace(task, origin=task.build_host, trained=True, earlier=self.task.earlier)
+        return at_compute((task, config, facts), grown.flops, self.blueprints)
+
+
 def require_start(kind: str, task: Task) -> None:
     """Raises ConfigError if hosts of ``task`` start from new weights."""
     if task.origin is None:
@@ -179,6 +249,9 @@ CONTROLS: dict[str, type[ControlRunner]] = {
         Net2NetRunner,
         EnsembleRunner,
         DistilledRunner,
+        AdapterRunner,
+        AdaptiveAdapterRunner,
+        BiggerTrainedRunner,
     )
 }
 """Arms that are made from the results of another arm."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -152,6 +152,8 @@ class ComparisonResult:
     train_seeds: int | None = None
     """Number of training seeds that every arm has finished; None if no arm learns."""
     requested_seeds: int | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that a host took, by arm; they are shown, and are no result."""
 
     @property
     def pairs(self) -> int:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -160,29 +161,46 @@ class ComparisonFolder:
             raise ConfigError(f"{file} has format {written}, but this version of Esper reads format {FORMAT}")
         return settings
 
-    def save_round(self, arm: str, number: int, hosts: Sequence[HostResult]) -> None:
-        """Appends a round to the file of played rounds; it is on disk when this returns."""
-        line = json.dumps(plain({"arm": arm, "round": number, "hosts": [host.plain() for host in hosts]}))
+    def save_round(self, arm: str, number: int, hosts: Sequence[HostResult], seconds: float) -> None:
+        """Appends a round, which took ``seconds``, to the file of played rounds; it is on disk when this returns."""
+        plain_hosts = [host.plain() for host in hosts]
+        line = json.dumps(plain({"arm": arm, "round": number, "seconds": round(seconds, 3), "hosts": plain_hosts}))
         with interrupts_wait(), (self.path / PLAYED).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
             file.flush()
             os.fsync(file.fileno())
 
     def results(self, names: Sequence[str]) -> Results:
-        """Returns all saved rounds; an incomplete last line is removed from the file."""
+        """Returns the hosts of all saved rounds."""
         results: Results = {name: {} for name in names}
+        for entry in self._played():
+            results[entry["arm"]][int(entry["round"])] = [HostResult.parse(host) for host in entry["hosts"]]
+        return results
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds that a host took, by arm, by the clock of the machine that played it.
+
+        They are no result: the same comparison takes others elsewhere. Rounds of earlier versions have none.
+        """
+        hosts: dict[str, int] = defaultdict(int)
+        seconds: dict[str, float] = defaultdict(float)
+        for entry in self._played():
+            if "seconds" in entry:
+                hosts[entry["arm"]] += len(entry["hosts"])
+                seconds[entry["arm"]] += entry["seconds"]
+        return {arm: seconds[arm] / count for arm, count in hosts.items()}
+
+    def _played(self) -> list[dict[str, Any]]:
+        """Returns the saved rounds; an incomplete last line is removed from the file."""
         file = self.path / PLAYED
         if not file.exists():
-            return results
+            return []
         content = file.read_bytes()
         complete = content[: content.rfind(b"\n") + 1]
         if complete != content:
             with file.open("rb+") as open_file:
                 open_file.truncate(len(complete))
-        for line in complete.decode("utf-8").splitlines():
-            entry = json.loads(line)
-            results[entry["arm"]][int(entry["round"])] = [HostResult.parse(host) for host in entry["hosts"]]
-        return results
+        return [json.loads(line) for line in complete.decode("utf-8").splitlines()]
 
 
 def resume_command(folder: Path, arms: Sequence[Arm]) -> str:

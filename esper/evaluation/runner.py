@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -88,6 +89,9 @@ class HostResult:
 
 Results = dict[str, dict[int, list[HostResult]]]
 """Results of the hosts by arm and round."""
+
+Save = Callable[[str, int, list[HostResult], float], None]
+"""Keeps the hosts of an arm's round, and the seconds that they took."""
 
 
 class ArmRunner(ABC):
@@ -238,7 +242,7 @@ def play_rounds(
     results: Results,
     progress: Progress | None,
     work: Workload,
-    save: Callable[[str, int, list[HostResult]], None] | None = None,
+    save: Save | None = None,
 ) -> None:
     """Plays every one of ``rounds`` of every arm that is missing in ``results``, and stores it there.
 
@@ -261,9 +265,11 @@ def play_rounds(
                 raise KeyboardInterrupt
             grown = () if control_of is None else results[control_of][number]
             until = work.done("comparison") + runners[name].units
+            started = time.perf_counter()
             hosts = results[name][number] = runners[name].play(number, grown)
+            seconds = time.perf_counter() - started
             work.settle("comparison", until)
             if save is not None:
-                save(name, number, hosts)
+                save(name, number, hosts, seconds)
             if progress is not None:
                 progress(ArmPlayed(name, number + 1, rounds.stop, float(np.mean([host.accuracy for host in hosts]))))

@@ -110,6 +110,9 @@ def _notes(result: ComparisonResult) -> Iterator[str]:
                 f"{result.pairs} pairs cannot show a difference in {others} comparisons at once: the smallest possible "
                 f"corrected p is {smallest:.2g}. Use more pairs or fewer arms."
             )
+    if result.seconds:
+        each = ", ".join(f"{name} {figure(result.seconds[name], 2)}" for name in result.hosts if name in result.seconds)
+        yield f"Seconds a host, by the clock, with its share of trained starts: {each}."
     yield from result.caveats()
     controls = [f"{arm.name} is made for each host of {arm.control_of}" for arm in result.arms if arm.control_of]
     if controls:

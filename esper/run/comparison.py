@@ -7,7 +7,7 @@ have learned is compared, with the other arms, on the held-out hosts of that see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from esper.evaluation.runner import (
     HostResult,
     Progress,
     Results,
+    Save,
     arms_work,
     in_order,
     name_score,
@@ -205,8 +206,11 @@ class ComparisonRun:
         """Whether every arm has played everything."""
         return not self._unfinished()
 
-    def _save(self, index: int) -> Callable[[str, int, list[HostResult]], None]:
-        return lambda arm, number, hosts: self.files.save_round(arm, index * self.all_rounds + number, hosts)
+    def _save(self, index: int) -> Save:
+        def save(arm: str, number: int, hosts: list[HostResult], seconds: float) -> None:
+            self.files.save_round(arm, index * self.all_rounds + number, hosts, seconds)
+
+        return save
 
     def _tell(self, seed: int) -> Progress:
         """Returns ``progress``, with the training seed added to the names of arms."""
@@ -239,7 +243,15 @@ class ComparisonRun:
         metrics = analyse(hosts, self.reference, metrics_of(self.first.score), seeds)
         asked = self.pairs * (self.train_seeds or 1)
         return ComparisonResult(
-            self.arms, self.reference, asked, hosts, metrics, self.files.path, seeds, self.train_seeds
+            self.arms,
+            self.reference,
+            asked,
+            hosts,
+            metrics,
+            self.files.path,
+            seeds,
+            self.train_seeds,
+            self.files.seconds(),
         )
 
     def close(self) -> None:

@@ -119,7 +119,7 @@ class SeedComparison:
         pairs: int,
         rounds: range,
         results: Results,
-        save: Callable[[str, int, list[HostResult]], None],
+        save: Save,
         progress: Progress,
     ) -> None:
         """Trains the arms that learn, then plays ``rounds`` of every arm; an interrupt keeps what was done."""

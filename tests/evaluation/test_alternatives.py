@@ -31,7 +31,7 @@ op = "GERMINATE"
 slot = "r2c1"
 blueprint = "widen_half"
 """
-NEW = ("static-compute", "bigger-compute", "uniform", "net2net", "ensemble", "distilled")
+NEW = ("static-compute", "bigger-compute", "uniform", "net2net", "ensemble", "distilled", "bigger-trained")
 
 
 def play(folder: Path, *texts: str, base: dict[str, Any] | None = None, **given: Any) -> ComparisonResult:
@@ -62,14 +62,14 @@ def test_each_computes_as_much_as_the_grown_host(name: str) -> None:
 
 def test_the_hosts_start_where_the_host_alone_starts() -> None:
     from_new = min(host.accuracy for host in found().hosts["bigger-compute"])
-    for name in ("net2net", "ensemble", "same-compute", "none"):
+    for name in ("net2net", "ensemble", "same-compute", "none", "bigger-trained"):
         assert all(host.accuracy > from_new for host in found().hosts[name]), name
 
 
 def test_their_sizes() -> None:
     sizes = {name: hosts[0].parameters for name, hosts in found().hosts.items()}
     assert sizes["static-compute"] == sizes["grown"] > sizes["none"] == 277
-    assert sizes["net2net"] == sizes["bigger-compute"] == sizes["distilled"] == 635
+    assert sizes["net2net"] == sizes["bigger-compute"] == sizes["distilled"] == sizes["bigger-trained"] == 635
     assert sizes["ensemble"] == 2 * 277
 
 
@@ -81,10 +81,20 @@ def test_uniform_has_one_blueprint_in_every_slot_of_a_row() -> None:
         assert len(names) == 1
 
 
-@pytest.mark.parametrize("name", ["net2net", "ensemble", "distilled"])
+@pytest.mark.parametrize("name", ["net2net", "ensemble", "distilled", "lora", "adalora"])
 def test_those_that_begin_with_a_trained_host_need_one(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"arm '{name}': {name} begins with a host that was trained before"):
         play(tmp_path, name, base={"env": {"n_envs": 2}})
+
+
+def test_a_ceiling_has_a_first_training_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="bigger-trained has a first training, too: set task.start to trained"):
+        play(tmp_path, "bigger-trained", base={"env": {"n_envs": 2}})
+
+
+def test_the_seconds_of_each_arm_are_told() -> None:
+    assert set(found().seconds) == set(found().hosts)
+    assert all(seconds > 0 for seconds in found().seconds.values())
 
 
 def test_two_ranks_find_what_one_process_does(tmp_path: Path) -> None:
@@ -100,4 +110,4 @@ def test_two_ranks_find_what_one_process_does(tmp_path: Path) -> None:
 
 
 def test_all_controls_are_named() -> None:
-    assert list(CONTROLS) == ["static", "bigger", "same-compute", *NEW]
+    assert set(CONTROLS) == {"static", "bigger", "same-compute", *NEW, "lora", "adalora"}
