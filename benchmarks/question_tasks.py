@@ -109,9 +109,11 @@ def text_pair() -> tuple[Task, Task]:
 def adapted_text(before: Task, task: Task, name: str) -> Task:
     """Returns a text task of which few sequences are there, for hosts that were trained on another."""
     assert isinstance(task.train, Split)
+    assert isinstance(task.test, Split)
     few = task.train.evenly_spaced(FEW_SEQUENCES)
+    tested = task.test.evenly_spaced(1_000)
     sizes = {"samples_per_epoch": FEW_SEQUENCES, "warmup_epochs": 0.0}
-    return replace(task, name=name, train=few, earlier=replace(before, batch_size=32), **sizes)
+    return replace(task, name=name, train=few, test=tested, earlier=replace(before, batch_size=32), **sizes)
 
 
 def chars_to_code() -> Task:

@@ -76,18 +76,17 @@ ADAPTING = {
 }
 ADAPTING_TEXT = {**ADAPTING, "LoRA": "lora", "AdaLoRA": "adalora"}
 FROZEN = {"freeze": "body"}
-INSIDE = ("r1c0", "r1c1")
-TWO, THREE = ("r2c0", "r2c1"), ("r2c0", "r2c1", "r2c2")
+TWO, THREE, LAST = ("r2c0", "r2c1"), ("r2c0", "r2c1", "r2c2"), ("r1c1",)
 TASKS = f"{HERE / 'question_tasks.py'}:"
 QUESTIONS: dict[tuple[str, str], Question] = {
     ("upgrade", "digits"): Question(f"{TASKS}digits_short", (4, 8), USUAL, TWO),
     ("upgrade", "fashion"): Question(f"{TASKS}fashion_small", (6,), USUAL, THREE),
     ("late", "digits"): Question(f"{TASKS}digits_late", (10,), USUAL, TWO),
-    ("late", "fashion"): Question(f"{TASKS}fashion_late", (12,), USUAL, THREE),
+    ("late", "fashion"): Question(f"{TASKS}fashion_late", (6,), USUAL, THREE),
     ("adapt", "mnist"): Question(f"{TASKS}fashion_to_mnist", (30,), ADAPTING, THREE, common=FROZEN),
     ("adapt", "fashion"): Question(f"{TASKS}mnist_to_fashion", (30,), ADAPTING, THREE, common=FROZEN),
-    ("adapt", "code"): Question(f"{TASKS}chars_to_code", (10,), ADAPTING_TEXT, INSIDE, "widen_quarter", FROZEN),
-    ("adapt", "chars"): Question(f"{TASKS}code_to_chars", (10,), ADAPTING_TEXT, INSIDE, "widen_quarter", FROZEN),
+    ("adapt", "code"): Question(f"{TASKS}chars_to_code", (10,), ADAPTING_TEXT, LAST, "widen_half", FROZEN),
+    ("adapt", "chars"): Question(f"{TASKS}code_to_chars", (10,), ADAPTING_TEXT, LAST, "widen_half", FROZEN),
 }
 
 
@@ -136,10 +135,11 @@ def play(
     question: Question, task: Task, epochs: int, arms: list[str], pairs: int, seed: int
 ) -> tuple[dict[str, list[HostResult]], Mapping[str, float]]:
     """Plays arms beside the first of them; returns the hosts of each, and its seconds."""
+    rows = sorted({slot.partition("c")[0] for slot in question.slots})
     base = {
         "task": {"name": task.name, "start": "trained", **question.common},
         "run": {"seed": seed},
-        "env": {"episode_length": epochs, "baseline_episodes": 1, "n_envs": 8, "slots": list(question.slots), "at_once": True},
+        "env": {"episode_length": epochs, "baseline_episodes": 1, "n_envs": 8, "slots": rows, "at_once": True},
     }
     clock = Clock()
     with TemporaryDirectory() as folder:

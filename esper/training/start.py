@@ -79,7 +79,7 @@ def _untrained(host: HostTraining) -> HostTraining:
         raise ValueError(f"hosts of {task.name} do not start from trained ones")
     before = task.earlier or task
     alone = replace(before, build_host=task.origin, origin=None, trained=False, earlier=None, transfer=None, slots=None)
-    plain = {"name": before.name, "data": host.config.task.data, "precision": host.config.task.precision}
+    plain = {"name": before.name, "data": host.config.task.data, "precision": host.arithmetic.precision}
     config = resolve(TrainingConfig.parse({"task": plain, "run": host.config.run.model_dump()}), alone)
     episode = host.episode if is_held_out(host.run_seed) else 0
     return _host_for(alone, config, FIRST_INDEX + host.index, host.run_seed, episode * (MAX_RESTARTS + 1))
