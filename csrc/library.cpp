@@ -86,6 +86,12 @@ STABLE_TORCH_LIBRARY(esper, m) {
         "sgd_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] momenta, int[] group_of, Tensor[] lr, "
         "float[] weight_decay, Tensor? coef, Tensor? grad_scale, Tensor? found_inf, float momentum, bool nesterov) "
         "-> ()");
+
+    // One AdamW step, likewise; steps [N] are float32 scalars on the device, which count. See csrc/adamw.h.
+    m.def(
+        "adamw_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, "
+        "Tensor(d!)[] steps, int[] group_of, Tensor[] lr, float[] weight_decay, Tensor? coef, Tensor? grad_scale, "
+        "Tensor? found_inf, float beta1, float beta2, float eps) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(esper, CompositeExplicitAutograd, m) {

@@ -21,7 +21,7 @@ STREAM_FILES = (
 SELECTION = 4  # tests of a lane file that share a process
 # Steps of measurement -> cases of esper-bench. Results are written after each case.
 MEASURED = {
-    "bench-operators": ("cross-entropy", "grad-stats", "norm-relu-pool", "sgd", "stage-batch"),
+    "bench-operators": ("adamw", "cross-entropy", "grad-stats", "norm-relu-pool", "sgd", "stage-batch"),
     "bench-training": ("train-epoch", "validate", "env-step"),
 }
 # Seconds for groups of steps; the steps of a group share them equally.

@@ -5,32 +5,11 @@
 #include <torch/csrc/stable/library.h>
 
 #include "../sgd_arguments.h"
+#include "elements.h"
 #include "simd.h"
 
 namespace esper::sgd {
 namespace {
-
-template <typename T>
-struct Unchanged {
-    using Storage = T;
-    using Math = T;
-    static ESPER_INLINE T value(T x) { return x; }
-    static ESPER_INLINE T storage(T x) { return x; }
-};
-
-struct BFloat16 {
-    using Storage = uint16_t;
-    using Math = float;
-    static ESPER_INLINE float value(uint16_t x) {
-        return bits_as<float>(static_cast<uint32_t>(x) << 16);  // the upper half of a float32
-    }
-    // To the nearest, ties to even.
-    static ESPER_INLINE uint16_t storage(float x) {
-        const auto bits = bits_as<uint32_t>(x);
-        const uint32_t nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-        return static_cast<uint16_t>(x != x ? 0x7fc0u : nearest);
-    }
-};
 
 // Steps `n` elements of one storage type.
 template <typename Type>
@@ -57,28 +36,26 @@ ESPER_INLINE void step_elements(const Tensor& tensor, const Factors<typename Typ
 }
 
 ESPER_CLONES void step_float32(const Tensor& tensor, const Factors<float>& factors) {
-    step_elements<Unchanged<float>>(tensor, factors, tensor.elements);
+    step_elements<UnchangedElement<float>>(tensor, factors, tensor.elements);
 }
 ESPER_CLONES void step_bfloat16(const Tensor& tensor, const Factors<float>& factors) {
-    step_elements<BFloat16>(tensor, factors, tensor.elements);
+    step_elements<BFloat16Element>(tensor, factors, tensor.elements);
 }
 ESPER_CLONES void step_float64(const Tensor& tensor, const Factors<double>& factors) {
-    step_elements<Unchanged<double>>(tensor, factors, tensor.elements);
+    step_elements<UnchangedElement<double>>(tensor, factors, tensor.elements);
 }
 
 template <typename T>
-Factors<T> factors_of(const Arguments& arguments, const Group& group, double scale) {
+Factors<T> factors_of(const Arguments& arguments, const optimizer::Group& group, double scale) {
     return Factors<T>{static_cast<T>(read(group.lr, 0)), static_cast<T>(scale), static_cast<T>(group.weight_decay),
                       static_cast<T>(arguments.momentum), arguments.nesterov};
 }
 
 void sgd_step(StableIValue* stack, uint64_t, uint64_t) {
     const Arguments arguments = read_arguments(stack);
-    const double loss_scale = read(arguments.loss_scale, 1);
-    const double found_inf = read(arguments.found_inf, 0);
     for (const Tensor& tensor : arguments.tensors) {
-        const Group& group = arguments.groups[static_cast<size_t>(tensor.group)];
-        const double scale = gradient_scale(read(group.coefficient, 1), loss_scale, found_inf);
+        const optimizer::Group& group = arguments.groups[static_cast<size_t>(tensor.group)];
+        const double scale = gradient_scale(group.coefficient, arguments.scaler);
         if (scale == 0) continue;
         if (tensor.dtype == Dtype::kFloat64) {
             step_float64(tensor, factors_of<double>(arguments, group, scale));

@@ -6,11 +6,9 @@
 // device memory by every block. More tensors take more launches, one table each.
 #include <torch/csrc/stable/library.h>
 
-#include <limits>
-
 #include "../sgd_arguments.h"
-#include "chunks.cuh"
 #include "elements.cuh"
+#include "optimizer_table.cuh"
 #include "stream.h"
 
 namespace esper::sgd {
@@ -21,23 +19,12 @@ constexpr int kUnroll = 4;           // elements of each kind in flight per thre
 constexpr int kSmallCapacity = 40;   // fits the 4 KB of arguments that every launch has
 constexpr int kLargeCapacity = 352;  // fits the 32 KB of CUDA 12.1 and later
 
-// Tensors of one launch, T = count. Values of a group are repeated for each of its tensors.
 template <int Capacity>
-struct Table {
-    Tensor tensor[Capacity];            // [T]
-    const void* lr[Capacity];           // [T]
-    const void* coefficient[Capacity];  // [T]
-    double weight_decay[Capacity];      // [T]
-    int32_t first_chunk[Capacity];      // [T]
-    bool lr_is_double[Capacity];        // [T]
-    bool coefficient_is_double[Capacity];
-    int32_t count;
-};
+using Table = optimizer::Table<Tensor, Capacity>;
 
 // Arguments that all tensors share.
 struct Launch {
-    Number loss_scale;
-    Number found_inf;
+    optimizer::Scaler scaler;
     double momentum;
     bool nesterov;
 };
@@ -72,10 +59,9 @@ __global__ void __launch_bounds__(kThreads)
     const int chunk = static_cast<int>(blockIdx.x);
     const int n = tensor_of_chunk(table.first_chunk, table.count, chunk);
     const Tensor tensor = table.tensor[n];
-    const double scale = gradient_scale(read({table.coefficient[n], table.coefficient_is_double[n]}, 1),
-                                        read(launch.loss_scale, 1), read(launch.found_inf, 0));
+    const double scale = gradient_scale(table.coefficient_of(n), launch.scaler);
     if (scale == 0) return;
-    const double lr = read({table.lr[n], table.lr_is_double[n]}, 0);
+    const double lr = read(table.lr_of(n), 0);
     const int64_t start = (chunk - table.first_chunk[n]) * kChunk;
     const int64_t end = min(start + kChunk, tensor.elements);
     if (tensor.dtype == Dtype::kFloat64) {
@@ -95,25 +81,10 @@ __global__ void __launch_bounds__(kThreads)
 
 template <int Capacity>
 void launch_all(const Arguments& arguments, cudaStream_t stream) {
-    const Launch launch{arguments.loss_scale, arguments.found_inf, arguments.momentum, arguments.nesterov};
+    const Launch launch{arguments.scaler, arguments.momentum, arguments.nesterov};
     for (size_t first = 0; first < arguments.tensors.size(); first += Capacity) {
-        Table<Capacity> table;
-        table.count = static_cast<int32_t>(std::min<size_t>(Capacity, arguments.tensors.size() - first));
-        int64_t chunks = 0;
-        for (int32_t i = 0; i < table.count; ++i) {
-            const Tensor& tensor = arguments.tensors[first + static_cast<size_t>(i)];
-            const Group& group = arguments.groups[static_cast<size_t>(tensor.group)];
-            table.tensor[i] = tensor;
-            table.lr[i] = group.lr.data;
-            table.lr_is_double[i] = group.lr.is_double;
-            table.coefficient[i] = group.coefficient.data;
-            table.coefficient_is_double[i] = group.coefficient.is_double;
-            table.weight_decay[i] = group.weight_decay;
-            table.first_chunk[i] = static_cast<int32_t>(chunks);
-            chunks += chunk_count(tensor.elements);
-            check(chunks < std::numeric_limits<int32_t>::max(), "sgd_step_: too many elements");
-        }
-        sgd_kernel<Capacity><<<static_cast<unsigned int>(chunks), kThreads, 0, stream>>>(table, launch);
+        const auto table = optimizer::table_of<Capacity>(arguments, arguments.tensors, first);
+        sgd_kernel<Capacity><<<static_cast<unsigned int>(table.chunks), kThreads, 0, stream>>>(table, launch);
         STD_CUDA_KERNEL_LAUNCH_CHECK();
     }
 }

@@ -1,6 +1,6 @@
 """`esper-bench`: performance of Esper, measured against named baselines in the same run."""
 
-_OPERATORS = ("cross-entropy", "grad-stats", "norm-relu-pool", "sgd", "stage-batch")
+_OPERATORS = ("adamw", "cross-entropy", "grad-stats", "norm-relu-pool", "sgd", "stage-batch")
 _RUNS = ("end-to-end", "env-step", "ppo-update", "telemetry-overhead", "train-epoch", "validate")
 
 # Command -> module with NAME, SIZES and comparisons(args). Imported only when it runs: --help must not load torch.

@@ -17,7 +17,8 @@ MAX_NORM = 1.0
 LR, MOMENTUM, DECAY = 1e-4, 0.9, 5e-4
 
 
-def _parameters(count: int, elements: int, device: torch.device) -> list[nn.Parameter]:
+def parameters(count: int, elements: int, device: torch.device) -> list[nn.Parameter]:
+    """Returns vectors of random numbers with random gradients, the same at each call."""
     generator = torch.Generator().manual_seed(0)
     made = [nn.Parameter(torch.randn(elements, generator=generator).to(device)) for _ in range(count)]
     for parameter in made:
@@ -25,8 +26,8 @@ def _parameters(count: int, elements: int, device: torch.device) -> list[nn.Para
     return made
 
 
-def torch_steps(optimizers: Sequence[torch.optim.SGD], coefficient: Tensor) -> None:
-    """Steps each optimizer with its gradients multiplied by ``coefficient`` [G]; skips those with 0 or NaN."""
+def torch_steps(optimizers: Sequence[torch.optim.Optimizer], coefficient: Tensor) -> None:
+    """Steps each fused optimizer with its gradients multiplied by ``coefficient`` [G]; skips those with 0 or NaN."""
     usable = coefficient > 0
     scale = torch.where(usable, 1 / coefficient, 1.0).float()
     found_inf = (~usable).float()
@@ -39,9 +40,9 @@ def torch_steps(optimizers: Sequence[torch.optim.SGD], coefficient: Tensor) -> N
 def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
     """Yields the clipped step. Both sides use the clip coefficients of the same `grad_stats`."""
     for device, (count, elements) in SIZES.of(args):
-        own = [SGD(_parameters(count, elements, device), LR, MOMENTUM, DECAY) for _ in range(OPTIMIZERS)]
+        own = [SGD(parameters(count, elements, device), LR, MOMENTUM, DECAY) for _ in range(OPTIMIZERS)]
         other = [
-            torch.optim.SGD(_parameters(count, elements, device), LR, MOMENTUM, weight_decay=DECAY, fused=True)
+            torch.optim.SGD(parameters(count, elements, device), LR, MOMENTUM, weight_decay=DECAY, fused=True)
             for _ in own
         ]
         groups = [[p.grad for p in optimizer.param_groups[0]["params"]] for optimizer in own]

@@ -26,7 +26,7 @@ def type_in(*words: str) -> tuple[int, str]:
 
 
 def test_there_is_a_case_for_each_operator_and_each_part_of_a_run() -> None:
-    operators = {"grad-stats", "cross-entropy", "stage-batch", "sgd", "norm-relu-pool"}
+    operators = {"grad-stats", "cross-entropy", "stage-batch", "sgd", "adamw", "norm-relu-pool"}
     runs = {"train-epoch", "validate", "env-step", "ppo-update", "end-to-end", "telemetry-overhead"}
     assert set(CASES) == operators | runs
 
@@ -84,7 +84,7 @@ def test_a_wrong_size_is_refused_with_the_form_of_the_cases_sizes(case: str) -> 
 def test_a_size_without_a_case_is_refused() -> None:
     code, output = type_in("--size", "4x128x8")
     assert code == 1
-    assert "requires the names of cases; known: cross-entropy, end-to-end" in output
+    assert "requires the names of cases; known: adamw, cross-entropy, end-to-end" in output
 
 
 @pytest.mark.parametrize("option", ["--json", "--markdown", "--profile"])

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from esper.ops import (
     SGD,
     Accumulators,
+    AdamW,
     NormReluPool,
     accumulate_,
+    adamw_step,
     cross_entropy,
     cross_entropy_into,
     grad_stats,
@@ -76,6 +78,17 @@ def test_grad_stats_and_sgd_do_not_sync() -> None:
     with no_sync():
         stats = grad_stats([[p.grad for p in params]])
         sgd_step([optimizer], stats.clip_coef)
+
+
+def test_adamw_does_not_sync() -> None:
+    params = [nn.Parameter(torch.ones(size, device="cuda")) for size in (10, 100_000)]
+    optimizers = [AdamW([p], torch.tensor(0.1, device="cuda")) for p in params]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    with no_sync():
+        stats = grad_stats([[p.grad] for p in params])
+        adamw_step(optimizers, stats.clip_coef)
+        adamw_step(optimizers)
 
 
 def test_norm_relu_pool_does_not_sync() -> None:
@@ -167,6 +180,28 @@ def test_a_captured_cross_entropy_can_be_replayed_on_new_values(shape: tuple[int
         assert torch.equal(gradient, expected_gradient)
         assert torch.equal(accumulators.block[0, 0], 2 * expected.stats)
         assert torch.equal(accumulators.correct[0, 0], expected.correct)
+
+
+def test_a_captured_adamw_step_reads_new_coefficients_of_each_optimizer() -> None:
+    params = [nn.Parameter(torch.ones(2, 3, device="cuda")) for _ in range(2)]
+    optimizers = [AdamW([p], torch.tensor(0.25, device="cuda"), weight_decay=0.0) for p in params]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    coef = torch.ones(2, dtype=torch.float64, device="cuda")
+
+    def step() -> tuple[Tensor, Tensor]:
+        adamw_step(optimizers, coef)
+        return params[0], params[1]
+
+    graph, _ = captured(step)
+    done = [optimizer.state_of(p)[0].item() for optimizer, p in zip(optimizers, params, strict=True)]
+    for coefficients in ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (1.0, 0.0)):
+        coef.copy_(torch.tensor(coefficients))
+        graph.replay()
+        for index, (optimizer, p) in enumerate(zip(optimizers, params, strict=True)):
+            done[index] += coefficients[index]
+            assert optimizer.state_of(p)[0].item() == done[index]
+            torch.testing.assert_close(p.detach().cpu(), torch.full((2, 3), 1 - 0.25 * done[index]))
 
 
 def test_a_captured_norm_relu_pool_can_be_replayed_on_new_values() -> None:
@@ -268,6 +303,16 @@ def test_sgd_refuses_parameters_on_two_devices() -> None:
         p.grad = torch.ones_like(p)
     with pytest.raises(RuntimeError, match="parameter 1 is on another device"):
         SGD(params, lr=0.1).step()
+
+
+def test_adamw_refuses_steps_on_the_cpu() -> None:
+    p = nn.Parameter(torch.ones(2, device="cuda"))
+    p.grad = torch.ones_like(p)
+    optimizer = AdamW([p], torch.tensor(0.1, device="cuda"))
+    optimizer.zero_state()
+    optimizer.state[p]["step"] = torch.zeros(())
+    with pytest.raises(RuntimeError, match="step 0 must be 1 float32 on the parameters' device"):
+        optimizer.step()
 
 
 def test_staging_refuses_a_table_on_another_device() -> None:

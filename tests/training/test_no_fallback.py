@@ -13,10 +13,12 @@ from tests.training.growing import configurations_of
 from tests.training.kernels_used import FALLBACKS, assert_nothing_falls_back, calls_of, channels_last_training
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_channels_last_host_with_seeds_takes_no_fallback(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("precision", "optimizer"), [("float32", "sgd"), ("bfloat16", "sgd"), ("float32", "adamw")])
+def test_a_channels_last_host_with_seeds_takes_no_fallback(
+    precision: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
-    training = channels_last_training("cpu", precision=precision)
+    training = channels_last_training("cpu", precision=precision, optimizer=optimizer, learning_rate=0.01)
 
     def work() -> None:
         train_epoch(training)

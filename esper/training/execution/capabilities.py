@@ -22,8 +22,9 @@ DRIVER = 530
 VOLTA = (7, 0)
 """First compute capability whose kernels can take 32,764 bytes."""
 
-STATS_TENSORS, SGD_TENSORS = 128, 40
-"""Max tensors whose table of pointers fits 4,096 bytes: gradient statistics (csrc/cuda/grad_stats.cu), SGD (sgd.cu)."""
+STATS_TENSORS, STEP_TENSORS = 128, 40
+"""Max tensors whose table of pointers fits 4,096 bytes: gradient statistics (csrc/cuda/grad_stats.cu), steps of
+optimizers (sgd.cu, adamw.cu)."""
 
 
 def device_capabilities() -> dict[str, str]:
@@ -83,8 +84,8 @@ def what_kernels_lack(driver: int | None, capability: tuple[int, int]) -> str | 
     if driver is None:
         return None
     needs = (
-        f"a step of more than {SGD_TENSORS} tensors, and gradient statistics of more than {STATS_TENSORS}, take kernel "
-        "arguments of more than 4,096 bytes"
+        f"a step of more than {STEP_TENSORS} tensors, and gradient statistics of more than {STATS_TENSORS}, take "
+        "kernel arguments of more than 4,096 bytes"
     )
     if capability < VOLTA:
         own, first = (".".join(map(str, pair)) for pair in (capability, VOLTA))

@@ -40,7 +40,12 @@ def test_without_a_driver_nothing_is_claimed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "tensors"), [("grad_stats", capabilities.STATS_TENSORS), ("sgd", capabilities.SGD_TENSORS)]
+    ("file", "tensors"),
+    [
+        ("grad_stats", capabilities.STATS_TENSORS),
+        ("sgd", capabilities.STEP_TENSORS),
+        ("adamw", capabilities.STEP_TENSORS),
+    ],
 )
 def test_the_numbers_of_tensors_are_those_of_the_kernels(file: str, tensors: int) -> None:
     source = (KERNELS / f"{file}.cu").read_text(encoding="utf-8")

@@ -1,0 +1,32 @@
+"""Cases of `adamw`: the step of a host and its seeds in one call, against one of `torch.optim.AdamW` each."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from esper.bench.case import BenchArgs, BenchCase
+from esper.bench.sgd import LR, MAX_NORM, OPTIMIZERS, SIZES, parameters, torch_steps
+from esper.ops import AdamW, adamw_step, grad_stats
+
+NAME = "adamw"
+
+
+def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
+    """Yields the clipped step. Both sides use the clip coefficients of the same `grad_stats`."""
+    for device, (count, elements) in SIZES.of(args):
+        rate = torch.tensor(LR, device=device)
+        own = [AdamW(parameters(count, elements, device), rate) for _ in range(OPTIMIZERS)]
+        other = [  # vectors do not decay in the own one
+            torch.optim.AdamW(parameters(count, elements, device), LR, weight_decay=0.0, fused=True) for _ in own
+        ]
+        groups = [[p.grad for group in optimizer.param_groups for p in group["params"]] for optimizer in own]
+        coefficient = grad_stats(groups, MAX_NORM).clip_coef
+        yield BenchCase(
+            f"{NAME}: clipped step",
+            f"{OPTIMIZERS} x {count} x {elements:,}",
+            device,
+            "torch.optim.AdamW, fused, each",
+            partial(adamw_step, own, coefficient),
+            partial(torch_steps, other, coefficient),
+        )
