@@ -163,7 +163,7 @@ class DistilledRunner(BesideRunner, BiggerRunner):
 
 
 class AdapterRunner(ControlRunner):
-    """Trains LoRA adapters of PEFT beside the frozen linear layers of the host, and its last layer, for as much compute.
+    """Trains LoRA adapters of PEFT beside the frozen host, and its last layer, for as much compute.
 
     Their rank is the one whose number of parameters is nearest to what the grown host has more than the host.
     """

@@ -84,11 +84,9 @@ class AdaptedHost(Host):
     @property
     def parameter_count(self) -> int:
         """Number of parameters of the host and of the ranks that count."""
-        own = sum(p.numel() for name, p in self.host.named_parameters() if ".lora_" not in name and "ranknum" not in name)
-        return own + sum(_size(layer) for layer in self._adapted())
-
-    def _adapted(self) -> list[Any]:
-        return [layer for layer in self.host.modules() if hasattr(layer, "lora_A")]
+        named = self.host.named_parameters()
+        own = sum(p.numel() for name, p in named if ".lora_" not in name and ".ranknum." not in name)
+        return own + sum(_size(layer) for layer in self.host.modules() if hasattr(layer, "lora_A"))
 
     def probe(self, x: Inputs) -> None:
         self.host.probe(x)
@@ -115,14 +113,12 @@ class AdaptedHost(Host):
         share = weight / sum("lora_E" not in name for name, _ in named)
         for name, parameter in named:
             if "lora_E" not in name:
-                wide = "lora_A" in name
-                parameter.register_hook(lambda g, p=parameter, wide=wide: g + share * _towards_orthonormal(p, wide))
-            parameter.register_post_accumulate_grad_hook(self._keep_gradient)
+                penalise(parameter, "lora_A" in name, share)
+            parameter.register_post_accumulate_grad_hook(self._keep_gradient)  # type: ignore[no-untyped-call]
 
     def _keep_gradient(self, parameter: Tensor) -> None:
-        assert isinstance(parameter, nn.Parameter)
-        assert parameter.grad is not None
-        self._gradients[parameter] = parameter.grad
+        if isinstance(parameter, nn.Parameter) and isinstance(parameter.grad, Tensor):
+            self._gradients[parameter] = parameter.grad
 
     def _move_ranks(self) -> None:
         """Lets AdaLoRA see the gradients of the last step, once it has been made, and take ranks away.
@@ -151,7 +147,16 @@ def _size(layer: Any) -> int:
         return sum(matrix.weight.numel() for matrix in matrices)
     values = layer.lora_E[ADAPTER]
     kept = int(values.count_nonzero()) or len(values)  # they begin as zeros
-    return kept * (matrices[0].shape[1] + matrices[1].shape[0] + 1)
+    return kept * int(matrices[0].shape[1] + matrices[1].shape[0] + 1)
+
+
+def penalise(matrix: nn.Parameter, wide: bool, weight: float) -> None:
+    """Adds ``weight`` times the penalty of :func:`_towards_orthonormal` to the gradient of ``matrix``."""
+
+    def add(gradient: Tensor) -> Tensor:
+        return gradient + weight * _towards_orthonormal(matrix, wide)
+
+    matrix.register_hook(add)  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()
@@ -159,7 +164,7 @@ def _towards_orthonormal(matrix: Tensor, wide: bool) -> Tensor:
     """Returns the gradient of ‖M·Mᵀ − I‖ for a ``wide`` matrix, else of ‖Mᵀ·M − I‖."""
     m = matrix if wide else matrix.T
     excess = m @ m.T - torch.eye(len(m), device=m.device)
-    gradient = 2 * excess @ m / excess.norm().clamp(min=1e-12)
+    gradient: Tensor = 2 * excess @ m / excess.norm().clamp(min=1e-12)
     return gradient if wide else gradient.T
 
 

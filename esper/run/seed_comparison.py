@@ -23,9 +23,9 @@ from esper.evaluation.comparison import ArmResult
 from esper.evaluation.runner import (
     ArmRunner,
     GrowingRunner,
-    HostResult,
     Progress,
     Results,
+    Save,
     in_order,
     play_rounds,
     prepare_arms,

@@ -88,7 +88,7 @@ def test_those_that_begin_with_a_trained_host_need_one(name: str, tmp_path: Path
 
 
 def test_a_ceiling_has_a_first_training_of_its_own(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="bigger-trained has a first training, too: set task.start to trained"):
+    with pytest.raises(ConfigError, match=r"bigger-trained has a first training, too: set task\.start to trained"):
         play(tmp_path, "bigger-trained", base={"env": {"n_envs": 2}})
 
 

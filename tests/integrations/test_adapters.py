@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.config import ConfigError
 from esper.data.task import Task
 from esper.data.tasks import load_task
 from esper.evaluation.arms import read_arms
@@ -157,8 +156,3 @@ def test_as_arms_they_have_the_size_and_the_compute_of_the_grown_host(tmp_path: 
         assert abs(host.flops - grown.flops) <= host.flops / host.epochs
         assert host.loss != result.hosts["none"][0].loss
     assert set(result.seconds) == {"grown", "lora", "adalora", "none"}
-
-
-def test_a_host_without_linear_layers_cannot_be_adapted() -> None:
-    with pytest.raises(ConfigError, match="this host has none before its last layer"):
-        AdaptedHost(load_task("digits").build_host(), 2)
