@@ -70,24 +70,13 @@ def fashion_late() -> Task:
     return late(replace(task, train=few, name="fashion_few"))
 
 
-def few_of(task: Task) -> Split:
-    """Returns the first training images of a task, as many as an adapted host sees."""
-    assert isinstance(task.train, Split)
-    return Split(task.train.x[:FEW], task.train.y[:FEW], task.train.table)
-
-
 def fashion_to_mnist() -> Task:
     """A few images of MNIST, for small hosts that were trained on Fashion-MNIST."""
     task = small(load_task("mnist5k"))
+    assert isinstance(task.train, Split)
+    few = Split(task.train.x[:FEW], task.train.y[:FEW], task.train.table)
     sizes = {"samples_per_epoch": FEW, "batch_size": FEW // 2, "augmentation": Augmentation()}
-    return replace(task, name="fashion_to_mnist", train=few_of(task), earlier=fashion_small(), **sizes)
-
-
-def mnist_to_fashion() -> Task:
-    """A few images of Fashion-MNIST, for small hosts that were trained on MNIST."""
-    task, before = fashion_small(), replace(small(load_task("mnist5k")), name="mnist_small")
-    sizes = {"samples_per_epoch": FEW, "batch_size": FEW // 2}
-    return replace(task, name="mnist_to_fashion", train=few_of(task), earlier=before, **sizes)
+    return replace(task, name="fashion_to_mnist", train=few, earlier=fashion_small(), **sizes)
 
 
 def text_pair() -> tuple[Task, Task]:

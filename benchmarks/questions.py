@@ -84,7 +84,6 @@ QUESTIONS: dict[tuple[str, str], Question] = {
     ("late", "digits"): Question(f"{TASKS}digits_late", (10,), USUAL, TWO),
     ("late", "fashion"): Question(f"{TASKS}fashion_late", (6,), USUAL, THREE),
     ("adapt", "mnist"): Question(f"{TASKS}fashion_to_mnist", (30,), ADAPTING, THREE, common=FROZEN),
-    ("adapt", "fashion"): Question(f"{TASKS}mnist_to_fashion", (30,), ADAPTING, THREE, common=FROZEN),
     ("adapt", "code"): Question(f"{TASKS}chars_to_code", (10,), ADAPTING_TEXT, LAST, "widen_half", FROZEN),
     ("adapt", "chars"): Question(f"{TASKS}code_to_chars", (10,), ADAPTING_TEXT, LAST, "widen_half", FROZEN),
 }

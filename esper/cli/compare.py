@@ -27,8 +27,8 @@ ARM = """An arm; give two or more. A controller: no-growth, random, heuristic, p
 one of your own, path.py:function. One that the comparison trains: ppo or plans. A trained one: ppo:RUN_FOLDER,
 plans:RUN_FOLDER, checkpoint:PATH, or pretrained, which comes with Esper. A control made for the hosts of another arm:
 static, bigger, same-compute, static-compute, bigger-compute, bigger-trained, uniform, net2net, ensemble, distilled,
-lora or adalora. An arm with its own config: CONTROLLER:SECTION.KEY=VALUE,..., such as ppo:reward.mode=sparse; the same with a name,
-NAME:controller=...,SECTION.KEY=VALUE,...; or NAME=FILE.toml."""
+lora or adalora. An arm with its own config: CONTROLLER:SECTION.KEY=VALUE,..., such as ppo:reward.mode=sparse; the same
+with a name, NAME:controller=...,SECTION.KEY=VALUE,...; or NAME=FILE.toml."""
 
 
 @click.command("compare")
@@ -127,6 +127,8 @@ def command(
         option = "--train-seeds" if train_seeds else "--rounds"
         raise ConfigError(f"{option} is for arms that learn, and no arm does; add one, such as --arm ppo")
     folder = out or new_folder("compare", read[0].config.task.name if read else "")
+    if len(read) > 1:
+        ranks = ranks.chosen("compare", read[0].config, lambda _: len(read) * (pairs or 10) * (train_seeds or 1))
     played = _part(part, json_file)
     new = partial(ComparisonRun, read, pairs or 10, folder, reference, train_seeds=train_seeds, part=played)
     _compare(new, folder, read, ranks, json_file)

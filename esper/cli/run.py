@@ -18,6 +18,7 @@ from esper.data.user_code import is_user_code, is_user_task
 from esper.telemetry.text import count, trained_once
 
 if TYPE_CHECKING:
+    from esper.config_resolved import HostTrainingConfig
     from esper.run.experiment import Experiment
     from esper.run.summary import RunSummary
     from esper.training.execution.ranks import RunRanks
@@ -84,6 +85,7 @@ def command(
             resume, controller = folder, controller if is_user_code(controller) else None
         elif ranks.restarted:
             ranks.clear(folder)
+        ranks = ranks.chosen("run", config, episodes_of)
     if ranks.processes is not None:
         try:
             if resume is not None:
@@ -106,6 +108,11 @@ def command(
         with resumable(chosen):
             summary = chosen.run()
         conclude(chosen, summary, joined)
+
+
+def episodes_of(config: HostTrainingConfig) -> int:
+    """Returns the number of episodes of hosts in a run, with those of its comparison beside hosts left alone."""
+    return config.run.rounds * config.env.n_envs + 2 * config.run.evaluation_pairs
 
 
 @contextmanager
