@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -55,13 +56,21 @@ def flat_baseline(horizon: int) -> Baseline:
 
 @contextmanager
 def growth_env(
-    task: Task, envs: int, batch: int, emit: Callable[[Event], None] = ignore, horizon: int = HORIZON
+    task: Task,
+    envs: int,
+    batch: int,
+    emit: Callable[[Event], None] = ignore,
+    horizon: int = HORIZON,
+    **settings: Any,
 ) -> Iterator[GrowthVectorEnv]:
-    """Yields an env of ``envs`` hosts of ``task``, reset, with one worker per physical core; closes it at the end."""
+    """Yields an env of ``envs`` hosts of ``task``, reset, with one worker per physical core; closes it at the end.
+
+    ``settings`` are further ones of the config's section task.
+    """
     config = TrainingConfig.parse(
         {
             "run": {"device": task.device.type},
-            "task": {"batch_size": batch, "schedule": "constant"},
+            "task": {"batch_size": batch, "schedule": "constant", **settings},
             "env": {"n_envs": envs, "episode_length": horizon},
         }
     )

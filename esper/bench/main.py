@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from esper.bench import CASES
+from esper.config_task import Optimizer, Precision
 
 if TYPE_CHECKING:
     from esper.bench.runner import Result
@@ -26,6 +27,9 @@ DEVICE, FILE = click.Choice(["auto", "cpu", "cuda"]), click.Path(path_type=Path)
 @click.argument("cases", nargs=-1, type=click.Choice(sorted(CASES)))
 @click.option("--size", "sizes", multiple=True, metavar="NxK", help=SIZE_HELP)
 @click.option("--sweep", is_flag=True, help="Measure all sizes of train-epoch, not only the first few.")
+@click.option("--task", default="digits", show_default=True, help="train-task: a task, or path.py:function.")
+@click.option("--optimizer", type=click.Choice(get_args(Optimizer)), help="train-task: instead of the task's own.")
+@click.option("--precision", type=click.Choice(get_args(Precision)), help="train-task: of both sides.")
 @click.option("--quick", is_flag=True, help="Do only enough work to show that a case runs; ignore the ratios then.")
 @click.option("--device", type=DEVICE, default="auto", help="auto: all available devices.")
 @click.option("--threads", default=1, show_default=True, help="Threads per operator; bars are defined for one.")
@@ -42,7 +46,7 @@ def main(
     json_file: Path | None,
     markdown_file: Path | None,
     trace_file: Path | None,
-    **effort: Any,  # of BenchArgs: sweep, quick, rounds, seconds
+    **rest: Any,  # of BenchArgs: sweep, task, optimizer, precision, quick, rounds, seconds
 ) -> None:
     """Measure CASES (all by default) against their baselines, taking alternate turns in this process.
 
@@ -72,7 +76,7 @@ def main(
         for file in (json_file, markdown_file, trace_file):
             if file is not None and not os.access(file.absolute().parent, os.W_OK):
                 raise ConfigError(f"{file}: give a file in an existing folder that you can write to")
-        args = BenchArgs(tuple(parse_size(size) for size in sizes), session.devices(device), **effort)
+        args = BenchArgs(tuple(parse_size(size) for size in sizes), session.devices(device), **rest)
         modules = session.load(cases, args)
         torch.set_num_threads(threads)
         console = Console(width=None if sys.stdout.isatty() else WIDE)

@@ -16,7 +16,7 @@ from esper.bench.fixtures import BLOCKS, CHANNELS, CLASSES, SIDE, growth_env, im
 from esper.bench.plain import PlainTraining, plain_cnn
 from esper.bench.process_memory import measure_in_a_process
 from esper.bench.profiling import device_idle
-from esper.bench.tuned import TunedTraining
+from esper.bench.tuned import Recipe, TunedTraining
 from esper.rollout.threads import one_thread
 
 NAME = "train-epoch"
@@ -71,7 +71,7 @@ def _speed(size: Size, device: torch.device, quick: bool) -> Iterator[BenchCase]
     data, bar = split(samples, 0, device), None if quick else BARS.get((device.type, size))
     plain = PlainTraining([build() for _ in range(envs)], data, batch)
     with (
-        closing(TunedTraining(build, envs, data, batch, compiles=not quick)) as tuned,
+        closing(TunedTraining(Recipe(build), envs, data, batch, compiles=not quick)) as tuned,
         growth_env(image_task(samples, width, device, validation=batch), envs, batch) as env,
     ):
 

@@ -23,14 +23,28 @@ from torch.utils.benchmark import set_torch_threads
 
 from esper.bench.case import dtype_name
 from esper.bench.plain import DECAY, LR, MOMENTUM, candidates
+from esper.config import Optimizer
 from esper.data.split import Split
 from esper.training.execution.cores import usable_cores
 
 TRIED_STEPS, TURNS = 6, 3
 """Steps by which a way is timed, and how often; the best time counts."""
 
-BuildHost = Callable[[], nn.Module]
-"""Makes a host; processes import it by its name."""
+
+@dataclass(frozen=True)
+class Recipe:
+    """The hosts that are trained, and all about it that is not a way to do it."""
+
+    build: Callable[[], nn.Module]
+    """Makes a host; processes import it by its name."""
+    optimizer: Optimizer = "sgd"
+    precisions: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
+    """Those that are tried."""
+
+    def optimizer_of(self, host: nn.Module) -> torch.optim.Optimizer:
+        if self.optimizer == "adamw":
+            return torch.optim.AdamW(host.parameters(), LR, weight_decay=DECAY, fused=True)
+        return torch.optim.SGD(host.parameters(), LR, MOMENTUM, weight_decay=DECAY, fused=True)
 
 
 @dataclass(frozen=True)
@@ -53,18 +67,16 @@ class Way:
 
 
 class Loop:
-    """Hosts of one process, trained one after another on images x float32 [N, C, H, W] and classes y int64 [N]."""
+    """Hosts of one process, trained one after another on inputs x [N, ...] and classes y int64 [N] or [N, T]."""
 
-    def __init__(self, way: Way, build: BuildHost, hosts: int, x: Tensor, y: Tensor, batch: int) -> None:
+    def __init__(self, way: Way, recipe: Recipe, hosts: int, x: Tensor, y: Tensor, batch: int) -> None:
         self.way, self.batch = way, batch
         layout = torch.channels_last if way.channels_last else torch.contiguous_format
         self.x, self.y = x.contiguous(memory_format=layout), y
-        made = [build().to(x.device).train() for _ in range(hosts)]
+        made = [recipe.build().to(x.device).train() for _ in range(hosts)]
         self.hosts = [host.to(memory_format=layout) for host in made]  # type: ignore[call-overload]
         self.forward = [torch.compile(host) if way.compiled else host for host in self.hosts]
-        self.optimizers = [
-            torch.optim.SGD(host.parameters(), LR, MOMENTUM, weight_decay=DECAY, fused=True) for host in self.hosts
-        ]
+        self.optimizers = [recipe.optimizer_of(host) for host in self.hosts]
 
     def epoch(self) -> float:
         """Trains every host once on all full batches; returns the mean loss."""
@@ -81,7 +93,7 @@ class Loop:
             for rows in order:
                 optimizer.zero_grad()
                 with torch.autocast(self.x.device.type, self.way.precision, enabled=mixed):
-                    loss = F.cross_entropy(model(self.x[rows]), self.y[rows])
+                    loss = F.cross_entropy(model(self.x[rows]).flatten(0, -2), self.y[rows].flatten())
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 total += loss.detach()
@@ -91,7 +103,7 @@ class Loop:
 class Workers:
     """Hosts spread over processes, each a :class:`Loop` of its own; close them at the end."""
 
-    def __init__(self, way: Way, build: BuildHost, hosts: int, x: Tensor, y: Tensor, batch: int) -> None:
+    def __init__(self, way: Way, recipe: Recipe, hosts: int, x: Tensor, y: Tensor, batch: int) -> None:
         context = processes.get_context("spawn")
         alone = replace(way, processes=1)
         shares = [len(range(number, hosts, way.processes)) for number in range(way.processes)]
@@ -100,7 +112,7 @@ class Workers:
         self.processes: list[BaseProcess] = []
         for share in filter(None, shares):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, alone, build, share, *data, batch), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, alone, recipe, share, *data, batch), daemon=True)
             process.start()
             self.links.append(ours)
             self.processes.append(process)
@@ -121,10 +133,10 @@ class Workers:
             process.join()
 
 
-def _serve(link: Connection, way: Way, build: BuildHost, hosts: int, x: Tensor, y: Tensor, batch: int) -> None:
+def _serve(link: Connection, way: Way, recipe: Recipe, hosts: int, x: Tensor, y: Tensor, batch: int) -> None:
     """Trains an epoch for each True that comes."""
     torch.set_num_threads(way.threads)
-    loop = Loop(way, build, hosts, x, y, batch)
+    loop = Loop(way, recipe, hosts, x, y, batch)
     link.send(True)
     while link.recv():
         link.send(loop.epoch())
@@ -134,22 +146,23 @@ class TunedTraining:
     """Hosts trained in the fastest of the tried ways; close it at the end.
 
     Args:
-        build: makes a host; a module-level function or a ``partial`` of one.
+        recipe: how hosts are made and stepped; its function is a module-level one or a ``partial`` of one.
         hosts: number of hosts.
-        data: images and their classes.
+        data: inputs and their classes.
         batch: samples in a step.
         compiles: whether compiled hosts are tried, which takes half a minute or more.
     """
 
-    def __init__(self, build: BuildHost, hosts: int, data: Split, batch: int, compiles: bool = True) -> None:
+    def __init__(self, recipe: Recipe, hosts: int, data: Split, batch: int, compiles: bool = True) -> None:
         x, y = data.inputs(0, len(data)).contiguous(), data.y
-        given = build, hosts, x, y, batch
+        given = recipe, hosts, x, y, batch
+        layouts = (False, True) if x.dim() == 4 else (False,)
         self.tried: dict[Way, float] = {}
         """Seconds of the same work in each way that was tried."""
-        one = [Way(*kind) for kind in itertools.product((torch.float32, torch.bfloat16), (False, True))]
-        best = self._fastest(one, partial(_seconds_of_one, build, x, y, batch))
+        one = [Way(*kind) for kind in itertools.product(recipe.precisions, layouts)]
+        best = self._fastest(one, partial(_seconds_of_one, recipe, x, y, batch))
         if compiles:
-            best = self._fastest([best, replace(best, compiled=True)], partial(_seconds_of_one, build, x, y, batch))
+            best = self._fastest([best, replace(best, compiled=True)], partial(_seconds_of_one, recipe, x, y, batch))
         cores = usable_cores() if x.device.type == "cpu" else 1
         spread = [replace(best, threads=count) for count in candidates(cores)]
         spread += [replace(best, processes=cores)] if cores > 1 and hosts > 1 else []
@@ -171,9 +184,9 @@ class TunedTraining:
         return min(found, key=found.__getitem__)
 
 
-def _seconds_of_one(build: BuildHost, x: Tensor, y: Tensor, batch: int, way: Way) -> float:
+def _seconds_of_one(recipe: Recipe, x: Tensor, y: Tensor, batch: int, way: Way) -> float:
     """Times a few steps of one host in this process."""
-    loop, steps = Loop(way, build, 1, x, y, batch), min(TRIED_STEPS, len(y) // batch)
+    loop, steps = Loop(way, recipe, 1, x, y, batch), min(TRIED_STEPS, len(y) // batch)
 
     def run() -> None:
         float(loop.train(0, steps))  # waits for a GPU
@@ -181,10 +194,10 @@ def _seconds_of_one(build: BuildHost, x: Tensor, y: Tensor, batch: int, way: Way
     return _best_time(run)
 
 
-def _seconds_of_all(build: BuildHost, hosts: int, x: Tensor, y: Tensor, batch: int, way: Way) -> float:
+def _seconds_of_all(recipe: Recipe, hosts: int, x: Tensor, y: Tensor, batch: int, way: Way) -> float:
     """Times an epoch of all hosts, on few samples, in the processes and threads of ``way``."""
     few = min(len(y), TRIED_STEPS * batch)
-    given = way, build, hosts, x[:few].clone(), y[:few].clone(), batch
+    given = way, recipe, hosts, x[:few].clone(), y[:few].clone(), batch
     if way.processes == 1:
         return _best_time(Loop(*given).epoch)
     workers = Workers(*given)

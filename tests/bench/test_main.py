@@ -27,7 +27,7 @@ def type_in(*words: str) -> tuple[int, str]:
 
 def test_there_is_a_case_for_each_operator_and_each_part_of_a_run() -> None:
     operators = {"grad-stats", "cross-entropy", "stage-batch", "sgd", "adamw", "norm-relu-pool"}
-    runs = {"train-epoch", "validate", "env-step", "ppo-update", "end-to-end", "telemetry-overhead"}
+    runs = {"train-epoch", "validate", "env-step", "ppo-update", "end-to-end", "telemetry-overhead", "train-task"}
     assert set(CASES) == operators | runs
 
 

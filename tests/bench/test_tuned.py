@@ -11,10 +11,10 @@ import torch
 from esper.bench import tuned
 from esper.bench.fixtures import split
 from esper.bench.plain import plain_cnn
-from esper.bench.tuned import Loop, TunedTraining, Way, Workers
+from esper.bench.tuned import Loop, Recipe, TunedTraining, Way, Workers
 
 CPU = torch.device("cpu")
-BUILD = partial(plain_cnn, 3, 10, 4, 2)
+RECIPE = Recipe(partial(plain_cnn, 3, 10, 4, 2))
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,7 +27,7 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_hosts_learn_in_each_way(precision: torch.dtype, channels_last: bool) -> None:
-    loop = Loop(Way(precision, channels_last), BUILD, 2, *data(), batch=16)
+    loop = Loop(Way(precision, channels_last), RECIPE, 2, *data(), batch=16)
     first = loop.epoch()
     for _ in range(8):
         last = loop.epoch()
@@ -35,7 +35,7 @@ def test_hosts_learn_in_each_way(precision: torch.dtype, channels_last: bool) ->
 
 
 def test_processes_share_the_hosts_and_train_all_of_them() -> None:
-    with closing(Workers(Way(processes=2), BUILD, 3, *data(), batch=16)) as workers:
+    with closing(Workers(Way(processes=2), RECIPE, 3, *data(), batch=16)) as workers:
         first = workers.epoch()
         for _ in range(8):
             last = workers.epoch()
@@ -55,7 +55,7 @@ def test_the_fastest_of_the_tried_ways_is_taken_and_named(monkeypatch: pytest.Mo
     monkeypatch.setattr(tuned, "_seconds_of_one", seconds)
     monkeypatch.setattr(tuned, "_seconds_of_all", seconds)
     monkeypatch.setattr(tuned, "usable_cores", lambda: 2)
-    with closing(TunedTraining(BUILD, 2, split(64, 0, CPU), 16)) as training:
+    with closing(TunedTraining(RECIPE, 2, split(64, 0, CPU), 16)) as training:
         assert training.way == wanted
         assert training.name == "tuned PyTorch: bfloat16 channels_last, eager, 2 processes of 1 thread"
         assert {way.compiled for way in training.tried} == {False, True}
@@ -66,7 +66,7 @@ def test_the_ways_are_timed_by_training(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(tuned, "TRIED_STEPS", 1)
     monkeypatch.setattr(tuned, "TURNS", 1)
     monkeypatch.setattr(tuned, "usable_cores", lambda: 2)
-    with closing(TunedTraining(BUILD, 2, split(32, 0, CPU), 16, compiles=False)) as training:
+    with closing(TunedTraining(RECIPE, 2, split(32, 0, CPU), 16, compiles=False)) as training:
         assert all(seconds > 0 for seconds in training.tried.values())
         assert len(training.tried) >= 6
         assert training.epoch() > 0

@@ -185,6 +185,7 @@ def test_simulated_hosts_have_one_process() -> None:
 def test_a_restart_by_torchrun_that_would_hang_is_refused(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"USE_AGENT_STORE": "True", "MAX_RESTARTS": "1"}.items():
         monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    monkeypatch.setenv("RANK", "0")
     done = esper("run", "--out", "r")
     assert (done.code, "needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in done.err) == (2, True)
 
