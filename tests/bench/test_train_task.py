@@ -27,7 +27,7 @@ def test_an_epoch_has_full_batches_only() -> None:
 def test_a_task_that_the_baseline_cannot_train_is_refused() -> None:
     task = load_task("digits")
     with pytest.raises(ConfigError, match="the loss cross_entropy, and digits is another"):
-        short(replace(task, loss=lambda outputs, y: outputs[:, 0] * y), 64, quick=False)
+        short(replace(task, loss=lambda outputs, y: outputs[:, 0] * y, score="accuracy"), 64, quick=False)
     with pytest.raises(ConfigError, match="digits has 997 training samples, fewer than a batch of 2000"):
         short(task, 2_000, quick=False)
 
