@@ -74,6 +74,10 @@ STABLE_TORCH_LIBRARY(esper, m) {
     m.def(
         "norm_relu_pool(Tensor input, Tensor weight, Tensor bias, Tensor? running_mean, Tensor? running_var, "
         "float eps, bool pool) -> (Tensor output, Tensor statistics, Tensor choice)");
+    // norm_relu_pool_forward is the same kernel without autograd, for a caller that has its own.
+    m.def(
+        "norm_relu_pool_forward(Tensor input, Tensor weight, Tensor bias, Tensor? running_mean, Tensor? running_var, "
+        "float eps, bool pool) -> (Tensor output, Tensor statistics, Tensor choice)");
     m.def(
         "norm_relu_pool_backward(Tensor grad_output, Tensor input, Tensor weight, Tensor bias, Tensor statistics, "
         "Tensor choice, bool batch_statistics, bool pool) -> (Tensor, Tensor, Tensor)");

@@ -164,6 +164,7 @@ void update(Tensor running_mean, Tensor running_var, Tensor num_batches_tracked,
 
 STABLE_TORCH_LIBRARY_IMPL(esper, CPU, m) {
     m.impl("norm_relu_pool", TORCH_BOX(&esper::norm_relu_pool::forward));
+    m.impl("norm_relu_pool_forward", TORCH_BOX(&esper::norm_relu_pool::forward));
     m.impl("norm_relu_pool_backward", TORCH_BOX(&esper::norm_relu_pool::backward));
     m.impl("norm_relu_pool_update_", TORCH_BOX(&esper::norm_relu_pool::update));
 }

@@ -7,11 +7,15 @@ from torch import Tensor
 
 from esper.ops import _native
 from esper.ops.accumulators import ACCUMULATOR_FIELDS, Accumulators
+from esper.ops.once import Once
 
 # Called only when autograd has nothing to record: inside forward and backward, and for measurements.
 _native.not_differentiable("cross_entropy_forward", "cross_entropy_backward")
 _native.not_differentiable("cross_entropy_into", in_place=True)
 
+_TWICE = (
+    "esper's cross_entropy can be differentiated once; for second derivatives use torch.nn.functional.cross_entropy"
+)
 _functional = torch.ops.esper.cross_entropy.default
 _forward = torch.ops.esper.cross_entropy_forward.default
 _gradient = torch.ops.esper.cross_entropy_backward.default
@@ -114,7 +118,7 @@ def _backward(ctx: Any, grad_loss: Tensor | None, *_: object) -> tuple[Tensor | 
     logits, targets, normaliser, stats = ctx.saved_tensors
     gradient = _gradient(grad_loss, logits, targets, normaliser, stats, ctx.ignore_index, ctx.label_smoothing)
     if torch.is_grad_enabled():  # create_graph=True
-        gradient = _Once.apply(gradient, grad_loss, logits)  # type: ignore[no-untyped-call]
+        gradient = Once.apply(_TWICE, gradient, grad_loss, logits)  # type: ignore[no-untyped-call]
     return gradient, None, None, None
 
 
@@ -128,21 +132,6 @@ class _Eager(torch.autograd.Function):
         return output[0], output[1], output[2]
 
     backward = staticmethod(_backward)
-
-
-class _Once(torch.autograd.Function):
-    """The gradient as a function of its inputs, so that differentiating it again raises an error."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, grad_loss: Tensor, logits: Tensor) -> Tensor:
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError(
-            "esper's cross_entropy can be differentiated once; for second derivatives use "
-            "torch.nn.functional.cross_entropy"
-        )
 
 
 torch.library.register_autograd("esper::cross_entropy", _backward, setup_context=_save)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.ops import _native
+from esper.ops.once import Once
 
 # Rows of `statistics`, float32 [3, C], in the order of csrc/norm_relu_pool.h: the mean and 1 / sqrt(biased variance +
 # eps) used for normalisation, and the unbiased variance.
@@ -17,9 +18,13 @@ STATISTICS = ("mean", "inv_std", "variance")
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
+# Called only when autograd has nothing to record: inside forward and backward.
+_native.not_differentiable("norm_relu_pool_forward", "norm_relu_pool_backward")
 _native.not_differentiable("norm_relu_pool_update_", in_place=True)
 
-_forward = torch.ops.esper.norm_relu_pool.default
+_TWICE = "norm_relu_pool can be differentiated once; use the three modules for higher derivatives"
+_functional = torch.ops.esper.norm_relu_pool.default
+_forward = torch.ops.esper.norm_relu_pool_forward.default
 _backward = torch.ops.esper.norm_relu_pool_backward.default
 _update = torch.ops.esper.norm_relu_pool_update_.default
 
@@ -55,7 +60,14 @@ def norm_relu_pool(
     Raises:
         RuntimeError: another layout, dtype, shape or device; batch statistics of a single value per channel.
     """
-    output, statistics, choice = _forward(input, weight, bias, running_mean, running_var, float(eps), pool)
+    given = input, weight, bias, running_mean, running_var, float(eps), pool
+    if torch.compiler.is_compiling():
+        output, statistics, choice = _functional(*given)
+    elif torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad or bias.requires_grad):
+        # Equivalent to the operator's own autograd, whose Python overhead in torch is as long as small kernels.
+        output, statistics, choice = _Eager.apply(*given)  # type: ignore[no-untyped-call]
+    else:
+        output, statistics, choice = _forward(*given)
     return output, statistics, choice
 
 
@@ -74,17 +86,28 @@ def _gradients(ctx: Any, grad_output: Tensor | None, *_: Any) -> tuple[Tensor | 
     input, weight, bias, statistics, choice = ctx.saved_tensors
     gradient = grad_output.contiguous(memory_format=torch.channels_last)
     gradients = _backward(gradient, input, weight, bias, statistics, choice, ctx.batch_statistics, ctx.pool)
+    if torch.is_grad_enabled():  # create_graph=True
+        inputs = grad_output, input, weight
+        gradients = [Once.apply(_TWICE, each, *inputs) for each in gradients]  # type: ignore[no-untyped-call]
     return (*gradients, None, None, None, None)
 
 
-def _no_second_gradient(ctx: Any, *_: Any) -> None:
-    raise RuntimeError("norm_relu_pool can be differentiated once; use the three modules for higher derivatives")
+class _Eager(torch.autograd.Function):
+    """The forward and backward kernels as one differentiable function."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        output: tuple[Tensor, Tensor, Tensor] = _forward(*inputs)
+        _setup_context(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_gradients)
 
 
 torch.library.register_autograd("esper::norm_relu_pool", _gradients, setup_context=_setup_context)
-torch.library.register_autograd("esper::norm_relu_pool_backward", _no_second_gradient)
 
 
+@torch.library.register_fake("esper::norm_relu_pool_forward")  # type: ignore[untyped-decorator]
 @torch.library.register_fake("esper::norm_relu_pool")  # type: ignore[untyped-decorator]
 def _fake(
     input: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None, eps: float, pool: bool
