@@ -70,6 +70,12 @@ def test_a_part_plays_its_own_rounds_and_has_no_results(parts: list[Path]) -> No
     assert played == {"p1": [0, 3], "p2": [1, 4], "p3": [2]}
 
 
+def played_in(folder: Path) -> list[tuple[str, int, list[object]]]:
+    """Rounds that were played, by arm and number, without the seconds that they took."""
+    rounds = map(json.loads, (folder / "played.jsonl").read_text().splitlines())
+    return sorted((entry["arm"], entry["round"], entry["hosts"]) for entry in rounds)
+
+
 def test_a_part_is_resumed(parts: list[Path], tmp_path: Path) -> None:
     shutil.copytree(parts[0], tmp_path / "cut")
     lines = (tmp_path / "cut" / "played.jsonl").read_text().splitlines(keepends=True)
@@ -82,8 +88,7 @@ def test_a_part_is_resumed(parts: list[Path], tmp_path: Path) -> None:
     assert (comparison.part, comparison.finished) == (Part(1, 3), False)
     comparison.run()
     assert comparison.finished
-    whole = sorted(parts[0].joinpath("played.jsonl").read_text().splitlines())
-    assert sorted((tmp_path / "cut" / "played.jsonl").read_text().splitlines()) == whole
+    assert played_in(tmp_path / "cut") == played_in(parts[0])
 
 
 def test_agents_that_learn_on_two_machines_are_compared_as_on_one(tmp_path: Path) -> None:

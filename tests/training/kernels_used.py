@@ -21,7 +21,7 @@ from tests.training.byte_images import byte_digits
 
 KERNELS = {
     "stage_images",
-    "norm_relu_pool",
+    "norm_relu_pool_forward",
     "norm_relu_pool_backward",
     "norm_relu_pool_update_",
     "cross_entropy_forward",
