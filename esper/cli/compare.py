@@ -17,6 +17,7 @@ from esper.config import ConfigError, TrainingConfig
 from esper.data.user_code import is_user_code
 
 if TYPE_CHECKING:
+    from esper.config_resolved import HostTrainingConfig
     from esper.evaluation.arms import Arm
     from esper.evaluation.folder import Part
     from esper.run.comparison import ComparisonRun
@@ -104,7 +105,7 @@ def command(
 
     from esper.evaluation.arms import read_arms
     from esper.evaluation.merge import merge as merge_parts
-    from esper.run.comparison import ComparisonRun
+    from esper.run.comparison import ComparisonRun, count_seeds
 
     if resume is not None or merge:
         other = (resume, ranks.processes) if merge else (out,)
@@ -128,7 +129,14 @@ def command(
         raise ConfigError(f"{option} is for arms that learn, and no arm does; add one, such as --arm ppo")
     folder = out or new_folder("compare", read[0].config.task.name if read else "")
     if len(read) > 1:
-        ranks = ranks.chosen("compare", read[0].config, lambda _: len(read) * (pairs or 10) * (train_seeds or 1))
+        seeds = count_seeds(read, train_seeds) or 1
+        learning = [arm for arm in read if arm.learns]
+
+        def episodes(config: HostTrainingConfig) -> int:
+            learned = len(learning) * config.run.rounds * config.env.n_envs
+            return seeds * (learned + len(read) * (pairs or 10))
+
+        ranks = ranks.chosen("compare", (learning or read)[0].config, episodes)
     played = _part(part, json_file)
     new = partial(ComparisonRun, read, pairs or 10, folder, reference, train_seeds=train_seeds, part=played)
     _compare(new, folder, read, ranks, json_file)

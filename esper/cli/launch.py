@@ -44,7 +44,7 @@ Otherwise ranks that were started again find the addresses of those before them,
 (https://github.com/pytorch/pytorch/issues/135712).
 """
 MUCH = 2_000_000
-"""Training samples, of all epochs of all hosts, from which a command starts processes by itself: a minute or more."""
+"""Training samples, of all epochs of all hosts, from which a command starts processes by itself."""
 SMALL = 1_000_000
 """Max number of parameters of a host for that: Python takes much of the time of its steps."""
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -71,8 +71,8 @@ def rank_options(command: Command) -> Command:
         click.option(
             "--processes",
             metavar="N|auto",
-            help="Spread the hosts over N processes; auto: one per core that may be used, or per GPU.  [default: auto "
-            "for small hosts that train for a minute or more on CPUs, else, and with --resume, this process]",
+            help="Spread the hosts over N processes; auto: one per core that may be used, or per GPU.  [default: this "
+            "process; for small hosts of a new run or comparison that train for long on CPUs, auto]",
         ),
     ):
         command = option(command)
@@ -236,17 +236,17 @@ class RankOptions:
 
 
 def several_pay(config: TrainingConfig, episodes: Episodes) -> bool:
-    """Returns whether several processes on CPUs play ``episodes`` of hosts faster than one, which takes no start.
+    """Returns whether ``episodes`` of hosts are work for several processes: small hosts on CPUs that train for long.
 
-    Hosts and data of one of Esper's own tasks are small; those of user's code are read once, and not in each process.
+    A task of a user's is not: each process would run its code, and read its data.
     """
     from esper.data.split import Split
     from esper.data.task import DataOptions, resolve
     from esper.data.tasks import load_task
-    from esper.data.user_code import is_user_code
+    from esper.data.user_code import is_user_task
     from esper.env import planted
 
-    if config.task.name == planted.NAME or is_user_code(config.task.name) or fitting(config) == 1:
+    if config.task.name == planted.NAME or is_user_task(config.task.name) or fitting(config) == 1:
         return False
     task = load_task(config.task.name, DataOptions.of(config.task))
     resolved = resolve(config, task)

@@ -181,18 +181,23 @@ class AdapterRunner(ControlRunner):
 
     def make(self, grown: HostResult) -> Control:
         rank = max(1, round((grown.parameters - self.host.parameter_count) / self._of_rank))
-        task, config, facts = at_compute(self._adapted(rank, None), grown.flops, self.blueprints)
-        if self.adaptive:  # the number of steps is known only now
+        # What a pass costs does not depend on the number of steps, which is known only afterwards.
+        first = self._adapted(rank, 1 if self.adaptive else None)
+        task, config, facts = at_compute(first, grown.flops, self.blueprints)
+        if self.adaptive:
             steps = config.env.episode_length * (config.trained_samples // config.task.batch_size)
             task = self._adapted(rank, steps)[0]
         return task, config, {**facts, "rank": rank}
 
     def _adapted(self, rank: int, steps: int | None) -> Control:
-        """Returns the control whose adapters have ``rank``, and if they are adaptive, the plan for ``steps``."""
-        task, adaptive = self.task, self.adaptive
+        """Returns the control whose adapters have ``rank``; adaptive ones have a plan for ``steps``."""
+        task = self.task
+        sample = task.sample.cpu()
 
         def build() -> Host:
-            return AdaptedHost(task.build_host(), rank, (steps or 1) if adaptive else None)
+            host = task.build_host()
+            host.probe(sample)  # initialises lazy layers and finds the sites of a graft
+            return AdaptedHost(host, rank, steps)
 
         transfer = take_frozen if task.trained else None
         control = replace(task, build_host=build, slots=None, transfer=transfer)
@@ -227,7 +232,7 @@ class BiggerTrainedRunner(BiggerRunner):
 
     def make(self, grown: HostResult) -> Control:
         task, config, facts = super().make(grown)
-        task = replace(task, origin=task.build_host, trained=True, earlier=self.task.earlier)
+        task = replace(task, origin=task.build_host, trained=True)
         return at_compute((task, config, facts), grown.flops, self.blueprints)
 
 

@@ -112,7 +112,7 @@ def _notes(result: ComparisonResult) -> Iterator[str]:
             )
     if result.seconds:
         each = ", ".join(f"{name} {figure(result.seconds[name], 2)}" for name in result.hosts if name in result.seconds)
-        yield f"Seconds a host, by the clock, with its share of trained starts: {each}."
+        yield f"Seconds a host, by the clock; where starts are trained, the arm that plays first trains them: {each}."
     yield from result.caveats()
     controls = [f"{arm.name} is made for each host of {arm.control_of}" for arm in result.arms if arm.control_of]
     if controls:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.hosts.host import Host, SegmentedHost, SiteHook
+from esper.hosts.host import Host, SegmentedHost, SiteHook, layers_of
 from esper.hosts.inputs import Inputs
 from esper.hosts.torchvision_shim import import_torchvision
 from esper.seeds.features import Features
@@ -41,7 +41,7 @@ class AdaptedHost(Host):
     """A host whose own layers are frozen but the last one, with adapters beside the linear layers before it.
 
     Args:
-        host: the host; its layers are wrapped in place.
+        host: the host, probed; its layers are wrapped in place.
         rank: rank of each adapter, or with ``steps``, the mean rank at the end.
         steps: number of steps of the training, for AdaLoRA, which moves ranks between layers; None: LoRA.
 
@@ -173,9 +173,8 @@ def layers_to_adapt(host: Host) -> tuple[list[str], nn.Module]:
 
     Raises ConfigError if there are none.
     """
-    layers = [(name, each) for name, each in host.named_modules() if any(True for _ in each.parameters(recurse=False))]
-    *before, (_, head) = layers
-    names = [name for name, each in before if isinstance(each, nn.Linear)]
+    *before, (_, head) = layers_of(host).items()
+    names = [name for name, layer in before if isinstance(layer, nn.Linear)]
     if not names:
         raise ConfigError("LoRA and AdaLoRA adapt linear layers, and this host has none before its last layer")
     return names, head

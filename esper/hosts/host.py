@@ -126,6 +126,15 @@ def kept_modes(*networks: nn.Module) -> Iterator[None]:
                 module.training = mode
 
 
+def layers_of(network: nn.Module) -> dict[str, nn.Module]:
+    """Returns the submodules that have parameters of their own, in order, by name. The last one is the head."""
+    return {
+        name: module
+        for name, module in network.named_modules()
+        if next(module.parameters(recurse=False), None) is not None
+    }
+
+
 def features_at(host: Host, x: Inputs, sites: Collection[str] = ()) -> dict[str, Features]:
     """Returns a pass of inputs ``x`` at these ``sites``, all if none is named, by name.
 

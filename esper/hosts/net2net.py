@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.hosts.host import Host
+from esper.hosts.host import Host, layers_of
 from esper.ops import NormReluPool
 
 NOISE = 0.01
@@ -54,7 +54,7 @@ def widen_as_copies(narrow: Host, wide: Host) -> None:
 
 def _chain(host: Host) -> list[nn.Module]:
     """Returns the layers with parameters, in execution order. Raises ConfigError if they are of other kinds."""
-    layers = [module for module in host.modules() if any(True for _ in module.parameters(recurse=False))]
+    layers = list(layers_of(host).values())
     known = (nn.Conv2d, nn.Linear, nn.BatchNorm2d, NormReluPool)
     other = next((layer for layer in layers if not isinstance(layer, known)), None)
     weighted = [layer for layer in layers if isinstance(layer, Layer)]

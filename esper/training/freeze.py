@@ -6,7 +6,7 @@ from torch import nn
 
 from esper.config_task import Freeze
 from esper.hosts.grown import GrownHost
-from esper.hosts.host import Host
+from esper.hosts.host import Host, layers_of
 
 
 def freeze(host: Host, which: Freeze) -> tuple[nn.Module, ...]:
@@ -19,7 +19,7 @@ def freeze(host: Host, which: Freeze) -> tuple[nn.Module, ...]:
         return ()
     new = list(host.seeds.modules()) if isinstance(host, GrownHost) and host.new_seeds else []
     old = [module for module in host.modules() if module not in new]
-    layers = [module for module in old if any(True for _ in module.parameters(recurse=False))]
+    layers = [layer for layer in layers_of(host).values() if layer not in new]
     learning = layers[-1:] if which == "body" else []
     for layer in layers:
         for parameter in layer.parameters(recurse=False):

@@ -11,6 +11,7 @@ from esper.config import ConfigError
 from esper.data.tasks import load_task
 from esper.hosts.adapted import import_peft, layers_to_adapt, size_of_rank
 from esper.hosts.graft import graft
+from esper.hosts.host import layers_of
 from esper.hosts.transformer import TransformerHost
 
 
@@ -34,6 +35,11 @@ def test_a_transformer_has_four_in_a_block() -> None:
     host = TransformerHost(vocabulary=11, width=8, layers=2, heads=2, block=6, slots=2)
     assert len(layers_to_adapt(host)[0]) == 2 * 4
     assert size_of_rank(host) == 2 * ((8 + 24) + (8 + 8) + (8 + 32) + (32 + 8))
+
+
+def test_the_layers_of_a_network_have_parameters_of_their_own() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Sequential(nn.ReLU(), nn.BatchNorm1d(6)))
+    assert list(layers_of(model)) == ["0", "1.1"]
 
 
 def test_a_host_without_linear_layers_cannot_be_adapted() -> None:

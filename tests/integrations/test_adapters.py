@@ -15,6 +15,7 @@ from esper.data.task import Task
 from esper.data.tasks import load_task
 from esper.evaluation.arms import read_arms
 from esper.hosts.adapted import ADAPTER, AdaptedHost, import_peft, size_of_rank
+from esper.hosts.graft import graft
 from esper.hosts.transformer import TransformerHost
 from esper.run.comparison import ComparisonRun
 
@@ -60,6 +61,30 @@ def test_every_adapter_and_the_last_layer_learn_and_nothing_else(slots: tuple[st
 
 def test_its_parameters_are_those_of_the_host_and_the_adapters() -> None:
     assert AdaptedHost(small(), 3).parameter_count == small().parameter_count + 3 * size_of_rank(small())
+
+
+@pytest.mark.parametrize("steps", [None, 50], ids=["LoRA", "AdaLoRA"])
+def test_a_network_of_a_user_learns_beside_its_frozen_layers(steps: int | None) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 3))
+    host = graft(model, ["1"], "cnn")
+    x, y = torch.randn(16, 1, 6, 6), torch.arange(16) % 3
+    host.probe(x)
+    before = host(x)
+    adapted = AdaptedHost(host, 2, steps).train()
+    assert [place.name for place in adapted.sites] == ["r0c0"]
+    assert torch.allclose(adapted(x), before, atol=1e-6)
+    frozen = model[0].weight.clone(), model[3].base_layer.weight.clone()
+    optimizer = torch.optim.Adam([p for p in adapted.parameters() if p.requires_grad], 0.05)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(adapted(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+    assert torch.equal(model[0].weight, frozen[0])
+    assert torch.equal(model[3].base_layer.weight, frozen[1])
 
 
 class WithLoss(nn.Module):

@@ -16,13 +16,18 @@ from torch import nn
 
 from esper.config import ConfigError, TrainingConfig
 from esper.data.split import Split
-from esper.data.task import Task
+from esper.data.task import Task, resolve
 from esper.data.tasks import build_host, load_task
 from esper.env.make import EnvMaker
+from esper.env.start import started
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.grown_host import accuracy
 from esper.hosts.host import Host
 from esper.training import start
+from esper.training.execution.tiers import make_executor
+from esper.training.host_training import HostTraining
+from esper.training.metrics import make_metrics
+from esper.training.precision import concrete
 from esper.training.rng import HELD_OUT
 from tests.core_helpers import wait_actions
 
@@ -162,6 +167,18 @@ def test_settings_of_the_run_do_not_change_the_training_before_it(tmp_path: Path
         with env_of(short(), task={"start": "trained", "learning_rate": rate}) as env:
             env.reset(seed=3)
     assert len(list((tmp_path / "starts").iterdir())) == 3
+
+
+def test_a_precision_and_auto_that_stands_for_it_are_one_training(tmp_path: Path) -> None:
+    """An env resolves it before its hosts are made; the controls of a comparison leave that to their hosts."""
+    task = started(short(), "trained")
+    for precision in ("auto", concrete("auto", task.device)):
+        config = TrainingConfig.parse({"task": {"start": "trained", "precision": precision}})
+        host = HostTraining(0, task, resolve(config, task), make_metrics(1, task.device)[0])
+        host.reset(3, 0)
+        with make_executor(config.run, task.device) as executor:
+            start.give_starts([host], executor)
+    assert len(list((tmp_path / "starts").iterdir())) == 1
 
 
 def test_a_broken_file_is_trained_again(tmp_path: Path) -> None:
