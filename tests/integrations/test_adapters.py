@@ -65,6 +65,7 @@ def test_its_parameters_are_those_of_the_host_and_the_adapters() -> None:
 
 @pytest.mark.parametrize("steps", [None, 50], ids=["LoRA", "AdaLoRA"])
 def test_a_network_of_a_user_learns_beside_its_frozen_layers(steps: int | None) -> None:
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 3))
     host = graft(model, ["1"], "cnn")
     x, y = torch.randn(16, 1, 6, 6), torch.arange(16) % 3
