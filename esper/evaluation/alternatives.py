@@ -187,7 +187,7 @@ class AdapterRunner(ControlRunner):
         if self.adaptive:
             steps = config.env.episode_length * (config.trained_samples // config.task.batch_size)
             task = self._adapted(rank, steps)[0]
-        return task, config, {**facts, "rank": rank}
+        return task, config, {**facts, "rank": rank, "wanted_parameters": grown.parameters}
 
     def _adapted(self, rank: int, steps: int | None) -> Control:
         """Returns the control whose adapters have ``rank``; adaptive ones have a plan for ``steps``."""

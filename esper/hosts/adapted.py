@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Collection
 from itertools import chain
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +90,14 @@ class AdaptedHost(Host):
 
     def probe(self, x: Inputs) -> None:
         self.host.probe(x)
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets the mode of all layers but those with statistics, which stay as they are."""
+        super().train(mode)
+        for layer in self.host.modules():
+            if next(layer.buffers(recurse=False), None) is not None:
+                layer.eval()
+        return self
 
     def forward_with_hook(self, x: Inputs, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
         self._move_ranks()

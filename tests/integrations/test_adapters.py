@@ -66,15 +66,17 @@ def test_its_parameters_are_those_of_the_host_and_the_adapters() -> None:
 @pytest.mark.parametrize("steps", [None, 50], ids=["LoRA", "AdaLoRA"])
 def test_a_network_of_a_user_learns_beside_its_frozen_layers(steps: int | None) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 3))
-    host = graft(model, ["1"], "cnn")
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 3))
+    )
+    host = graft(model, ["2"], "cnn")
     x, y = torch.randn(16, 1, 6, 6), torch.arange(16) % 3
     host.probe(x)
-    before = host(x)
+    before = host.eval()(x)
     adapted = AdaptedHost(host, 2, steps).train()
     assert [place.name for place in adapted.sites] == ["r0c0"]
     assert torch.allclose(adapted(x), before, atol=1e-6)
-    frozen = model[0].weight.clone(), model[3].base_layer.weight.clone()
+    frozen = model[0].weight.clone(), model[1].running_mean.clone(), model[4].base_layer.weight.clone()
     optimizer = torch.optim.Adam([p for p in adapted.parameters() if p.requires_grad], 0.05)
     losses = []
     for _ in range(20):
@@ -84,8 +86,8 @@ def test_a_network_of_a_user_learns_beside_its_frozen_layers(steps: int | None) 
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.8 * losses[0]
-    assert torch.equal(model[0].weight, frozen[0])
-    assert torch.equal(model[3].base_layer.weight, frozen[1])
+    now = model[0].weight, model[1].running_mean, model[4].base_layer.weight
+    assert all(torch.equal(*pair) for pair in zip(frozen, now, strict=True))
 
 
 class WithLoss(nn.Module):
