@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything of Esper that only a GPU can show, in nine minutes on a machine with torch and nvcc.
+# Everything of Esper that only a GPU can show, in ten minutes on a machine with torch and nvcc.
 #
 #   benchmarks/gpu_check.sh [FOLDER] [--wheels FOLDER] [--archive FILE]      (-h says more)
 #

@@ -93,7 +93,7 @@ def test_the_plan_is_in_order_and_its_limits_add_up_to_the_budget(tmp_path: Path
     assert list(dict.fromkeys(name if name in ORDER else name.split("-")[0] for name in names)) == ORDER
     assert len(set(names)) == len(names)
     assert sum(step.limit for step in steps) == pytest.approx(plan.BUDGET)
-    assert plan.BUDGET <= 540
+    assert plan.BUDGET <= 570
     for step in steps:
         assert set(step.needs) <= set(names[: names.index(step.name)]), "only earlier steps can be needed"
 

@@ -1,8 +1,8 @@
-"""Check on a GPU everything of Esper that only a GPU can show, within nine minutes.
+"""Check on a GPU everything of Esper that only a GPU can show, within ten minutes.
 
 Builds the CUDA module in place, runs the tests of its kernels and of hosts in training, looks for wild accesses and
 races with compute-sanitizer, measures, and grows hosts. A step that cannot be done here is skipped with the reason.
-Each step has a limit, and the limits add up to 540 s. Exit status: 0, 1 if a step failed, 128 plus the number of a
+Each step has a limit, and the limits add up to 570 s. Exit status: 0, 1 if a step failed, 128 plus the number of a
 signal that ended the check.
 """
 

@@ -1,8 +1,9 @@
 """Tuned baseline of the cases about training: the fastest way in which a careful user trains hosts in PyTorch.
 
 The ways are tried here, on the hosts and the data of the case: float32 or bfloat16, images in NCHW or channels_last,
-eager or compiled, several threads in one process or one-thread processes that share the hosts. None waits for a number
-after each batch, as the plain baseline does.
+eager or compiled; on a CPU, several threads in one process or one-thread processes that share the hosts; on a GPU, each
+step launched by Python or replayed from a CUDA graph. None waits for a number after each batch, as the plain baseline
+does.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from esper.training.execution.cores import usable_cores
 
 TRIED_STEPS, TURNS = 6, 3
 """Steps by which a way is timed, and how often; the best time counts."""
+TRIED_STEPS_ON_A_GPU = 40
+WARM_UP_STEPS = 3
+"""Steps before a CUDA graph is captured, in which libraries choose their algorithms and optimizers make their state."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,10 @@ class Recipe:
     precisions: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     """Those that are tried."""
 
-    def optimizer_of(self, host: nn.Module) -> torch.optim.Optimizer:
+    def optimizer_of(self, host: nn.Module, captured: bool = False) -> torch.optim.Optimizer:
+        """Returns the optimizer of a host; ``captured`` if a CUDA graph will hold its step."""
         if self.optimizer == "adamw":
-            return torch.optim.AdamW(host.parameters(), LR, weight_decay=DECAY, fused=True)
+            return torch.optim.AdamW(host.parameters(), LR, weight_decay=DECAY, fused=True, capturable=captured)
         return torch.optim.SGD(host.parameters(), LR, MOMENTUM, weight_decay=DECAY, fused=True)
 
 
@@ -54,6 +59,8 @@ class Way:
     precision: torch.dtype = torch.float32
     channels_last: bool = False
     compiled: bool = False
+    captured: bool = False
+    """Whether a step is a CUDA graph, of each host on a stream of its own."""
     processes: int = 1
     threads: int = 1
 
@@ -61,6 +68,8 @@ class Way:
     def name(self) -> str:
         layout = "channels_last" if self.channels_last else "NCHW"
         how = "compiled" if self.compiled else "eager"
+        if self.captured:
+            return f"{dtype_name(self.precision)} {layout}, {how}, a CUDA graph of each host on its own stream"
         place = "one process" if self.processes == 1 else f"{self.processes} processes"
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
         return f"{dtype_name(self.precision)} {layout}, {how}, {place} of {threads}"
@@ -76,28 +85,83 @@ class Loop:
         made = [recipe.build().to(x.device).train() for _ in range(hosts)]
         self.hosts = [host.to(memory_format=layout) for host in made]  # type: ignore[call-overload]
         self.forward = [torch.compile(host) if way.compiled else host for host in self.hosts]
-        self.optimizers = [recipe.optimizer_of(host) for host in self.hosts]
+        self.optimizers = [recipe.optimizer_of(host, way.captured) for host in self.hosts]
+        steps, numbers = len(y) // batch, range(hosts if way.captured else 0)
+        self.graphs = [StepGraph(partial(self.step, number), steps, batch, x.device) for number in numbers]
 
     def epoch(self) -> float:
         """Trains every host once on all full batches; returns the mean loss."""
-        losses = [self.train(number, len(self.y) // self.batch) for number in range(len(self.hosts))]
-        return float(torch.stack(losses).mean())
+        steps = len(self.y) // self.batch
+        if self.graphs:
+            return float(torch.stack(replay(self.graphs, [self.order(steps) for _ in self.graphs])).mean())
+        return float(torch.stack([self.train(number, steps) for number in range(len(self.hosts))]).mean())
 
     def train(self, number: int, steps: int) -> Tensor:
         """Trains one host on random batches; returns its mean loss, a scalar on the device."""
-        model, optimizer = self.forward[number], self.optimizers[number]
-        order = torch.randperm(len(self.y), device=self.x.device)[: steps * self.batch].view(steps, self.batch)
-        mixed = self.way.precision != torch.float32
-        total = torch.zeros((), device=self.x.device)
+        if self.graphs:
+            return replay([self.graphs[number]], [self.order(steps)])[0]
         with set_torch_threads(self.way.threads):
-            for rows in order:
-                optimizer.zero_grad()
-                with torch.autocast(self.x.device.type, self.way.precision, enabled=mixed):
-                    loss = F.cross_entropy(model(self.x[rows]).flatten(0, -2), self.y[rows].flatten())
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                total += loss.detach()
+            total = torch.zeros((), device=self.x.device)
+            for rows in self.order(steps):
+                total += self.step(number, rows)
         return total / steps
+
+    def order(self, steps: int) -> Tensor:
+        """Returns random rows of the data, int64 [steps, batch]."""
+        return torch.randperm(len(self.y), device=self.x.device)[: steps * self.batch].view(steps, self.batch)
+
+    def step(self, number: int, rows: Tensor) -> Tensor:
+        """Trains one host on one batch; returns its loss, a scalar on the device."""
+        model, optimizer = self.forward[number], self.optimizers[number]
+        mixed = self.way.precision != torch.float32
+        optimizer.zero_grad()
+        with torch.autocast(self.x.device.type, self.way.precision, enabled=mixed):
+            loss = F.cross_entropy(model(self.x[rows]).flatten(0, -2), self.y[rows].flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.detach()
+
+
+class StepGraph:
+    """A training step as a CUDA graph on a stream of its own; each replay takes the next row of ``order``.
+
+    Args:
+        step: trains on rows of the data, int64 [batch], and returns the loss.
+        steps, batch: shape of ``order``.
+        device: a GPU.
+    """
+
+    def __init__(self, step: Callable[[Tensor], Tensor], steps: int, batch: int, device: torch.device) -> None:
+        self.order = torch.arange(batch, device=device).repeat(steps, 1)
+        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.total = torch.zeros((), device=device)
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self.stream):
+            for _ in range(WARM_UP_STEPS):
+                step(self.order[0])
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=self.stream):
+            rows = self.order.index_select(0, self.position)[0]
+            self.total += step(rows)
+            self.position += 1
+
+
+def replay(graphs: Sequence[StepGraph], orders: Sequence[Tensor]) -> list[Tensor]:
+    """Replays each graph for each row of its order, the graphs side by side; returns their mean losses."""
+    steps, current = len(orders[0]), torch.cuda.current_stream()
+    for graph, order in zip(graphs, orders, strict=True):
+        graph.order[:steps].copy_(order)
+        graph.position.zero_()
+        graph.total.zero_()
+        graph.stream.wait_stream(current)
+    for _ in range(steps):
+        for graph in graphs:
+            with torch.cuda.stream(graph.stream):
+                graph.graph.replay()
+    for graph in graphs:
+        current.wait_stream(graph.stream)
+    return [graph.total / steps for graph in graphs]
 
 
 class Workers:
@@ -159,7 +223,9 @@ class TunedTraining:
         layouts = (False, True) if x.dim() == 4 else (False,)
         self.tried: dict[Way, float] = {}
         """Seconds of the same work in each way that was tried."""
-        one = [Way(*kind) for kind in itertools.product(recipe.precisions, layouts)]
+        captured = (False, True) if x.device.type == "cuda" else (False,)
+        kinds = itertools.product(recipe.precisions, layouts, captured)
+        one = [Way(precision, layout, captured=graph) for precision, layout, graph in kinds]
         best = self._fastest(one, partial(_seconds_of_one, recipe, x, y, batch))
         if compiles:
             best = self._fastest([best, replace(best, compiled=True)], partial(_seconds_of_one, recipe, x, y, batch))
@@ -186,7 +252,8 @@ class TunedTraining:
 
 def _seconds_of_one(recipe: Recipe, x: Tensor, y: Tensor, batch: int, way: Way) -> float:
     """Times a few steps of one host in this process."""
-    loop, steps = Loop(way, recipe, 1, x, y, batch), min(TRIED_STEPS, len(y) // batch)
+    tried = TRIED_STEPS if x.device.type == "cpu" else TRIED_STEPS_ON_A_GPU
+    loop, steps = Loop(way, recipe, 1, x, y, batch), min(tried, len(y) // batch)
 
     def run() -> None:
         float(loop.train(0, steps))  # waits for a GPU
