@@ -6,7 +6,7 @@ import ast
 import sys
 from pathlib import Path
 
-from benchmarks.gpu.runner import ROOT, Step
+from benchmarks.gpu.runner import PATIENCE, ROOT, Step
 
 BUDGET = 570  # seconds that the limits of all steps add up to
 # Tests of whole hosts in training, which need every package. All other files in tests/cuda need torch and pytest alone.
@@ -28,20 +28,20 @@ MEASURED = {
 SIZES = {"bench-training": ("8x128x8",)}  # all others: those that the cases choose
 # Seconds for groups of steps; the steps of a group share them equally.
 LIMITS = {
-    "machine": 30,
-    "packages": 15,
+    "machine": 15,
+    "packages": 10,
     "build": 80,
     "import-kernels": 10,
     "import-runs": 10,
-    "kernels": 81,
-    "memcheck": 45,
-    "streams": 96,
-    "racecheck": 30,
-    "synccheck": 18,
-    "initcheck": 18,
-    "bench-operators": 31,
-    "bench-validation": 25,
-    "bench-training": 60,
+    "kernels": 110,
+    "memcheck": 25,
+    "streams": 138,
+    "racecheck": 25,
+    "synccheck": 15,
+    "initcheck": 15,
+    "bench-operators": 26,
+    "bench-validation": 20,
+    "bench-training": 50,
     "run": 21,
 }
 PYTHON = (sys.executable, "-u")
@@ -65,9 +65,17 @@ def stream_selections() -> list[list[str]]:
 
 
 def pytest_command(selected: list[str], marks: str, report: Path, patience: float) -> list[str]:
-    """Verbose pytest with a JUnit report; after ``patience`` seconds in one test it prints where all threads are."""
+    """Verbose pytest with a JUnit report; after ``patience`` seconds in one test it prints where all threads are.
+
+    That reads the stacks of threads that run, which can crash the process, so it comes shortly before the step is ended.
+    """
     options = ["-v", "--tb=short", "--color=no", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={patience:g}"]
     return [*MODULE, "pytest", *options, f"--junitxml={report}", "-m", marks, *selected]
+
+
+def patience(limit: float) -> float:
+    """Seconds in one test after which a step with this limit is all but over, even if it got what others saved."""
+    return 0.9 * PATIENCE * limit
 
 
 def make_plan(folder: Path, site: Path, wheels: Path | None) -> list[Step]:
@@ -104,7 +112,7 @@ def _imports() -> list[Step]:
 
 
 def _tests(folder: Path, name: str, limit: float, selected: list[str], needs: str) -> Step:
-    command = pytest_command(selected, "cuda and not slow", folder / f"{name}.xml", limit / 2)
+    command = pytest_command(selected, "cuda and not slow", folder / f"{name}.xml", patience(limit))
     # Plugins of other packages on the machine are left out: they cost time, and some need more packages.
     environment = {"ESPER_REQUIRE_NATIVE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return Step(name, limit, command, (needs,), tests=True, environment=environment)
@@ -137,7 +145,7 @@ def _sanitizer(folder: Path, tool: str, uncached: bool = False) -> Step:
     what a driver can do.
     """
     marks, limit = "cuda and sanitizer and not slow", LIMITS[tool]
-    tests = pytest_command(kernel_files(), marks, folder / f"{tool}.xml", limit / 2)
+    tests = pytest_command(kernel_files(), marks, folder / f"{tool}.xml", patience(limit))
     watch = ["--tool", tool, "--error-exitcode", "86", "--report-api-errors", "no", "--launch-timeout", f"{limit:.0f}"]
     report = ["--target-processes", "application-only", "--log-file", str(folder / f"{tool}.report.txt")]
     environment = {"ESPER_REQUIRE_NATIVE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

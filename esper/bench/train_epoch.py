@@ -27,12 +27,13 @@ SIZES = Sizes(
 )
 SWEEP = tuple((envs, batch, width) for width in (8, 32) for batch in (32, 128, 512) for envs in (1, 2, 4, 8))
 
-# Min ratios to the tuned baseline. On CUDA, batches of 512 at width 32 fill the GPU, so the bar is "not slower".
+# Min ratios to the tuned baseline. On CUDA it replays a graph of each host side by side, as Esper does, so the bar is
+# "not slower".
 BARS: dict[tuple[str, Size], float] = {
     ("cpu", (4, 128, 8)): 2.5,
     ("cpu", (4, 32, 8)): 2.0,
     ("cpu", (4, 128, 32)): 2.0,
-    ("cuda", (8, 128, 8)): 5.0,
+    ("cuda", (8, 128, 8)): 1.0,
     **{("cuda", (envs, 512, 32)): 1.0 for envs in (1, 2, 4, 8)},
 }
 FULL = 5120  # samples per epoch and env, in rows with a bar and on CUDA
