@@ -59,30 +59,31 @@ SECTIONS = {
 
 def report_html(runs: Sequence[Run]) -> str:
     """Returns the page about one run, or several side by side."""
-    names = ", ".join(run.name for run in runs)
-    words = {name: title for name, (title, _) in SECTIONS.items()} | {"accuracy": capital(score_of(runs).name)}
-    return _page(
-        names if len(runs) == 1 else f"{len(runs)} runs: {names}",
-        "; ".join(f"{run.folder}: {run.state_words()}" for run in runs),
-        "".join(content(runs) for _, content in SECTIONS.values()),
-        "".join(f'<a href="#{name}">{escape(title)}</a>' for name, title in words.items()),
-        f" {_units(runs)}",
-    )
+    title = ", ".join(run.name for run in runs)
+    if len(runs) > 1:
+        title = f"{len(runs)} runs: {title}"
+    about = "; ".join(f"{run.folder}: {run.state_words()}" for run in runs)
+    links = ""
+    content = ""
+    for name, (link, section) in SECTIONS.items():
+        if name == "accuracy":
+            link = capital(score_of(runs).name)
+        links += f'<a href="#{name}">{escape(link)}</a>'
+        content += section(runs)
+    return _page(title, about, content, links, f" {_units(runs)}")
 
 
 def comparison_html(folder: Path) -> str:
     """Returns the page about a comparison: its pictures and its tables. Raises ConfigError if it has no result yet."""
-    pictures = [folder / f"{name}.svg" for name in ("pairs", "differences", "cost")]
-    images = [
-        f'<img alt="{file.stem}" src="data:image/svg+xml;base64,{b64encode(file.read_bytes()).decode()}">'
-        for file in pictures
-        if file.is_file()
-    ]
+    images = ""
+    for name in ("pairs", "differences", "cost"):
+        file = folder / f"{name}.svg"
+        if file.is_file():
+            data = b64encode(file.read_bytes()).decode()
+            images += f'<img alt="{name}" src="data:image/svg+xml;base64,{data}">'
     tables = html.escape(saved_tables(folder))
-    content = (
-        f"<section><h2>Pictures</h2>{''.join(images)}</section>"
-        f"<section><h2>Tables</h2><div class=scroll tabindex=0><pre>{tables}</pre></div></section>"
-    )
+    content = f"<section><h2>Pictures</h2>{images}</section>"
+    content += f"<section><h2>Tables</h2><div class=scroll tabindex=0><pre>{tables}</pre></div></section>"
     return _page(folder.absolute().name, f"{folder}: a comparison", content)
 
 
@@ -116,9 +117,15 @@ def write_report(folders: Sequence[Path], file: Path | None = None) -> Path:
         ConfigError: a folder holds no run, a comparison has no result or is one of several folders, or ``file`` cannot
             be written or is not an earlier report.
     """
-    compared = len(folders) == 1 and is_comparison(folders[0])
-    page = comparison_html(folders[0]) if compared else report_html(open_runs(folders))
-    path = file or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    single = len(folders) == 1
+    if single and is_comparison(folders[0]):
+        page = comparison_html(folders[0])
+    else:
+        page = report_html(open_runs(folders))
+    path = file
+    if path is None:
+        parent = folders[0] if single else Path()
+        path = parent / "report.html"
     check_file(path)
     try:
         write_atomic(path, page.encode("utf-8", "replace"))
