@@ -180,10 +180,7 @@ def tick_label(value: float) -> str:
 
 def _floats(values: Sequence[float]) -> list[float]:
     """Replaces values that cannot be drawn by NaN, which leaves gaps."""
-    floats = []
-    for value in values:
-        floats.append(float(value) if drawable(value) else math.nan)
-    return floats
+    return [float(value) if drawable(value) else math.nan for value in values]
 
 
 @chart_style()
@@ -258,7 +255,10 @@ def line_figure(
     for x in sorted(places)[::step]:
         row = [number(x, 0)]
         for column in columns:
-            row.append(number(column[x], digits) if x in column else "")
+            text = ""
+            if x in column:
+                text = number(column[x], digits)
+            row.append(text)
         rows.append(row)
     numbers = table(heads, rows)
     if step > 1:
@@ -309,8 +309,9 @@ def interval_chart(title: str, rows: Sequence[IntervalRow], x_label: str, unit: 
     ends = [0.0]
     for row in rows:
         for value in (row.value, row.low, row.high):
-            if value is not None and drawable(value):
-                ends.append(value)
+            if value is None or not drawable(value):
+                continue
+            ends.append(value)
     margin = (max(ends) - min(ends)) * 0.05 or 1.0
     left_edge = min(ends) - margin
     right_edge = max(ends) + margin
@@ -399,16 +400,14 @@ def stacked_bars(
 def lanes_chart(title: str, lives: Sequence[Life], slots: Sequence[str], length: int) -> str:
     """Draws one lane per slot of each host, epochs from left to right; the colour of a bar is the stage of its seed."""
     lanes: dict[tuple[int, str], float] = {}
-    bars = []
-    rollbacks = []
+    bars: list[tuple[Stretch, float]] = []
+    rollbacks: list[tuple[int, int]] = []
     longest = max(length, 1)
     for host, life in enumerate(lives):
         top = host * (len(slots) + HOST_GAP)
         for row, slot in enumerate(slots):
             lanes[life.env, slot] = top + row
-        for stretch in life.stretches:
-            if stretch.slot in slots:
-                bars.append((stretch, lanes[life.env, stretch.slot]))
+        bars += [(s, lanes[life.env, s.slot]) for s in life.stretches if s.slot in slots]
         if slots:
             rollbacks += [(life.env, epoch) for epoch in life.rollbacks]
         longest = max(longest, life.end)

@@ -33,8 +33,7 @@ def time_section(runs: Sequence[Run]) -> str:
     charts = []
     if len(played) > 1:
         charts.append(_runs(played, order))
-    for run in played:
-        charts.append(_rounds(run, order, len(runs) > 1))
+    charts += [_rounds(run, order, len(runs) > 1) for run in played]
     return section(
         "time",
         "Where the time went",
@@ -116,7 +115,10 @@ def memory_table(runs: Sequence[Run]) -> str:
     for name in names:
         row = [_meaning(name)]
         for memory in used:
-            row.append(size(memory[name]) if name in memory else "")
+            text = ""
+            if name in memory:
+                text = size(memory[name])
+            row.append(text)
         rows.append(row)
     heads = ["memory", "in use"]
     if len(runs) > 1:

@@ -96,8 +96,9 @@ def mean(values: Iterable[float | None]) -> float | None:
     """Returns the mean of the finite values; None if there is none."""
     finite = []
     for value in values:
-        if value is not None and math.isfinite(value):
-            finite.append(value)
+        if value is None or not math.isfinite(value):
+            continue
+        finite.append(value)
     if not finite:
         return None
     return sum(finite) / len(finite)

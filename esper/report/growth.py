@@ -86,7 +86,8 @@ def _lanes_of_round(
     rows = []
     for life in hosts:
         for s in life.stretches:
-            rows.append([f"host {life.env}", s.slot, s.blueprint or "", s.stage.lower(), s.begin, s.end, s.cause])
+            row = [f"host {life.env}", s.slot, s.blueprint or "", s.stage.lower(), s.begin, s.end, s.cause]
+            rows.append(row)
     attribute = " open" if is_open else ""
     return (
         f"<details class=round{attribute}>"

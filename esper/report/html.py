@@ -29,8 +29,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], caption: str =
     if caption:
         parts.append(f"<caption>{escape(caption)}</caption>")
     parts.append("<thead><tr>")
-    for head in heads:
-        parts.append(f'<th scope="col">{escape(head)}</th>')
+    parts += [f'<th scope="col">{escape(head)}</th>' for head in heads]
     parts.append("</tr></thead><tbody>")
     for row in all_rows[:MAX_ROWS]:
         parts.append(f'<tr><th scope="row">{escape(row[0])}</th>')

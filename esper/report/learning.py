@@ -109,8 +109,7 @@ def policy_section(runs: Sequence[Run]) -> str:
     lines = _of_runs(runs, AgentValidated, "mean_return", "return")
     charts.append(line_figure("Return on validation hosts", words, lines, "round", "discounted return", 3))
     parts = [figures(*charts)]
-    for run in learning:
-        parts.append(figures(_heads(run), _practice(run)))
+    parts += [figures(_heads(run), _practice(run)) for run in learning]
     return section("policy", "The agent", *parts)
 
 

@@ -110,10 +110,7 @@ def life_chart(host: HostLife) -> str:
     curves = drawing.add_axes((left, bottom + (lanes_height + 0.12) / height, width, CURVES / height))
     _draw_curves(curves, host)
     places = {slot: float(place) for place, slot in enumerate(host.slots)}
-    bars = []
-    for stretch in host.life.stretches:
-        if stretch.slot in places:
-            bars.append((stretch, places[stretch.slot]))
+    bars = [(s, places[s.slot]) for s in host.life.stretches if s.slot in places]
     seeds.barh(list(places.values()), epochs, height=0.86, color="#f4f4f4")
     draw_seeds(seeds, bars, WIDTH * width / max(1, epochs))
     seeds.set(xlim=(0, epochs), ylim=(lanes - 0.5, -0.5), xlabel="epochs done")
@@ -190,8 +187,7 @@ def life_lines(host: HostLife, width: int) -> list[Text]:
                 line.append(" ")
         lines.append(line)
     stretches = [s for s in host.life.stretches if s.stage in STAGE_WORDS]
-    for slot in host.slots:
-        lines.append(_lane(slot, stretches, places))
+    lines += [_lane(slot, stretches, places) for slot in host.slots]
     lines.append(Text(f"{'epoch':>8s}  1{epochs:>{room - 1}d}"))
     key = Text(" " * 10)
     key.append("*", GROWN).append(" grown ")

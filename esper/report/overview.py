@@ -247,16 +247,12 @@ def _config(run: Run) -> dict[str, Any]:
     """Returns the config of a run; of a loop outside Esper only what its Grower uses of it."""
     if not run.view.own_loop:
         return run.config
-    used: dict[str, Any] = {
-        "run": {
-            "seed": run.value("run", "seed"),
-            "controller": run.value("run", "controller"),
-        },
+    started = {
+        "seed": run.value("run", "seed"),
+        "controller": run.value("run", "controller"),
     }
-    for name, table in run.config.items():
-        if name in ("env", "reward", "governor"):
-            used[name] = table
-    return used
+    used = {name: values for name, values in run.config.items() if name in ("env", "reward", "governor")}
+    return {"run": started, **used}
 
 
 def _rows(tables: Sequence[dict[str, Any]]) -> list[list[str]]:

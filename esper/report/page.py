@@ -117,14 +117,10 @@ def write_report(folders: Sequence[Path], file: Path | None = None) -> Path:
         ConfigError: a folder holds no run, a comparison has no result or is one of several folders, or ``file`` cannot
             be written or is not an earlier report.
     """
-    single = len(folders) == 1
-    if single and is_comparison(folders[0]):
-        page = comparison_html(folders[0])
-    else:
-        page = report_html(open_runs(folders))
+    page = _page_about(folders)
     path = file
     if path is None:
-        parent = folders[0] if single else Path()
+        parent = folders[0] if len(folders) == 1 else Path()
         path = parent / "report.html"
     check_file(path)
     try:
@@ -132,6 +128,12 @@ def write_report(folders: Sequence[Path], file: Path | None = None) -> Path:
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; give another --out") from None
     return path
+
+
+def _page_about(folders: Sequence[Path]) -> str:
+    if len(folders) == 1 and is_comparison(folders[0]):
+        return comparison_html(folders[0])
+    return report_html(open_runs(folders))
 
 
 def check_file(path: Path) -> None:
