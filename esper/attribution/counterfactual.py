@@ -64,12 +64,18 @@ class CounterfactualHelper:
         fossil, and all off while two or more seeds are blended beside fossils.
         """
         self.reset()
-        alphas = {site.name: site.alpha for site in sites if site.on}
+        alphas = {}
+        fossils = []
+        for site in sites:
+            if site.on:
+                alphas[site.name] = site.alpha
+            if site.fossil:
+                fossils.append(site.name)
         self.on = list(alphas)
         self.all_on = frozenset(alphas)
         self.costly = costly
         self.lean = lean
-        self.committed = frozenset(site.name for site in sites if site.fossil)
+        self.committed = frozenset(fossils)
         blended = [slot for slot in self.on if slot not in self.committed]
         coalitions = [self.all_on]
         # Of one blended seed, all on without it is the committed configuration, which leaves room for all off.
@@ -163,11 +169,12 @@ class CounterfactualHelper:
 
         Two seeds are measured alone in every plan, as each other's absence; their interaction still is a costly one.
         """
-        others = [name for name in self.on if name != slot]
-        if slot not in self.on or (others and not self.costly):
+        if slot not in self.on or (len(self.on) > 1 and not self.costly):
             return None
         total = 0.0
-        for other in others:
+        for other in self.on:
+            if other == slot:
+                continue
             needed = [
                 frozenset((slot, other)),
                 frozenset((slot,)),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from esper.report.charts import Line, by_round, line_figure, scatter_chart
 from esper.report.curves import by_epoch, label, score_of, shown_epochs
 from esper.report.html import figure, figures, note, section, table
-from esper.report.read import Run
+from esper.report.read import Run, Runs
 from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted, RoundCompleted
 from esper.telemetry.score import ScoreUnit
 
@@ -15,7 +15,7 @@ MAX_EPISODES = 400
 """Max hosts of a run in the chart of parameters."""
 
 
-def accuracy_section(runs: Sequence[Run]) -> str:
+def accuracy_section(runs: Runs) -> str:
     content = figures(
         epochs_figure(runs),
         rounds_figure(runs),
@@ -31,14 +31,14 @@ def capital(name: str) -> str:
     return name
 
 
-def _baseline_color(runs: Sequence[Run], place: int) -> int:
+def _baseline_color(runs: Runs, place: int) -> int:
     """Returns the colour of a run's baseline: that of references, or that of the run if several are shown."""
     if len(runs) > 1:
         return place
     return -1
 
 
-def epochs_figure(runs: Sequence[Run]) -> str:
+def epochs_figure(runs: Runs) -> str:
     """Validation accuracy by epoch, with the baseline; for a single run also the worst and the best host."""
     score = score_of(runs)
     title = f"{capital(score.name)} by epoch"
@@ -58,11 +58,17 @@ def epochs_figure(runs: Sequence[Run]) -> str:
             words += " Shaded: the middle 80 % of the hosts. Best and worst: the hosts with the highest and the lowest "
             words += f"{score.name} at each epoch."
         words += " Committed: host and fossils only."
-    return line_figure(title, words, lines, "epochs done", score.label(f"validation {score.name}"))
+    return line_figure(
+        title,
+        words,
+        lines,
+        "epochs done",
+        score.label(f"validation {score.name}"),
+    )
 
 
 def _grown(
-    runs: Sequence[Run],
+    runs: Runs,
     place: int,
     epochs: Sequence[EpochCompleted],
     score: ScoreUnit,
@@ -85,7 +91,7 @@ def _grown(
     return lines
 
 
-def _baselines(runs: Sequence[Run], score: ScoreUnit) -> list[Line]:
+def _baselines(runs: Runs, score: ScoreUnit) -> list[Line]:
     """Returns the baseline lines: a single one for all runs that share a baseline, as with the same task and seed."""
     owners: dict[tuple[float, ...], list[int]] = {}
     for place, run in enumerate(runs):
@@ -105,7 +111,7 @@ def _baselines(runs: Sequence[Run], score: ScoreUnit) -> list[Line]:
     return lines
 
 
-def rounds_figure(runs: Sequence[Run]) -> str:
+def rounds_figure(runs: Runs) -> str:
     """Accuracy, or another score, at the end of each round."""
     score = score_of(runs)
     unit = score.points
@@ -129,10 +135,16 @@ def rounds_figure(runs: Sequence[Run]) -> str:
         words += "; and on test images, beside the same hosts left alone"
     elif any(line.reference for line in lines):
         words += ", beside the baseline"
-    return line_figure(title, f"{words}.", lines + tested, "round", score.label(score.name))
+    return line_figure(
+        title,
+        f"{words}.",
+        lines + tested,
+        "round",
+        score.label(score.name),
+    )
 
 
-def parameters_figure(runs: Sequence[Run]) -> str:
+def parameters_figure(runs: Runs) -> str:
     """Number of parameters and accuracy, or other score, of each host that completed its episode."""
     score = score_of(runs)
     title = f"{capital(score.name)} against parameters"
@@ -146,8 +158,11 @@ def parameters_figure(runs: Sequence[Run]) -> str:
             continue
         if len(completed) > MAX_EPISODES:
             left_out = True
-        sizes = [e.host_parameters + e.fossil_parameters for e in episodes]
-        scores = [score.of(e.committed_accuracy) for e in episodes]
+        sizes = []
+        scores = []
+        for e in episodes:
+            sizes.append(e.host_parameters + e.fossil_parameters)
+            scores.append(score.of(e.committed_accuracy))
         groups.append(Line(label(runs, run, "grown host"), sizes, scores, place))
         if run.view.alone:
             last = episodes[-1]
@@ -180,7 +195,7 @@ def parameters_figure(runs: Sequence[Run]) -> str:
 
 
 def _host_rows(
-    runs: Sequence[Run],
+    runs: Runs,
     run: Run,
     episodes: Sequence[EpisodeCompleted],
     score: ScoreUnit,

@@ -193,7 +193,7 @@ def line_chart(
     include: Sequence[float] = (),
 ) -> str:
     """Draws lines over one another. The y axis contains the values ``include``."""
-    names = [shorten(clean(line.name), 60) for line in lines]
+    names = [clean(line.name, 60) for line in lines]
     legend = names
     if len(names) == 1 and names[0] in y_label:
         legend = []
@@ -270,13 +270,14 @@ def line_figure(
 @chart_style()
 def scatter_chart(title: str, groups: Sequence[Line], x_label: str, y_label: str) -> str:
     """Draws points. The x axis is logarithmic if all x are positive and the largest is more than 30 times the least."""
-    names = [shorten(clean(group.name), 60) for group in groups]
+    names = [clean(group.name, 60) for group in groups]
     axes = _axes(HEIGHT, legend=names)
     drawn: list[float] = []
     points = 0
     for group, name in zip(groups, names, strict=True):
         points += len(group.x)
-        drawn += [x for x, _ in group.points()]
+        for x, _ in group.points():
+            drawn.append(x)
         _draw_points(axes, group, name)
     logarithmic = bool(drawn) and min(drawn) > 0 and max(drawn) > 30 * min(drawn)
     if logarithmic:
@@ -305,7 +306,7 @@ def _draw_points(axes: Axes, group: Line, name: str) -> None:
 @chart_style()
 def interval_chart(title: str, rows: Sequence[IntervalRow], x_label: str, unit: str = "pp") -> str:
     """Draws one row per value in ``unit``, with a line at zero. An unbounded interval reaches the edge of the chart."""
-    names = [shorten(clean(row.name), MAX_NAME) for row in rows]
+    names = [clean(row.name, MAX_NAME) for row in rows]
     ends = [0.0]
     for row in rows:
         for value in (row.value, row.low, row.high):
@@ -316,7 +317,9 @@ def interval_chart(title: str, rows: Sequence[IntervalRow], x_label: str, unit: 
     left_edge = min(ends) - margin
     right_edge = max(ends) + margin
     axes = _axes(0.24 * len(rows), left=0.3 + CHARACTER * 1.15 * max(map(len, names)))
+    values = []
     for place, row in enumerate(rows):
+        values.append(f"{row.name}: {number(row.value, 2, unit, sign=True)}")
         if not drawable(row.value):
             axes.text(left_edge, place, number(row.value), va="center", color=REFERENCE)
             continue
@@ -331,7 +334,6 @@ def interval_chart(title: str, rows: Sequence[IntervalRow], x_label: str, unit: 
     axes.set_yticks(range(len(rows)), names)
     axes.grid(visible=False, axis="y")
     _label(axes, x_label)
-    values = [f"{row.name}: {number(row.value, 2, unit, sign=True)}" for row in rows]
     return _svg(axes, title, "; ".join(values))
 
 
@@ -364,7 +366,7 @@ def stacked_bars(
     y_label: str,
 ) -> str:
     """Draws a bar for each (name, parts), stacked in ``order``; the position in ``order`` selects the colour."""
-    names = [shorten(clean(part), 60) for part in order]
+    names = [clean(part, 60) for part in order]
     axes = _axes(HEIGHT, legend=names)
     places = range(len(bars))
     width = 0.8 if len(bars) > 3 else 0.4
@@ -391,7 +393,7 @@ def stacked_bars(
     # At most ten bars are named, in as many characters as fit between two of these names.
     step = math.ceil(len(bars) / 10) or 1
     room = int((WIDTH - 1) / CHARACTER / max(1, len(bars) / step)) - 1
-    axes.set_xticks(places[::step], [shorten(clean(name), room) for name, _ in bars[::step]])
+    axes.set_xticks(places[::step], [clean(name, room) for name, _ in bars[::step]])
     sums = [f"{name}: {number(sum(parts.values()), 1)} s" for name, parts in bars]
     return _svg(axes, title, "; ".join(sums), names)
 
@@ -414,7 +416,7 @@ def lanes_chart(title: str, lives: Sequence[Life], slots: Sequence[str], length:
     names = []
     for env, slot in lanes:
         name = f"host {env} {slot}" if slot == slots[0] else slot
-        names.append(shorten(clean(name), 18))
+        names.append(clean(name, 18))
     stages = {stretch.stage for stretch, _ in bars}
     legend = [stage.lower() for stage in STAGE_COLORS if stage in stages]
     if rollbacks:
@@ -437,7 +439,7 @@ def lanes_chart(title: str, lives: Sequence[Life], slots: Sequence[str], length:
     axes.set(xlim=(0, longest), ylim=(bottom, -0.5))
     axes.grid(visible=False, axis="y")
     _label(axes, "epochs done", integer=True)
-    return _svg(axes, title, "; ".join(life.words() for life in lives), legend)
+    return _svg(axes, title, "; ".join(map(Life.words, lives)), legend)
 
 
 def draw_seeds(axes: Axes, bars: Sequence[tuple[Stretch, float]], inches_per_epoch: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from esper.report.charts import grouped, stacked_bars, total
 from esper.report.curves import mean
 from esper.report.html import figure, figures, note, section, table
-from esper.report.read import Run
+from esper.report.read import Run, Runs
 from esper.telemetry.event import RanksWaited, RoundCompleted
 from esper.telemetry.memory import MEMORY, size
 from esper.telemetry.run_view import REST, phase_seconds
@@ -23,11 +23,11 @@ RATES = {
 """Field of RoundCompleted and decimals of each rate."""
 
 
-def time_section(runs: Sequence[Run]) -> str:
+def time_section(runs: Runs) -> str:
     played = [run for run in runs if run.of(RoundCompleted)]
     if not played:
         return section("time", "Where the time went", note("No round was completed yet."))
-    totals = [total(_phases(run)) for run in played]
+    totals = list(map(total, map(_phases, played)))
     all_runs = total(totals)
     order = sorted(all_runs, key=lambda name: (name == REST, -all_runs[name]))
     charts = []
@@ -49,7 +49,7 @@ def _phases(run: Run) -> list[dict[str, float]]:
     return list(map(phase_seconds, run.of(RoundCompleted)))
 
 
-def _phase_table(runs: Sequence[Run], totals: Sequence[dict[str, float]], order: Sequence[str]) -> str:
+def _phase_table(runs: Runs, totals: Sequence[dict[str, float]], order: Sequence[str]) -> str:
     heads = ["phase"]
     for run in runs:
         heads.append(f"{run.name}, s" if len(runs) > 1 else "seconds")
@@ -68,7 +68,7 @@ def _phase_table(runs: Sequence[Run], totals: Sequence[dict[str, float]], order:
     return table(heads, rows, "Seconds by phase, all rounds")
 
 
-def _rate_table(runs: Sequence[Run]) -> str:
+def _rate_table(runs: Runs) -> str:
     rows = []
     for run in runs:
         row = [run.name]
@@ -79,7 +79,7 @@ def _rate_table(runs: Sequence[Run]) -> str:
     return table(["run", *RATES], rows, "Rates, mean over rounds")
 
 
-def _runs(runs: Sequence[Run], order: Sequence[str]) -> str:
+def _runs(runs: Runs, order: Sequence[str]) -> str:
     bars = []
     for run in runs:
         _, _, means = grouped(_phases(run), 1)[0]
@@ -105,11 +105,15 @@ def _rounds(run: Run, order: Sequence[str], named: bool) -> str:
     return figure(title, words, stacked_bars(title, bars, order, "round", "seconds"))
 
 
-def memory_table(runs: Sequence[Run]) -> str:
+def memory_table(runs: Runs) -> str:
     """Memory in use at the end of each run's last round, by use and place."""
-    used = [run.of(RoundCompleted)[-1].memory for run in runs]
+    heads = ["memory"]
+    used = []
     names: dict[str, int] = {}
-    for memory in used:
+    for run in runs:
+        memory = run.of(RoundCompleted)[-1].memory
+        heads.append(run.name if len(runs) > 1 else "in use")
+        used.append(memory)
         names |= memory
     rows = []
     for name in names:
@@ -120,13 +124,10 @@ def memory_table(runs: Sequence[Run]) -> str:
                 text = size(memory[name])
             row.append(text)
         rows.append(row)
-    heads = ["memory", "in use"]
-    if len(runs) > 1:
-        heads = ["memory", *(run.name for run in runs)]
     return table(heads, rows, "Memory at the end of the last round")
 
 
-def waiting_tables(runs: Sequence[Run]) -> list[str]:
+def waiting_tables(runs: Runs) -> list[str]:
     """The time that the ranks of a run only waited for the slowest, for each run that has several."""
     tables = []
     for run in runs:

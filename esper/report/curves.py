@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from esper.report.charts import drawable
-from esper.report.read import Run
+from esper.report.read import Run, Runs
 from esper.telemetry.event import EpochCompleted
 from esper.telemetry.score import ScoreUnit
 
@@ -77,7 +77,7 @@ def shown_epochs(run: Run) -> tuple[list[EpochCompleted], str]:
     return [epoch for epoch in epochs if epoch.episode >= first], words
 
 
-def score_of(runs: Sequence[Run]) -> ScoreUnit:
+def score_of(runs: Runs) -> ScoreUnit:
     """Returns the unit in which the score of all ``runs`` is shown: percentage points if they have different ones."""
     scores = {run.view.score for run in runs}
     if len(scores) == 1:
@@ -85,7 +85,7 @@ def score_of(runs: Sequence[Run]) -> ScoreUnit:
     return ScoreUnit("score", "pp")
 
 
-def label(runs: Sequence[Run], run: Run, name: str) -> str:
+def label(runs: Runs, run: Run, name: str) -> str:
     """Returns the name of a line, with that of its run if several runs are shown."""
     if len(runs) > 1:
         return f"{run.name}: {name}"

@@ -11,7 +11,7 @@ from itertools import chain
 from esper.report.charts import MAX_LANES, IntervalRow, Line, interval_chart, lanes_chart, line_figure
 from esper.report.curves import NORMAL, by_epoch, mean, score_of, shown_epochs
 from esper.report.html import figure, figures, heading, note, section, table
-from esper.report.read import Run
+from esper.report.read import Run, Runs
 from esper.telemetry.event import EpisodeCompleted, RunStarted, StageChanged, WorthsEstimated
 from esper.telemetry.seed_history import Life
 from esper.telemetry.stages import STAGE_MEANINGS
@@ -34,7 +34,7 @@ COUNTS = {
 """Heading of a column, and its count; see :class:`~esper.telemetry.analytics.BlueprintRow`."""
 
 
-def lives_section(runs: Sequence[Run]) -> str:
+def lives_section(runs: Runs) -> str:
     """Lanes of the slots round by round, the newest one open, followed by the fate of each blueprint."""
     stages = [[stage.lower(), words] for stage, words in STAGE_MEANINGS.items()]
     parts = [table(["stage", "meaning"], stages, style="facts")]
@@ -157,7 +157,7 @@ def blueprint_table(run: Run) -> str:
     return table(heads, cells, caption)
 
 
-def contributions_section(runs: Sequence[Run]) -> str:
+def contributions_section(runs: Runs) -> str:
     name = score_of(runs).name
     parts = [
         note(
@@ -193,7 +193,14 @@ def slots_figure(run: Run) -> str:
         return note("No contribution was measured: no seed was blended.")
     about = f"Mean over the hosts of {words} with a blended seed in that slot. Shaded: 95 % interval of the mean."
     title = "Contribution by epoch"
-    return line_figure(title, about, lines, "epochs done", score.gap_label("contribution"), include=[0.0])
+    return line_figure(
+        title,
+        about,
+        lines,
+        "epochs done",
+        score.gap_label("contribution"),
+        include=[0.0],
+    )
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from esper.telemetry.event import EpisodeCompleted, EpochCompleted
 from esper.telemetry.score import ScoreUnit
 from esper.telemetry.seed_history import Life, Stretch
 from esper.telemetry.stages import STAGE_COLORS, STAGE_WORDS
-from esper.telemetry.text import clean, shorten
+from esper.telemetry.text import clean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,13 +76,16 @@ def best_life(run: Run) -> HostLife | None:
     best = max(done, key=lambda episode: episode.committed_accuracy)
     host = (best.episode, best.env)
     score = run.view.score
+    grown = []
     alone = []
-    if run.view.alone is not None:
-        alone = [score.of(epoch.baseline_accuracy) for epoch in epochs[host]]
+    for epoch in epochs[host]:
+        grown.append(score.of(epoch.validation_accuracy))
+        if run.view.alone is not None:
+            alone.append(score.of(epoch.baseline_accuracy))
     return HostLife(
         life=run.lives[host],
         slots=run.slots,
-        grown=[score.of(epoch.validation_accuracy) for epoch in epochs[host]],
+        grown=grown,
         alone=alone,
         committed=best.committed_accuracy,
         baseline=best.baseline_accuracy,
@@ -114,7 +117,7 @@ def life_chart(host: HostLife) -> str:
     seeds.barh(list(places.values()), epochs, height=0.86, color="#f4f4f4")
     draw_seeds(seeds, bars, WIDTH * width / max(1, epochs))
     seeds.set(xlim=(0, epochs), ylim=(lanes - 0.5, -0.5), xlabel="epochs done")
-    seeds.set_yticks(list(places.values()), [shorten(clean(slot), 10) for slot in host.slots])
+    seeds.set_yticks(list(places.values()), [clean(slot, 10) for slot in host.slots])
     seeds.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     seeds.grid(visible=False, axis="y")
     if bars:
@@ -126,9 +129,22 @@ def life_chart(host: HostLife) -> str:
 
 def _draw_curves(axes: Axes, host: HostLife) -> None:
     epochs = range(1, len(host.grown) + 1)
-    axes.plot(epochs, host.grown, color=PALETTE[0], linewidth=1.9, label="with growth")
+    axes.plot(
+        epochs,
+        host.grown,
+        color=PALETTE[0],
+        linewidth=1.9,
+        label="with growth",
+    )
     if host.alone:
-        axes.plot(epochs, host.alone, "--", color=REFERENCE, linewidth=1.6, label="hosts left alone, mean")
+        axes.plot(
+            epochs,
+            host.alone,
+            "--",
+            color=REFERENCE,
+            linewidth=1.6,
+            label="hosts left alone, mean",
+        )
     axes.set(
         xlim=(0, len(host.grown)),
         ylim=_range(host),
@@ -187,12 +203,13 @@ def life_lines(host: HostLife, width: int) -> list[Text]:
                 line.append(" ")
         lines.append(line)
     stretches = [s for s in host.life.stretches if s.stage in STAGE_WORDS]
+    stages = dict.fromkeys(s.stage for s in stretches)
     lines += [_lane(slot, stretches, places) for slot in host.slots]
     lines.append(Text(f"{'epoch':>8s}  1{epochs:>{room - 1}d}"))
     key = Text(" " * 10)
     key.append("*", GROWN).append(" grown ")
     key.append(".", REFERENCE).append(" left alone")
-    for stage in dict.fromkeys(s.stage for s in stretches):
+    for stage in stages:
         key.append(" ")
         _append_letter(key, stage)
         key.append(f" {STAGE_WORDS[stage]}")
@@ -215,7 +232,7 @@ def _heights(curve: Sequence[float], places: Sequence[int], low: float, high: fl
 
 
 def _lane(slot: str, stretches: Sequence[Stretch], places: Sequence[int]) -> Text:
-    line = Text(f"{shorten(clean(slot), 8):>8s} |")
+    line = Text(f"{clean(slot, 8):>8s} |")
     for place in places:
         stage = ""
         for s in stretches:

@@ -12,14 +12,14 @@ from esper.report.charts import IntervalRow, drawable, interval_chart
 from esper.report.curves import label, score_of
 from esper.report.html import escape, figure, figures, heading, note, section, table
 from esper.report.life import life_figure
-from esper.report.read import Run
+from esper.report.read import Run, Runs
 from esper.telemetry import event as events
 from esper.telemetry.score import ACCURACY
 from esper.telemetry.status import incident
 from esper.telemetry.text import number, trained_once
 
 
-def summary_section(runs: Sequence[Run]) -> str:
+def summary_section(runs: Runs) -> str:
     """One column per run, problems of its folder, and the comparison with its baselines."""
     heads = [""]
     rows: dict[str, list[str]] = {}
@@ -74,9 +74,10 @@ def _facts(run: Run) -> dict[str, str]:
         facts["epochs per host"] = str(started.episode_length)
         facts["parameters of the host"] = f"{started.host_parameters:,}"
         facts["FLOPs of the host, a sample"] = f"{started.host_flops:,.0f}"
-    parameters = "not compared yet"
-    flops = "not compared yet"
-    kept = "not compared yet"
+    unfinished = "not compared yet"
+    parameters = unfinished
+    flops = unfinished
+    kept = unfinished
     if completed and completed.comparisons:
         parameters = number(completed.parameters, 0)
         kept = number(completed.fossils, 1)
@@ -109,7 +110,7 @@ class _Compared:
     comparison: events.Comparison
 
 
-def _compared(runs: Sequence[Run]) -> list[_Compared]:
+def _compared(runs: Runs) -> list[_Compared]:
     """Returns every comparison of the runs."""
     rows = []
     for place, run in enumerate(runs):
@@ -122,7 +123,7 @@ def _compared(runs: Sequence[Run]) -> list[_Compared]:
     return rows
 
 
-def verdicts_figure(runs: Sequence[Run]) -> str:
+def verdicts_figure(runs: Runs) -> str:
     """Each paired comparison with its interval."""
     score = score_of(runs)
     rows = []
@@ -146,7 +147,7 @@ def verdicts_figure(runs: Sequence[Run]) -> str:
     return figure(title, words, interval_chart(title, rows, score.gap_label(axis), score.gap))
 
 
-def verdicts_table(runs: Sequence[Run]) -> str:
+def verdicts_table(runs: Runs) -> str:
     """Each paired comparison in numbers, with its verdict."""
     score = score_of(runs)
     rows = []
@@ -185,9 +186,10 @@ def verdicts_table(runs: Sequence[Run]) -> str:
     return content + "".join(map(note, trained_once(agents)))
 
 
-def events_section(runs: Sequence[Run]) -> str:
+def events_section(runs: Runs) -> str:
     """Actions, gates, and incidents."""
-    return section("events", "Actions and events", *(_events(run, len(runs) > 1) for run in runs))
+    parts = [_events(run, len(runs) > 1) for run in runs]
+    return section("events", "Actions and events", *parts)
 
 
 def _events(run: Run, named: bool) -> str:
@@ -226,7 +228,7 @@ def _tally(outcomes: Iterable[tuple[str, bool]]) -> list[list[str]]:
     return [[name, f"{successes[name]:,}", f"{total[name] - successes[name]:,}"] for name in sorted(total)]
 
 
-def configuration_section(runs: Sequence[Run]) -> str:
+def configuration_section(runs: Runs) -> str:
     """All config values; for several runs, the differing ones first."""
     heads = ["value", *(run.name for run in runs)]
     rows = _rows(list(map(_config, runs)))
@@ -257,11 +259,12 @@ def _config(run: Run) -> dict[str, Any]:
 
 def _rows(tables: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Returns a row for each dotted name: the name, and its value in each of the tables."""
-    columns = list(map(_flat, tables))
-    names: dict[str, str] = {}
-    for column in columns:
-        names |= column
-    return [[name, *(column.get(name, "") for column in columns)] for name in names]
+    rows: dict[str, list[str]] = {}
+    for place, nested in enumerate(tables):
+        for name, value in _flat(nested).items():
+            row = rows.setdefault(name, [name, *[""] * len(tables)])
+            row[place + 1] = value
+    return list(rows.values())
 
 
 def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, str]:

@@ -18,7 +18,7 @@ from esper.report.growth import contributions_section, lives_section
 from esper.report.html import escape
 from esper.report.learning import policy_section, reward_section
 from esper.report.overview import configuration_section, events_section, summary_section
-from esper.report.read import Run, is_comparison, open_runs, saved_tables
+from esper.report.read import Runs, is_comparison, open_runs, saved_tables
 from esper.telemetry.score import ACCURACY
 
 MARK = "<!-- a report of Esper -->"
@@ -57,7 +57,7 @@ SECTIONS = {
 """Name of the link to each section, and its content, by id."""
 
 
-def report_html(runs: Sequence[Run]) -> str:
+def report_html(runs: Runs) -> str:
     """Returns the page about one run, or several side by side."""
     title = ", ".join(run.name for run in runs)
     if len(runs) > 1:
@@ -99,7 +99,7 @@ def _page(title: str, about: str, content: str, links: str = "", footer: str = "
     )
 
 
-def _units(runs: Sequence[Run]) -> str:
+def _units(runs: Runs) -> str:
     """Returns a sentence about the units of scores."""
     score = score_of(runs)
     if score == ACCURACY:

@@ -200,6 +200,9 @@ class Run:
         return "before the first round, baseline not measured yet"
 
 
+Runs = Sequence[Run]
+
+
 def open_run(folder: Path, name: str | None = None) -> Run:
     """Returns the run in ``folder``, as it is now. Raises ConfigError, suggesting other folders, if it holds none."""
     if folder.is_file():
