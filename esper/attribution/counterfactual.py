@@ -6,7 +6,7 @@ All statistics are paired: configurations are evaluated on the same samples, and
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import combinations
 from typing import Any
 
@@ -44,9 +44,12 @@ class CounterfactualHelper:
         self.configurations: list[Configuration] = []
         self.on: list[str] = []
         """Slots of the seeds in the forward pass: blended ones and fossils."""
-        self.all_on, self.committed = ALL_OFF, ALL_OFF
-        """Coalitions of these slots, and of those with a fossil."""
-        self.costly = self.lean = False
+        self.all_on = ALL_OFF
+        """The coalition of these slots."""
+        self.committed = ALL_OFF
+        """The coalition of those with a fossil."""
+        self.costly = False
+        self.lean = False
         self.correct: NDArray[np.float64] = np.zeros((0, 0))
         self.counts: NDArray[np.float64] = np.zeros(0)
         self.loss: NDArray[np.float64] = np.zeros(0)
@@ -61,25 +64,46 @@ class CounterfactualHelper:
         fossil, and all off while two or more seeds are blended beside fossils.
         """
         self.reset()
-        alphas = {site.name: site.alpha for site in sites if site.on}
-        self.on, self.all_on, self.costly, self.lean = list(alphas), frozenset(alphas), costly, lean
-        self.committed = frozenset(site.name for site in sites if site.fossil)
+        alphas = {}
+        fossils = []
+        for site in sites:
+            if site.on:
+                alphas[site.name] = site.alpha
+            if site.fossil:
+                fossils.append(site.name)
+        self.on = list(alphas)
+        self.all_on = frozenset(alphas)
+        self.costly = costly
+        self.lean = lean
+        self.committed = frozenset(fossils)
         blended = [slot for slot in self.on if slot not in self.committed]
+        coalitions = [self.all_on]
         # Of one blended seed, all on without it is the committed configuration, which leaves room for all off.
-        off = [] if lean and len(blended) > 1 and self.committed else [ALL_OFF]
-        rests = [self.all_on - {slot} for slot in (blended if lean else self.on)]
-        for kept in (self.all_on, *off, self.committed, *rests):
-            self._add(kept, sites, {slot: alphas[slot] for slot in kept})
+        if not lean or len(blended) < 2 or not self.committed:
+            coalitions.append(ALL_OFF)
+        coalitions.append(self.committed)
+        coalitions += [self.all_on - {slot} for slot in (blended if lean else self.on)]
+        self._add_coalitions(coalitions, sites, alphas)
         for site in sites:
             if site.incubating:
                 self._add(site.name, sites, {**alphas, site.name: site.target})
         if costly:
-            sizes = (1, 2) if len(self.on) in PAIRED_SEEDS else (1,)
-            for few in (frozenset(chosen) for size in sizes for chosen in combinations(self.on, size)):
-                self._add(few, sites, {slot: alphas[slot] for slot in few})
+            self._add_coalitions(combinations(self.on, 1), sites, alphas)
+            if len(self.on) in PAIRED_SEEDS:
+                self._add_coalitions(combinations(self.on, 2), sites, alphas)
         return self.configurations
 
+    def _add_coalitions(
+        self,
+        coalitions: Iterable[Iterable[str]],
+        sites: list[Site],
+        alphas: Mapping[str, float],
+    ) -> None:
+        for slots in map(frozenset, coalitions):
+            self._add(slots, sites, {slot: alphas[slot] for slot in slots})
+
     def _add(self, name: Coalition | str, sites: list[Site], alphas: Mapping[str, float]) -> None:
+        """Gives the configuration with these alphas, and all others 0, a name; equal ones share a row."""
         configuration = tuple(alphas.get(site.name, 0.0) for site in sites)
         if configuration not in self.configurations:
             self.configurations.append(configuration)
@@ -108,8 +132,10 @@ class CounterfactualHelper:
 
     def difference(self, with_it: Coalition | str, without_it: Coalition | str) -> Paired:
         """Returns the paired accuracy difference of two configurations, pp."""
+        correct_with = self.correct[self.row_of[with_it]]
+        correct_without = self.correct[self.row_of[without_it]]
         with np.errstate(invalid="ignore"):  # infinite scores of a network that has diverged
-            return paired(self.correct[self.row_of[with_it]] - self.correct[self.row_of[without_it]], self.counts)
+            return paired(correct_with - correct_without, self.counts)
 
     def contribution(self, slot: str) -> Paired | None:
         """Returns the accuracy that a blended seed or a fossil adds to everything else, pp.
@@ -117,33 +143,45 @@ class CounterfactualHelper:
         None for any other seed, and if the plan does not tell.
         """
         rest = self.all_on - {slot}
-        return self.difference(self.all_on, rest) if slot in self.on and self.measured(rest) else None
+        if slot not in self.on or not self.measured(rest):
+            return None
+        return self.difference(self.all_on, rest)
 
     def trial_of(self, slot: str) -> Paired | None:
         """Returns the accuracy that an incubating seed would add at its target alpha, pp; None without one."""
-        return self.difference(slot, self.all_on) if self.measured(slot) else None
+        if not self.measured(slot):
+            return None
+        return self.difference(slot, self.all_on)
 
     def shapley(self) -> dict[str, Paired]:
         """Returns the exact Shapley values of the seeds that are on, pp; empty unless every coalition was measured."""
         if len(self.on) > shapley.EXACT_UP_TO:
             return {}
-        coalitions = shapley.coalitions(self.on)
-        if not self.row_of.keys() >= set(coalitions):
-            return {}
-        return shapley.exact(self.on, {each: self.correct[self.row_of[each]] for each in coalitions}, self.counts)
+        correct = {}
+        for coalition in shapley.coalitions(self.on):
+            if not self.measured(coalition):
+                return {}
+            correct[coalition] = self.correct[self.row_of[coalition]]
+        return shapley.exact(self.on, correct, self.counts)
 
     def interaction(self, slot: str) -> float | None:
         """Σ over other slots j that are on of acc{i,j} − acc{i} − acc{j} + acc{}, pp; None unless all were measured.
 
         Two seeds are measured alone in every plan, as each other's absence; their interaction still is a costly one.
         """
-        others = [name for name in self.on if name != slot]
-        if slot not in self.on or (others and not self.costly):
+        if slot not in self.on or (len(self.on) > 1 and not self.costly):
             return None
         total = 0.0
-        for other in others:
-            needed = [frozenset(kept) for kept in ((slot, other), (slot,), (other,), ())]
-            if not self.row_of.keys() >= set(needed):
+        for other in self.on:
+            if other == slot:
+                continue
+            needed = [
+                frozenset((slot, other)),
+                frozenset((slot,)),
+                frozenset((other,)),
+                ALL_OFF,
+            ]
+            if not all(map(self.measured, needed)):
                 return None
             joint, mine, its, none = map(self.accuracy, needed)
             total += joint - mine - its + none

@@ -24,7 +24,8 @@ def paired(d: Floats, counts: Floats) -> Paired:
     The ratio r = Σd / Σc has standard error √(n/(n−1) · Σ(d − r·c)²) / Σc (Cochran, Sampling Techniques, 6.4); if
     every sample has one target, that is std(d)/√n.
     """
-    n, total = len(d), counts.sum()
+    n = len(d)
+    total = counts.sum()
     r = d.sum() / total
     spread = ((d - r * counts) ** 2).sum() * n / (n - 1)
     return Paired(100 * float(r), 100 * float(np.sqrt(spread) / total))

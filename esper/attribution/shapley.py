@@ -23,7 +23,10 @@ EXACT_UP_TO = 4
 
 def coalitions(slots: Sequence[str]) -> list[Coalition]:
     """Returns all subsets of ``slots``, smallest first."""
-    return [frozenset(chosen) for size in range(len(slots) + 1) for chosen in combinations(slots, size)]
+    subsets: list[Coalition] = []
+    for size in range(len(slots) + 1):
+        subsets += map(frozenset, combinations(slots, size))
+    return subsets
 
 
 def exact(slots: Sequence[str], correct: Mapping[Coalition, Floats], counts: Floats) -> dict[str, Paired]:
@@ -32,11 +35,14 @@ def exact(slots: Sequence[str], correct: Mapping[Coalition, Floats], counts: Flo
     ``correct`` are the correct targets in each sample, out of ``counts`` [n].
     """
     n = len(slots)
-    found = {}
+    values = {}
     for slot in slots:
         d = np.zeros_like(counts)
-        for without in coalitions([other for other in slots if other != slot]):
-            weight = factorial(len(without)) * factorial(n - len(without) - 1) / factorial(n)
+        others = [other for other in slots if other != slot]
+        for without in coalitions(others):
+            # The share of the orders of switching on in which exactly these come before the slot.
+            size = len(without)
+            weight = factorial(size) * factorial(n - size - 1) / factorial(n)
             d += weight * (correct[without | {slot}] - correct[without])
-        found[slot] = paired(d, counts)
-    return found
+        values[slot] = paired(d, counts)
+    return values

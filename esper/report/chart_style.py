@@ -21,7 +21,8 @@ PALETTE = (
 MARKERS = "osD^vP*X<>"
 REFERENCE = "#555555"
 """Colour of what runs are compared with."""
-SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+SVG = "http://www.w3.org/2000/svg"
+XLINK = "http://www.w3.org/1999/xlink"
 
 
 @contextmanager
@@ -60,22 +61,30 @@ def inline_svg(figure: Figure, title: str, description: str) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # names may contain characters that the font lacks; browsers have others
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Type", "Format", "Creator")))
-    root = ElementTree.fromstring(file.getvalue())
+    svg = file.getvalue()
+    root = ElementTree.fromstring(svg)
     root.remove(root[0])  # matplotlib's style, which would apply to the whole page
-    prefix = "c" + hashlib.sha256(f"{title}\0{description}\0{file.getvalue()}".encode()).hexdigest()[:10]
+    digest = hashlib.sha256(f"{title}\0{description}\0{svg}".encode())
+    prefix = "c" + digest.hexdigest()[:10]
     for element in root.iter():
         if element.tag == f"{{{SVG}}}g":  # nothing refers to groups
             element.attrib.pop("id", None)
+        # The prefix goes in front of an id, and behind the # of a reference to one.
         for name in {"id", "clip-path", f"{{{XLINK}}}href"} & element.attrib.keys():
-            element.set(name, re.sub(r"^(url\(#|#|)", rf"\g<1>{prefix}-", element.attrib[name]))
+            reference = re.sub(r"^(url\(#|#|)", rf"\g<1>{prefix}-", element.attrib[name])
+            element.set(name, reference)
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)
     root.set("role", "img")
     root.set("aria-labelledby", f"{prefix}-title {prefix}-description")
-    for place, (tag, name, words) in enumerate((("title", "title", title), ("desc", "description", description))):
-        element = ElementTree.Element(f"{{{SVG}}}{tag}", id=f"{prefix}-{name}")
-        element.text = words
-        root.insert(place, element)
+    root.insert(0, _text("title", f"{prefix}-title", title))
+    root.insert(1, _text("desc", f"{prefix}-description", description))
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", XLINK)
     return ElementTree.tostring(root, encoding="unicode")
+
+
+def _text(tag: str, name: str, words: str) -> ElementTree.Element:
+    element = ElementTree.Element(f"{{{SVG}}}{tag}", id=name)
+    element.text = words
+    return element

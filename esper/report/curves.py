@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from esper.report.charts import drawable
-from esper.report.read import Run
+from esper.report.read import Run, Runs
 from esper.telemetry.event import EpochCompleted
 from esper.telemetry.score import ScoreUnit
 
@@ -24,13 +24,13 @@ NORMAL = 1.96
 class Curve:
     """By epoch: mean, bounds of the middle 80 % of the hosts, extremes, and standard error of the mean."""
 
-    x: list[int]
-    mean: list[float]
-    low: list[float]
-    high: list[float]
-    error: list[float]
-    worst: list[float]
-    best: list[float]
+    x: list[int] = field(default_factory=list)
+    mean: list[float] = field(default_factory=list)
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+    error: list[float] = field(default_factory=list)
+    worst: list[float] = field(default_factory=list)
+    best: list[float] = field(default_factory=list)
 
 
 def by_epoch(epochs: Iterable[EpochCompleted], value: Callable[[EpochCompleted], float | None]) -> Curve:
@@ -40,17 +40,21 @@ def by_epoch(epochs: Iterable[EpochCompleted], value: Callable[[EpochCompleted],
         number = value(epoch)
         if number is not None and drawable(number):
             values[epoch.epoch].append(number)
-    numbers = sorted(values)
-    columns = [np.array(values[number]) for number in numbers]
-    return Curve(
-        x=numbers,
-        mean=[c.mean() for c in columns],
-        low=[np.percentile(c, MIDDLE[0]) for c in columns],
-        high=[np.percentile(c, MIDDLE[1]) for c in columns],
-        error=[c.std(ddof=1) / math.sqrt(len(c)) if len(c) > 1 else math.nan for c in columns],
-        worst=[c.min() for c in columns],
-        best=[c.max() for c in columns],
-    )
+    curve = Curve()
+    for x in sorted(values):
+        hosts = np.array(values[x])
+        low, high = np.percentile(hosts, MIDDLE)
+        error = math.nan
+        if len(hosts) > 1:
+            error = hosts.std(ddof=1) / math.sqrt(len(hosts))
+        curve.x.append(x)
+        curve.mean.append(hosts.mean())
+        curve.low.append(low)
+        curve.high.append(high)
+        curve.error.append(error)
+        curve.worst.append(hosts.min())
+        curve.best.append(hosts.max())
+    return curve
 
 
 def shown_epochs(run: Run) -> tuple[list[EpochCompleted], str]:
@@ -63,23 +67,38 @@ def shown_epochs(run: Run) -> tuple[list[EpochCompleted], str]:
     rounds = sorted({epoch.episode for epoch in epochs})
     if not rounds:
         return [], "no round"
-    first = rounds[-math.ceil(len(rounds) / 4)] if run.learns else rounds[0]
-    words = f"rounds {first + 1} to {rounds[-1] + 1}" if first < rounds[-1] else f"round {first + 1}"
+    first = rounds[0]
+    last = rounds[-1]
+    if run.learns:
+        first = rounds[-math.ceil(len(rounds) / 4)]
+    words = f"round {first + 1}"
+    if first < last:
+        words = f"rounds {first + 1} to {last + 1}"
     return [epoch for epoch in epochs if epoch.episode >= first], words
 
 
-def score_of(runs: Sequence[Run]) -> ScoreUnit:
-    """Returns how the score of all ``runs`` is shown: in percentage points if they have different ones."""
+def score_of(runs: Runs) -> ScoreUnit:
+    """Returns the unit in which the score of all ``runs`` is shown: percentage points if they have different ones."""
     scores = {run.view.score for run in runs}
-    return scores.pop() if len(scores) == 1 else ScoreUnit("score", "pp")
+    if len(scores) == 1:
+        return scores.pop()
+    return ScoreUnit("score", "pp")
 
 
-def label(runs: Sequence[Run], run: Run, name: str) -> str:
+def label(runs: Runs, run: Run, name: str) -> str:
     """Returns the name of a line, with that of its run if several runs are shown."""
-    return f"{run.name}: {name}" if len(runs) > 1 else name
+    if len(runs) > 1:
+        return f"{run.name}: {name}"
+    return name
 
 
 def mean(values: Iterable[float | None]) -> float | None:
     """Returns the mean of the finite values; None if there is none."""
-    finite = [value for value in values if value is not None and math.isfinite(value)]
-    return sum(finite) / len(finite) if finite else None
+    finite = []
+    for value in values:
+        if value is None or not math.isfinite(value):
+            continue
+        finite.append(value)
+    if not finite:
+        return None
+    return sum(finite) / len(finite)

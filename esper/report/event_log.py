@@ -23,7 +23,12 @@ class EventLog:
         self._begin()
 
     def _begin(self) -> None:
-        self._offset, self._lines, self._seal, self._torn = 0, 0, b"", False
+        self._offset = 0
+        self._lines = 0
+        self._seal = b""
+        """The last bytes before the offset: if they differ in the file, it was rewritten."""
+        self._torn = False
+        """Whether the last line is incomplete."""
         self._broken: list[str] = []
         self._unknown: Counter[str] = Counter()
 
@@ -32,6 +37,7 @@ class EventLog:
 
         They are void if the log was rewritten or deleted: a resumed run removes what it logged after its checkpoint.
         """
+        existed = self.exists
         try:
             with self.path.open("rb") as file:
                 self.exists = True
@@ -42,9 +48,9 @@ class EventLog:
                     file.seek(0)
                 return self._parse(file.read()), rewritten
         except FileNotFoundError:
-            deleted, self.exists = self.exists, False
+            self.exists = False
             self._begin()
-            return [], deleted
+            return [], existed
 
     def _parse(self, content: bytes) -> list[Event]:
         complete = content[: content.rfind(b"\n") + 1]
@@ -67,9 +73,10 @@ class EventLog:
         problems = []
         if self._broken:
             lines = count(len(self._broken), "line")
-            problems.append(f"left out {lines} that could not be read ({'; '.join(self._broken[:3])})")
+            examples = "; ".join(self._broken[:3])
+            problems.append(f"left out {lines} that could not be read ({examples})")
         if self._torn:
             problems.append("the last line is incomplete (so far) and was left out")
-        for what, times in self._unknown.most_common(5):
-            problems.append(f"left out {times:,} × {what}, unknown to this version of Esper")
+        for kind, times in self._unknown.most_common(5):
+            problems.append(f"left out {times:,} × {kind}, unknown to this version of Esper")
         return [f"{self.path.name}: {problem}" for problem in problems]

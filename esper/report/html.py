@@ -21,33 +21,38 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], caption: str =
 
     At most MAX_ROWS rows are shown; "" without rows.
     """
-    everything = [list(row) for row in rows]
-    if not everything:
+    all_rows = list(rows)
+    if not all_rows:
         return ""
-    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in heads)
-    body = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(_cell(cell) for cell in row[1:]) + "</tr>"
-        for row in everything[:MAX_ROWS]
-    )
-    title = f"<caption>{escape(caption)}</caption>" if caption else ""
     attribute = f' class="{style}"' if style else ""
-    left_out = len(everything) > MAX_ROWS
-    return (
-        f"<div class=scroll tabindex=0><table{attribute}>{title}<thead><tr>{head}</tr></thead>"
-        f"<tbody>{body}</tbody></table></div>"
-        + (note(f"The first {MAX_ROWS} of {len(everything):,} rows.") if left_out else "")
-    )
+    parts = [f"<div class=scroll tabindex=0><table{attribute}>"]
+    if caption:
+        parts.append(f"<caption>{escape(caption)}</caption>")
+    parts.append("<thead><tr>")
+    parts += [f'<th scope="col">{escape(head)}</th>' for head in heads]
+    parts.append("</tr></thead><tbody>")
+    for row in all_rows[:MAX_ROWS]:
+        parts.append(f'<tr><th scope="row">{escape(row[0])}</th>')
+        parts += map(_cell, row[1:])
+        parts.append("</tr>")
+    parts.append("</tbody></table></div>")
+    if len(all_rows) > MAX_ROWS:
+        parts.append(note(f"The first {MAX_ROWS} of {len(all_rows):,} rows."))
+    return "".join(parts)
 
 
 def _cell(cell: object) -> str:
     words = escape(cell)
-    attribute = " class=n" if re.match(r"[+\-]?[\d.]", words) else ""
-    return f"<td{attribute}>{words}</td>"
+    if re.match(r"[+\-]?[\d.]", words):
+        return f"<td class=n>{words}</td>"
+    return f"<td>{words}</td>"
 
 
 def figure(title: str, words: str, chart: str, numbers: str = "") -> str:
     """Returns a chart with its description and a collapsible table of its numbers."""
-    details = f"<details><summary>Numbers</summary>{numbers}</details>" if numbers else ""
+    details = ""
+    if numbers:
+        details = f"<details><summary>Numbers</summary>{numbers}</details>"
     caption = f"<figcaption><h3>{escape(title)}</h3><p>{escape(words, 1000)}</p></figcaption>"
     return f"<figure>{caption}{chart}{details}</figure>"
 
@@ -59,12 +64,17 @@ def section(name: str, title: str, *content: str) -> str:
 
 def figures(*content: str) -> str:
     """Arranges figures side by side if the screen is wide enough."""
-    return f"<div class=figures>{''.join(content)}</div>" if any(content) else ""
+    joined = "".join(content)
+    if not joined:
+        return ""
+    return f"<div class=figures>{joined}</div>"
 
 
 def heading(name: str, shown: bool) -> str:
     """Returns the heading of one run; "" unless ``shown``."""
-    return f"<h3>{escape(name)}</h3>" if shown else ""
+    if not shown:
+        return ""
+    return f"<h3>{escape(name)}</h3>"
 
 
 def note(words: str) -> str:

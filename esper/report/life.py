@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -17,12 +19,19 @@ from esper.telemetry.event import EpisodeCompleted, EpochCompleted
 from esper.telemetry.score import ScoreUnit
 from esper.telemetry.seed_history import Life, Stretch
 from esper.telemetry.stages import STAGE_COLORS, STAGE_WORDS
-from esper.telemetry.text import clean, shorten
+from esper.telemetry.text import clean
 
-WIDTH, CURVES, LANE = 7.0, 2.3, 0.26
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH = 7.0
+CURVES = 2.3
+LANE = 0.26
 """Width of the chart, height of its curves and of a slot, in inches."""
 ROWS = 8
 """Lines of the curves in a terminal."""
+GROWN = f"bold {PALETTE[0]}"
+"""Style of the curve of the grown host in a terminal."""
 
 
 @dataclass(frozen=True)
@@ -49,31 +58,39 @@ class HostLife:
     @property
     def words(self) -> str:
         """The effect of growth on it, in a sentence."""
-        alone = f", beside {self.score.value(self.baseline, 1)} of hosts left alone" if self.alone else ""
+        words = f"validation {self.score.name} {self.score.value(self.committed, 1)}"
+        if self.alone:
+            words += f", beside {self.score.value(self.baseline, 1)} of hosts left alone"
         kept = [f"{s.blueprint} in {s.slot}" for s in self.life.stretches if s.stage == "FOSSILIZED"]
-        seeds = f"it kept {', '.join(kept)}" if kept else "it kept no seed"
-        return f"validation {self.score.name} {self.score.value(self.committed, 1)}{alone}; {seeds}."
+        return f"{words}; it kept {', '.join(kept) or 'no seed'}."
 
 
 def best_life(run: Run) -> HostLife | None:
     """Returns the life of the best host; None if no host has reported its epochs to the end."""
-    done = run.of(EpisodeCompleted)
-    epochs = {(e.episode, e.env) for e in run.of(EpochCompleted)}
-    done = [episode for episode in done if (episode.episode, episode.env) in epochs]
+    epochs: dict[tuple[int, int], list[EpochCompleted]] = defaultdict(list)
+    for epoch in run.of(EpochCompleted):
+        epochs[epoch.episode, epoch.env].append(epoch)
+    done = [episode for episode in run.of(EpisodeCompleted) if (episode.episode, episode.env) in epochs]
     if not done:
         return None
-    best, score = max(done, key=lambda episode: episode.committed_accuracy), run.view.score
-    own = [e for e in run.of(EpochCompleted) if (e.episode, e.env) == (best.episode, best.env)]
-    known = run.view.alone is not None
+    best = max(done, key=lambda episode: episode.committed_accuracy)
+    host = (best.episode, best.env)
+    score = run.view.score
+    grown = []
+    alone = []
+    for epoch in epochs[host]:
+        grown.append(score.of(epoch.validation_accuracy))
+        if run.view.alone is not None:
+            alone.append(score.of(epoch.baseline_accuracy))
     return HostLife(
-        run.lives[best.episode, best.env],
-        run.slots,
-        [score.of(e.validation_accuracy) for e in own],
-        [score.of(e.baseline_accuracy) for e in own] if known else [],
-        best.committed_accuracy,
-        best.baseline_accuracy,
-        len(done),
-        score,
+        life=run.lives[host],
+        slots=run.slots,
+        grown=grown,
+        alone=alone,
+        committed=best.committed_accuracy,
+        baseline=best.baseline_accuracy,
+        hosts=len(done),
+        score=score,
     )
 
 
@@ -83,41 +100,69 @@ def life_chart(host: HostLife) -> str:
     from matplotlib.figure import Figure  # slow to import
     from matplotlib.ticker import MaxNLocator
 
+    epochs = len(host.grown)
     lanes = max(1, len(host.slots))
-    height = CURVES + LANE * lanes + 1.1
+    lanes_height = LANE * lanes
+    height = CURVES + lanes_height + 1.1
+    left = 0.9 / WIDTH
+    right = 1 - 1.9 / WIDTH
+    bottom = 0.45 / height
+    width = right - left
     drawing = Figure(figsize=(WIDTH, height))
-    left, right, bottom = 0.9 / WIDTH, 1 - 1.9 / WIDTH, 0.45 / height
-    seeds = drawing.add_axes((left, bottom, right - left, LANE * lanes / height))
-    curves = drawing.add_axes((left, bottom + (LANE * lanes + 0.12) / height, right - left, CURVES / height))
-    epochs = range(1, len(host.grown) + 1)
-    curves.plot(epochs, host.grown, color=PALETTE[0], linewidth=1.9, label="with growth")
-    if host.alone:
-        curves.plot(epochs, host.alone, "--", color=REFERENCE, linewidth=1.6, label="hosts left alone, mean")
-    low, high = _range(host)
-    curves.set(xlim=(0, len(host.grown)), ylim=(low, high), ylabel=host.score.label(f"validation {host.score.name}"))
-    curves.set_title(clean(host.title), loc="left", fontsize=9.5)
-    curves.legend(loc="best")
-    curves.tick_params(labelbottom=False)
+    seeds = drawing.add_axes((left, bottom, width, lanes_height / height))
+    curves = drawing.add_axes((left, bottom + (lanes_height + 0.12) / height, width, CURVES / height))
+    _draw_curves(curves, host)
     places = {slot: float(place) for place, slot in enumerate(host.slots)}
     bars = [(s, places[s.slot]) for s in host.life.stretches if s.slot in places]
-    seeds.barh(list(places.values()), len(host.grown), height=0.86, color="#f4f4f4")
-    draw_seeds(seeds, bars, WIDTH * (right - left) / max(1, len(host.grown)))
-    seeds.set(xlim=(0, len(host.grown)), ylim=(lanes - 0.5, -0.5), xlabel="epochs done")
-    seeds.set_yticks(list(places.values()), [shorten(clean(slot), 10) for slot in host.slots])
+    seeds.barh(list(places.values()), epochs, height=0.86, color="#f4f4f4")
+    draw_seeds(seeds, bars, WIDTH * width / max(1, epochs))
+    seeds.set(xlim=(0, epochs), ylim=(lanes - 0.5, -0.5), xlabel="epochs done")
+    seeds.set_yticks(list(places.values()), [clean(slot, 10) for slot in host.slots])
     seeds.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     seeds.grid(visible=False, axis="y")
     if bars:
-        seeds.legend(loc="upper left", bbox_to_anchor=(1.01, 1.6 if lanes < 4 else 1.1), fontsize=8.5)
-    return inline_svg(drawing, clean(host.title), clean(f"{host.words} {host.life.words()}", 1000))
+        top = 1.6 if lanes < 4 else 1.1
+        seeds.legend(loc="upper left", bbox_to_anchor=(1.01, top), fontsize=8.5)
+    description = clean(f"{host.words} {host.life.words()}", 1000)
+    return inline_svg(drawing, clean(host.title), description)
+
+
+def _draw_curves(axes: Axes, host: HostLife) -> None:
+    epochs = range(1, len(host.grown) + 1)
+    axes.plot(
+        epochs,
+        host.grown,
+        color=PALETTE[0],
+        linewidth=1.9,
+        label="with growth",
+    )
+    if host.alone:
+        axes.plot(
+            epochs,
+            host.alone,
+            "--",
+            color=REFERENCE,
+            linewidth=1.6,
+            label="hosts left alone, mean",
+        )
+    axes.set(
+        xlim=(0, len(host.grown)),
+        ylim=_range(host),
+        ylabel=host.score.label(f"validation {host.score.name}"),
+    )
+    axes.set_title(clean(host.title), loc="left", fontsize=9.5)
+    axes.legend(loc="best")
+    axes.tick_params(labelbottom=False)
 
 
 def _range(host: HostLife) -> tuple[float, float]:
     """Returns the scores between which curves are drawn: the steep beginning is left out, the rest fills the chart."""
-    curves = [host.grown, host.alone] if host.alone else [host.grown]
     start = len(host.grown) // 6
-    late = [value for curve in curves for value in curve[start:]]
-    margin = 0.05 * (max(late) - min(late)) or 1.0 / host.score.points
-    return min(late) - margin, max(late) + margin
+    late = host.grown[start:] + host.alone[start:]
+    low = min(late)
+    high = max(late)
+    margin = 0.05 * (high - low) or 1.0 / host.score.points
+    return low - margin, high + margin
 
 
 def life_figure(run: Run) -> str:
@@ -140,41 +185,65 @@ def life_lines(host: HostLife, width: int) -> list[Text]:
     room = max(10, min(width - 12, 2 * epochs))
     places = [min(epochs - 1, column * epochs // room) for column in range(room)]
     low, high = _range(host)
+    edges = {ROWS - 1: high, 0: low}
+    grown = _heights(host.grown, places, low, high)
+    alone = _heights(host.alone, places, low, high)
     lines = [Text(f"{host.title}: {host.words}")]
-    grown, alone = (_heights(curve, places, low, high) for curve in (host.grown, host.alone))
-    for row in range(ROWS - 1, -1, -1):
-        edge = {ROWS - 1: high, 0: low}.get(row)
-        line = Text(f"{'' if edge is None else host.score.value(host.score.points * edge, 0):>8s} |")
+    for row in reversed(range(ROWS)):
+        edge = ""
+        if row in edges:
+            edge = host.score.value(host.score.points * edges[row], 0)
+        line = Text(f"{edge:>8s} |")
         for column in range(room):
             if grown[column] == row:
-                line.append("*", "bold #0072b2")
+                line.append("*", GROWN)
             elif alone and alone[column] == row:
                 line.append(".", REFERENCE)
             else:
                 line.append(" ")
         lines.append(line)
-    lines += [_lane(slot, [s for s in host.life.stretches if s.slot == slot], places) for slot in host.slots]
+    stretches = [s for s in host.life.stretches if s.stage in STAGE_WORDS]
+    stages = dict.fromkeys(s.stage for s in stretches)
+    lines += [_lane(slot, stretches, places) for slot in host.slots]
     lines.append(Text(f"{'epoch':>8s}  1{epochs:>{room - 1}d}"))
-    key = Text(" " * 10).append("*", "bold #0072b2").append(" grown ").append(".", REFERENCE).append(" left alone")
-    for stage in dict.fromkeys(s.stage for s in host.life.stretches if s.stage in STAGE_WORDS):
-        key.append(" ").append(STAGE_WORDS[stage][0].upper(), f"black on {STAGE_COLORS[stage]}")
+    key = Text(" " * 10)
+    key.append("*", GROWN).append(" grown ")
+    key.append(".", REFERENCE).append(" left alone")
+    for stage in stages:
+        key.append(" ")
+        _append_letter(key, stage)
         key.append(f" {STAGE_WORDS[stage]}")
-    return [*lines, key]
+    lines.append(key)
+    return lines
 
 
 def _heights(curve: Sequence[float], places: Sequence[int], low: float, high: float) -> list[int]:
-    """Returns the row of the curve in each column; -1 below the chart."""
+    """Returns the row of the curve in each column, -1 below the chart; [] without a curve."""
+    if not curve:
+        return []
     step = (high - low) / ROWS
-    values = [curve[place] for place in places] if curve else []
-    return [min(ROWS - 1, int((value - low) // step)) if value >= low else -1 for value in values]
+    rows = []
+    for place in places:
+        row = -1
+        if curve[place] >= low:
+            row = min(ROWS - 1, int((curve[place] - low) // step))
+        rows.append(row)
+    return rows
 
 
 def _lane(slot: str, stretches: Sequence[Stretch], places: Sequence[int]) -> Text:
-    line = Text(f"{shorten(clean(slot), 8):>8s} |")
+    line = Text(f"{clean(slot, 8):>8s} |")
     for place in places:
-        here = [s for s in stretches if s.begin <= place < s.end and s.stage in STAGE_WORDS]
-        if here:
-            line.append(STAGE_WORDS[here[-1].stage][0].upper(), f"black on {STAGE_COLORS[here[-1].stage]}")
+        stage = ""
+        for s in stretches:
+            if s.slot == slot and s.begin <= place < s.end:
+                stage = s.stage
+        if stage:
+            _append_letter(line, stage)
         else:
             line.append(" ")
     return line
+
+
+def _append_letter(line: Text, stage: str) -> None:
+    line.append(STAGE_WORDS[stage][0].upper(), f"black on {STAGE_COLORS[stage]}")

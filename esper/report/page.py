@@ -18,7 +18,7 @@ from esper.report.growth import contributions_section, lives_section
 from esper.report.html import escape
 from esper.report.learning import policy_section, reward_section
 from esper.report.overview import configuration_section, events_section, summary_section
-from esper.report.read import Run, is_comparison, open_runs, saved_tables
+from esper.report.read import Runs, is_comparison, open_runs, saved_tables
 from esper.telemetry.score import ACCURACY
 
 MARK = "<!-- a report of Esper -->"
@@ -57,32 +57,33 @@ SECTIONS = {
 """Name of the link to each section, and its content, by id."""
 
 
-def report_html(runs: Sequence[Run]) -> str:
+def report_html(runs: Runs) -> str:
     """Returns the page about one run, or several side by side."""
-    names = ", ".join(run.name for run in runs)
-    words = {name: title for name, (title, _) in SECTIONS.items()} | {"accuracy": capital(score_of(runs).name)}
-    return _page(
-        names if len(runs) == 1 else f"{len(runs)} runs: {names}",
-        "; ".join(f"{run.folder}: {run.state_words()}" for run in runs),
-        "".join(content(runs) for _, content in SECTIONS.values()),
-        "".join(f'<a href="#{name}">{escape(title)}</a>' for name, title in words.items()),
-        f" {_units(runs)}",
-    )
+    title = ", ".join(run.name for run in runs)
+    if len(runs) > 1:
+        title = f"{len(runs)} runs: {title}"
+    about = "; ".join(f"{run.folder}: {run.state_words()}" for run in runs)
+    links = ""
+    content = ""
+    for name, (link, section) in SECTIONS.items():
+        if name == "accuracy":
+            link = capital(score_of(runs).name)
+        links += f'<a href="#{name}">{escape(link)}</a>'
+        content += section(runs)
+    return _page(title, about, content, links, f" {_units(runs)}")
 
 
 def comparison_html(folder: Path) -> str:
     """Returns the page about a comparison: its pictures and its tables. Raises ConfigError if it has no result yet."""
-    pictures = [folder / f"{name}.svg" for name in ("pairs", "differences", "cost")]
-    images = [
-        f'<img alt="{file.stem}" src="data:image/svg+xml;base64,{b64encode(file.read_bytes()).decode()}">'
-        for file in pictures
-        if file.is_file()
-    ]
+    images = ""
+    for name in ("pairs", "differences", "cost"):
+        file = folder / f"{name}.svg"
+        if file.is_file():
+            data = b64encode(file.read_bytes()).decode()
+            images += f'<img alt="{name}" src="data:image/svg+xml;base64,{data}">'
     tables = html.escape(saved_tables(folder))
-    content = (
-        f"<section><h2>Pictures</h2>{''.join(images)}</section>"
-        f"<section><h2>Tables</h2><div class=scroll tabindex=0><pre>{tables}</pre></div></section>"
-    )
+    content = f"<section><h2>Pictures</h2>{images}</section>"
+    content += f"<section><h2>Tables</h2><div class=scroll tabindex=0><pre>{tables}</pre></div></section>"
     return _page(folder.absolute().name, f"{folder}: a comparison", content)
 
 
@@ -98,7 +99,7 @@ def _page(title: str, about: str, content: str, links: str = "", footer: str = "
     )
 
 
-def _units(runs: Sequence[Run]) -> str:
+def _units(runs: Runs) -> str:
     """Returns a sentence about the units of scores."""
     score = score_of(runs)
     if score == ACCURACY:
@@ -116,15 +117,23 @@ def write_report(folders: Sequence[Path], file: Path | None = None) -> Path:
         ConfigError: a folder holds no run, a comparison has no result or is one of several folders, or ``file`` cannot
             be written or is not an earlier report.
     """
-    compared = len(folders) == 1 and is_comparison(folders[0])
-    page = comparison_html(folders[0]) if compared else report_html(open_runs(folders))
-    path = file or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    page = _page_about(folders)
+    path = file
+    if path is None:
+        parent = folders[0] if len(folders) == 1 else Path()
+        path = parent / "report.html"
     check_file(path)
     try:
         write_atomic(path, page.encode("utf-8", "replace"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; give another --out") from None
     return path
+
+
+def _page_about(folders: Sequence[Path]) -> str:
+    if len(folders) == 1 and is_comparison(folders[0]):
+        return comparison_html(folders[0])
+    return report_html(open_runs(folders))
 
 
 def check_file(path: Path) -> None:

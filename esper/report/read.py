@@ -87,8 +87,10 @@ class Run:
         self.events.setdefault(type(event), []).append(event)
         self.view.handle(event)
         if isinstance(event, events.HostEvent):
-            key = event.episode, event.env
-            (self.lives.get(key) or self.lives.setdefault(key, Life(*key))).handle(event)
+            key = (event.episode, event.env)
+            if key not in self.lives:
+                self.lives[key] = Life(event.episode, event.env)
+            self.lives[key].handle(event)
 
     def all_problems(self) -> list[str]:
         return [*self.log.problems(), *self.problems]
@@ -135,14 +137,17 @@ class Run:
     def rounds(self) -> int:
         """Planned number of rounds; 0 if unknown."""
         planned = self.view.rounds or self.value("run", "rounds")
-        return planned if isinstance(planned, int) else 0
+        if isinstance(planned, int):
+            return planned
+        return 0
 
     @property
     def slots(self) -> list[str]:
         """Slots in the host's order, or sorted by name if the start of the run is not logged."""
         started = self.last(events.RunStarted)
         named = list(started.slots) if started else []
-        return named + sorted({change.slot for change in self.of(events.StageChanged)} - set(named))
+        others = {change.slot for change in self.of(events.StageChanged)}.difference(named)
+        return named + sorted(others)
 
     @property
     def learns(self) -> bool:
@@ -156,36 +161,46 @@ class Run:
     def value(self, section: str, key: str) -> Any:
         """Returns a config value, or None if it is missing."""
         table = self.config.get(section)
-        return table.get(key) if isinstance(table, dict) else None
+        if isinstance(table, dict):
+            return table.get(key)
+        return None
 
     def state(self) -> str:
-        """Returns ``finished``, ``running``, ``interrupted``, or ``unknown`` if locks cannot tell whether it is
-        running."""
+        """Returns ``finished``, ``running``, ``interrupted``, or ``unknown`` if locks do not tell whether it runs."""
         if self.finished:
             return "finished"
         if self.writing is None and self.log.exists:
             return "unknown"
-        return "running" if self.writing else "interrupted"
+        if self.writing:
+            return "running"
+        return "interrupted"
 
     def state_words(self) -> str:
         """Describes the state and the progress."""
-        state, rounds = self.state(), count(self.rounds, "round")
+        state = self.state()
         if state == "finished":
-            compared = any(event.comparisons for event in self.of(events.RunCompleted))
-            return f"finished: {rounds} played" + (" and compared" if compared else "")
+            words = f"finished: {count(self.rounds, 'round')} played"
+            if any(event.comparisons for event in self.of(events.RunCompleted)):
+                words += " and compared"
+            return words
         if state == "unknown":
             state = f"not finished (last written {self.silent_seconds:,.0f} s ago; it may still be running)"
+        return f"{state}: {self._progress()}"
+
+    def _progress(self) -> str:
+        rounds = count(self.rounds, "round")
         if self.view.done >= self.rounds > 0:
-            progress = (
-                f"all {rounds} played, the comparison has {'started' if self.last(events.ArmPlayed) else 'not started'}"
-            )
-        elif not self.view.done and not self.of(events.EpochCompleted):
-            progress = "before the first round" + (
-                "" if self.last(events.BaselineMeasured) else ", baseline not measured yet"
-            )
-        else:
-            progress = f"{self.view.done} of {rounds} completed"
-        return f"{state}: {progress}"
+            if self.last(events.ArmPlayed):
+                return f"all {rounds} played, the comparison has started"
+            return f"all {rounds} played, the comparison has not started"
+        if self.view.done or self.of(events.EpochCompleted):
+            return f"{self.view.done} of {rounds} completed"
+        if self.last(events.BaselineMeasured):
+            return "before the first round"
+        return "before the first round, baseline not measured yet"
+
+
+Runs = Sequence[Run]
 
 
 def open_run(folder: Path, name: str | None = None) -> Run:
@@ -198,14 +213,26 @@ def open_run(folder: Path, name: str | None = None) -> Run:
             "alone, and esper show prints its tables"
         )
     if not is_run(folder):
-        near = [folder, folder / "runs"] if folder.is_dir() else [folder.parent]
-        others = sorted({str(run) for parent in (*near, Path("runs")) for run in _runs_in(parent)})[:5]
-        problem = "is not a run folder: it has no events.jsonl" if folder.is_dir() else "does not exist"
-        advice = f"such as {', '.join(others)}" if others else "which `esper run` prints when it starts"
-        raise ConfigError(f"{folder} {problem}; give the folder of a run, {advice}")
+        raise ConfigError(_no_run(folder))
     run = Run(folder, clean(name or folder.absolute().name))
     run.refresh()
     return run
+
+
+def _no_run(folder: Path) -> str:
+    """Returns the message about a folder that holds no run, with some that do."""
+    problem = "does not exist"
+    parents = [folder.parent, Path("runs")]
+    if folder.is_dir():
+        problem = "is not a run folder: it has no events.jsonl"
+        parents = [folder, folder / "runs", Path("runs")]
+    runs: set[str] = set()
+    for parent in parents:
+        runs.update(map(str, _runs_in(parent)))
+    advice = "which `esper run` prints when it starts"
+    if runs:
+        advice = f"such as {', '.join(sorted(runs)[:5])}"
+    return f"{folder} {problem}; give the folder of a run, {advice}"
 
 
 def is_comparison(folder: Path) -> bool:
@@ -244,13 +271,16 @@ def open_runs(folders: Sequence[Path]) -> list[Run]:
         ConfigError: a folder is given twice, or holds no run.
     """
     paths = [folder.resolve() for folder in folders]
-    repeated = [str(folders[i]) for i, path in enumerate(paths) if path in paths[:i]]
-    if repeated:
-        raise ConfigError(f"{repeated[0]} is given twice; give each run once")
-    parts = 1
-    while len({path.parts[-parts:] for path in paths}) < len(paths):
-        parts += 1
-    return [open_run(folder, "/".join(path.parts[-parts:])) for folder, path in zip(folders, paths, strict=True)]
+    for place, path in enumerate(paths):
+        if path in paths[:place]:
+            raise ConfigError(f"{folders[place]} is given twice; give each run once")
+    length = 1
+    while len({path.parts[-length:] for path in paths}) < len(paths):
+        length += 1
+    runs = []
+    for folder, path in zip(folders, paths, strict=True):
+        runs.append(open_run(folder, "/".join(path.parts[-length:])))
+    return runs
 
 
 def read_metrics(path: Path) -> list[events.RoundCompleted]:
@@ -262,7 +292,8 @@ def read_metrics(path: Path) -> list[events.RoundCompleted]:
     """
     text = path.read_bytes().decode("utf-8")
     whole = text[: text.rfind("\n") + 1]
-    return [_round(row, number) for number, row in enumerate(csv.DictReader(whole.splitlines()), start=2)]
+    rows = csv.DictReader(whole.splitlines())
+    return [_round(row, number) for number, row in enumerate(rows, start=2)]
 
 
 def _round(row: dict[str, str], number: int) -> events.RoundCompleted:
@@ -280,7 +311,9 @@ def _round(row: dict[str, str], number: int) -> events.RoundCompleted:
 
 
 def _cell(cell: str) -> Any:
+    if not cell:
+        return None
     try:
-        return json.loads(cell) if cell else None
+        return json.loads(cell)
     except ValueError:
         return cell  # nan and inf stand as words

@@ -47,7 +47,8 @@ def event_of(fields: Any) -> Event:
     """
     if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
         raise ValueError("not an event")
-    name, schema = fields["event"], fields.get("schema")
+    name = fields["event"]
+    schema = fields.get("schema")
     if isinstance(schema, int) and schema > SCHEMA_VERSION:
         raise UnknownEvent(f"event schema {schema} (this version of Esper reads up to {SCHEMA_VERSION})")
     if name not in EVENT_CLASSES:
@@ -70,24 +71,29 @@ def build(cls: type[T], fields: dict[str, Any]) -> T:
         logged = _model(typing.cast(Hashable, cls)).model_validate(fields)
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0])
-        problem = f".{name} is {fields[name]!r:.40}" if name in fields else f" has no {name}"
-        raise ValueError(f"{cls.__name__}{problem}") from None
+        if name not in fields:
+            raise ValueError(f"{cls.__name__} has no {name}") from None
+        raise ValueError(f"{cls.__name__}.{name} is {fields[name]!r:.40}") from None
     return cls(**{name: getattr(logged, name) for name in logged.model_fields_set})
 
 
 @functools.cache
 def _model(cls: Any) -> type[BaseModel]:
     """Returns a model that checks all fields of a dataclass; those with a default may be missing."""
-    hints, missing = typing.get_type_hints(cls), dataclasses.MISSING
-    required = {f.name for f in dataclasses.fields(cls) if f.default is missing and f.default_factory is missing}
-    fields: dict[str, Any] = {name: (_logged(hint), ... if name in required else None) for name, hint in hints.items()}
+    missing = dataclasses.MISSING
+    hints = typing.get_type_hints(cls)
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        # For pydantic, a field whose default is an ellipsis is required.
+        required = field.default is missing and field.default_factory is missing
+        fields[field.name] = (_logged(hints[field.name]), ... if required else None)
     return create_model(cls.__name__, **fields)
 
 
 def _logged(hint: Any) -> Any:
     """Returns the type of a field as it is logged: strict, with a dict for a dataclass."""
     if hint is float:
-        return Annotated[float, Strict(), BeforeValidator(lambda value: float(value) if value in NOT_FINITE else value)]
+        return Annotated[float, Strict(), BeforeValidator(_number)]
     if hint is int:
         return Annotated[int, Strict(), Field(ge=-MAX_INTEGER, le=MAX_INTEGER)]
     if hint is bool:
@@ -97,4 +103,12 @@ def _logged(hint: Any) -> Any:
     arguments = tuple(map(_logged, typing.get_args(hint)))
     if isinstance(hint, types.UnionType):
         return functools.reduce(operator.or_, arguments)
-    return typing.get_origin(hint)[arguments] if arguments else hint
+    if not arguments:
+        return hint
+    return typing.get_origin(hint)[arguments]
+
+
+def _number(value: Any) -> Any:
+    if value in NOT_FINITE:
+        return float(value)
+    return value

@@ -41,14 +41,18 @@ def short_form(run: Run, width: int | None = None) -> str:
         status.last_events(view),
         ("problems", run.all_problems()),
     ]
-    return "\n".join(part for line in _lines(sections) for part in _wrapped(line, width))
+    lines: list[str] = []
+    for line in _lines(sections):
+        lines += _wrapped(line, width)
+    return "\n".join(lines)
 
 
 def _lines(sections: Iterable[status.Section]) -> Iterator[str]:
     """Yields the lines of all sections, with the heading in front of the first line of each."""
     for head, lines in sections:
-        for place, line in enumerate(lines):
-            yield f"{'' if place else head:{HEAD}s}{clean(line, status.MAX_LINE)}".rstrip()
+        for line in lines:
+            yield f"{head:{HEAD}s}{clean(line, status.MAX_LINE)}".rstrip()
+            head = ""
 
 
 def _wrapped(line: str, width: int | None) -> list[str]:
@@ -60,8 +64,12 @@ def _wrapped(line: str, width: int | None) -> list[str]:
 def _description(run: Run) -> str:
     started = run.last(RunStarted)
     if started is None:
-        keys = {"task": ("task", "name"), "controller": ("run", "controller"), "seed": ("run", "seed")}
-        known = [f"{name} {run.value(*key)}" for name, key in keys.items() if run.value(*key) is not None]
+        values = {
+            "task": run.value("task", "name"),
+            "controller": run.value("run", "controller"),
+            "seed": run.value("run", "seed"),
+        }
+        known = [f"{name} {value}" for name, value in values.items() if value is not None]
         return ", ".join(known) or "its start was not logged and it has no config.toml"
     hosts = count(started.n_envs, "host")
     return (
@@ -72,22 +80,29 @@ def _description(run: Run) -> str:
 
 def _pace(run: Run) -> list[str]:
     """Describes the position within the round, the rate, and the time left, as far as they are known."""
-    view, last, arm, practice = run.view, run.last(RoundCompleted), run.last(ArmPlayed), run.last(PracticeRound)
-    if run.finished:
-        return [f"took {duration(completed.seconds)}" for completed in run.of(RunCompleted)[-1:]]
+    completed = run.last(RunCompleted)
+    if run.finished and completed:
+        return [f"took {duration(completed.seconds)}"]
+    view = run.view
+    last = run.last(RoundCompleted)
+    arm = run.last(ArmPlayed)
+    practice = run.last(PracticeRound)
+    playing = view.done < run.rounds
     words = []
     if view.current:
         words.append(f"round {view.done + 1}, epoch {max(view.curve_epochs)}")
     elif practice and not view.hosts:
         words.append(f"practice on simulated hosts, round {practice.round} of {practice.rounds}")
-    if arm and run.view.done >= run.rounds:
+    if arm and not playing:
         words.append(f"comparing: {arm.controller}, round {arm.round} of {arm.rounds}")
     if last:
         words.append(status.rates(last))
     left = view.seconds_left()
-    if left is not None and run.state() != "interrupted" and run.view.done < run.rounds:
+    if left is not None and run.state() != "interrupted" and playing:
         words.append(f"about {duration(left)} left for the rounds")
-    return [", ".join(words)] if words else []
+    if not words:
+        return []
+    return [", ".join(words)]
 
 
 def show(run: Run, console: Console | None = None) -> None:
@@ -98,7 +113,8 @@ def show(run: Run, console: Console | None = None) -> None:
 
 def _text(run: Run, console: Console) -> Text:
     """Wraps lines for a terminal, but not in a pipe or a file. A Text ignores markup."""
-    return Text(short_form(run, console.width if console.is_terminal else None))
+    width = console.width if console.is_terminal else None
+    return Text(short_form(run, width))
 
 
 def in_progress(run: Run) -> bool:
@@ -128,4 +144,5 @@ def watch(run: Run, console: Console | None = None, pause: Callable[[float], Non
                 run.refresh()
         show(run, console)
     except KeyboardInterrupt:
-        console.print("The view was closed; the run continues." if in_progress(run) else "", highlight=False)
+        words = "The view was closed; the run continues." if in_progress(run) else ""
+        console.print(words, highlight=False)
