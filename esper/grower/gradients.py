@@ -109,13 +109,13 @@ class Aside:
             parameter.grad = None
 
     def add(self, parameter: Tensor, gradient: Tensor) -> None:
-        mine = self._gradients.get(parameter)
-        if mine is None:
+        earlier = self._gradients.get(parameter)
+        if earlier is None:
             self._gradients[parameter] = gradient
-        elif mine.requires_grad or gradient.requires_grad or mine.layout is not torch.strided:
-            self._gradients[parameter] = mine + gradient
+        elif earlier.requires_grad or gradient.requires_grad or earlier.layout is not torch.strided:
+            self._gradients[parameter] = earlier + gradient
         else:
-            mine.add_(gradient)
+            earlier.add_(gradient)
 
     def hand_back(self, scale: Tensor | None) -> None:
         """Gives the parameters their gradients, times ``scale``, a scalar; None: as they are."""

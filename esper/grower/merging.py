@@ -122,12 +122,12 @@ def _twin(model: nn.Module, optimizer: Optimizer, key: str) -> nn.Module:
     Merged layers count a seed's last weights alpha times, so that the gradient for them is 1/alpha of what it was.
     """
     twin = copy.deepcopy(model)
-    for mine, parameter in zip(twin.parameters(), model.parameters(), strict=True):
+    for average, parameter in zip(twin.parameters(), model.parameters(), strict=True):
         value = optimizer.state.get(parameter, {}).get(key)
         if _is_like(value, parameter):
-            mine.copy_(value)
+            average.copy_(value)
         else:
-            mine.zero_()
+            average.zero_()
     for _, _, hook in hooks_of(twin):
         if hook.frame is None:
             continue
