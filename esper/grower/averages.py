@@ -19,14 +19,16 @@ def given_averages(averages: Iterable[nn.Module] | None, model: nn.Module) -> li
     """
     if averages is None:
         return found_averages(model)
-    networks = [network if _alike(network, model) else _inner(network) for network in averages]
-    for network in networks:
+    networks = []
+    for average in averages:
+        network = average if _alike(average, model) else _inner(average)
         if network is None or not _alike(network, model):
             raise ConfigError(
                 "averages= has a network whose parameters are not those of the model: pass the averages of this model, "
                 "such as torch.optim.swa_utils.AveragedModel(model), or copies of it"
             )
-    return [network for network in networks if network is not None]
+        networks.append(network)
+    return networks
 
 
 def found_averages(model: nn.Module) -> list[nn.Module]:
@@ -37,36 +39,50 @@ def found_averages(model: nn.Module) -> list[nn.Module]:
     """
     alike = _candidates(model)
     fresh = [network for network in alike if _equal(network, model)]
-    if alike and not fresh:
-        gc.collect()  # what an earlier run has left behind
-        alike = _candidates(model)
-    if alike and not fresh:
+    if fresh or not alike:
+        return fresh
+    # An earlier run may have left averages behind that nothing but a cycle keeps alive.
+    gc.collect()
+    if _candidates(model):
         raise ConfigError(
             "an average of weights fits this model, but it has other weights, so it may belong to another one: pass "
             "averages=[...] with those of this model, or averages=[] if there is none"
         )
-    return fresh
+    return []
 
 
 def averages_made_since(origin: str) -> list[nn.Module]:
     """Returns the networks of averages that were copied from a model while the growth ``origin`` had hooks in it."""
-    return [network for network in _wrapped() if any(hook.origin == origin for _, _, hook in hooks_of(network))]
+    copies = []
+    for network in _wrapped():
+        origins = [hook.origin for _, _, hook in hooks_of(network)]
+        if origin in origins:
+            copies.append(network)
+    return copies
 
 
 def _candidates(model: nn.Module) -> list[nn.Module]:
     """Returns the networks that could be averages of ``model``, without those that follow another growth."""
-    networks = [network for network in _wrapped() if network is not model and _alike(network, model)]
-    return [network for network in networks if all(hook.growth is None for _, _, hook in hooks_of(network))]
+    networks = []
+    for network in _wrapped():
+        if network is model or not _alike(network, model):
+            continue
+        if all(hook.growth is None for _, _, hook in hooks_of(network)):
+            networks.append(network)
+    return networks
 
 
 def _wrapped() -> Iterator[nn.Module]:
     """Yields the networks inside all live modules that average weights."""
     for thing in gc.get_objects():
         kind = type(thing)
-        if issubclass(kind, nn.Module) and (hasattr(kind, "update_parameters") or hasattr(kind, "update")):
-            network = _inner(thing)
-            if network is not None:
-                yield network
+        if not issubclass(kind, nn.Module):
+            continue
+        if not hasattr(kind, "update_parameters") and not hasattr(kind, "update"):
+            continue
+        network = _inner(thing)
+        if network is not None:
+            yield network
 
 
 def _inner(average: nn.Module) -> nn.Module | None:
@@ -78,17 +94,24 @@ def _alike(network: nn.Module, model: nn.Module) -> bool:
     """Whether two networks have one class, and parameters of the same names and shapes."""
     if type(network) is not type(model):
         return False
-    mine, other = dict(network.named_parameters()), dict(model.named_parameters())
-    if list(mine) != list(other) or any(_is_lazy(p) for p in (*mine.values(), *other.values())):
-        return False
-    return all(mine[name].shape == other[name].shape for name in mine)
+    shapes = _shapes(network)
+    return shapes is not None and shapes == _shapes(model)
 
 
-def _is_lazy(parameter: nn.Parameter) -> bool:
-    return isinstance(parameter, nn.parameter.UninitializedParameter)
+def _shapes(network: nn.Module) -> list[tuple[str, torch.Size]] | None:
+    """Returns names and shapes of the parameters in order; None if a lazy one has no shape yet."""
+    shapes = []
+    for name, parameter in network.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            return None
+        shapes.append((name, parameter.shape))
+    return shapes
 
 
 @torch.no_grad()
 def _equal(network: nn.Module, model: nn.Module) -> bool:
-    pairs = zip(network.parameters(), model.parameters(), strict=True)
-    return all(torch.equal(mine, other.to(mine.device, mine.dtype)) for mine, other in pairs)
+    for average, parameter in zip(network.parameters(), model.parameters(), strict=True):
+        alike = parameter.to(average.device, average.dtype)
+        if not torch.equal(average, alike):
+            return False
+    return True

@@ -68,13 +68,17 @@ class LoopBackend(Backend):
         points: float,
         governed: bool,
     ) -> None:
-        self.hooks, self.groups, self.spec, self.blueprints = hooks, groups, spec, blueprints
-        self.config, self.points = config, points
+        self.hooks = hooks
+        self.groups = groups
+        self.spec = spec
+        self.blueprints = blueprints
+        self.config = config
+        self.points = points
         self.sites = [hooks.sites[name] for name in spec.slots]
         """Sites in the order of the arrays' slots."""
-        places = (hooks.topology, [site.place for site in self.sites], spec, blueprints)
-        self.only_added = only_added(*places)
-        self.at_once = joining(*places) & config.env.at_once
+        self.places = [site.place for site in self.sites]
+        self.only_added = only_added(hooks.topology, self.places, spec, blueprints)
+        self.at_once = joining(hooks.topology, self.places, spec, blueprints) & config.env.at_once
         self.counterfactual = CounterfactualHelper()
         self.germinations = 0
         self.unit_warned = False
@@ -82,24 +86,47 @@ class LoopBackend(Backend):
         self.repeated = False
         """Whether one network has been scored twice, which shows the noise in scores."""
         self.host = LoopHost(hooks, groups)
-        durations = Durations.of(config, config.env.episode_length)
-        self.governor = Governor(config.governor, durations, classes=None) if governed else None
-        self.governance = Governance(0, self.host, self.sites, self.counterfactual, self.governor)
-        self.gradient_stats = groups.gradient_stats = SeedGradientCollector(1 + len(self.sites), groups.host[0].device)
+        self.governor: Governor | None = None
+        """Rolls a bad model back; None if it is not governed."""
+        if governed:
+            durations = Durations.of(config, config.env.episode_length)
+            self.governor = Governor(config.governor, durations, classes=None)
+        self.governance = Governance(
+            0,
+            self.host,
+            self.sites,
+            self.counterfactual,
+            self.governor,
+        )
+        # The owners of gradients are the host and the seed of each site.
+        self.gradient_stats = SeedGradientCollector(1 + len(self.sites), groups.host[0].device)
+        groups.gradient_stats = self.gradient_stats
 
     def reset(self, starting: Bools, run_seed: int, episodes: NDArray[np.int64]) -> None:
         """Changes nothing: the model is what its loop made of it."""
 
-    def plant(self, where: Bools, blueprint: Ints, style: Ints) -> tuple[Ints, dict[int, str]]:
-        sizes, failures = np.zeros((len(where), 1), dtype=np.int64), {}
+    def plant(
+        self,
+        where: Bools,
+        blueprint: Ints,
+        style: Ints,
+    ) -> tuple[Ints, dict[int, str]]:
+        sizes = np.zeros((len(where), 1), dtype=np.int64)
+        failures = {}
         for row, s in np.argwhere(where).tolist():
-            site, operator = self.sites[s], STYLES[int(style[row, 0])]
+            site = self.sites[s]
+            operator = STYLES[int(style[row, 0])]
             name = self.spec.blueprints[int(blueprint[row, 0])]
             recipe = self.blueprints.at(self.hooks.topology, site.place, name)
+            fitting = partial(self._require_fitting, site.name)
             try:
                 with seeded(self._seed(RngStream.SEED)):
-                    fitting = partial(self._require_fitting, site.name)
-                    seed = site.plant(recipe, BLEND_STYLES[operator], self.hooks.probes[site.name], fitting)
+                    seed = site.plant(
+                        recipe,
+                        BLEND_STYLES[operator],
+                        self.hooks.probes[site.name],
+                        fitting,
+                    )
             except GerminationFailed as failure:
                 failures[row] = str(failure)
                 continue
@@ -121,7 +148,8 @@ class LoopBackend(Backend):
         """Gives a new seed its parameter group and random numbers of its own."""
         joins = self.config.env.at_once and seed.blueprint.at_once
         self.groups.add(name, seed.module, as_its_layer=joins)
-        self.hooks.draws[name] = SeedDraws(seed.module, self.hooks.probes[name].source, self._seed(RngStream.DROPOUT))
+        probe = self.hooks.probes[name].source
+        self.hooks.draws[name] = SeedDraws(seed.module, probe, self._seed(RngStream.DROPOUT))
 
     def _seed(self, purpose: RngStream) -> int:
         return derive_seed(self.config.run.seed, 0, 0, purpose, self.germinations)
@@ -134,10 +162,16 @@ class LoopBackend(Backend):
         """Gives each site its role for the epoch that the loop trains next."""
         assign_roles(self.host, self.sites, state.slots, row=0)
         learning = [site.name for site in self.sites if site.learning]
-        self.groups.set_learning(learning, on=[site.name for site in self.sites if site.on])
+        on = [site.name for site in self.sites if site.on]
+        self.groups.set_learning(learning, on)
         self.hooks.prepare_epoch()
 
-    def score(self, evaluate: Evaluate, decision: int, epoch: int) -> None:
+    def score(
+        self,
+        evaluate: Evaluate,
+        decision: int,
+        epoch: int,
+    ) -> None:
         """Scores all networks that are to be compared, after ``epoch`` epochs and ``decision`` decisions.
 
         Unless ``env.counterfactual_every`` is set, these are at most two and one for each living seed: to score a
@@ -147,27 +181,36 @@ class LoopBackend(Backend):
         need not be finite.
         """
         sites = list(self.hooks.sites.values())  # execution order
-        self.groups.ranks.copy_from_first(b for site in sites if site.seed is not None for b in site.seed.buffers())
+        buffers: list[Tensor] = []
+        for site in sites:
+            if site.seed is not None:
+                buffers.extend(site.seed.buffers())
+        self.groups.ranks.copy_from_first(buffers)
         every = self.config.env.counterfactual_every
-        plan = self.counterfactual.plan(sites, costly=every is not None and decision % every == 0, lean=every is None)
-        names = [site.name for site in sites]
-        tried = [dict(zip(names, alphas, strict=True)) for alphas in plan]
+        costly = every is not None and decision % every == 0
+        plan = self.counterfactual.plan(sites, costly, lean=every is None)
+        tried = [dict(zip(self.hooks.sites, alphas, strict=True)) for alphas in plan]
         scores = [self._score(evaluate, alphas, epoch) for alphas in tried]
         self._warn_of_unit(scores[0].mean)
         if len(tried) > 1 and not self.repeated:
             self.repeated = True
             self._warn_of_noise(scores[0], self._score(evaluate, tried[0], epoch))
-        if len({len(score.samples) for score in scores}) > 1:
+        samples = [score.samples for score in scores]
+        if len(set(map(len, samples))) > 1:
             raise ValueError("evaluate returned scores of different numbers of samples for networks of one epoch")
         # A score that is not finite counts as 0, and its loss stays: the governor rolls such a model back.
-        samples = np.nan_to_num(np.stack([score.samples for score in scores]), posinf=0.0, neginf=0.0)  # [K, n]
-        # Without losses, what is missing to 100 pp counts, in units of one.
-        losses = [1 - score.mean * self.points / 100 if score.loss is None else score.loss for score in scores]
-        self.counterfactual.record(samples * self.points / 100, np.array(losses), np.ones(samples.shape[1]))
+        finite = np.nan_to_num(np.stack(samples), posinf=0.0, neginf=0.0)  # [K, n]
+        self.counterfactual.record(
+            finite * self.points / 100,
+            np.array([score.loss_at(self.points) for score in scores]),
+            np.ones(finite.shape[1]),
+        )
 
     def _warn_of_unit(self, mean: float) -> None:
         """Warns once if scores have another unit than ``points`` says."""
-        words = None if self.unit_warned else warning_of_unit(mean, self.points)
+        if self.unit_warned:
+            return
+        words = warning_of_unit(mean, self.points)
         if words is not None:
             self.unit_warned = True
             warnings.warn(words, stacklevel=5)
@@ -186,12 +229,25 @@ class LoopBackend(Backend):
         """Writes the results of the last :meth:`score` and of the epoch's gradients."""
         self.host.epoch = int(state.epoch[0])
         record_validation(state, 0, self.counterfactual)
-        summaries = self.gradient_stats.summaries(self.gradient_stats.packed().cpu())
-        record_seeds(state.slots, 0, self.spec.slots, self.counterfactual, summaries, self.config.env.gates)
+        packed = self.gradient_stats.packed().cpu()
+        record_seeds(
+            state.slots,
+            0,
+            self.spec.slots,
+            self.counterfactual,
+            self.gradient_stats.summaries(packed),
+            self.config.env.gates,
+        )
 
-    def _score(self, evaluate: Evaluate, alphas: dict[str, float], epoch: int) -> Score:
+    def _score(
+        self,
+        evaluate: Evaluate,
+        alphas: dict[str, float],
+        epoch: int,
+    ) -> Score:
         """Evaluates the model with these alphas; every module's mode is as before afterwards."""
-        model, finite = self.hooks.model, self.governor is None or self.governor.chance is None
+        model = self.hooks.model
+        finite = self.governor is None or self.governor.chance is None
         with kept_modes(model), kept_generators(self.hooks.devices), self.hooks.trying(alphas), torch.no_grad():
             return self.groups.ranks.of_first(read_score(evaluate(model), epoch, finite))
 
@@ -205,12 +261,14 @@ class LoopBackend(Backend):
         losses = [state.loss[0], state.committed_loss[0]]
         if self.counterfactual.measured(ALL_OFF):
             losses.append(state.all_off_loss[0])
-        bad = float(sum(not math.isfinite(loss) for loss in losses))
+        bad = float(np.count_nonzero(~np.isfinite(losses)))
         if self.governor is not None:
             bad += self.host.not_finite()
         counts = self.groups.ranks.largest(np.array([bad, *broken]))
         rollback = self.governance.govern(state, math.nan, float(counts[0]), counts[1:] == 0)
-        return {} if rollback is None else {0: rollback}
+        if rollback is None:
+            return {}
+        return {0: rollback}
 
     def shapley(self, _env: int) -> dict[str, Paired]:
         """Returns the Shapley values of the seeds by slot, from the last validation; {} unless all were measured."""
@@ -221,22 +279,36 @@ class LoopBackend(Backend):
 
     def state_dict(self) -> Any:
         """Returns the seeds in the order of their parameter groups; their optimizer state is the optimizer's."""
+        hooks = self.hooks
         seeds = {}
+        draws = {}
         for name in self.groups.groups:
-            seed = self.hooks.sites[name].planted
-            if seed is not None:
-                weights = {key: value.detach().cpu().clone() for key, value in seed.module.state_dict().items()}
-                seeds[name] = {"blueprint": seed.blueprint.name, "style": seed.style.name, "weights": weights}
+            planted = hooks.sites[name].planted
+            if planted is None:
+                continue
+            weights = planted.module.state_dict()
+            seeds[name] = {
+                "blueprint": planted.blueprint.name,
+                "style": planted.style.name,
+                "weights": {key: value.detach().cpu().clone() for key, value in weights.items()},
+            }
+            draws[name] = hooks.draws[name].state_dict()
+        layouts = {}
+        channels = {}
+        for name, site in hooks.sites.items():
+            layouts[name] = (site.place.topology, site.place.order)
+            channels[name] = site.place.channels
+        buffers = {}
+        for name, shadow in hooks.own_buffers.items():
+            buffers[name] = [buffer.cpu().clone() for buffer in shadow.tensors()]
         return {
             "seeds": seeds,
-            "buffers": {
-                name: [buffer.cpu().clone() for buffer in own.tensors()] for name, own in self.hooks.own_buffers.items()
-            },
-            "layouts": {name: (site.place.topology, site.place.order) for name, site in self.hooks.sites.items()},
-            "channels": {name: site.place.channels for name, site in self.hooks.sites.items()},
-            "between": {name: asdict(between) for name, between in self.hooks.between.items()},
-            "draws": {name: draws.state_dict() for name, draws in self.hooks.draws.items() if name in seeds},
-            "probes": {name: _saved_probe(probe) for name, probe in self.hooks.probes.items()},
+            "buffers": buffers,
+            "layouts": layouts,
+            "channels": channels,
+            "between": {name: asdict(between) for name, between in hooks.between.items()},
+            "draws": draws,
+            "probes": {name: _saved_probe(probe) for name, probe in hooks.probes.items()},
             "germinations": self.germinations,
             "ages": dict(self.groups.ages),
             "repeated": self.repeated,
@@ -245,23 +317,26 @@ class LoopBackend(Backend):
 
     def load_state_dict(self, saved: Any, state: EnvState) -> None:
         device = self.groups.host[0].device
-        self.germinations, self.repeated = saved["germinations"], saved["repeated"]
+        hooks = self.hooks
+        self.germinations = saved["germinations"]
+        self.repeated = saved["repeated"]
         for name, (h, source) in saved["probes"].items():
-            self.hooks.probes[name] = Features(h, h if source is None else source).each(lambda t: t.to(device))
-        for name, mine in saved["seeds"].items():
-            site = self.hooks.sites[name]
-            recipe = self.blueprints.at(self.hooks.topology, site.place, mine["blueprint"])
+            probe = Features(h, h if source is None else source)
+            hooks.probes[name] = probe.each(lambda values: values.to(device))
+        for name, recipe in saved["seeds"].items():
+            site = hooks.sites[name]
+            blueprint = self.blueprints.at(hooks.topology, site.place, recipe["blueprint"])
             with seeded(0):  # all weights are overwritten
-                seed = site.plant(recipe, BLEND_STYLES[mine["style"]], self.hooks.probes[name])
-            seed.module.load_state_dict(mine["weights"])
+                seed = site.plant(blueprint, BLEND_STYLES[recipe["style"]], hooks.probes[name])
+            seed.module.load_state_dict(recipe["weights"])
             self._prepare(name, seed)
-            self.hooks.draws[name].load_state_dict(saved["draws"][name])
+            hooks.draws[name].load_state_dict(saved["draws"][name])
         self.groups.ages.update(saved["ages"])
         if self.governor is not None:
             self.governor.load_state_dict(saved["governor"], device)
         self.train(~state.done, state)
-        for name, own in self.hooks.own_buffers.items():
-            for buffer, value in zip(own.tensors(), saved["buffers"][name], strict=True):
+        for name, shadow in hooks.own_buffers.items():
+            for buffer, value in zip(shadow.tensors(), saved["buffers"][name], strict=True):
                 buffer.copy_(value)
 
     def close(self) -> None:
@@ -270,7 +345,8 @@ class LoopBackend(Backend):
 
 
 def _saved_probe(probe: Features) -> tuple[Tensor, Tensor | None]:
-    """Returns copies of the features at the sink and at the source; None for the source of a site that reads its
-    sink."""
-    h, source = probe.h.cpu().clone(), probe.source.cpu().clone()
-    return h, None if probe.source is probe.h else source
+    """Returns copies of the features at the sink and at the source; None for a source that is the sink."""
+    h = probe.h.cpu().clone()
+    if probe.source is probe.h:
+        return h, None
+    return h, probe.source.cpu().clone()

@@ -13,6 +13,8 @@ from esper.config import ConfigError
 from esper.grower.hooks import SiteHooks
 from esper.grower.optimizer import SeedGroups
 from esper.grower.ranks import Ranks, is_sharded
+from esper.hosts.site_path import SitePath
+from esper.seeds.blueprints import BlueprintRegistry, choose
 
 FORMAT = 5
 """Format of a Grower's state."""
@@ -22,9 +24,11 @@ def check_state(state: Mapping[str, Any], slots: Sequence[str]) -> None:
     """Raises ConfigError for the state of another Grower."""
     if state.get("format") != FORMAT:
         raise ConfigError(f"the state has format {state.get('format')}; this version reads {FORMAT}")
-    there = state["env"]["hosts"]["channels"] if "env" in state else slots
-    if set(there) != set(slots):
-        raise ConfigError(f"the state has slots {', '.join(there)}, not {', '.join(slots)}")
+    if "env" not in state:
+        return
+    saved = state["env"]["hosts"]["channels"]
+    if set(saved) != set(slots):
+        raise ConfigError(f"the state has slots {', '.join(saved)}, not {', '.join(slots)}")
 
 
 def require_trained(hooks: SiteHooks, groups: SeedGroups, steps_before: int, incubated: bool) -> None:
@@ -37,7 +41,8 @@ def require_trained(hooks: SiteHooks, groups: SeedGroups, steps_before: int, inc
             "the optimizer has not stepped since the last grower.step(); call it once after each epoch, with the "
             "optimizer that the Grower was given"
         )
-    if unseen := [name for name in hooks.sites if name not in hooks.probes]:
+    unseen = [name for name in hooks.sites if name not in hooks.probes]
+    if unseen:
         raise RuntimeError(
             f"no pass in training mode has run slot {', '.join(unseen)}: call model.train() before each epoch, and "
             "leave only frozen submodules in eval mode"
@@ -48,10 +53,11 @@ def require_trained(hooks: SiteHooks, groups: SeedGroups, steps_before: int, inc
             f"the seed in slot {', '.join(waiting)} has learned nothing: with incubation='shadow', call "
             "grower.incubate(lambda: loss of the batch) before each optimizer step"
         )
-    if without := groups.without_gradient:
-        where = ", ".join(f"{name} ({hooks.paths[name]})" for name in without)
+    untaught = groups.without_gradient
+    if untaught:
+        where = ", ".join(f"{name} ({hooks.paths[name]})" for name in untaught)
         cause = "the loss does not depend on the output of its submodule"
-        if not hooks.learned.issuperset(without):
+        if not hooks.learned.issuperset(untaught):
             cause = "its submodule ran without gradients: take it out of torch.no_grad()"
         raise RuntimeError(
             f"the seed in slot {where} has learned nothing, because {cause}. A frozen network needs only "
@@ -60,7 +66,11 @@ def require_trained(hooks: SiteHooks, groups: SeedGroups, steps_before: int, inc
 
 
 def check_arguments(
-    horizon: int, baseline: Sequence[float] | None, incubation: str, ranks: Ranks, **positive: float
+    horizon: int,
+    baseline: Sequence[float] | None,
+    incubation: str,
+    ranks: Ranks,
+    **positive: float,
 ) -> None:
     """Raises ConfigError for a number that does not fit, or a way to incubate that does not work."""
     if not isinstance(horizon, Integral) or horizon < 2:
@@ -74,6 +84,21 @@ def check_arguments(
         raise ConfigError(f"incubation is {incubation!r}; it must be 'ste' or 'shadow'")
     if incubation == "shadow" and ranks.parallel:
         raise ConfigError("incubation='shadow' does not work with DistributedDataParallel; use 'ste'")
+
+
+def check_blueprints(
+    wanted: tuple[str, ...] | None,
+    registry: BlueprintRegistry,
+    paths: Mapping[str, SitePath],
+    topology: str | None,
+) -> None:
+    """Raises ConfigError for a wanted blueprint that fits at no site of this topology; None: of any."""
+    reading = {path.source is not None for path in paths.values()}
+    topologies = (topology,) if topology else registry.topologies()
+    possible: dict[str, None] = {}
+    for kind in topologies:
+        possible |= dict.fromkeys(registry.possible(kind, reading))
+    choose(wanted, tuple(possible), f"{topology or 'such'} hosts")
 
 
 def plain_model(model: nn.Module) -> tuple[nn.Module, Ranks]:
@@ -91,6 +116,5 @@ def plain_model(model: nn.Module) -> tuple[nn.Module, Ranks]:
     if is_sharded(model):
         raise ConfigError("the model's parameters are split over ranks, and seeds are not; use DistributedDataParallel")
     if isinstance(model, nn.parallel.DistributedDataParallel):
-        inner: nn.Module = model.module
-        return inner, Ranks(parallel=True)
+        return model.module, Ranks(parallel=True)
     return model, Ranks(parallel=False)

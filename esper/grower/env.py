@@ -33,23 +33,33 @@ Counted = tuple[float, Tensor]
 
 def count(backend: LoopBackend) -> Counted:
     """Counts the operations of the model and of seeds, in passes of the last batch and of the probes."""
-    hooks, spec = backend.hooks, backend.spec
-    places = [site.place for site in backend.sites]
-    seeds = flops_of_seeds(hooks.topology, places, spec, backend.blueprints, hooks.probes)
+    hooks = backend.hooks
+    spec = backend.spec
+    seeds = flops_of_seeds(
+        hooks.topology,
+        backend.places,
+        spec,
+        backend.blueprints,
+        hooks.probes,
+    )
+    # A site may have several rows of features for one sample, such as the windows of an image.
     rows = np.array([hooks.rows[slot] for slot in spec.slots])
     return count_operations(hooks), torch.from_numpy(seeds * rows[:, None])
 
 
 def choices_of(backend: LoopBackend, counted: Counted) -> Choices:
     """Returns what is known of the model and of the seeds that could be planted in it."""
-    hooks, spec, at_once = backend.hooks, backend.spec, backend.config.env.at_once
-    places = [site.place for site in backend.sites]
+    spec = backend.spec
+    topology = backend.hooks.topology
+    blueprints = backend.blueprints
+    places = backend.places
+    host_flops, seed_flops = counted
     return Choices(
-        host_parameters=sum(p.numel() for p in hooks.model.parameters()),
-        host_flops=counted[0],
-        parameters=largest_sizes(hooks.topology, places, spec, backend.blueprints),
-        flops=counted[1].numpy(),
-        kinds=kinds_of(hooks.topology, places, spec, backend.blueprints, at_once),
+        host_parameters=sum(p.numel() for p in backend.hooks.model.parameters()),
+        host_flops=host_flops,
+        parameters=largest_sizes(topology, places, spec, blueprints),
+        flops=seed_flops.numpy(),
+        kinds=kinds_of(topology, places, spec, blueprints, backend.config.env.at_once),
     )
 
 
@@ -82,7 +92,14 @@ class LoopEnv(SlotVectorEnv):
     ) -> None:
         self.backend: LoopBackend = backend
         choices = choices_of(backend, counted or count(backend))
-        super().__init__(config, backend.spec, backend, Spans(marks=False), choices, reporter=reporter)
+        super().__init__(
+            config,
+            backend.spec,
+            backend,
+            Spans(marks=False),
+            choices,
+            reporter=reporter,
+        )
         self.gatherer.learns = False  # one episode
         self.reporter = reporter
         self.known = baseline
@@ -117,8 +134,9 @@ class LoopEnv(SlotVectorEnv):
         self.reporter.log_prob = log_prob_of(controller, self.num_envs)
         kept = int(self.state.slots.fossil.sum())
         self.loop.begin_epoch(accepted_actions(self, actions))
-        joined = int(actions[0, 0]) == Op.GERMINATE and int(self.state.slots.fossil.sum()) > kept
-        return joined and isinstance(controller, PerEnvController)
+        if int(actions[0, 0]) != Op.GERMINATE or not isinstance(controller, PerEnvController):
+            return False
+        return int(self.state.slots.fossil.sum()) > kept
 
     def end_epoch(self) -> Float32s:
         """Validates the model after an epoch; returns the observation [1, size]."""
@@ -127,16 +145,29 @@ class LoopEnv(SlotVectorEnv):
         self._remember()
         return self._result(self.rules, idle)[0]
 
-    def _report(self, rules: Rules, envs: list[int], rewards: np.ndarray) -> None:
+    def _report(
+        self,
+        rules: Rules,
+        envs: list[int],
+        rewards: np.ndarray,
+    ) -> None:
         terms = {name: float(term[0]) for name, term in self.reward_terms.items()}
         for env in envs:
-            shapley = self.backend.shapley
-            self.reporter.epoch_ended(self.state, env, terms, float(rewards[env]), rules, shapley)
+            self.reporter.epoch_ended(
+                self.state,
+                env,
+                terms,
+                float(rewards[env]),
+                rules,
+                self.backend.shapley,
+            )
 
     def state_dict(self) -> dict[str, Any]:
-        counted = self.choices.host_flops, copied(self.choices.flops)
-        own = {"without_seeds": copied(self.without_seeds), "counted": counted, "removed": dict(self.removed)}
-        return {**super().state_dict(), **own}
+        state = super().state_dict()
+        state["without_seeds"] = copied(self.without_seeds)
+        state["counted"] = (self.choices.host_flops, copied(self.choices.flops))
+        state["removed"] = dict(self.removed)
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, Info]:
         self.without_seeds[...] = state["without_seeds"].numpy()
@@ -146,20 +177,26 @@ class LoopEnv(SlotVectorEnv):
         return self._observe(self.rules), info_of(self, self.rules, self.done)
 
     def _remember(self) -> None:
-        epoch, slots = int(self.state.epoch[0]), self.state.slots
-        self.without_seeds[:, epoch] = self.state.all_off[0], self.state.all_off_loss[0]
+        """Notes the score and the loss of the model without its seeds, and the curve that they continue."""
+        state = self.state
+        epoch = int(state.epoch[0])
+        self.without_seeds[:, epoch] = state.all_off[0], state.all_off_loss[0]
         # A model that has trained with a seed from the start is not without it what it would be.
-        leans = (slots.fossil & self.backend.at_once[slots.blueprint]).any()
-        if epoch and (leans or np.isnan(self.state.all_off[0])):
+        leans = (state.slots.fossil & self.backend.at_once[state.slots.blueprint]).any()
+        if epoch and (leans or np.isnan(state.all_off[0])):
             self.without_seeds[:, epoch] = self.without_seeds[:, epoch - 1]
         self.rules = replace(self.rules, baseline=self._curve())
 
     def _curve(self) -> Baseline:
         """Returns the model's curve without seeds so far, its last value from then on: epochs are scored in order."""
         measured = int((~np.isnan(self.without_seeds[0])).sum())
-        accuracy, losses = self.without_seeds.copy()
-        for curve in (accuracy, losses):
-            curve[measured:] = curve[measured - 1] if measured else 0.0
-        spread = LOSS_SPREAD * max(float(losses[0]), 1e-3)
-        known = self.known and (*accuracy[: len(accuracy) - len(self.known)].tolist(), *self.known)
-        return Baseline(known or tuple(accuracy.tolist()), tuple(losses.tolist()), spread, episodes=1)
+        curves = self.without_seeds.copy()
+        if measured:
+            curves[:, measured:] = curves[:, measured - 1, np.newaxis]
+        else:
+            curves[:] = 0.0
+        accuracy, losses = curves.tolist()
+        spread = LOSS_SPREAD * max(losses[0], 1e-3)
+        known = self.known or ()
+        accuracy[len(accuracy) - len(known) :] = known
+        return Baseline(tuple(accuracy), tuple(losses), spread, episodes=1)

@@ -51,7 +51,11 @@ def finish(hooks: SiteHooks, optimizer: Optimizer | None = None) -> dict[str, st
     return reasons
 
 
-def _merge(hooks: SiteHooks, optimizer: Optimizer, before: list[Tensor] | None) -> dict[str, str]:
+def _merge(
+    hooks: SiteHooks,
+    optimizer: Optimizer,
+    before: list[Tensor] | None,
+) -> dict[str, str]:
     """Makes the kept seeds parts of the layers of all networks, if the model's outputs stay those ``before``."""
     rounding = coarsest_dtype(hooks.model)
 
@@ -87,14 +91,16 @@ def _outputs(hooks: SiteHooks) -> list[Tensor] | None:
 
 def _settle(hooks: SiteHooks, growing: GrowingSite) -> None:
     """Makes the seed at a site part of its network if it is kept; removes its hook otherwise."""
-    hook, site = growing.hook, hooks.sites.get(growing.name)
+    hook = growing.hook
+    site = hooks.sites.get(growing.name)
     container_of(growing.model).growing.pop(hook.name)
-    planted = None if site is None or not site.fossil else site.planted
-    if site is None or planted is None:
+    if site is None or not site.fossil or site.planted is None:
         unregister(growing.model, hook)
         return
     hook.recipe = growing.recipe()
-    seed = planted.module if growing.model is hooks.model else copy.deepcopy(planted.module)
+    seed = site.planted.module
+    if growing.model is not hooks.model:
+        seed = copy.deepcopy(seed)
     keep(growing.model, hook, seed, site.alpha)
 
 
@@ -102,4 +108,5 @@ def _unsettle(growing: GrowingSite) -> None:
     """Undoes :func:`_settle` where a seed is kept; there is no other one."""
     container = container_of(growing.model)
     container._modules.pop(growing.hook.name, None)
-    container.growing[growing.hook.name] = growing.hook.growth = growing
+    container.growing[growing.hook.name] = growing
+    growing.hook.growth = growing

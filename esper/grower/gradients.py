@@ -21,7 +21,8 @@ COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse
 def measurable(gradient: Tensor) -> Tensor | None:
     """Returns the numbers of a gradient as a dense real tensor, or None if they cannot be read."""
     if type(gradient) not in (Tensor, torch.nn.Parameter):
-        return None  # a DTensor has a part of its numbers, other subclasses have numbers of a form of their own
+        # A DTensor has a part of its numbers, other subclasses have numbers of a form of their own.
+        return None
     values = gradient.detach()
     if values.layout is torch.sparse_coo:
         values = values.coalesce().values()
@@ -29,11 +30,16 @@ def measurable(gradient: Tensor) -> Tensor | None:
         values = values.values()
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
-    return values if values.dtype in MEASURED and values.layout is torch.strided else None
+    if values.dtype not in MEASURED or values.layout is not torch.strided:
+        return None
+    return values
 
 
 def measure(
-    owners: Sequence[Iterable[Tensor]], max_norm: float, exploding_norm: float, device: torch.device
+    owners: Sequence[Iterable[Tensor]],
+    max_norm: float,
+    exploding_norm: float,
+    device: torch.device,
 ) -> GradStats:
     """Measures the gradients of each owner, on all devices that they are on.
 
@@ -48,10 +54,10 @@ def measure(
                 _say_left_out(type(gradient).__name__, str(gradient.dtype))
                 continue
             readable.setdefault(values.device, [[] for _ in owners])[index].append(values)
-    parts = [
-        grad_stats(values, max_norm, exploding_norm, device=place).fields.to(device)
-        for place, values in readable.items()
-    ]
+    parts = []
+    for place, values_by_owner in readable.items():
+        stats = grad_stats(values_by_owner, max_norm, exploding_norm, device=place)
+        parts.append(stats.fields.to(device))
     if len(parts) == 1:
         return GradStats(parts[0], parts[0].new_empty(0))
     return _joined(torch.stack(parts), max_norm)
@@ -60,13 +66,13 @@ def measure(
 def _joined(parts: Tensor, max_norm: float) -> GradStats:
     """Joins statistics of the same owners on several devices, float64 [D, G, F]."""
     fields = dict(zip(FIELDS, parts.sum(0).unbind(1), strict=True))
-    each = dict(zip(FIELDS, parts.unbind(2), strict=True))
+    by_device = dict(zip(FIELDS, parts.unbind(2), strict=True))
     tensors, norm = fields["tensors"], fields["sum_sq"].sqrt()
     finite = torch.isfinite(norm)
     # A device without gradients of an owner has a smallest norm of 0, which counts for nothing.
-    fields["min_norm"] = torch.where(each["tensors"] > 0, each["min_norm"], torch.inf).amin(0)
-    fields["min_norm"] = torch.where(tensors > 0, fields["min_norm"], 0)
-    fields["max_norm"] = each["max_norm"].amax(0)
+    smallest = torch.where(by_device["tensors"] > 0, by_device["min_norm"], torch.inf).amin(0)
+    fields["min_norm"] = torch.where(tensors > 0, smallest, 0)
+    fields["max_norm"] = by_device["max_norm"].amax(0)
     fields["norm"] = norm
     lost = (0.5 * fields["vanishing"] + 0.8 * fields["exploding"]) / tensors.clamp(min=1)
     fields["health"] = torch.where(finite & (tensors > 0), (1 - lost).clamp(0, 1), 0)
@@ -78,7 +84,9 @@ def _joined(parts: Tensor, max_norm: float) -> GradStats:
 @cache
 def _say_left_out(kind: str, dtype: str) -> None:
     logger.warning(
-        "Gradients of the kind %s with %s are left out of the statistics of gradients; they train as ever.", kind, dtype
+        "Gradients of the kind %s with %s are left out of the statistics of gradients; they train as ever.",
+        kind,
+        dtype,
     )
 
 
@@ -101,13 +109,13 @@ class Aside:
             parameter.grad = None
 
     def add(self, parameter: Tensor, gradient: Tensor) -> None:
-        mine = self._gradients.get(parameter)
-        if mine is None:
+        earlier = self._gradients.get(parameter)
+        if earlier is None:
             self._gradients[parameter] = gradient
-        elif mine.requires_grad or gradient.requires_grad or mine.layout is not torch.strided:
-            self._gradients[parameter] = mine + gradient
+        elif earlier.requires_grad or gradient.requires_grad or earlier.layout is not torch.strided:
+            self._gradients[parameter] = earlier + gradient
         else:
-            mine.add_(gradient)
+            earlier.add_(gradient)
 
     def hand_back(self, scale: Tensor | None) -> None:
         """Gives the parameters their gradients, times ``scale``, a scalar; None: as they are."""
@@ -119,5 +127,8 @@ class Aside:
 
     def drop(self, parameters: Iterable[Tensor] | None = None) -> None:
         """Forgets the gradients of these parameters, or all."""
-        for parameter in list(self._gradients) if parameters is None else parameters:
+        if parameters is None:
+            self._gradients.clear()
+            return
+        for parameter in parameters:
             self._gradients.pop(parameter, None)

@@ -16,7 +16,14 @@ from esper.env.choices import spec_of
 from esper.env.reporting import Reporter
 from esper.grower.averages import given_averages
 from esper.grower.backend import LoopBackend
-from esper.grower.checks import FORMAT, check_arguments, check_state, plain_model, require_trained
+from esper.grower.checks import (
+    FORMAT,
+    check_arguments,
+    check_blueprints,
+    check_state,
+    plain_model,
+    require_trained,
+)
 from esper.grower.env import Counted, LoopEnv
 from esper.grower.finishing import finish
 from esper.grower.hooks import SiteHooks
@@ -34,7 +41,7 @@ from esper.hosts.seed_hook import require_finished
 from esper.hosts.site_path import SitePath
 from esper.rollout.own_controller import OwnController, loaded
 from esper.rollout.policies import check_name, controller_for
-from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
+from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.spaces.action import Op
 from esper.telemetry.event import ActionTaken, Event
 
@@ -116,25 +123,33 @@ class Grower:
         if warmup_steps < 0:
             raise ConfigError(f"warmup_steps is {warmup_steps}; it must not be negative")
         check_arguments(horizon, baseline, incubation, ranks, lr_factor=lr_factor, points=points)
-        self.model, self.horizon, self.points = model, horizon, points
+        self.model = model
+        self.horizon = horizon
+        self.points = points
         self.started = False
         """Whether the controller acted before the first epoch."""
-        parsed = config if isinstance(config, TrainingConfig) else TrainingConfig.parse(dict(config or {}))
-        self.config = _resolved(parsed, horizon - 1)
+        if not isinstance(config, TrainingConfig):
+            config = TrainingConfig.parse(dict(config or {}))
+        self.config = _resolved(config, horizon - 1)
         check_name(controller)
-        self._given_controller = loaded(controller)
+        self._loaded_controller = loaded(controller)
         self.blueprints = (blueprints or BLUEPRINTS).copy()
         self.paths = {name: SitePath.parse(text) for name, text in named.items()}
         self.slots = row_major(named)
-        reading = {path.source is not None for path in self.paths.values()}
-        of = (topology,) if topology else self.blueprints.topologies()
-        possible = dict.fromkeys(name for each in of for name in self.blueprints.possible(each, reading))
-        choose(self.config.env.blueprints, tuple(possible), f"{topology or 'such'} hosts")
+        check_blueprints(self.config.env.blueprints, self.blueprints, self.paths, topology)
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)
-        self.incubation, self.governed = incubation, governor
-        task = self.config.task
+        self.incubation = incubation
+        self.governed = governor
         self.groups = SeedGroups(
-            model, self.paths, optimizer, scheduler, lr_factor, weight_decay, task, ranks, warmup_steps
+            model,
+            self.paths,
+            optimizer,
+            scheduler,
+            lr_factor,
+            weight_decay,
+            self.config.task,
+            ranks,
+            warmup_steps,
         )
         self.hooks = SiteHooks(model, named, topology, straight_through=incubation == "ste")
         for network in followers:
@@ -142,16 +157,20 @@ class Grower:
         self.epoch = 0
         """Number of epochs trained so far."""
         self.env: LoopEnv | None = None
-        name = type(model).__name__
-        self.log = LoopLog(folder, name, controller, points) if folder is not None and ranks.first else None
+        self.log: LoopLog | None = None
         """The run folder; None without one, and on ranks other than 0."""
         self.hooks.passes.before_training = self.groups.begin_pass
         self.hooks.put_aside = self.groups.put_aside
-        self.hooks.passes.before_first = lambda: self.log.create(self.config) if self.log else None
-        self._listeners = (*([self.log.emit] if self.log else ()), *callbacks)
+        self._listeners = list(callbacks)
+        if folder is not None and ranks.first:
+            log = LoopLog(folder, type(model).__name__, controller, points)
+            self.log = log
+            self._listeners.insert(0, log.emit)
+            self.hooks.passes.before_first = lambda: log.create(self.config)
         self._events: list[Event] = []
         self._refusals = {""}  # reasons that were said; that of a success is empty
-        self._steps_before, self._incubated = 0, False
+        self._steps_before = 0
+        self._incubated = False
 
     def start(self, evaluate: Evaluate) -> GrowthStep:
         """Scores the untrained model and lets the controller plant before the first epoch; calling it is optional.
@@ -160,9 +179,14 @@ class Grower:
         """
         if self.env is not None or self.groups.steps:
             raise RuntimeError("grower.start() comes once, before the first epoch is trained")
-        self.started, self.config = True, _resolved(self.config, self.horizon)
+        self._start_early()
         self.hooks.find_sites(evaluate)
         return self._decide(evaluate)
+
+    def _start_early(self) -> None:
+        """Lets the controller make as many decisions as there are epochs, the first one before any of them."""
+        self.config = _resolved(self.config, self.horizon)
+        self.started = True
 
     def step(self, evaluate: Evaluate) -> GrowthStep:
         """Ends an epoch: scores the model, lets the controller act, and prepares the seeds for the next epoch.
@@ -180,15 +204,21 @@ class Grower:
 
     def _decide(self, evaluate: Evaluate, epochs: int = 0) -> GrowthStep:
         """Lets the controller act on the model as it is after ``epochs`` more epochs."""
-        env, decisions = self._opened(), self.epoch + self.started * epochs
+        env = self._opened()
+        # One decision followed each earlier epoch, and one came before the first if the loop was started early.
+        decisions = self.epoch
+        if self.started:
+            decisions += epochs
         env.backend.score(evaluate, decisions, self.epoch + epochs)  # first, because it may raise
         observation = env.end_epoch() if decisions else env.begin()
         self.epoch += epochs
-        self._steps_before, self._incubated = self.groups.steps, False
+        self._steps_before = self.groups.steps
+        self._incubated = False
         before = slots_of(env, self.points)
         if not env.done[0]:
             env.play(self.controller, observation)
-        events, self._events = self._events, []
+        events = self._events
+        self._events = []
         return report(env, self.epoch, self.points, events, before)
 
     def incubate(self, loss: Callable[[], Tensor]) -> None:
@@ -223,7 +253,8 @@ class Grower:
         warn_unmerged(finish(self.hooks, self.groups.optimizer if merge else None))
         self.env.close()
         if self.log is not None:
-            self.log.finish(self.env, kept, sum(parameter.numel() for parameter in self.model.parameters()))
+            parameters = sum(parameter.numel() for parameter in self.model.parameters())
+            self.log.finish(self.env, kept, parameters)
         return self.model
 
     def close(self) -> None:
@@ -240,16 +271,24 @@ class Grower:
     @property
     def kept(self) -> dict[str, str]:
         """Blueprints of the seeds that were kept, by slot."""
-        fossils = ((name, site.planted) for name, site in self.hooks.sites.items() if site.fossil)
-        return {name: seed.blueprint.name for name, seed in fossils if seed is not None}
+        kept = {}
+        for name, site in self.hooks.sites.items():
+            if site.fossil and site.planted is not None:
+                kept[name] = site.planted.blueprint.name
+        return kept
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a loop that continues needs: load it before the optimizer's state, which includes the seeds'."""
-        log = None if self.log is None else self.log.state_dict()
-        state = {"format": FORMAT, "epoch": self.epoch, "started": self.started, "log": log}
-        if self.env is None:
-            return state
-        return {**state, "env": self.env.state_dict(), "controller": self.controller.memory_state()}
+        state: dict[str, Any] = {
+            "format": FORMAT,
+            "epoch": self.epoch,
+            "started": self.started,
+            "log": None if self.log is None else self.log.state_dict(),
+        }
+        if self.env is not None:
+            state["env"] = self.env.state_dict()
+            state["controller"] = self.controller.memory_state()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from ``state``, in a new Grower with the same arguments; plants the seeds with their groups.
@@ -260,7 +299,7 @@ class Grower:
             raise ConfigError("load_state_dict needs a new Grower, before its first step")
         check_state(state, self.slots)
         if state["started"]:
-            self.started, self.config = True, _resolved(self.config, self.horizon)
+            self._start_early()
         if "env" in state:
             hosts = state["env"]["hosts"]
             for name, count in hosts["channels"].items():
@@ -278,28 +317,31 @@ class Grower:
 
         ``counted`` are the operations that a saved Grower has counted; None for a new one.
         """
-        new = counted is None
-        if self.env is None:
-            self.hooks.require_reached()
-            if new:
-                look(self.hooks)
-            places = [site.place for site in self.hooks.sites.values()]
-            spec = spec_of(self.hooks.topology, places, self.blueprints, self.config.env.blueprints)
-            reporter = Reporter(self._emit, spec, self.config.env, n_envs=1)
-            parts = (self.hooks, self.groups, spec, self.blueprints)
-            backend = LoopBackend(*parts, self.config, self.points, self.governed)
-            self.env = env = LoopEnv(self.config, backend, self._baseline, reporter, counted)
-            self.controller: Controller = controller_for(self._given_controller, self.config, env, env.run_seed)
-            self.controller.begin()
-            if new and self.log is not None:
-                self.log.start(self.env)
-        return self.env
+        if self.env is not None:
+            return self.env
+        self.hooks.require_reached()
+        if counted is None:
+            look(self.hooks)
+        config = self.config
+        places = [site.place for site in self.hooks.sites.values()]
+        spec = spec_of(self.hooks.topology, places, self.blueprints, config.env.blueprints)
+        reporter = Reporter(self._emit, spec, config.env, n_envs=1)
+        backend = LoopBackend(self.hooks, self.groups, spec, self.blueprints, config, self.points, self.governed)
+        env = LoopEnv(config, backend, self._baseline, reporter, counted)
+        self.env = env
+        self.controller: Controller = controller_for(self._loaded_controller, config, env, env.run_seed)
+        self.controller.begin()
+        if counted is None and self.log is not None:
+            self.log.start(env)
+        return env
 
     def _emit(self, event: Event) -> None:
-        if isinstance(event, ActionTaken) and event.op == Op.GERMINATE.name and event.reason not in self._refusals:
+        if isinstance(event, ActionTaken) and event.op == Op.GERMINATE.name:
+            if event.reason not in self._refusals:
+                logger.warning("a seed was not planted: %s", event.reason)
             self._refusals.add(event.reason)
-            logger.warning("a seed was not planted: %s", event.reason)
-        for listen in (self._events.append, *self._listeners):
+        self._events.append(event)
+        for listen in self._listeners:
             listen(event)
 
 

@@ -48,8 +48,17 @@ class GrowingSite:
     An average uses the seeds that are on, and leaves no trace.
     """
 
-    def __init__(self, hooks: SiteHooks, model: nn.Module, name: str, hook: SeedHook) -> None:
-        self.hooks, self.model, self.name, self.hook = hooks, model, name, hook
+    def __init__(
+        self,
+        hooks: SiteHooks,
+        model: nn.Module,
+        name: str,
+        hook: SeedHook,
+    ) -> None:
+        self.hooks = hooks
+        self.model = model
+        self.name = name
+        self.hook = hook
 
     def grown(self, module: nn.Module, output: object) -> object:
         if self.model is self.hooks.model:
@@ -78,14 +87,17 @@ class GrowingSite:
         site = self.hooks.sites.get(self.name)
         if site is None or site.planted is None:
             return {}
-        return {
+        place = site.place
+        recipe = {
             "blueprint": site.planted.blueprint.name,
-            "topology": site.place.topology,
-            "order": list(site.place.order),
+            "topology": place.topology,
+            "order": list(place.order),
             "style": site.planted.style.name,
-            "channels": site.place.channels,
-            **({"between": list(self.hooks.between[self.name].parts)} if site.place.has_source else {}),
+            "channels": place.channels,
         }
+        if place.has_source:
+            recipe["between"] = list(self.hooks.between[self.name].parts)
+        return recipe
 
 
 class SiteHooks:
@@ -103,9 +115,15 @@ class SiteHooks:
     """
 
     def __init__(
-        self, model: nn.Module, paths: Mapping[str, str], topology: str | None, straight_through: bool = True
+        self,
+        model: nn.Module,
+        paths: Mapping[str, str],
+        topology: str | None,
+        straight_through: bool = True,
     ) -> None:
-        self.model, self.declared, self.topology = model, topology, topology or FOUND
+        self.model = model
+        self.declared = topology
+        self.topology = topology or FOUND
         self.paths = {name: SitePath.parse(text) for name, text in paths.items()}
         self.straight_through = straight_through
         self.sites: dict[str, Site] = {}
@@ -130,8 +148,9 @@ class SiteHooks:
         self._shadowed: str | None = None
         self._checked: set[str] = set()
         self._fresh: set[str] = set()
-        self._finding = False  # in find_sites
-        self._see: Callable[[str, Tensor], None] | None = None  # in look
+        # Set by find_sites and by look while they run.
+        self._finding = False
+        self._see: Callable[[str, Tensor], None] | None = None
         self.growing: list[GrowingSite] = []
         """The sites of the model, and of the averages that follow it."""
         self.origin = uuid.uuid4().hex
@@ -148,13 +167,16 @@ class SiteHooks:
         for name, path in self.paths.items():
             hook = SeedHook(free_name(container, name))
             hook.origin = self.origin
-            hook.growth = container.growing[hook.name] = site = GrowingSite(self, network, name, hook)
+            growing = GrowingSite(self, network, name, hook)
+            hook.growth = growing
+            container.growing[hook.name] = growing
             register(network, path, hook)
-            self.growing.append(site)
+            self.growing.append(growing)
 
     def require_reached(self) -> None:
         """Raises ConfigError for a site that no forward pass has reached."""
-        if missing := [f"{name} ({path})" for name, path in self.paths.items() if name not in self.sites]:
+        missing = [f"{name} ({path})" for name, path in self.paths.items() if name not in self.sites]
+        if missing:
             raise ConfigError(
                 f"no forward pass of the model has run the submodule of slot {', '.join(missing)}; train for an epoch "
                 "before grower.step(), and call the model itself, not its parts"
@@ -169,7 +191,13 @@ class SiteHooks:
         finally:
             self._finding = False
 
-    def place(self, name: str, channels: int, layout: Layout, between: Between | None) -> None:
+    def place(
+        self,
+        name: str,
+        channels: int,
+        layout: Layout,
+        between: Between | None,
+    ) -> None:
         """Sets the place of a site: what a first pass shows of it, and then what a look at it finds."""
         place = place_of(self.model, name, channels, layout, between)
         self.sites.setdefault(name, Site(place)).place = place
@@ -211,9 +239,9 @@ class SiteHooks:
         self._alphas = alphas
         try:
             with ExitStack() as stack:
-                for name, own in self.own_buffers.items():
+                for name, buffers in self.own_buffers.items():
                     if alphas.get(name):
-                        stack.enter_context(own.in_place())
+                        stack.enter_context(buffers.in_place())
                 yield
         finally:
             self._alphas = None
@@ -225,7 +253,11 @@ class SiteHooks:
         The pass uses and updates the seed's own buffers. Those of the model and of other seeds, and the random numbers
         of the process, are afterwards as they were.
         """
-        others = [site.seed for site in self.sites.values() if site.seed is not None and site.name != name]
+        others = []
+        for site in self.sites.values():
+            if site.name == name or site.seed is None:
+                continue
+            others.append(site.seed)
         self._shadowed = name
         self.passes.shadow = True
         try:
@@ -244,8 +276,11 @@ class SiteHooks:
         self._fresh.clear()
         self.learned.clear()
         self.frozen = not any(p.requires_grad for p in self.model.parameters())
-        incubating = () if self.straight_through else [name for name, site in self.sites.items() if site.incubating]
-        self.own_buffers = {name: self.own_buffers.get(name) or ShadowBuffers(self.model) for name in incubating}
+        buffers = {}
+        for name, site in self.sites.items():
+            if site.incubating and not self.straight_through:
+                buffers[name] = self.own_buffers.get(name) or ShadowBuffers(self.model)
+        self.own_buffers = buffers
 
     @property
     def networks(self) -> list[nn.Module]:
@@ -261,7 +296,13 @@ class SiteHooks:
         self.growing.clear()
         self.passes.remove()
 
-    def grown(self, name: str, module: nn.Module, output: object, source: Callable[[Tensor], Tensor]) -> object:
+    def grown(
+        self,
+        name: str,
+        module: nn.Module,
+        output: object,
+        source: Callable[[Tensor], Tensor],
+    ) -> object:
         """Returns the output of the model's ``module``, with the seed of slot ``name`` as it takes part in the pass.
 
         ``source`` returns what the seed reads, given the features of the output.
@@ -276,7 +317,8 @@ class SiteHooks:
         site = self.sites[name]
         training = self.model.training  # not the submodule's, which is in eval mode if it is frozen
         probing = self.takes_probe(name)
-        at = Features(h, source(h)) if probing or site.seed is not None else Features.at_sink(h)
+        reads = probing or site.seed is not None
+        at = Features(h, source(h)) if reads else Features.at_sink(h)
         if probing:
             with torch.inference_mode(False):  # seeds are tried on it with gradients
                 self.probes[name] = at.each(lambda values: values[:MAX_PROBE].detach().clone())
@@ -285,7 +327,9 @@ class SiteHooks:
         if training and torch.is_grad_enabled():
             self.learned.add(name)
         out = self._in_pass(site, at, training, first)
-        return None if out is h else with_features(output, out)
+        if out is h:
+            return None
+        return with_features(output, out)
 
     def takes_probe(self, name: str) -> bool:
         """Whether the present pass is the first one of the epoch whose features are kept for slot ``name``."""
@@ -299,13 +343,22 @@ class SiteHooks:
         alpha = site.alpha if site.on else 0.0
         if self._alphas is not None:
             alpha = self._alphas.get(site.name, 0.0)
-        return with_share(at.h, delta_of(site, at, watched), alpha) if alpha else at.h
+        if not alpha:
+            return at.h
+        return with_share(at.h, delta_of(site, at, watched), alpha)
 
-    def _in_pass(self, site: Site, at: Features, training: bool, first: bool) -> Tensor:
+    def _in_pass(
+        self,
+        site: Site,
+        at: Features,
+        training: bool,
+        first: bool,
+    ) -> Tensor:
         """Returns the features at the sink, for the ``first`` or a later run of the site in the present pass."""
         learns = training and torch.is_grad_enabled()
+        needs_graph = self.frozen and learns
         if site.seed is None:
-            return _with_graph(at.h) if self.frozen and learns else at.h
+            return _with_graph(at.h) if needs_graph else at.h
         if site.seed.training != training:
             site.seed.train(training)
         if self._alphas is None and site.name == self._shadowed:
@@ -317,7 +370,7 @@ class SiteHooks:
                 return straight_through(site, at, self.draws[site.name].own())
             return at.h
         out = self.blended(site, at)
-        return _with_graph(out) if self.frozen and learns else out
+        return _with_graph(out) if needs_graph else out
 
     def _check(self, name: str, module: nn.Module, h: object) -> None:
         """Adds the site of a submodule that runs for the first time, if its features can hold seeds."""
@@ -326,18 +379,25 @@ class SiteHooks:
         # such as windows of images, or the nodes of a graph.
         time_first = self.declared in SEQUENCES and isinstance(h, Tensor) and h.dim() > 1 and h.shape[1] == batch
         path = self.paths[name]
-        check_features(name, path, module, h, self.declared, batch if time_first else None)
+        check_features(
+            name,
+            path,
+            module,
+            h,
+            self.declared,
+            batch if time_first else None,
+        )
         assert isinstance(h, Tensor)
-        known = self.sites.get(name)
-        layout = Layout(self.declared or "mlp") if known is None else Layout(known.place.topology, known.place.order)
-        found = layout.width_of(h)
-        if known is not None and known.place.channels != found:
-            raise ConfigError(
-                f"slot {name}: {path.sink} returns {found} channels, not {known.place.channels} as before"
-            )
-        if known is None:
+        site = self.sites.get(name)
+        if site is None:
+            layout = Layout(self.declared or "mlp")
             between = None if path.source is None else Between()
-            self.place(name, found, layout, between)
+            self.place(name, layout.width_of(h), layout, between)
+        else:
+            before = site.place.channels
+            channels = Layout(site.place.topology, site.place.order).width_of(h)
+            if channels != before:
+                raise ConfigError(f"slot {name}: {path.sink} returns {channels} channels, not {before} as before")
         self._checked.add(name)
 
 

@@ -21,12 +21,20 @@ class LoopHost:
     """
 
     def __init__(self, hooks: SiteHooks, groups: SeedGroups) -> None:
-        self.hooks, self.groups = hooks, groups
+        self.hooks = hooks
+        self.groups = groups
         self.epoch = 0
         """Number of epochs since the first :meth:`Grower.step`."""
         self._finite = finite_buffers(hooks.model)
 
-    def assign(self, site: Site, role: Role, alpha: float, target: float, learning: bool) -> None:
+    def assign(
+        self,
+        site: Site,
+        role: Role,
+        alpha: float,
+        target: float,
+        learning: bool,
+    ) -> None:
         site.assign(role, alpha, target, learning)
 
     def remove(self, site: Site) -> None:
@@ -41,35 +49,44 @@ class LoopHost:
 
     def network_tensors(self, slots: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Yields parameters, buffers and optimizer state of the model and of the seeds in ``slots``, by name."""
-        optimizer, groups = self.groups.optimizer, self.groups.groups
-        seeds = [(name, self.hooks.sites[name].seed, groups[name]["params"]) for name in slots]
-        own = [(name, seed, parameters) for name, seed, parameters in seeds if seed is not None]
-        for owner, module, parameters in [(HOST, self.hooks.model, self.groups.host), *own]:
+        for owner, parameters in self._parameters_of(slots).items():
+            module = self.hooks.model if owner == HOST else self.hooks.sites[owner].seed
+            if module is None:
+                continue
             for name, tensor in chain(module.named_parameters(), module.named_buffers()):
                 yield f"{owner}.{name}", tensor
             for index, parameter in enumerate(parameters):
-                for key, value in optimizer.state.get(parameter, {}).items():
+                for key, value in self.groups.optimizer.state.get(parameter, {}).items():
                     if isinstance(value, Tensor):
                         yield f"{owner}.state.{index}.{key}", value
+
+    def _parameters_of(self, slots: Iterable[str]) -> dict[str, list[Tensor]]:
+        """Returns the parameters of the model, as those of ``HOST``, and of the seeds in ``slots``."""
+        groups = self.groups.groups
+        parameters = {HOST: self.groups.host}
+        for slot in slots:
+            parameters[slot] = groups[slot]["params"]
+        return parameters
 
     def discard(self, kept: Collection[str], saved: Collection[str]) -> None:
         """Removes the other seeds, all gradients, and state that the optimizer has made since."""
         for site in self.hooks.sites.values():
             if site.seed is not None and site.name not in kept:
                 self.remove(site)
-        groups, state = self.groups.groups, self.groups.optimizer.state
-        owners = {HOST: self.groups.host} | {name: groups[name]["params"] for name in kept}
-        for owner, parameters in owners.items():
+        state = self.groups.optimizer.state
+        for owner, parameters in self._parameters_of(kept).items():
             for index, parameter in enumerate(parameters):
                 parameter.grad = None
-                mine = state.get(parameter, {})
-                if any(
-                    isinstance(v, Tensor) and f"{owner}.state.{index}.{key}" not in saved for key, v in mine.items()
-                ):
-                    del state[parameter]
+                for key, value in state.get(parameter, {}).items():
+                    if isinstance(value, Tensor) and f"{owner}.state.{index}.{key}" not in saved:
+                        del state[parameter]
+                        break
 
     def not_finite(self) -> float:
         """Returns the number of non-finite values in the model's parameters and buffers and in its kept seeds."""
-        seeds = [site.seed for site in self.hooks.sites.values() if site.seed is not None and site.fossil]
-        parameters = chain(self.hooks.model.parameters(), *(seed.parameters() for seed in seeds))
-        return float(count_not_finite(self.hooks.model, self._finite, parameters))
+        model = self.hooks.model
+        parameters = list(model.parameters())
+        for site in self.hooks.sites.values():
+            if site.seed is not None and site.fossil:
+                parameters.extend(site.seed.parameters())
+        return float(count_not_finite(model, self._finite, parameters))

@@ -25,51 +25,57 @@ class Leaders:
         optimizer: the host's.
     """
 
-    def __init__(self, model: nn.Module, paths: Mapping[str, SitePath], optimizer: Optimizer) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        paths: Mapping[str, SitePath],
+        optimizer: Optimizer,
+    ) -> None:
         self._optimizer = optimizer
-        self._own = {
-            name: [p for part in dict.fromkeys(path.paths) for p in model.get_submodule(part).parameters()]
-            for name, path in paths.items()
-        }
-        self._before = {name: _parameters_before(model, path.sink) for name, path in paths.items()}
-        self._layout: list[tuple[Group, int]] = []
-        self._found: dict[str, Group] = {}
+        self._own: dict[str, list[Tensor]] = {}
+        self._before: dict[str, list[Tensor]] = {}
+        for name, path in paths.items():
+            self._own[name] = []
+            for part in dict.fromkeys(path.paths):
+                self._own[name].extend(model.get_submodule(part).parameters())
+            self._before[name] = _parameters_before(model, path.sink)
+        self._groups: list[Group] = []
+        self._layout: list[tuple[int, int]] = []
+        self._leaders: dict[str, Group] = {}
 
     def group(self, name: str) -> Group:
         """Returns the group that the seed in slot ``name`` follows."""
         groups = host_groups(self._optimizer)
-        if not self._is_layout(groups):
-            self._layout = [(group, len(group["params"])) for group in groups]
-            self._found.clear()
-        if name not in self._found:
-            self._found[name] = self._search(name, groups)
-        return self._found[name]
-
-    def _is_layout(self, groups: list[Group]) -> bool:
-        """Whether the groups are those of the last search, with as many parameters."""
-        if len(groups) != len(self._layout):
-            return False
-        pairs = zip(groups, self._layout, strict=True)
-        return all(group is known and len(group["params"]) == size for group, (known, size) in pairs)
+        layout = [(id(group), len(group["params"])) for group in groups]
+        if layout != self._layout:
+            self._layout = layout
+            self._groups = groups  # no later group gets the id of one that is kept
+            self._leaders.clear()
+        if name not in self._leaders:
+            self._leaders[name] = self._search(name, groups)
+        return self._leaders[name]
 
     def _search(self, name: str, groups: list[Group]) -> Group:
-        index_of = {id(p): index for index, group in enumerate(groups) for p in group["params"]}
-        elements: Counter[int] = Counter()
-        for p in self._own[name]:
-            if id(p) in index_of:
-                elements[index_of[id(p)]] += p.numel()
+        index_of: dict[Tensor, int] = {}
+        for index, group in enumerate(groups):
+            index_of |= dict.fromkeys(group["params"], index)
+        elements = Counter[int]()
+        for parameter in self._own[name]:
+            if parameter in index_of:
+                elements[index_of[parameter]] += parameter.numel()
         if elements:
-            return groups[elements.most_common(1)[0][0]]
-        before = [index_of[id(p)] for p in self._before[name] if id(p) in index_of]
-        return groups[before[-1]] if before else groups[0]
+            return groups[max(elements, key=elements.__getitem__)]
+        for parameter in reversed(self._before[name]):
+            if parameter in index_of:
+                return groups[index_of[parameter]]
+        return groups[0]
 
 
 def _parameters_before(model: nn.Module, path: str) -> list[Tensor]:
     """Returns the parameters of the modules that come before the submodule at ``path``, in the order of the model."""
-    found: dict[int, Tensor] = {}
+    before: dict[Tensor, None] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if name == path:
             break
-        for parameter in module.parameters(recurse=False):
-            found[id(parameter)] = parameter
-    return list(found.values())
+        before |= dict.fromkeys(module.parameters(recurse=False))
+    return list(before)

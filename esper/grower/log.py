@@ -36,9 +36,17 @@ class LoopLog:
         points: percentage points in a unit of the score.
     """
 
-    def __init__(self, folder: str | Path, task: str, controller: str | OwnController, points: float) -> None:
-        self.folder, self.score = RunFolder(Path(folder), resumed=True), ScoreDefined("score", "", points)
-        self.task, self.controller = task, name_of(controller)
+    def __init__(
+        self,
+        folder: str | Path,
+        task: str,
+        controller: str | OwnController,
+        points: float,
+    ) -> None:
+        self.folder = RunFolder(Path(folder), resumed=True)
+        self.score = ScoreDefined("score", "", points)
+        self.task = task
+        self.controller = name_of(controller)
         self.hub: TelemetryHub | None = None
         self.claim = ExitStack()
         """Holds the folder until the loop is over."""
@@ -48,7 +56,7 @@ class LoopLog:
 
     def create(self, config: ResolvedConfig) -> None:
         """Makes the folder. Raises ConfigError if it is not empty: a loop is continued by its state only."""
-        self._claim()
+        self.claim.enter_context(claimed(self.folder.path))
         require_empty(self.folder.path)
         self.folder.create(self._named(config))
         self._open()
@@ -77,22 +85,40 @@ class LoopLog:
         )
         self.emit(self.score)
         if env.known is not None:
+            # A curve of a loop without growth may lack the score of the untrained model.
             unmeasured = (math.nan,) * (env.horizon + 1 - len(env.known))
-            self.emit(BaselineMeasured(1, (*unmeasured, *env.known), (), math.nan))
+            self.emit(BaselineMeasured(1, unmeasured + env.known, (), math.nan))
 
     def state_dict(self) -> dict[str, Any]:
         return {"size": self.folder.log_sizes().get(EVENTS, 0), "seconds": self.seconds}
 
-    def resume(self, saved: dict[str, Any], config: ResolvedConfig, epochs: int) -> None:
+    def resume(
+        self,
+        saved: dict[str, Any],
+        config: ResolvedConfig,
+        epochs: int,
+    ) -> None:
         """Continues the log where the state was taken, after ``epochs`` epochs; in a new folder, begins another."""
         new = not self.folder.path.exists()
-        self._claim()
+        self.claim.enter_context(claimed(self.folder.path))
         if new:
             self.folder.create(self._named(config))
         lost = self.folder.cut_logs({EVENTS: saved["size"]})
         self.seconds_before = saved["seconds"]
         self._open()
-        self.emit(RunResumed(0, 1, 1, config.env.episode_length, None, None, time.time(), tuple(lost), epochs))
+        self.emit(
+            RunResumed(
+                round=0,
+                rounds=1,
+                n_envs=1,
+                episode_length=config.env.episode_length,
+                tier=None,
+                tier_refused=None,
+                time=time.time(),
+                warnings=tuple(lost),
+                epochs=epochs,
+            )
+        )
         self.emit(self.score)
 
     def emit(self, event: Event) -> None:
@@ -101,7 +127,8 @@ class LoopLog:
 
     def finish(self, env: LoopEnv, fossils: int, parameters: int) -> None:
         """Reports the end, with the number of kept seeds and the parameters of the grown model; closes the log."""
-        state, epochs = env.state, int(env.state.epoch[0])
+        state = env.state
+        epochs = int(state.epoch[0])
         self.emit(
             RoundCompleted(
                 round=1,
@@ -123,7 +150,17 @@ class LoopLog:
                 phase_seconds={} if self.seconds_before else env.phase_seconds,
             )
         )
-        self.emit(RunCompleted(self.controller, 0, (), env.host_parameters, parameters, fossils, self.seconds))
+        self.emit(
+            RunCompleted(
+                controller=self.controller,
+                pairs=0,
+                comparisons=(),
+                host_parameters=env.host_parameters,
+                parameters=parameters,
+                fossils=fossils,
+                seconds=self.seconds,
+            )
+        )
         if self.hub is not None:
             self.hub.close()
             self.hub = None
@@ -136,9 +173,6 @@ class LoopLog:
     def _named(self, config: ResolvedConfig) -> ResolvedConfig:
         """Returns the config with the controller that plays."""
         return ResolvedConfig.parse(config.tables_with({"run": {"controller": self.controller}}))
-
-    def _claim(self) -> None:
-        self.claim.enter_context(claimed(self.folder.path))
 
     def _open(self) -> None:
         self.hub = TelemetryHub([JsonlSink(self.folder.path / EVENTS)])

@@ -27,27 +27,39 @@ def look(hooks: SiteHooks) -> None:
     wanted = with_source if hooks.declared is not None else hooks.paths
     if not wanted or hooks.passes.last is None:
         return
-    shapes, seen = Shapes(), dict[str, Tensor]()
+    shapes = Shapes()
+    seen: dict[str, Tensor] = {}
     layouts: dict[str, Layout] = {}
 
     def see(name: str, h: Tensor) -> None:
         seen[name] = h
-        layouts[name] = layout_of(name, hooks.paths[name], h, hooks.declared, shapes, hooks.passes.samples)
+        layouts[name] = layout_of(
+            name,
+            hooks.paths[name],
+            h,
+            hooks.declared,
+            shapes,
+            hooks.passes.samples,
+        )
 
     try:
         with shapes.watching(hooks.model), hooks.seeing(see):
             between = find_between(hooks.model, with_source, lambda: run_last(hooks))
         if hooks.declared is None:
-            own = {name: (path.sink, layouts[name]) for name, path in wanted.items() if path.source is None}
-            layouts |= causal_where_measured(hooks.model, own, lambda: run_last(hooks))
+            at_sinks = {}
+            for name, path in wanted.items():
+                if path.source is None:
+                    at_sinks[name] = (path.sink, layouts[name])
+            layouts |= causal_where_measured(hooks.model, at_sinks, lambda: run_last(hooks))
     except ConfigError as error:
-        what = ", ".join(map(str, wanted.values()))
+        places = ", ".join(map(str, wanted.values()))
         raise ConfigError(
-            f"what lies at {what} is looked up in a pass of the last batch in eval mode, which fails: {error}; "
+            f"what lies at {places} is looked up in a pass of the last batch in eval mode, which fails: {error}; "
             "sites that read their sink need no pass if topology= says what they return"
         ) from error
     for name in wanted:
-        hooks.place(name, layouts[name].width_of(seen[name]), layouts[name], between.get(name))
+        layout = layouts[name]
+        hooks.place(name, layout.width_of(seen[name]), layout, between.get(name))
 
 
 def count_operations(hooks: SiteHooks) -> float:
@@ -63,7 +75,10 @@ def count_operations(hooks: SiteHooks) -> float:
     except ConfigError as error:
         logger.info("the operations of a pass are not known: %s", error)
         return 0.0
-    return counter.get_total_flops() / hooks.passes.samples if hooks.passes.samples else 0.0
+    samples = hooks.passes.samples
+    if not samples:
+        return 0.0
+    return counter.get_total_flops() / samples
 
 
 def run_last(hooks: SiteHooks) -> None:

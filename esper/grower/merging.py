@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.hosts.seed_hook import SeedHook, hooks_of
+from esper.hosts.seed_hook import hooks_of
 from esper.hosts.widen import GrownInModel, merge_all, merge_sources
 from esper.seeds.blueprints.source import RANKS
 
 POWERS = {
-    **dict.fromkeys(("momentum_buffer", "exp_avg", "grad_avg"), 1),
-    **dict.fromkeys(("exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg"), 2),
+    "momentum_buffer": 1,
+    "exp_avg": 1,
+    "grad_avg": 1,
+    "exp_avg_sq": 2,
+    "max_exp_avg_sq": 2,
+    "sum": 2,
+    "square_avg": 2,
 }
 """The power of the gradient that a state of torch's optimizers averages, by its name."""
 
 
-def merge_in_loop(model: nn.Module, optimizer: Optimizer, difference: Callable[[], str | None]) -> dict[str, str]:
+def merge_in_loop(
+    model: nn.Module,
+    optimizer: Optimizer,
+    difference: Callable[[], str | None],
+) -> dict[str, str]:
     """Merges the kept seeds of ``model``, and puts the new parameters in the place of the old ones in ``optimizer``.
 
     Averages of gradients are put together as the parameters are: a merged layer goes on as the layer and the seed would
@@ -33,11 +43,13 @@ def merge_in_loop(model: nn.Module, optimizer: Optimizer, difference: Callable[[
     """
     before = dict(model.named_parameters())
     versions = {parameter: parameter._version for parameter in before.values()}
-    twins = {key: _twin(model, optimizer, key) for key in _state_keys(optimizer)}
+    averages = POWERS.keys() & chain.from_iterable(optimizer.state.values())
+    twins = {key: _twin(model, optimizer, key) for key in averages}
     reasons = merge_all(model, difference)
-    for twin in twins.values():
+    states = {}
+    for key, twin in twins.items():
         merge_sources(GrownInModel(twin), lambda: None, stay=reasons)
-    states = {key: dict(twin.named_parameters()) for key, twin in twins.items()}
+        states[key] = dict(twin.named_parameters())
     new_for: dict[nn.Parameter, nn.Parameter] = {}
     for name, new in model.named_parameters():
         old = before.pop(name, None)
@@ -48,13 +60,17 @@ def merge_in_loop(model: nn.Module, optimizer: Optimizer, difference: Callable[[
                 group["param_names"].append(name)
         elif old is not new:
             new_for[old] = new
-            _move_state(optimizer, old, new, {key: named[name].data for key, named in states.items()})
+            values = {key: twin_parameters[name].data for key, twin_parameters in states.items()}
+            _move_state(optimizer, old, new, values)
         elif new._version != versions[old] and not _averages_gradients(optimizer, old):
             optimizer.state.pop(old, None)
     gone = set(before.values())  # all parameters of a merged seed, which make up its group
-    optimizer.param_groups[:] = [group for group in optimizer.param_groups if gone.isdisjoint(group["params"])]
+    groups = []
     for group in optimizer.param_groups:
-        group["params"][:] = [new_for.get(p, p) for p in group["params"]]
+        if gone.isdisjoint(group["params"]):
+            group["params"][:] = [new_for.get(p, p) for p in group["params"]]
+            groups.append(group)
+    optimizer.param_groups[:] = groups
     for parameter in gone:
         optimizer.state.pop(parameter, None)
     return reasons
@@ -63,12 +79,19 @@ def merge_in_loop(model: nn.Module, optimizer: Optimizer, difference: Callable[[
 def _group_of(optimizer: Optimizer, model: nn.Module, name: str) -> dict[str, Any]:
     """Returns the group of the layer of a new parameter, such as the bias of a layer that had none."""
     layer = model.get_submodule(name.rpartition(".")[0])
-    own = {id(p) for p in layer.parameters(recurse=False)}
-    groups = optimizer.param_groups
-    return next((group for group in groups if any(id(p) in own for p in group["params"])), groups[0])
+    of_layer = set(layer.parameters(recurse=False))
+    for group in optimizer.param_groups:
+        if not of_layer.isdisjoint(group["params"]):
+            return group
+    return optimizer.param_groups[0]
 
 
-def _move_state(optimizer: Optimizer, old: nn.Parameter, new: nn.Parameter, values: Mapping[str, Tensor]) -> None:
+def _move_state(
+    optimizer: Optimizer,
+    old: nn.Parameter,
+    new: nn.Parameter,
+    values: Mapping[str, Tensor],
+) -> None:
     """Gives ``new`` the state of ``old``, with ``values`` in place of what has the shape of the parameter."""
     averages = _averages_gradients(optimizer, old)
     state = optimizer.state.pop(old, {})
@@ -80,13 +103,12 @@ def _move_state(optimizer: Optimizer, old: nn.Parameter, new: nn.Parameter, valu
 
 def _averages_gradients(optimizer: Optimizer, parameter: Tensor) -> bool:
     """Whether the state of ``parameter`` consists of numbers, and of known averages of its gradients."""
-    tensors = {key: v for key, v in optimizer.state.get(parameter, {}).items() if isinstance(v, Tensor) and v.dim() > 0}
-    return all(key in POWERS and _is_like(value, parameter) for key, value in tensors.items())
-
-
-def _state_keys(optimizer: Optimizer) -> set[str]:
-    """Returns the names of the averages that some parameter has."""
-    return {key for state in optimizer.state.values() for key in state if key in POWERS}
+    for key, value in optimizer.state.get(parameter, {}).items():
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            continue
+        if key not in POWERS or not _is_like(value, parameter):
+            return False
+    return True
 
 
 def _is_like(value: Any, parameter: Tensor) -> bool:
@@ -100,18 +122,17 @@ def _twin(model: nn.Module, optimizer: Optimizer, key: str) -> nn.Module:
     Merged layers count a seed's last weights alpha times, so that the gradient for them is 1/alpha of what it was.
     """
     twin = copy.deepcopy(model)
-    for mine, parameter in zip(twin.parameters(), model.parameters(), strict=True):
+    for average, parameter in zip(twin.parameters(), model.parameters(), strict=True):
         value = optimizer.state.get(parameter, {}).get(key)
-        mine.copy_(value) if _is_like(value, parameter) else mine.zero_()
-    for hook in _source_hooks(twin):
+        if _is_like(value, parameter):
+            average.copy_(value)
+        else:
+            average.zero_()
+    for _, _, hook in hooks_of(twin):
+        if hook.frame is None:
+            continue
         hook.alpha = hook.alpha ** -POWERS[key] if hook.alpha else 0.0
         if hook.recipe.get("blueprint") in RANKS and hook.seed is not None:
             for parameter in hook.seed.parameters():
                 parameter.zero_()
     return twin
-
-
-def _source_hooks(model: nn.Module) -> Iterator[SeedHook]:
-    for _, _, hook in hooks_of(model):
-        if hook.frame is not None:
-            yield hook

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -30,9 +31,8 @@ class SeedGroups:
 
     A seed has the options of the group of the submodule that it sits on, see :class:`Leaders`, and at every step its
     rate times ``factor``, so it follows any schedule, also after :meth:`close`; over its first ``warmup_steps`` steps
-    it rises to that. Options that a step of the optimizer
-    changes are counters of the group; a seed's start anew. The gradients of a seed are clipped to
-    ``task.max_grad_norm`` apart from the host's, which are left to the loop.
+    it rises to that. Options that a step of the optimizer changes are counters of the group; a seed's start anew. The
+    gradients of a seed are clipped to ``task.max_grad_norm`` apart from the host's, which are left to the loop.
 
     Until a seed is on, its gradients are kept aside, and are its parameters' only while the optimizer steps: whatever
     a loop does with all parameters of the optimizer, such as clipping them, it does to the host alone.
@@ -68,8 +68,12 @@ class SeedGroups:
         self.ages: dict[str, int] = {}
         """Number of steps since a seed was planted, by slot."""
         self.optimizer = unwrapped(optimizer)
-        self.factor, self.weight_decay, self.config, self.ranks = factor, weight_decay, config, ranks
-        if (factor != 1 or warmup_steps) and any(group["lr"] is None for group in self.optimizer.param_groups):
+        self.factor = factor
+        self.weight_decay = weight_decay
+        self.config = config
+        self.ranks = ranks
+        scales_rates = factor != 1 or warmup_steps
+        if scales_rates and any(group["lr"] is None for group in self.optimizer.param_groups):
             raise ConfigError("this optimizer makes its own rates (lr=None), so lr_factor is 1 and warmup_steps 0")
         self.steps = 0
         """Number of optimizer steps so far."""
@@ -83,7 +87,8 @@ class SeedGroups:
         self._beside: frozenset[str] = frozenset()
         self._reached: set[str] = set()
         self._aside = Aside()
-        self._early = False  # what is aside was put there after the host's gradients were cleared, before its next pass
+        # Whether what is aside was put there after the host's gradients were cleared, before its next pass.
+        self._early = False
         self._counters: set[str] = set()
         self._options: dict[str, Any] = {}
         self._handles: dict[str, list[Any]] = {}
@@ -97,13 +102,20 @@ class SeedGroups:
     @property
     def host(self) -> list[Tensor]:
         """Parameters of the groups that are no seed's, which a loop may add while it runs."""
-        return [p for group in host_groups(self.optimizer) for p in group["params"]]
+        parameters: list[Tensor] = []
+        for group in host_groups(self.optimizer):
+            parameters += group["params"]
+        return parameters
 
     @property
     def groups(self) -> dict[str, Group]:
         """Groups of seeds by slot name; ``optimizer.load_state_dict`` replaces the dicts."""
-        here = {group[SLOT]: group for group in self.optimizer.param_groups if SLOT in group}
-        return {name: group for name, group in here.items() if name in self._parameters}
+        groups = {}
+        for group in self.optimizer.param_groups:
+            name = group.get(SLOT)
+            if name in self._parameters:
+                groups[name] = group
+        return groups
 
     @property
     def without_gradient(self) -> tuple[str, ...]:
@@ -118,23 +130,22 @@ class SeedGroups:
         show_host_groups(self.optimizer)
         named = [(f"{name}.{key}", p) for key, p in module.named_parameters() if p.requires_grad]
         leader = self._leaders.group(name)
-        group = {
-            **inherited(leader, self._counters, self.optimizer.defaults),
-            SLOT: name,
-            "weight_decay": leader.get("weight_decay", 0.0) if as_its_layer else self.weight_decay,
-        }
-        group["params"] = named if "param_names" in leader else [p for _, p in named]
+        group = inherited(leader, self._counters, self.optimizer.defaults)
+        group[SLOT] = name
+        group["weight_decay"] = leader.get("weight_decay", 0.0) if as_its_layer else self.weight_decay
+        parameters = [p for _, p in named]
+        group["params"] = named if "param_names" in leader else list(parameters)
         self.ages[name] = 0
         for key in ("lr", "initial_lr"):
             if leader.get(key) is not None:
                 group[key] = leader[key] * self.factor * risen(0, self.warmup_steps)
         self.optimizer.add_param_group(group)
-        self._parameters[name] = [p for _, p in named]
-        after = partial(self._accumulated, name)
-        self._handles[name] = [
-            p.register_post_accumulate_grad_hook(after)  # type: ignore[no-untyped-call]
-            for _, p in named
-        ]
+        self._parameters[name] = parameters
+        accumulated = partial(self._accumulated, name)
+        self._handles[name] = []
+        for parameter in parameters:
+            handle = parameter.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
+            self._handles[name].append(handle)
 
     def remove(self, name: str) -> None:
         """Removes a seed's group and the state of its parameters."""
@@ -155,13 +166,16 @@ class SeedGroups:
         nothing to keep gradients from.
         """
         self.learning = tuple(names)
-        self._reached, self._scalers = set(), None
-        host_trains = any(p.requires_grad for p in self.host)
-        self._beside = frozenset(set(names) - set(on)) if host_trains else frozenset()
+        self._reached = set()
+        self._scalers = None
+        self._beside = frozenset()
+        if any(p.requires_grad for p in self.host):
+            self._beside = frozenset(names).difference(on)
         for name, parameters in self._parameters.items():
+            learns = name in self.learning
             for parameter in parameters:
-                parameter.requires_grad_(name in self.learning)
-                if name not in self.learning:
+                parameter.requires_grad_(learns)
+                if not learns:
                     parameter.grad = None
             if name not in self._beside:
                 self._aside.drop(parameters)
@@ -170,7 +184,9 @@ class SeedGroups:
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         """Returns the gradient of a seed's parameter so far, wherever it is kept."""
-        return parameter.grad if parameter.grad is not None else self._aside.get(parameter)
+        if parameter.grad is not None:
+            return parameter.grad
+        return self._aside.get(parameter)
 
     def put_aside(self, parameter: Tensor, gradient: Tensor) -> None:
         """Adds ``gradient``, which is not in ``parameter.grad``, to those of a seed that is not on."""
@@ -204,23 +220,28 @@ class SeedGroups:
             self._aside.take(parameter)
 
     def _before_step(self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Prepares a step. Returns its arguments with another closure, if it has one."""
         self._follow_rates()
         if self._closed:
             return None
         self.steps += 1
         self._options = _marked(host_groups(self.optimizer)[0])
-        closure: Callable[[], Any] | None = keywords.get("closure", arguments[1] if len(arguments) > 1 else None)
+        second = arguments[1] if len(arguments) > 1 else None
+        closure: Callable[[], Any] | None = keywords.get("closure", second)
         if closure is None:
             self._take_gradients(optimizer)
             return None
 
         def then_take() -> Any:
-            self._hide()
+            # An earlier call of the closure has handed gradients back.
+            for name in self._beside:
+                _clear(self._parameters[name])
             loss = closure()
             self._take_gradients(optimizer)
             return loss
 
-        others = {key: value for key, value in keywords.items() if key != "closure"}
+        others = dict(keywords)
+        others.pop("closure", None)
         return (arguments[0], then_take, *arguments[2:]), others
 
     def _after_step(self, _optimizer: Any, _arguments: Any, _keywords: Any) -> None:
@@ -232,27 +253,32 @@ class SeedGroups:
         for parameters in self._parameters.values():
             _clear(parameters)
         after = _marked(host_groups(self.optimizer)[0])
-        self._counters |= {
-            key for key, value in after.items() if key not in self._options or value != self._options[key]
-        }
+        for key, value in after.items():
+            if key not in self._options or value != self._options[key]:
+                self._counters.add(key)
 
     def _on(self) -> list[nn.Parameter]:
         """Parameters of learning seeds whose gradients are where a loop expects them."""
-        return [p for name in self.learning if name not in self._beside for p in self._parameters[name]]
+        parameters: list[nn.Parameter] = []
+        for name in self.learning:
+            if name not in self._beside:
+                parameters += self._parameters[name]
+        return parameters
 
     def _is_host_cleared(self) -> bool:
         """Whether the host is trained, and has no gradients."""
-        host = [p for p in self.host if p.requires_grad]
-        return bool(host) and not any(_has_gradient(p) for p in host)
+        trained = False
+        for parameter in self.host:
+            if not parameter.requires_grad:
+                continue
+            if _has_gradient(parameter):
+                return False
+            trained = True
+        return trained
 
     def _forget_gradients(self) -> None:
         self._aside.drop()
         _clear(self._on())
-
-    def _hide(self) -> None:
-        """Clears what an earlier call of a step's closure has handed back."""
-        for name in self._beside:
-            _clear(self._parameters[name])
 
     def _follow_rates(self) -> None:
         for name, group in self.groups.items():
@@ -270,27 +296,34 @@ class SeedGroups:
         if self.gradient_stats is None or not self.gradient_stats.names:
             return
         seeds = [self._parameters[name] for name in self.learning]
-        self.ranks.average([p for parameters in seeds for p in parameters])
-        owners: list[Sequence[Tensor]] = [self.host, *seeds]
-        gradients = [[p.grad for p in parameters if p.grad is not None] for parameters in owners]
-        self._reached |= {name for name, mine in zip(self.learning, gradients[1:], strict=True) if mine}
-        measured, scale = gradients, getattr(optimizer, "grad_scale", None)
+        self.ranks.average(list(chain.from_iterable(seeds)))
+        gradients = [_gradients_of(self.host), *map(_gradients_of, seeds)]
+        for name, of_seed in zip(self.learning, gradients[1:], strict=True):
+            if of_seed:
+                self._reached.add(name)
+        measured = gradients
+        scale = getattr(optimizer, "grad_scale", None)
         if scale is not None:  # a fused optimizer divides by it itself
-            measured = [[g / scale.to(g.device) for g in mine] for mine in gradients]
-        bounds = self.config.max_grad_norm, self.config.exploding_norm
-        stats = measure(measured, *bounds, device=self.host[0].device)
+            measured = [_divided(of_owner, scale) for of_owner in gradients]
+        stats = measure(
+            measured,
+            self.config.max_grad_norm,
+            self.config.exploding_norm,
+            device=self.host[0].device,
+        )
         # The scale may be too large for a seed alone. Its step is skipped, as the scaler does for the host.
         overflowed = None if scaler is None else stats.clip_coef == 0
         # A branch that was left out of this step, as by LayerDrop, has no gradient that could be healthy or not.
         without = stats.tensors == 0
         self.gradient_stats.add(stats, without if overflowed is None else without | overflowed)
-        for mine, factor in zip(gradients[1:], stats.clip_coef[1:], strict=True):
-            for gradient in mine:
+        for of_seed, factor in zip(gradients[1:], stats.clip_coef[1:], strict=True):
+            for gradient in of_seed:
                 gradient.mul_(factor.to(gradient.device))
-        if overflowed is not None:
-            for parameters, skipped in zip(seeds, overflowed[1:].tolist(), strict=True):
-                if skipped:
-                    _clear(parameters)
+        if overflowed is None:
+            return
+        for parameters, skipped in zip(seeds, overflowed[1:].tolist(), strict=True):
+            if skipped:
+                _clear(parameters)
 
 
 def keep_apart_from_earlier(optimizer: Optimizer) -> None:
@@ -300,7 +333,11 @@ def keep_apart_from_earlier(optimizer: Optimizer) -> None:
             group[SLOT] = f"kept {group[SLOT]}"
 
 
-def inherited(leader: Group, counters: Collection[str], defaults: Mapping[str, Any]) -> Group:
+def inherited(
+    leader: Group,
+    counters: Collection[str],
+    defaults: Mapping[str, Any],
+) -> Group:
     """Returns the options of ``leader`` for a new group, with ``counters`` as in a new optimizer."""
     group = {}
     for key, value in leader.items():
@@ -315,7 +352,17 @@ def inherited(leader: Group, counters: Collection[str], defaults: Mapping[str, A
 
 def risen(age: int, steps: int) -> float:
     """Returns the share that a rate which rises over ``steps`` steps has reached in the step after ``age`` steps."""
-    return 1.0 if age >= steps else (age + 1) / steps
+    if age >= steps:
+        return 1.0
+    return (age + 1) / steps
+
+
+def _gradients_of(parameters: Sequence[Tensor]) -> list[Tensor]:
+    return [p.grad for p in parameters if p.grad is not None]
+
+
+def _divided(gradients: list[Tensor], scale: Tensor) -> list[Tensor]:
+    return [gradient / scale.to(gradient.device) for gradient in gradients]
 
 
 def _clear(parameters: Sequence[Tensor]) -> None:
@@ -333,11 +380,15 @@ def _has_gradient(parameter: Tensor) -> bool:
 
 def _marked(group: Group) -> dict[str, Any]:
     """Returns the options of a group, so that two of them tell which have changed; tensors are not read."""
-    options = {key: value for key, value in group.items() if key not in NOT_INHERITED}
-    return {
-        key: (id(value), value._version) if isinstance(value, Tensor) else copy.copy(value)
-        for key, value in options.items()
-    }
+    marks: dict[str, Any] = {}
+    for key, value in group.items():
+        if key in NOT_INHERITED:
+            continue
+        if isinstance(value, Tensor):
+            marks[key] = (id(value), value._version)
+        else:
+            marks[key] = copy.copy(value)
+    return marks
 
 
 def _set_rate(group: Group, rate: float | Tensor) -> None:

@@ -32,14 +32,23 @@ class PassHook:
             model.register_forward_hook(_Leave(self), always_call=True),
         ]
 
-    def enter(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def enter(
+        self,
+        model: nn.Module,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+    ) -> None:
+        """Notes that a pass begins, with these inputs."""
         if self.before_first is not None:
             self.before_first()
             self.before_first = None
         self._reached.clear()
         self._inside = True
-        inputs = tensors_in((arguments, keywords))
-        self.samples = next((len(x) for x in inputs if x.dim()), None)
+        self.samples = None
+        for tensor in tensors_in((arguments, keywords)):
+            if tensor.dim():
+                self.samples = len(tensor)
+                break
         if model.training or self.last is None:
             self.last = arguments, keywords
         if model.training and not self.shadow:
@@ -75,12 +84,22 @@ class _Bound:
 
 
 class _Enter(_Bound):
-    def __call__(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def __call__(
+        self,
+        model: nn.Module,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+    ) -> None:
         if self.passes is not None:
             self.passes.enter(model, arguments, keywords)
 
 
 class _Leave(_Bound):
-    def __call__(self, _model: nn.Module, _arguments: tuple[Any, ...], _output: Tensor) -> None:
+    def __call__(
+        self,
+        _model: nn.Module,
+        _arguments: tuple[Any, ...],
+        _output: Tensor,
+    ) -> None:
         if self.passes is not None:
             self.passes.leave()

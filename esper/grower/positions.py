@@ -30,23 +30,33 @@ def mixes_positions(seed: Seed, features: Tensor, place: Place) -> bool:
     length = features.shape[dimension]
     if length < 2:
         return False
-    mode, changed = seed.training, features.clone()
+    mode = seed.training
+    changed = features.clone()
+    # Only the first position changes: the delta at the others changes with it if the seed mixes positions.
     changed.select(dimension, 0).add_(1)
     with torch.no_grad():
         seed.eval()
-        found = [seed(given).narrow(dimension, 1, length - 1) for given in (features, changed)]
+        before = seed(features).narrow(dimension, 1, length - 1)
+        after = seed(changed).narrow(dimension, 1, length - 1)
     seed.train(mode)
-    return not torch.equal(*found)
+    return not torch.equal(before, after)
 
 
-def obstacle(model: nn.Module, topology: str, last: tuple[tuple[Any, ...], dict[str, Any]] | None) -> str | None:
+def obstacle(
+    model: nn.Module,
+    topology: str,
+    last: tuple[tuple[Any, ...], dict[str, Any]] | None,
+) -> str | None:
     """Returns why a seed that mixes positions cannot be planted in ``model``; None if it can.
 
     ``last`` are the positional and named arguments of the last training pass.
     """
-    if topology == "transformer" and any(_generates(module) for module in model.modules()):
+    if topology == "transformer" and any(map(_generates, model.modules())):
         return "the model generates with a cache of earlier positions, which the seed does not have"
-    if last is not None and any(_hides_some(mask) for mask in _masks(model, *last)):
+    if last is None:
+        return None
+    arguments, keywords = last
+    if any(map(_hides_some, _masks(model, arguments, keywords))):
         return "batches are padded, and the seed does not see the mask"
     return None
 
@@ -57,23 +67,32 @@ def _generates(module: nn.Module) -> bool:
     return callable(can_generate) and bool(can_generate())
 
 
-def _masks(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Iterator[Tensor]:
+def _masks(
+    model: nn.Module,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+) -> Iterator[Tensor]:
     """Yields the masks among the arguments of the model, also in dicts."""
     try:
         named = inspect.signature(model.forward).bind_partial(*arguments, **keywords).arguments
     except TypeError:
         named = keywords
-    waiting: list[Mapping[str, Any]] = [named]
+    waiting: list[Any] = [named]
     while waiting:
-        for name, value in waiting.pop().items():
+        mapping = waiting.pop()
+        if not isinstance(mapping, Mapping):
+            continue
+        for name, value in mapping.items():
             if isinstance(value, Tensor) and name in MASKS:
                 yield value
-            elif isinstance(value, Mapping):
-                waiting.append(value)
             elif isinstance(value, list | tuple):
-                waiting.extend(each for each in value if isinstance(each, Mapping))
+                waiting.extend(value)
+            else:
+                waiting.append(value)
 
 
 def _hides_some(mask: Tensor) -> bool:
     """Whether a mask treats some positions in another way than others."""
-    return mask.dim() == 2 and mask.numel() > 0 and bool((mask != mask.flatten()[0]).any())
+    if mask.dim() != 2 or mask.numel() == 0:
+        return False
+    return bool((mask != mask.flatten()[0]).any())

@@ -17,7 +17,8 @@ from esper.training.rng import draws_globally
 @contextmanager
 def kept_generators(devices: Iterable[torch.device]) -> Iterator[None]:
     """Restores the global generators of torch (the CPU's and those of GPUs), NumPy and Python after a block."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  a loop may draw from it
+    python = random.getstate()
+    numpy = np.random.get_state()  # noqa: NPY002  a loop may draw from it
     try:
         with torch.random.fork_rng(devices=list(devices)):
             yield
@@ -35,24 +36,34 @@ class SeedDraws:
         number: seeds its generator.
     """
 
-    def __init__(self, seed: Seed, probe: Tensor, number: int) -> None:
+    def __init__(
+        self,
+        seed: Seed,
+        probe: Tensor,
+        number: int,
+    ) -> None:
         self.device = probe.device
         self.needed = draws_globally(seed, probe)
         self._states = self._seeded(number) if self.needed else {}
 
     def own(self) -> AbstractContextManager[None]:
         """Runs a block with the seed's own random numbers, which go on from block to block."""
-        return self._swapped() if self.needed else nullcontext()
+        if not self.needed:
+            return nullcontext()
+        return self._swapped()
 
     @property
     def _gpus(self) -> list[torch.device]:
-        return [self.device] if self.device.type == "cuda" else []
+        if self.device.type != "cuda":
+            return []
+        return [self.device]
 
     def _seeded(self, number: int) -> dict[str, Tensor]:
-        generators = {"cpu": torch.Generator().manual_seed(number)}
+        """Returns the first states of the generators."""
+        states = {"cpu": torch.Generator().manual_seed(number).get_state()}
         for gpu in self._gpus:
-            generators["gpu"] = torch.Generator(gpu).manual_seed(number)
-        return {name: generator.get_state() for name, generator in generators.items()}
+            states["gpu"] = torch.Generator(gpu).manual_seed(number).get_state()
+        return states
 
     @contextmanager
     def _swapped(self) -> Iterator[None]:

@@ -43,31 +43,39 @@ class Ranks:
         if not self.parallel:
             return
         alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        for p in parameters:
-            alike.setdefault((p.device, p.dtype), []).append(p)
+        for parameter in parameters:
+            kind = (parameter.device, parameter.dtype)
+            alike.setdefault(kind, []).append(parameter)
         for group in alike.values():
             self._average(group)
 
     def _average(self, parameters: list[Tensor]) -> None:
         """Averages the gradients of parameters of one device and dtype, in one message."""
-        gradients = [p.new_zeros(p.shape) if p.grad is None else p.grad.to_dense() for p in parameters]
-        missing = [p.grad is None for p in parameters]
-        there = parameters[0].new_tensor([not absent for absent in missing])
-        flat = torch.cat([*(g.flatten() for g in gradients), there])
+        present = []
+        parts = []
+        for parameter in parameters:
+            present.append(parameter.grad is not None)
+            gradient = parameter.new_zeros(parameter.shape) if parameter.grad is None else parameter.grad.to_dense()
+            parts.append(gradient.flatten())
+        parts.append(parameters[0].new_tensor(present))
+        flat = torch.cat(parts)
         dist.all_reduce(flat)
-        *sums, counts = torch.split(flat, [*(g.numel() for g in gradients), len(parameters)])
+        *sums, counts = torch.split(flat, list(map(torch.numel, parts)))
+        nowhere = [False] * len(parameters)
         # Reading the counts waits for the device, so only a rank that lacks a gradient does.
-        nowhere = (counts == 0).tolist() if any(missing) else missing
-        for p, total, none in zip(parameters, sums, nowhere, strict=True):
-            p.grad = None if none else (total / dist.get_world_size()).view_as(p)
+        if not all(present):
+            nowhere = (counts == 0).tolist()
+        for parameter, total, none in zip(parameters, sums, nowhere, strict=True):
+            parameter.grad = None if none else (total / dist.get_world_size()).view_as(parameter)
 
     def largest(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns the element-wise maximum over the ranks of ``values`` [n]."""
-        if self.parallel:
-            gathered: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(gathered, values)
-            values = np.max(gathered, axis=0)
-        return values
+        if not self.parallel:
+            return values
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, values)
+        largest: NDArray[np.float64] = np.max(gathered, axis=0)
+        return largest
 
     def of_first(self, value: T) -> T:
         """Returns the value that rank 0 has."""
@@ -79,5 +87,7 @@ class Ranks:
 
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
         """Overwrites tensors by those of rank 0."""
-        for tensor in tensors if self.parallel else ():
+        if not self.parallel:
+            return
+        for tensor in tensors:
             dist.broadcast(tensor, 0)

@@ -38,8 +38,12 @@ class SlotReport:
     @property
     def measured(self) -> str:
         """The trial and the contribution in words; empty if neither was measured."""
-        values = {"trial": self.trial, "contribution": self.contribution}
-        return ", ".join(f"{name} {value:+.3g}" for name, value in values.items() if value is not None)
+        words = []
+        if self.trial is not None:
+            words.append(f"trial {self.trial:+.3g}")
+        if self.contribution is not None:
+            words.append(f"contribution {self.contribution:+.3g}")
+        return ", ".join(words)
 
 
 @dataclass(frozen=True)
@@ -76,32 +80,43 @@ class GrowthStep:
     def _happened(self) -> Iterator[str]:
         """Yields what the controller and the governor did in this step."""
         for change in self.changes:
-            slot, seed = self.slots[change.slot], f"{change.blueprint} in {change.slot}"
-            measured = slot.measured and f", {slot.measured}"
-            words = {
-                SeedStage.BLENDING.name: f"blends in {seed}",
-                SeedStage.FOSSILIZED.name: f"kept {seed}{measured}",
-                SeedStage.PRUNED.name: f"removed from {change.slot}: {slot.removed}",
-            }
-            if change.before == SeedStage.DORMANT.name:
-                at_once = ", kept at once" if change.after == SeedStage.FOSSILIZED.name else ""
-                yield f"planted {seed} ({slot.path}), {slot.parameters:,} parameters{at_once}"
-            elif change.after in words:
-                yield words[change.after]
+            words = self._words_of(change)
+            if words:
+                yield words
         if self.action is not None and not self.action.accepted:
             yield f"{self.action.op} in {self.action.slot} is refused: {self.action.reason}"
         if self.rollback is not None:
             yield f"went back to epoch {self.rollback.restored_epoch}: {self.rollback.reason}"
 
+    def _words_of(self, change: StageChanged) -> str:
+        """Returns words for a change that is told; "" for another one."""
+        slot = self.slots[change.slot]
+        seed = f"{change.blueprint} in {change.slot}"
+        if change.before == SeedStage.DORMANT.name:
+            planted = f"planted {seed} ({slot.path}), {slot.parameters:,} parameters"
+            if change.after == SeedStage.FOSSILIZED.name:
+                planted += ", kept at once"
+            return planted
+        by_stage = {
+            SeedStage.BLENDING.name: f"blends in {seed}",
+            SeedStage.FOSSILIZED.name: f"kept {seed}{_behind_comma(slot.measured)}",
+            SeedStage.PRUNED.name: f"removed from {change.slot}: {slot.removed}",
+        }
+        return by_stage.get(change.after, "")
+
     def _waiting(self) -> Iterator[str]:
         """Yields the seeds that are not kept yet."""
         for name, slot in self.slots.items():
             if slot.blueprint is not None and slot.stage != SeedStage.FOSSILIZED.name:
-                yield f"{slot.blueprint} in {name} is in {slot.stage}{slot.measured and f', {slot.measured}'}"
+                yield f"{slot.blueprint} in {name} is in {slot.stage}{_behind_comma(slot.measured)}"
 
 
 def report(
-    env: LoopEnv, epoch: int, points: float, events: Sequence[Event], before: Mapping[str, SlotReport]
+    env: LoopEnv,
+    epoch: int,
+    points: float,
+    events: Sequence[Event],
+    before: Mapping[str, SlotReport],
 ) -> GrowthStep:
     """Returns the report of ``epoch``.
 
@@ -110,17 +125,19 @@ def report(
         before: the slots before the controller acted, with what was measured of their seeds.
     """
     state = env.state
-    for change in events:
-        if isinstance(change, StageChanged) and change.after == SeedStage.PRUNED.name:
-            measured, why = before[change.slot].measured, CAUSES.get(change.cause, change.cause)
-            env.removed[change.slot] = f"{change.blueprint}, {why}{measured and f', {measured}'}"
+    changes = tuple(event for event in events if isinstance(event, StageChanged))
+    for change in changes:
+        if change.after == SeedStage.PRUNED.name:
+            cause = CAUSES.get(change.cause, change.cause)
+            measured = _behind_comma(before[change.slot].measured)
+            env.removed[change.slot] = f"{change.blueprint}, {cause}{measured}"
     return GrowthStep(
         epoch=epoch,
         score=float(state.accuracy[0]) / points,
         committed=float(state.committed[0]) / points,
         without_seeds=_known(state.all_off[0], points),
         action=next((event for event in events if isinstance(event, ActionTaken)), None),
-        changes=tuple(event for event in events if isinstance(event, StageChanged)),
+        changes=changes,
         slots=slots_of(env, points),
         rollback=next((event for event in events if isinstance(event, GovernorRollback)), None),
         done=bool(env.done[0]),
@@ -129,19 +146,25 @@ def report(
 
 def slots_of(env: LoopEnv, points: float) -> dict[str, SlotReport]:
     """Returns the present state of each slot."""
-    return {name: _slot(env, s, points) for s, name in enumerate(env.action_spec.slots)}
+    slots = {}
+    for s, name in enumerate(env.action_spec.slots):
+        slots[name] = _slot(env, s, points)
+    return slots
 
 
 def why_nothing(env: LoopEnv) -> str:
     """Returns a sentence that says why no seed was kept."""
-    slots, spec = env.state.slots, env.action_spec
-    waiting = []
+    spec = env.action_spec
+    slots = env.state.slots
+    reasons = [f"{name} held {words}" for name, words in env.removed.items()]
     for s, name in enumerate(spec.slots):
         if slots.living[0, s]:
             stage = SeedStage(slots.stage[0, s]).name
-            waiting.append(f"{spec.blueprints[slots.blueprint[0, s]]} in {name} was still in {stage} at the end")
-    removed = [f"{name} held {words}" for name, words in env.removed.items()]
-    return "no seed is kept: " + ("; ".join([*removed, *waiting]) or f"none was planted{_too_short(env)}")
+            blueprint = spec.blueprints[slots.blueprint[0, s]]
+            reasons.append(f"{blueprint} in {name} was still in {stage} at the end")
+    if not reasons:
+        reasons.append(f"none was planted{_too_short(env)}")
+    return f"no seed is kept: {'; '.join(reasons)}"
 
 
 def _too_short(env: LoopEnv) -> str:
@@ -154,7 +177,8 @@ def _too_short(env: LoopEnv) -> str:
 
 
 def _slot(env: LoopEnv, s: int, points: float) -> SlotReport:
-    slots, at = env.state.slots, (0, s)
+    slots = env.state.slots
+    at = (0, s)
     index = int(slots.blueprint[at])
     name = env.action_spec.slots[s]
     return SlotReport(
@@ -171,4 +195,11 @@ def _slot(env: LoopEnv, s: int, points: float) -> SlotReport:
 
 def _known(value: float, points: float) -> float | None:
     """Returns percentage points in the unit of the score; None for NaN, which was not measured."""
-    return None if np.isnan(value) else float(value) / points
+    if np.isnan(value):
+        return None
+    return float(value) / points
+
+
+def _behind_comma(words: str) -> str:
+    """Returns ``words`` behind a comma; "" for none."""
+    return words and f", {words}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from numbers import Number
 from typing import Any
@@ -59,13 +60,19 @@ class HostGroups:
 class _Groups(list[Group]):
     """Groups of a view. When a schedule has gone through them, seeds follow the rates that it has set."""
 
-    def __init__(self, groups: list[Group], follow: WeakMethod[Callable[[], None]] | None) -> None:
+    def __init__(
+        self,
+        groups: list[Group],
+        follow: WeakMethod[Callable[[], None]] | None,
+    ) -> None:
         super().__init__(groups)
         self._follow = follow
 
     def __iter__(self) -> Iterator[Group]:
         yield from super().__iter__()
-        follow = None if self._follow is None else self._follow()
+        if self._follow is None:
+            return
+        follow = self._follow()
         if follow is not None:
             follow()
 
@@ -94,13 +101,19 @@ def show_host_groups(optimizer: Optimizer, given: object = ()) -> None:
     Raises:
         ConfigError: ``given`` has something that is no schedule of ``optimizer``.
     """
-    for schedule in _listed(given):
+    schedules: list[Any] = [given]
+    if isinstance(given, Iterable) and not hasattr(given, "step"):
+        schedules = list(given)
+    for schedule in schedules:
         _limit(_of_optimizer(schedule, optimizer), optimizer)
     for schedule in _alive(optimizer):
         _limit(schedule, optimizer)
 
 
-def in_order(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any] | None:
+def in_order(
+    optimizer: Optimizer,
+    state: dict[str, Any],
+) -> dict[str, Any] | None:
     """Puts the groups of a saved ``state`` in the order of those of ``optimizer``, by slot.
 
     Seeds, and a loop that adds groups of its own, add them in another order after a resume than in one go.
@@ -108,33 +121,35 @@ def in_order(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any] | No
     Raises ConfigError if the state has other seeds than the optimizer.
     """
     saved = state["param_groups"]
-    slots = [group.get(SLOT) for group in optimizer.param_groups]
-    saved_slots = [group.get(SLOT) for group in saved]
+    slots = _slots_of(optimizer.param_groups)
+    saved_slots = _slots_of(saved)
     if saved_slots == slots:
         return None
-    if set(saved_slots) - {None} != set(slots) - {None}:
-        has, wanted = _named(saved_slots), _named(slots)
+    saved_seeds = set(saved_slots) - {None}
+    seeds = set(slots) - {None}
+    if saved_seeds != seeds:
         raise ConfigError(
-            f"the optimizer's state has {has}, and the optimizer has {wanted}: load the Grower's state first, which "
-            "plants the seeds, then the optimizer's of the same epoch"
+            f"the optimizer's state has {_named(saved_seeds)}, and the optimizer has {_named(seeds)}: load the "
+            "Grower's state first, which plants the seeds, then the optimizer's of the same epoch"
         )
     if len(saved) != len(slots):
-        return None  # torch says so
-    seeds = {group[SLOT]: group for group in saved if SLOT in group}
-    others = iter([group for group in saved if SLOT not in group])
-    return {**state, "param_groups": [next(others) if slot is None else seeds[slot] for slot in slots]}
+        return None  # torch reports it
+    # Groups of the host have no slot, and stay in their order: the last of a list is the next to be taken.
+    waiting: defaultdict[str | None, list[Group]] = defaultdict(list)
+    for group in reversed(saved):
+        waiting[group.get(SLOT)].append(group)
+    return {**state, "param_groups": [waiting[slot].pop() for slot in slots]}
 
 
-def _named(slots: Iterable[str | None]) -> str:
-    names = sorted(slot for slot in slots if slot is not None)
-    return f"seeds in {', '.join(names)}" if names else "no seeds"
+def _slots_of(groups: list[Group]) -> list[Any]:
+    """Returns the slot of each group, None for one of the host."""
+    return [group.get(SLOT) for group in groups]
 
 
-def _listed(given: object) -> list[Any]:
-    """Returns the schedules in ``given``, one or several."""
-    if hasattr(given, "step") or not isinstance(given, Iterable):
-        return [given]
-    return list(given)
+def _named(slots: set[Any]) -> str:
+    if not slots:
+        return "no seeds"
+    return f"seeds in {', '.join(sorted(slots))}"
 
 
 def _of_optimizer(schedule: Any, optimizer: Optimizer) -> Any:
@@ -164,7 +179,9 @@ def _limit(schedule: Any, optimizer: Optimizer) -> None:
         return
     groups = optimizer.param_groups
     for name, values in list(vars(schedule).items()):
-        if PER_GROUP.fullmatch(name) and isinstance(values, list) and len(values) == len(groups):
+        if not PER_GROUP.fullmatch(name):
+            continue
+        if isinstance(values, list) and len(values) == len(groups):
             kept = [value for value, group in zip(values, groups, strict=True) if SLOT not in group]
             setattr(schedule, name, kept)
     schedule.optimizer = HostGroups(schedule.optimizer)
@@ -178,7 +195,9 @@ def _alive(optimizer: Optimizer) -> Iterator[Any]:
         if kind not in kinds:
             kinds[kind] = _test_of(kind, len(optimizer.param_groups))
         test = kinds[kind]
-        if test is not None and _is_of(vars(thing).get("optimizer"), optimizer) and test(thing):
+        if test is None or not _is_of(vars(thing).get("optimizer"), optimizer):
+            continue
+        if test(thing):
             yield thing
 
 
@@ -198,5 +217,9 @@ def _keeps_numbers(thing: Any, groups: int) -> bool:
     attributes = vars(thing).values()
     if any(isinstance(value, nn.Module) for value in attributes):
         return False
-    listed = [value for value in attributes if isinstance(value, list | tuple) and len(value) == groups]
-    return any(all(isinstance(entry, Number | Tensor) for entry in values) for values in listed)
+    for values in attributes:
+        if not isinstance(values, list | tuple) or len(values) != groups:
+            continue
+        if all(isinstance(entry, Number | Tensor) for entry in values):
+            return True
+    return False

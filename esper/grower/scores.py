@@ -32,6 +32,15 @@ class Score:
     def mean(self) -> float:
         return float(self.samples.mean())
 
+    def loss_at(self, points: float) -> float:
+        """Returns the loss. Without one, what is missing to 100 pp counts, in units of one.
+
+        ``points`` are the percentage points in one unit of the score.
+        """
+        if self.loss is not None:
+            return self.loss
+        return 1 - self.mean * points / 100
+
 
 def read_score(result: object, epoch: int, finite: bool = True) -> Score:
     """Reads the result of ``evaluate`` after ``epoch`` epochs.
@@ -44,10 +53,10 @@ def read_score(result: object, epoch: int, finite: bool = True) -> Score:
     if isinstance(result, tuple):
         if len(result) != 2:
             raise TypeError(f"evaluate returned a tuple of {len(result)}; return {FORMS}")
-        result, given = result
-        loss = float(_numbers(given).mean())
+        result, losses = result
+        loss = float(_numbers(losses).mean())
     samples = _numbers(result)
-    if samples.ndim > 1 or samples.size == 0 or (samples.ndim == 1 and len(samples) < 2):
+    if samples.ndim > 1 or (samples.ndim == 1 and len(samples) < 2):
         raise TypeError(f"evaluate returned an array of shape {list(samples.shape)}; return {FORMS}")
     if finite and not np.isfinite(samples).all():
         raise ValueError(

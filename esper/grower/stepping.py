@@ -34,13 +34,11 @@ After = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 
 def inside(wrapper: object, attributes: tuple[str, ...]) -> Any:
     """Returns the object in the innermost of nested wrappers with these attributes, or ``wrapper`` itself."""
-    found: Any = wrapper
-    while True:
-        held = [getattr(found, name, None) for name in attributes]
-        inner = [each for each in held if callable(getattr(each, "step", None)) and each is not found]
-        if not inner:
-            return found
-        found = inner[0]
+    for name in attributes:
+        inner = getattr(wrapper, name, None)
+        if inner is not wrapper and callable(getattr(inner, "step", None)):
+            return inside(inner, attributes)
+    return wrapper
 
 
 def innermost(optimizer: object) -> Any:
@@ -53,18 +51,23 @@ def unwrapped(optimizer: object) -> Optimizer:
 
     Raises ConfigError if there is none, or if it cannot update seeds.
     """
-    found = innermost(optimizer)
-    if not isinstance(found, Optimizer):
+    inner = innermost(optimizer)
+    if not isinstance(inner, Optimizer):
         raise ConfigError(f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
-    library = type(found).__module__.partition(".")[0]
-    name = type(found).__name__
+    kind = type(inner)
+    library = kind.__module__.partition(".")[0]
+    name = kind.__name__
     reason = UNFIT.get(f"{library}.{name}")
     if reason is not None:
         raise ConfigError(f"{name} cannot update seeds: {reason}; or use another optimizer, such as AdamW or SGD")
-    return found
+    return inner
 
 
-def hook_steps(optimizer: object, before: Before, after: After) -> None:
+def hook_steps(
+    optimizer: object,
+    before: Before,
+    after: After,
+) -> None:
     """Calls ``before`` and ``after`` around each step of ``optimizer``, with the arguments of torch's step hooks.
 
     The hooks stay for the optimizer's life.
@@ -79,14 +82,14 @@ def hook_steps(optimizer: object, before: Before, after: After) -> None:
     step = stepped.step
 
     def hooked(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        given: tuple[Any, ...] = (self, *arguments)
+        passed: tuple[Any, ...] = (self, *arguments)
         if self is not stepped:  # a copy
-            return type(self).step(*given, **keywords)
-        changed = before(self, given, keywords)
+            return type(self).step(*passed, **keywords)
+        changed = before(self, passed, keywords)
         if changed is not None:
-            given, keywords = changed
-        result = step(*given[1:], **keywords)
-        after(self, given, keywords)
+            passed, keywords = changed
+        result = step(*passed[1:], **keywords)
+        after(self, passed, keywords)
         return result
 
     stepped.step = MethodType(hooked, stepped)
@@ -101,10 +104,10 @@ def live_scalers() -> list[torch.amp.GradScaler]:
 def stepping_scaler(scalers: Iterable[torch.amp.GradScaler], *optimizers: object) -> torch.amp.GradScaler | None:
     """Returns the one of ``scalers`` that has unscaled the gradients of an optimizer for the present step, or None."""
     for scaler in scalers:
-        states = scaler._per_optimizer_states
-        seen = [states[id(each)] for each in optimizers if id(each) in states]
-        if any(state["found_inf_per_device"] for state in seen):
-            return scaler
+        for optimizer in optimizers:
+            state = scaler._per_optimizer_states.get(id(optimizer))
+            if state is not None and state["found_inf_per_device"]:
+                return scaler
     return None
 
 
@@ -116,4 +119,6 @@ def unscaling(scaler: torch.amp.GradScaler | None, optimizer: object) -> Tensor 
     if scaler is None or getattr(optimizer, "grad_scale", None) is not None:
         return None
     scale = scaler._get_scale_async()
-    return None if scale is None else scale.double().reciprocal().float()
+    if scale is None:
+        return None
+    return scale.double().reciprocal().float()

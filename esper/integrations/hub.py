@@ -17,7 +17,8 @@ from esper.files.grown_host import HostFiles, export, load_host
 from esper.files.policy import find_policy
 from esper.hosts.grown import GrownHost
 
-POLICY, HOST = "policy.safetensors", "host"
+POLICY = "policy.safetensors"
+HOST = "host"
 TAGS = ["growing-networks"]
 DOWNLOAD = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 """Arguments that the mixin passes on to a download."""
@@ -25,9 +26,11 @@ DOWNLOAD = ("revision", "cache_dir", "force_download", "local_files_only", "toke
 
 def _folder(model_id: str, options: dict[str, Any]) -> Path:
     """Returns the folder ``model_id``, or that of its download from the hub."""
-    if Path(model_id).is_dir():
-        return Path(model_id)
-    return Path(snapshot_download(model_id, **{name: options[name] for name in DOWNLOAD if name in options}))
+    folder = Path(model_id)
+    if folder.is_dir():
+        return folder
+    passed = {name: options[name] for name in DOWNLOAD if name in options}
+    return Path(snapshot_download(model_id, **passed))
 
 
 class HubPolicy(ModelHubMixin, library_name="esper", tags=TAGS):
@@ -58,7 +61,13 @@ class HubHost(ModelHubMixin, library_name="esper", tags=TAGS):
         export(self.network, save_directory / HOST)
 
     @classmethod
-    def _from_pretrained(cls, *, model_id: str, model: nn.Module | None = None, **options: Any) -> HubHost:
+    def _from_pretrained(
+        cls,
+        *,
+        model_id: str,
+        model: nn.Module | None = None,
+        **options: Any,
+    ) -> HubHost:
         """Loads a host; ``model`` is the network that it was grown from, as for :func:`esper.load_host`.
 
         Raises ConfigError if the files are missing or broken.

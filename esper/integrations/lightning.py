@@ -35,8 +35,17 @@ class GrowthCallback(Callback):
         options: other arguments of :class:`Grower`, such as ``controller`` and ``topology``.
     """
 
-    def __init__(self, sites: Sites, score: Callable[..., Tensor], horizon: int | None = None, **options: Any) -> None:
-        self.sites, self.score, self.horizon, self.options = sites, score, horizon, options
+    def __init__(
+        self,
+        sites: Sites,
+        score: Callable[..., Tensor],
+        horizon: int | None = None,
+        **options: Any,
+    ) -> None:
+        self.sites = sites
+        self.score = score
+        self.horizon = horizon
+        self.options = options
         self.grower: Grower | None = None
         self.steps: list[GrowthStep] = []
         """The report of each step since the start of ``fit``."""
@@ -58,7 +67,12 @@ class GrowthCallback(Callback):
         module: Any = pl_module  # torch gives the method no types
         self._loading = module.register_load_state_dict_pre_hook(arrive)
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        checkpoint: dict[str, Any],
+    ) -> None:
         add_seeds(pl_module, checkpoint["state_dict"])
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -69,6 +83,7 @@ class GrowthCallback(Callback):
             raise ConfigError("growth in a Trainer needs one optimizer that the Trainer steps; or use esper.Grower")
         if not trainer.enable_validation:
             raise ConfigError("growth needs validation: give the module a validation_step and a loader for it")
+
         self.steps = []
         model: Any = trainer.strategy.model  # None before a fit
         self.grower = Grower(
@@ -76,7 +91,7 @@ class GrowthCallback(Callback):
             self.sites,
             trainer.optimizers[0],
             horizon=self.horizon or _validations(trainer),
-            scheduler=[each.scheduler for each in trainer.lr_scheduler_configs],
+            scheduler=[config.scheduler for config in trainer.lr_scheduler_configs],
             **self.options,
         )
         if self._state:  # before Lightning loads the optimizer, which has the seeds' groups
@@ -84,15 +99,19 @@ class GrowthCallback(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         grower = self.grower
-        if grower is None or trainer.state.fn != "fit" or trainer.sanity_checking or grower.epoch >= grower.horizon:
+        if grower is None or grower.epoch >= grower.horizon:
+            return
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         loaders: Any = trainer.val_dataloaders
+        if not isinstance(loaders, list | tuple):
+            loaders = [loaders]
 
         def evaluate(module: Any) -> Tensor:
             module.eval()
-            batches = chain.from_iterable(loaders if isinstance(loaders, list | tuple) else [loaders])
+            batches = map(trainer.strategy.batch_to_device, chain.from_iterable(loaders))
             with trainer.precision_plugin.val_step_context():
-                scores = [self.score(module, trainer.strategy.batch_to_device(batch)) for batch in batches]
+                scores = [self.score(module, batch) for batch in batches]
             return torch.cat(scores).float()
 
         with torch.inference_mode(False):  # new seeds are trained
@@ -109,7 +128,9 @@ class GrowthCallback(Callback):
             self._loading = None
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self.grower is None else self.grower.state_dict()
+        if self.grower is None:
+            return {}
+        return self.grower.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._state = state_dict
@@ -127,6 +148,8 @@ def _require_no_averages(trainer: Any) -> None:
 
 def _validations(trainer: Trainer) -> int:
     """Returns the number of validations. Raises ConfigError unless there is one at the end of each epoch."""
-    if (trainer.check_val_every_n_epoch, trainer.val_check_interval) != (1, 1.0) or (trainer.max_epochs or -1) < 0:
+    once_an_epoch = trainer.check_val_every_n_epoch == 1 and trainer.val_check_interval == 1.0
+    epochs = int(trainer.max_epochs or 0)
+    if not once_an_epoch or epochs <= 0:
         raise ConfigError("the number of validations is not known: pass horizon=, or max_epochs and one in each epoch")
-    return int(trainer.max_epochs or 0)
+    return epochs

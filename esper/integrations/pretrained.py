@@ -58,14 +58,14 @@ class SeedsLoader(HfQuantizer):
 
     def postprocess_model(self, model: Any, **more: Any) -> Any:
         """Leaves an ordinary model, which is trained, saved and converted as any other."""
-        found = super().postprocess_model(model, **more)
+        model = super().postprocess_model(model, **more)
         for name in ("hf_quantizer", "quantization_method"):
-            if name in found.__dict__:
-                delattr(found, name)
-        found.is_quantized = False
-        del found.config.quantization_config
-        note_seeds(found)
-        return found
+            if name in model.__dict__:
+                delattr(model, name)
+        model.is_quantized = False
+        del model.config.quantization_config
+        note_seeds(model)
+        return model
 
     def is_serializable(self, *_more: Any, **_named: Any) -> bool:
         return True

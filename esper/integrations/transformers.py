@@ -33,23 +33,43 @@ class GrowthTrainerCallback(TrainerCallback):
         options: other arguments of :class:`Grower`, such as ``controller`` and ``topology``.
     """
 
-    def __init__(self, sites: Sites, score: Callable[..., Tensor], horizon: int | None = None,
-                 checkpoint: Path | str | None = None, **options: Any) -> None:  # fmt: skip
-        self.sites, self.score, self.horizon, self.checkpoint, self.options = sites, score, horizon, checkpoint, options
+    def __init__(
+        self,
+        sites: Sites,
+        score: Callable[..., Tensor],
+        horizon: int | None = None,
+        checkpoint: Path | str | None = None,
+        **options: Any,
+    ) -> None:
+        self.sites = sites
+        self.score = score
+        self.horizon = horizon
+        self.checkpoint = checkpoint
+        self.options = options
         self.grower: Grower | None = None
         self.steps: list[GrowthStep] = []  # since the start of training
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **has: Any) -> None:
         """Makes the Grower. Raises ConfigError if it cannot work here, or the checkpoint lacks the growth."""
         sharded = args.world_size > 1 or args.n_gpu > 1 or args.deepspeed or args.fsdp
-        if sharded or args.torch_compile or args.load_best_model_at_end:  # that would put old weights beside new seeds
+        # The best model's old weights would be loaded beside new seeds.
+        if sharded or args.torch_compile or args.load_best_model_at_end:
             unfit = "several devices, DeepSpeed, FSDP, torch_compile and load_best_model_at_end"
             raise ConfigError(f"growth in a Trainer does not work with {unfit}; esper.Grower works with DDP")
-        planned = {"horizon": self.horizon or _evaluations(args, state), "scheduler": has["lr_scheduler"]}
-        self.grower = Grower(has["model"], self.sites, has["optimizer"], **planned, **self.options)
-        self.steps, self._step, self._optimizer = [], state.global_step, unwrapped(has["optimizer"])
+        self.grower = Grower(
+            has["model"],
+            self.sites,
+            has["optimizer"],
+            horizon=self.horizon or _evaluations(args, state),
+            scheduler=has["lr_scheduler"],
+            **self.options,
+        )
+        self.steps = []
+        self._step = state.global_step
+        self._optimizer = unwrapped(has["optimizer"])
         if state.global_step:
-            file = Path(self.checkpoint or f"{args.output_dir}/checkpoint-{state.global_step}") / FILE
+            folder = self.checkpoint or f"{args.output_dir}/checkpoint-{state.global_step}"
+            file = Path(folder) / FILE
             if not file.is_file():
                 raise ConfigError(f"{file} does not exist: pass the folder of the checkpoint as checkpoint=")
             saved = torch.load(file, map_location=args.device)
@@ -61,19 +81,23 @@ class GrowthTrainerCallback(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, **has: Any) -> None:
         def evaluate(model: nn.Module) -> Tensor:
             model.eval()
-            return torch.cat([self.score(model, batch) for batch in has["eval_dataloader"]]).float()
+            scores = [self.score(model, batch) for batch in has["eval_dataloader"]]
+            return torch.cat(scores).float()
 
         grower = self.grower
-        if grower is not None and grower.epoch < grower.horizon and state.global_step != self._step:
+        if grower is None or grower.epoch >= grower.horizon:
+            return
+        if state.global_step != self._step:
             self._step = state.global_step
             self.steps.append(grower.step(evaluate))
 
     def on_save(self, args: Any, state: Any, control: Any, **_has: Any) -> None:
-        if self.grower is not None:
-            self._hook.remove()
-            saved = {"grower": self.grower.state_dict(), "optimizer": self._optimizer.state_dict()}
-            self._hook = self._optimizer.register_state_dict_post_hook(_without_seeds)
-            torch.save(saved, f"{args.output_dir}/checkpoint-{state.global_step}/{FILE}")
+        if self.grower is None:
+            return
+        self._hook.remove()
+        saved = {"grower": self.grower.state_dict(), "optimizer": self._optimizer.state_dict()}
+        self._hook = self._optimizer.register_state_dict_post_hook(_without_seeds)
+        torch.save(saved, f"{args.output_dir}/checkpoint-{state.global_step}/{FILE}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_has: Any) -> None:
         if self.grower is not None:
@@ -83,8 +107,11 @@ class GrowthTrainerCallback(TrainerCallback):
 
 def _without_seeds(_optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
     groups = [group for group in state["param_groups"] if "slot" not in group]
-    kept = {index for group in groups for index in group["params"]}
-    return {"param_groups": groups, "state": {i: value for i, value in state["state"].items() if i in kept}}
+    kept: set[int] = set()
+    for group in groups:
+        kept.update(group["params"])
+    values = {index: value for index, value in state["state"].items() if index in kept}
+    return {"param_groups": groups, "state": values}
 
 
 def _evaluations(args: Any, state: Any) -> int:
