@@ -51,7 +51,9 @@ class GrownHost(Host):
         self.seeds = nn.ModuleDict(seeds)
         self.kept = dict(kept)
         self.task = task
-        self.sites, self.topology, self.in_place = host.sites, host.topology, host.in_place
+        self.sites = host.sites
+        self.topology = host.topology
+        self.in_place = host.in_place
 
     @property
     def possible_slots(self) -> tuple[str, ...]:
@@ -76,7 +78,9 @@ class GrownHost(Host):
         def grown(site: int, at: Features) -> Tensor:
             name = self.sites[site].name
             if name in self.seeds:
-                at = at.with_sink(torch.add(at.h, self.seeds[name](at.source), alpha=self.kept[name].alpha))
+                delta = self.seeds[name](at.source)
+                h = torch.add(at.h, delta, alpha=self.kept[name].alpha)
+                at = at.with_sink(h)
             return hook(site, at)
 
         return grown

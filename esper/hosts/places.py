@@ -17,7 +17,9 @@ def layout_of(name: str, path: SitePath, h: Tensor, declared: str | None, shapes
     found. Seeds with a source work on each sample and position alike, so that it need not be known which is which."""
     if declared is not None:
         return Layout(declared)
-    return shapes.layout_of(f"slot {name}: {path.sink}", h, batch if path.source is None else None)
+    if path.source is not None:
+        batch = None
+    return shapes.layout_of(f"slot {name}: {path.sink}", h, batch)
 
 
 def place_of(model: nn.Module, name: str, channels: int, layout: Layout, between: Between | None) -> Place:

@@ -56,10 +56,15 @@ def nearest_in_size(build_host: Callable[[], Host], parameters: int, sample: Ten
                 host = family.build(width)
         return abs(host.parameter_count - parameters)
 
-    width, least = family.width, difference(family.width)
-    while (wider := difference(width + family.step)) < least:
-        width, least = width + family.step, wider
-    return replace(family, width=width)
+    width = family.width
+    least = difference(width)
+    while True:
+        wider = width + family.step
+        reached = difference(wider)
+        if reached >= least:
+            return replace(family, width=width)
+        width = wider
+        least = reached
 
 
 def at_width(build_host: Callable[[], Host], width: int) -> Callable[[], Host]:

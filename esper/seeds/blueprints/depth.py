@@ -66,7 +66,9 @@ def _size_of_last(place: Place) -> int:
 
 
 def _obstacle_to_copy(place: Place, blocks: Callable[[Place], Sequence[nn.Module]]) -> str | None:
-    return None if blocks(place) else "there are no blocks before it that return features like those that they read"
+    if blocks(place):
+        return None
+    return "there are no blocks before it that return features like those that they read"
 
 
 def _obstacle_to_empty(place: Place) -> str | None:
@@ -86,19 +88,25 @@ COPIES: Mapping[str, tuple[str, Callable[[Place], Sequence[nn.Module]]]] = Mappi
 def register_in(registry: BlueprintRegistry) -> None:
     """Adds the blueprints of this module to those of transformers, after the others."""
     for name, (words, blocks) in COPIES.items():
-        registry.add(
-            Blueprint(
-                *("transformer", name, words, partial(copied, blocks=blocks), partial(_size_of, blocks=blocks)),
-                takes_place=True,
-                copies=blocks,
-                obstacle=partial(_obstacle_to_copy, blocks=blocks),
-            )
-        )
-    registry.add(
-        Blueprint(
-            *("transformer", "empty", "a new block that returns its input; zero at birth", emptied, _size_of_last),
+        blueprint = Blueprint(
+            topology="transformer",
+            name=name,
+            description=words,
+            build=partial(copied, blocks=blocks),
+            parameters=partial(_size_of, blocks=blocks),
             takes_place=True,
-            zero_at_birth=True,
-            obstacle=_obstacle_to_empty,
+            copies=blocks,
+            obstacle=partial(_obstacle_to_copy, blocks=blocks),
         )
+        registry.add(blueprint)
+    empty = Blueprint(
+        topology="transformer",
+        name="empty",
+        description="a new block that returns its input; zero at birth",
+        build=emptied,
+        parameters=_size_of_last,
+        takes_place=True,
+        zero_at_birth=True,
+        obstacle=_obstacle_to_empty,
     )
+    registry.add(empty)
