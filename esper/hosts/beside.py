@@ -49,10 +49,22 @@ class BesideHost(Host):
         self.host.eval()
         return self
 
-    def forward_with_hook(self, x: Inputs, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_with_hook(
+        self,
+        x: Inputs,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Tensor:
         return self.joined(self.learner.forward_with_hook(x, hook, vacant), x)
 
-    def forward_from(self, x: Inputs, site: int, at: Features, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_from(
+        self,
+        x: Inputs,
+        site: int,
+        at: Features,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Tensor:
         return self.joined(self.learner.forward_from(x, site, at, hook, vacant), x)
 
     @abstractmethod

@@ -93,7 +93,13 @@ class _Watch:
             self.use(inputs, output, {"path": path}, path)
         self.seen.add(path)
 
-    def use(self, values: object, output: object, part: Part | None, name: str) -> None:
+    def use(
+        self,
+        values: object,
+        output: object,
+        part: Part | None,
+        name: str,
+    ) -> None:
         """Notes a call of ``name`` with ``values``, which is the layer ``part`` if it can be one."""
         before = self.tensors
         if self.reached:
@@ -117,7 +123,11 @@ class _Watch:
         self.reached = part.get("path") == self.site.sink
 
 
-def find_between(model: nn.Module, sites: Mapping[str, SitePath], run: Callable[[], object]) -> dict[str, Between]:
+def find_between(
+    model: nn.Module,
+    sites: Mapping[str, SitePath],
+    run: Callable[[], object],
+) -> dict[str, Between]:
     """Returns by slot the layers between source and sink of those ``sites`` that have a source.
 
     ``run`` runs the model once. Layers are found if each reads the output of the one before it, which nothing else
@@ -173,7 +183,13 @@ class _Functions(TorchFunctionMode):
         self.inside = 0
         """Number of known layers that run at the moment, one in the other."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
@@ -184,7 +200,12 @@ class _Functions(TorchFunctionMode):
         return output
 
 
-def _part_of(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Part | None:
+def _part_of(
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    output: Any,
+) -> Part | None:
     """Returns a function that treats each channel by itself as a part; None for another."""
     name = IN_PLACE.get(name, name)
     h, *rest = args

@@ -78,12 +78,18 @@ class CNNHost(SegmentedHost):
             channels = width
         layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
         sites[f"r2c{blocks - 1}"] = classes, SiteSpan(inside[-1], len(layers))
-        at_first = [name for name in sites if int(name[1]) < rows]
-        cuts = [sites[name][1].sink for name in at_first]
-        segments = [nn.Sequential(*layers[a:b]) for a, b in pairwise([0, *cuts, len(layers)])]
-        super().__init__(segments, [Place(name, sites[name][0]) for name in at_first], topology="cnn")
+        cuts = [0]
+        places = []
+        for name, (width, span) in sites.items():
+            row = int(name[1])
+            if row < rows:
+                cuts.append(span.sink)
+                places.append(Place(name, width))
+        cuts.append(len(layers))
+        segments = [nn.Sequential(*layers[a:b]) for a, b in pairwise(cuts)]
+        super().__init__(segments, places, topology="cnn")
         self._possible = sites
-        self._use_slots(set(at_first))
+        self._use_slots(set(self.slot_names))
         self.width = base
         self.of_width = partial(
             CNNHost,
@@ -129,7 +135,13 @@ class CNNHost(SegmentedHost):
             if isinstance(before[-1], NormReluPool) and isinstance(after[0], nn.MaxPool2d):
                 self._fusable.add(number)
 
-    def _step(self, number: int, h: Tensor, fused: bool, free: bool) -> tuple[Tensor, bool]:
+    def _step(
+        self,
+        number: int,
+        h: Tensor,
+        fused: bool,
+        free: bool,
+    ) -> tuple[Tensor, bool]:
         """Runs a step; a pool behind a joint where nothing happens is fused with the operators before it.
 
         Fusion gives bit-identical results. Compiled steps are not fused, since each is compiled as a whole.

@@ -38,7 +38,11 @@ def _members(output: object) -> Iterable[object]:
     return list(getattr(output, "__dict__", {}).values())
 
 
-def difference(one: object, other: object, rounding: torch.dtype = torch.float64) -> str | None:
+def difference(
+    one: object,
+    other: object,
+    rounding: torch.dtype = torch.float64,
+) -> str | None:
     """Describes how two outputs differ by more than rounding; None if they do not.
 
     Tensors must have equal shapes and dtypes. Values may differ by what their dtype rounds: by ``TOLERANCE`` of the

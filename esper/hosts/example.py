@@ -20,7 +20,10 @@ def as_it_is(output: object) -> object:
 
 
 def outputs_of(
-    network: nn.Module, example: Any, read: Callable[[object], object] = as_it_is, training: bool = False
+    network: nn.Module,
+    example: Any,
+    read: Callable[[object], object] = as_it_is,
+    training: bool = False,
 ) -> list[Tensor]:
     """Returns the tensors that ``network`` returns for ``example``, each time with equal random numbers.
 
@@ -38,8 +41,11 @@ def outputs_for(
     training: bool = False,
 ) -> list[Tensor]:
     """Returns what :func:`outputs_of` returns, for arguments that the network may overwrite."""
-    devices = {tensor.device for tensor in (*network.parameters(), *network.buffers())}
-    gpus = sorted((device for device in devices if device.type == "cuda"), key=str)
+    devices = set()
+    for tensor in (*network.parameters(), *network.buffers()):
+        if tensor.device.type == "cuda":
+            devices.add(tensor.device)
+    gpus = sorted(devices, key=str)
     try:
         with (
             torch.no_grad(),

@@ -145,7 +145,7 @@ def chosen_sites(model: nn.Module, example: Any, most_runs: int | None = None) -
         sites = [site for site in sites if site.runs <= most_runs]
     widenings = [site for site in sites if site.kind == "widen"]
     paths = _spread(_last_of_each_stage(widenings), MOST // 2)
-    widened = [SitePath.parse(path) for path in paths]
+    widened = list(map(SitePath.parse, paths))
     others = []
     for site in sites:
         if site.kind != "residual" or _is_within(site.path, widened, order):
@@ -203,7 +203,12 @@ def _look(model: nn.Module, example: Any) -> dict[str, _Run]:
     shapes = Shapes()
     batch = samples_of(example)
 
-    def note(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: object) -> None:
+    def note(
+        module: nn.Module,
+        inputs: tuple[Any, ...],
+        named: dict[str, Any],
+        output: object,
+    ) -> None:
         path = names[module]
         run = runs.pop(path, _Run())
         runs[path] = run  # behind those that ended before
@@ -259,8 +264,8 @@ def _residual(model: nn.Module, example: Any, runs: dict[str, _Run]) -> dict[str
     places = {}
     for path, layout in measured.items():
         h = runs[path].output
-        assert h is not None
-        places[path] = place_of(model, path, layout.width_of(h), layout, None)
+        if h is not None:
+            places[path] = place_of(model, path, layout.width_of(h), layout, None)
     return places
 
 
@@ -288,28 +293,38 @@ def _is_block(model: nn.Module, path: str) -> bool:
 
 def _inside(model: nn.Module, example: Any, runs: dict[str, _Run]) -> dict[str, Place]:
     """Returns the places inside layers, by path: widenings, and LoRAs of the projections of attention."""
-    once = [path for path, run in runs.items() if run.count == 1]
-    linear = [path for path in once if _is_linear(model.get_submodule(path))]
+    linear = []
+    projections = []
+    gated = []
+    for path, run in runs.items():
+        if run.count > 1:
+            continue
+        module = model.get_submodule(path)
+        if _is_linear(module):
+            linear.append(path)
+            if _of_attention(model, path):
+                projections.append(path)
+        elif gated_of(module) is not None:
+            gated.append(path)
     paths = []
     for number, first in enumerate(linear, 1):
         paths += [SitePath(sink, first) for sink in linear[number : number + NEXT_LAYERS]]
-    paths += [SitePath(path, path) for path in linear if _of_attention(model, path)]
-    paths += [SitePath(path, path) for path in once if gated_of(model.get_submodule(path)) is not None]
+    paths += [SitePath(path, path) for path in (*projections, *gated)]
     sites = {str(path): path for path in paths}
     between = find_between(model, sites, lambda: outputs_of(model, example))
     places: dict[str, Place] = {}
     widened: set[str] = set()
-    for text, path in sites.items():
-        run = runs[path.sink]
+    for text, site in sites.items():
+        run = runs[site.sink]
         layers = between[text]
         if layers.obstacle or run.output is None or run.layout is None:
             continue
         place = place_of(model, text, run.layout.width_of(run.output), run.layout, layers)
-        if path.source == path.sink:
-            if path.sink not in widened:
+        if site.source == site.sink:
+            if site.sink not in widened:
                 places[text] = place
         elif source.widening_obstacle(place.layers) is None:
-            widened.update(path.paths)
+            widened.update(site.paths)
             places[text] = place
     return places
 
@@ -377,7 +392,13 @@ def _kind_of(site: SitePath, place: Place) -> Kind:
 
 
 @torch.no_grad()
-def _price(recipe: Blueprint, place: Place, reads: Tensor, samples: int | None, runs: int) -> SeedPrice:
+def _price(
+    recipe: Blueprint,
+    place: Place,
+    reads: Tensor,
+    samples: int | None,
+    runs: int,
+) -> SeedPrice:
     """Returns what a seed of ``recipe`` that reads features like ``reads`` so often adds to the model."""
     with torch.random.fork_rng(devices=[]), counting() as counter:
         seed = seed_of(recipe, BlendOperator.ADD, place)
@@ -391,7 +412,12 @@ def _price(recipe: Blueprint, place: Place, reads: Tensor, samples: int | None, 
 
 
 @torch.no_grad()
-def trial_merges(model: nn.Module, example: Any, places: Mapping[str, Place], registry: BlueprintRegistry) -> list[str]:
+def trial_merges(
+    model: nn.Module,
+    example: Any,
+    places: Mapping[str, Place],
+    registry: BlueprintRegistry,
+) -> list[str]:
     """Returns the paths of those ``places`` whose seeds become a part of the layers of a copy of ``model``.
 
     The trial has a seed with random weights at each place, and compares the outputs of the copy with those of its wider
@@ -414,7 +440,10 @@ def trial_merges(model: nn.Module, example: Any, places: Mapping[str, Place], re
 
 
 def _with_trial_seeds(
-    model: nn.Module, example: Any, places: Mapping[str, Place], registry: BlueprintRegistry
+    model: nn.Module,
+    example: Any,
+    places: Mapping[str, Place],
+    registry: BlueprintRegistry,
 ) -> nn.Module:
     """Returns a copy of ``model`` that has a seed with random weights at each of the ``places``, always the same."""
     try:

@@ -17,7 +17,13 @@ class Gated(nn.Module):
     forward method.
     """
 
-    def __init__(self, module: nn.Module, units: int, writers: tuple[str, ...], reader: str) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        units: int,
+        writers: tuple[str, ...],
+        reader: str,
+    ) -> None:
         super().__init__()
         self.module = module
         self.units = units

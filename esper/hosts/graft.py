@@ -44,7 +44,12 @@ class GraftedHost(Host):
 
     in_place = True  # a layer such as ReLU(inplace=True) may follow a site
 
-    def __init__(self, model: nn.Module, paths: Mapping[str, str], topology: str | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        paths: Mapping[str, str],
+        topology: str | None,
+    ) -> None:
         super().__init__()
         self.model = model
         self.paths = dict(paths)
@@ -58,11 +63,23 @@ class GraftedHost(Host):
             self._frozen = [module for module in model.modules() if not module.training]
         self._use_slots(set(paths))
 
-    def forward_with_hook(self, x: Inputs, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_with_hook(
+        self,
+        x: Inputs,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Tensor:
         with self._hooked(hook, vacant):
             return self._run(x)
 
-    def forward_from(self, x: Inputs, site: int, at: Features, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_from(
+        self,
+        x: Inputs,
+        site: int,
+        at: Features,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Tensor:
         learning = torch.is_grad_enabled()
 
         def enter(reached: int, features: Features) -> Tensor:
@@ -162,7 +179,11 @@ class GraftedHost(Host):
         return self
 
     @contextmanager
-    def _hooked(self, hook: SiteHook, vacant: Collection[int] = ()) -> Iterator[None]:
+    def _hooked(
+        self,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Iterator[None]:
         """Registers hooks at all but the ``vacant`` sites while the network runs, so that copies and saved files never
         contain one.
 
@@ -198,7 +219,12 @@ class GraftedHost(Host):
             yield
 
 
-def graft(model: nn.Module, sites: Sites, topology: str | None = None, example: Any = None) -> GraftedHost:
+def graft(
+    model: nn.Module,
+    sites: Sites,
+    topology: str | None = None,
+    example: Any = None,
+) -> GraftedHost:
     """Makes a host of ``model`` with a slot on the output of each named submodule; the model is used, not copied.
 
     Args:
@@ -226,7 +252,12 @@ def graft(model: nn.Module, sites: Sites, topology: str | None = None, example: 
     return host
 
 
-def named_sites(model: nn.Module, sites: Sites, example: Any = None, most_runs: int | None = None) -> dict[str, str]:
+def named_sites(
+    model: nn.Module,
+    sites: Sites,
+    example: Any = None,
+    most_runs: int | None = None,
+) -> dict[str, str]:
     """Returns sites with the names of their slots: those of row 0 read their sink, those of row 2 have a source.
 
     ``"auto"`` leaves out blocks that run more often than ``most_runs`` in a pass. Raises ConfigError for another text
@@ -244,7 +275,12 @@ def named_sites(model: nn.Module, sites: Sites, example: Any = None, most_runs: 
 
 
 def check_features(
-    name: str, path: SitePath, module: nn.Module, h: object, topology: str | None, batch: int | None = None
+    name: str,
+    path: SitePath,
+    module: nn.Module,
+    h: object,
+    topology: str | None,
+    batch: int | None = None,
 ) -> None:
     """Raises ConfigError if features ``h`` that ``module`` returns for ``batch`` samples cannot hold the seeds of slot
     ``name``; None if the number of samples is not known.
@@ -275,7 +311,11 @@ def check_features(
         check_channels(where, module, h)
 
 
-def check_sites(model: nn.Module, sites: Mapping[str, str], topology: str | None) -> None:
+def check_sites(
+    model: nn.Module,
+    sites: Mapping[str, str],
+    topology: str | None,
+) -> None:
     """Raises ConfigError for what :func:`graft` refuses without a forward pass."""
     if topology not in (None, *LAYOUTS):
         raise ConfigError(f"unknown topology {topology!r}; known: {', '.join(LAYOUTS)}")

@@ -45,7 +45,13 @@ class GrownHost(Host):
     new_seeds = False
     """Whether the seeds learn where the host is frozen."""
 
-    def __init__(self, host: Host, seeds: Mapping[str, nn.Module], kept: Mapping[str, KeptSeed], task: str) -> None:
+    def __init__(
+        self,
+        host: Host,
+        seeds: Mapping[str, nn.Module],
+        kept: Mapping[str, KeptSeed],
+        task: str,
+    ) -> None:
         super().__init__()
         self.host = host
         self.seeds = nn.ModuleDict(seeds)
@@ -68,10 +74,22 @@ class GrownHost(Host):
         self.host.probe(x)
         self.sites = self.host.sites
 
-    def forward_with_hook(self, x: Inputs, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_with_hook(
+        self,
+        x: Inputs,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Tensor:
         return self.host.forward_with_hook(x, self._after_seeds(hook), self._free(vacant))
 
-    def forward_from(self, x: Inputs, site: int, at: Features, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_from(
+        self,
+        x: Inputs,
+        site: int,
+        at: Features,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Tensor:
         return self.host.forward_from(x, site, at, self._after_seeds(hook), self._free(vacant))
 
     def _after_seeds(self, hook: SiteHook) -> SiteHook:

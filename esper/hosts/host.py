@@ -34,7 +34,12 @@ class Host(nn.Module, ABC):
     """Whether layers may change a site's features in place afterwards, so that they must be copied to be kept."""
 
     @abstractmethod
-    def forward_with_hook(self, x: Inputs, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_with_hook(
+        self,
+        x: Inputs,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Tensor:
         """Maps inputs x [B, ...] to logits, [B, classes] or [B, T, classes], and calls ``hook`` at every site.
 
         Inputs of several tensors are ``Arguments``; those of Esper's own hosts are one tensor.
@@ -44,7 +49,14 @@ class Host(nn.Module, ABC):
         """
 
     @abstractmethod
-    def forward_from(self, x: Inputs, site: int, at: Features, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_from(
+        self,
+        x: Inputs,
+        site: int,
+        at: Features,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Tensor:
         """Runs the network after ``site`` from a pass ``at`` that site, which was computed from the inputs ``x``.
 
         It calls ``hook`` at the later sites, as :meth:`forward_with_hook` does with the same ``vacant`` sites. A
@@ -139,7 +151,11 @@ def kept_modes(*networks: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def features_at(host: Host, x: Inputs, sites: Collection[str] = ()) -> dict[str, Features]:
+def features_at(
+    host: Host,
+    x: Inputs,
+    sites: Collection[str] = (),
+) -> dict[str, Features]:
     """Returns a pass of inputs ``x`` at these ``sites``, all if none is named, by name.
 
     It is made in eval mode, so that no buffer of the host changes.
@@ -234,7 +250,7 @@ class SegmentedHost(Host):
             spans = [SiteSpan(joint, joint) for joint in range(1, len(segments))]
         self.segments = nn.ModuleList(segments)
         self.topology = topology
-        self._lay_out([Step(segment) for segment in segments], sites, spans)
+        self._lay_out(list(map(Step, segments)), sites, spans)
         self._all = tuple(zip(self.sites, self.spans, strict=True))
 
     @property
@@ -242,14 +258,13 @@ class SegmentedHost(Host):
         return row_major(site.name for site, _ in self._all)
 
     def _use_slots(self, names: set[str]) -> None:
-        steps = [Step(segment) for segment in self.segments]
         sites = []
         spans = []
         for site, span in self._all:
             if site.name in names:
                 sites.append(site)
                 spans.append(span)
-        self._lay_out(steps, sites, spans)
+        self._lay_out(list(map(Step, self.segments)), sites, spans)
 
     def lies_inside(self, slot: str, other: str) -> bool:
         spans = dict(zip((site.name for site in self.sites), self.spans, strict=True))
@@ -260,7 +275,12 @@ class SegmentedHost(Host):
         """Runs by the segments that there are now; call it if a submodule has been replaced."""
         self._use_slots(set(self.slot_names))
 
-    def _lay_out(self, steps: Sequence[Step], sites: Sequence[Place], spans: Sequence[SiteSpan]) -> None:
+    def _lay_out(
+        self,
+        steps: Sequence[Step],
+        sites: Sequence[Place],
+        spans: Sequence[SiteSpan],
+    ) -> None:
         """Makes the host run by ``steps``, with these sites between them."""
         sinks = [span.sink for span in spans]
         in_range = all(1 <= sink <= len(steps) for sink in sinks)
@@ -272,10 +292,22 @@ class SegmentedHost(Host):
         self.spans = tuple(spans)
         self._routes: dict[frozenset[int], list[JointUse]] = {}
 
-    def forward_with_hook(self, x: Inputs, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_with_hook(
+        self,
+        x: Inputs,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Tensor:
         return self._from(0, -1, cast(Tensor, x), {}, hook, vacant)
 
-    def forward_from(self, x: Inputs, site: int, at: Features, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_from(
+        self,
+        x: Inputs,
+        site: int,
+        at: Features,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Tensor:
         return self._from(self.spans[site].sink, site, at.h, dict(at.earlier), hook, vacant)
 
     def run(self, module: nn.Module, h: Tensor) -> Tensor:
@@ -345,7 +377,13 @@ class SegmentedHost(Host):
         kept = sorted(source for source in sources if source < joint)
         return JointUse(tuple(sites), tuple(kept), joint in sources)
 
-    def _step(self, number: int, h: Tensor, fused: bool, free: bool) -> tuple[Tensor, bool]:
+    def _step(
+        self,
+        number: int,
+        h: Tensor,
+        fused: bool,
+        free: bool,
+    ) -> tuple[Tensor, bool]:
         """Runs the module of a step; returns its output and whether it was fused with the next one.
 
         ``fused``: whether the step before was fused with it; ``free``: whether nothing reads or adds to its output.

@@ -118,7 +118,9 @@ def _before(first: bool, width: int, h: Tensor) -> bool | None:
 
 
 def causal_where_measured(
-    model: nn.Module, found: Mapping[str, tuple[str, Layout]], run: Callable[[], object]
+    model: nn.Module,
+    found: Mapping[str, tuple[str, Layout]],
+    run: Callable[[], object],
 ) -> dict[str, Layout]:
     """Returns the layouts of sites by slot, with the sequences in which no position sees a later one told apart.
 
@@ -146,7 +148,12 @@ def _stack(path: str) -> str:
     return re.sub(r"\d+", "#", path)
 
 
-def sees_later(model: nn.Module, path: str, layout: Layout, run: Callable[[], object]) -> bool:
+def sees_later(
+    model: nn.Module,
+    path: str,
+    layout: Layout,
+    run: Callable[[], object],
+) -> bool:
     """Measures whether an earlier position depends on the last one of the features that ``path`` returns."""
     before = _earlier_positions(model, path, layout, run, 0.0)
     after = _earlier_positions(model, path, layout, run, 1.0)
@@ -207,7 +214,12 @@ def _earlier_positions(
     return sums
 
 
-def check_module(model: nn.Module, name: str, path: str, topology: str | None) -> None:
+def check_module(
+    model: nn.Module,
+    name: str,
+    path: str,
+    topology: str | None,
+) -> None:
     """Raises ConfigError if a hook on the submodule ``path`` would not act, or its features have another layout."""
     where = f"slot {name}: {path}"
     chain = list(_chain(model, path))

@@ -97,8 +97,9 @@ def _copy_of(network: nn.Module) -> nn.Module:
     for module in network.modules():
         for value in vars(module).values():
             members = value if isinstance(value, list | tuple) else [value]
-            tensors = [member for member in members if isinstance(member, Tensor) and not member.is_leaf]
-            memo.update((id(tensor), tensor.detach().clone()) for tensor in tensors)
+            for member in members:
+                if isinstance(member, Tensor) and not member.is_leaf:
+                    memo[id(member)] = member.detach().clone()
     try:
         return copy.deepcopy(network, memo)
     except Exception as error:
@@ -259,7 +260,13 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return not any(type(module).__module__.startswith("esper.") for module in m.modules())
 
-    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Any,
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
         """Calls a module, or traces through one that only groups others and is itself nowhere registered."""
         if any(m is known for known in self.root.modules()):
             return super().call_module(m, forward, args, kwargs)

@@ -48,7 +48,12 @@ class SeedHook:
     and pickles hold the seed and the alpha of that moment.
     """
 
-    def __init__(self, name: str, seed: Seed | None = None, alpha: float = 0.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        seed: Seed | None = None,
+        alpha: float = 0.0,
+    ) -> None:
         self.name = name
         """Name of the seed in the container."""
         self.frame: SourceFrame | None = None
@@ -64,7 +69,12 @@ class SeedHook:
         self.origin = ""
         """Identifies the growth that made the hook, in copies too."""
 
-    def __call__(self, module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> Any:
+    def __call__(
+        self,
+        module: nn.Module,
+        _inputs: tuple[Any, ...],
+        output: Any,
+    ) -> Any:
         if self.growth is not None:
             return self.growth.grown(module, output)
         if self.seed is None:
@@ -194,12 +204,13 @@ def own_children(module: nn.Module) -> dict[str, nn.Module]:
 
 def home_of(model: nn.Module) -> nn.Module:
     """Returns the submodule of ``model`` for the container of its seeds, see :func:`container_of`."""
-    uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    uses = Counter(module for _, module in model.named_modules(remove_duplicate=False))
     home = model
     while True:
         children = list(home.children())
         if isinstance(home, nn.Sequential | nn.ModuleList | nn.ModuleDict) and children:
-            single = [child for child in children if uses[id(child)] == uses[id(home)]]
+            # The last item that the model uses no more often than its container, if there is one.
+            single = [child for child in children if uses[child] == uses[home]]
             home = (single or children)[-1]
             continue
         owners = [child for child in children if next(child.parameters(), None) is not None]

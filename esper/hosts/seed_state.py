@@ -65,14 +65,17 @@ def take_seeds(
     Their weights are loaded with the rest of the state. If seeds are not to be made, they are taken out of the state. A
     state without recipes stays as it is. Raises ConfigError if a blueprint is not registered.
     """
-    noted = [key for key in state if key.endswith(f".{RECIPE}")]
-    recipes = [json.loads(bytes(state.pop(key).tolist())) for key in noted]
-    if not noted:
+    beginnings = []
+    recipes = []
+    for key in list(state):
+        if key.endswith(f".{RECIPE}"):
+            beginnings.append(key.removesuffix(RECIPE))
+            recipes.append(json.loads(bytes(state.pop(key).tolist())))
+    if not recipes:
         return
     if not make:
-        beginnings = tuple(key.removesuffix(RECIPE) for key in noted)
         for key in list(state):
-            if key.startswith(beginnings):
+            if key.startswith(tuple(beginnings)):
                 del state[key]
         return
     for _, _, hook in hooks_of(network):
@@ -84,7 +87,11 @@ def take_seeds(
             add_seed(network, recipe, blueprints)
 
 
-def add_seed(network: nn.Module, saved: dict[str, Any], blueprints: BlueprintRegistry = BLUEPRINTS) -> None:
+def add_seed(
+    network: nn.Module,
+    saved: dict[str, Any],
+    blueprints: BlueprintRegistry = BLUEPRINTS,
+) -> None:
     """Adds a seed without its weights, from a recipe. Raises ConfigError if its blueprint is not registered here."""
     if "blueprint" not in saved:
         raise ConfigError(f"the saved model does not say what the seed at {saved['path']} was made of")

@@ -37,7 +37,11 @@ class HostFamily:
         return self.build(self.width)
 
 
-def nearest_in_size(build_host: Callable[[], Host], parameters: int, sample: Tensor) -> HostFamily:
+def nearest_in_size(
+    build_host: Callable[[], Host],
+    parameters: int,
+    sample: Tensor,
+) -> HostFamily:
     """Returns the family of ``build_host``, at the width of its host that is nearest in size to ``parameters``.
 
     No host is narrower than that of ``build_host``, and a tie goes to the smaller one. A CNNHost is widened by its

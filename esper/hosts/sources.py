@@ -96,13 +96,23 @@ class Opening(FrameHook):
 
 
 class Keeping(FrameHook):
-    def __call__(self, _module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def __call__(
+        self,
+        _module: nn.Module,
+        inputs: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> None:
         if self.frame.reader is None or self.frame.reader.reads:
             self.frame.keep(source_of(inputs, named))
 
 
 class Closing(FrameHook):
-    def __call__(self, _module: nn.Module, _inputs: tuple[Any, ...], _output: object) -> None:
+    def __call__(
+        self,
+        _module: nn.Module,
+        _inputs: tuple[Any, ...],
+        _output: object,
+    ) -> None:
         self.frame.close()
 
 
@@ -118,7 +128,10 @@ def _around(model: nn.Module, path: SitePath) -> nn.Module:
 
 
 def hook_site(
-    model: nn.Module, path: SitePath, at_sink: Callable[..., Any], frame: SourceFrame | None
+    model: nn.Module,
+    path: SitePath,
+    at_sink: Callable[..., Any],
+    frame: SourceFrame | None,
 ) -> list[tuple[nn.Module, RemovableHandle]]:
     """Registers ``at_sink`` as a forward hook of the sink at ``path``, and hooks that keep its source in ``frame``.
 

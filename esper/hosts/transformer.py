@@ -37,7 +37,15 @@ class TransformerHost(SegmentedHost):
     Raises ValueError for numbers below 1, or that are not the multiples above.
     """
 
-    def __init__(self, vocabulary: int, width: int, layers: int, heads: int, block: int, slots: int) -> None:
+    def __init__(
+        self,
+        vocabulary: int,
+        width: int,
+        layers: int,
+        heads: int,
+        block: int,
+        slots: int,
+    ) -> None:
         if min(vocabulary, width, layers, heads, block, slots) < 1:
             raise ValueError("vocabulary, width, layers, heads, block and slots must each be 1 or more")
         if width % heads or layers % slots:
@@ -204,7 +212,12 @@ class CausalAttention(nn.Module):
     Heads have ``width / heads`` features, or ``head_width``.
     """
 
-    def __init__(self, width: int, heads: int, head_width: int | None = None) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        head_width: int | None = None,
+    ) -> None:
         super().__init__()
         self.heads = heads
         self.head_width = head_width or width // heads

@@ -59,7 +59,7 @@ class ChannelScale(nn.Module):
 
 def inverse(order: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the permutation that undoes ``order``."""
-    return tuple(order.index(place) for place in range(len(order)))
+    return tuple(map(order.index, range(len(order))))
 
 
 class Seed(nn.Module):

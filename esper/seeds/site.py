@@ -69,7 +69,13 @@ class Site:
         self.planted: PlantedSeed | None = None
         self.assign(Role.ABSENT)
 
-    def assign(self, role: Role, alpha: float = 0.0, target: float = 0.0, learning: bool | None = None) -> None:
+    def assign(
+        self,
+        role: Role,
+        alpha: float = 0.0,
+        target: float = 0.0,
+        learning: bool | None = None,
+    ) -> None:
         """Sets what the seed does from now on.
 
         Args:
@@ -150,9 +156,9 @@ class Site:
             if probe.source is probe.h:
                 wanted = "a seed keeps the shape"
             raise GerminationFailed(f"{where} turns {shapes}; {wanted}")
-        if not bool(torch.isfinite(delta).all()):
+        if not torch.isfinite(delta).all():
             raise GerminationFailed(f"{where}: its output is not finite")
-        if blueprint.zero_at_birth and bool(delta.any()):
+        if blueprint.zero_at_birth and delta.any():
             raise GerminationFailed(f"{where}: it is said to be zero at birth, and its output is not")
         flag = torch.ones((), dtype=torch.bool, device=probe.h.device)
         finite = self._flags.setdefault(seed, flag)

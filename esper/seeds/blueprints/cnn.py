@@ -83,7 +83,12 @@ def channel_scale(channels: int, dims: int) -> ChannelScale:
     return ChannelScale(channels, *[1] * dims)
 
 
-def conv_norm_relu(channels: int, out: int, kernel: int, dims: int) -> list[nn.Module]:
+def conv_norm_relu(
+    channels: int,
+    out: int,
+    kernel: int,
+    dims: int,
+) -> list[nn.Module]:
     """Makes a shape-preserving convolution with a kernel of this side, GroupNorm and ReLU.
 
     It has kernel^dims · channels · out + 2 · out parameters.
@@ -102,7 +107,10 @@ def norm(channels: int, dims: int = 2) -> nn.Module:
     return layer
 
 
-@convolutional("attention", parameters=lambda c, k: 2 * c * narrow(c) + narrow(c) + 2 * c)
+@convolutional(
+    "attention",
+    parameters=lambda c, k: 2 * c * narrow(c) + narrow(c) + 2 * c,
+)
 def attention(channels: int, dims: int = 2) -> nn.Module:
     """Squeeze-and-excite: reweights channels by global context; 2CH + H + 2C parameters, H = max(4, C/4)."""
     return nn.Sequential(
@@ -120,7 +128,10 @@ def conv_small(channels: int, dims: int = 2) -> nn.Module:
     )
 
 
-@convolutional("bottleneck", parameters=lambda c, k: 2 * c * narrow(c) + k * narrow(c) ** 2 + 4 * narrow(c) + 3 * c)
+@convolutional(
+    "bottleneck",
+    parameters=lambda c, k: 2 * c * narrow(c) + k * narrow(c) ** 2 + 4 * narrow(c) + 3 * c,
+)
 def bottleneck(channels: int, dims: int = 2) -> nn.Module:
     """1×1 down to H channels, 3×3, 1×1 up; 2CH + 9H² + 4H + 3C parameters, H = max(4, C/4)."""
     hidden = narrow(channels)

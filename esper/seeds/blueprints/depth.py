@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
@@ -39,7 +40,7 @@ class Renewable(Protocol):
 
 def copied(place: Place, blocks: Callable[[Place], Sequence[nn.Module]]) -> nn.Module:
     """Makes a copy of these blocks of the host."""
-    return Deeper([copy.deepcopy(block) for block in blocks(place)])
+    return Deeper(list(map(copy.deepcopy, blocks(place))))
 
 
 def emptied(place: Place) -> nn.Module:
@@ -47,14 +48,6 @@ def emptied(place: Place) -> nn.Module:
     block = place.group[-1]
     assert isinstance(block, Renewable)
     return Deeper([block.empty()])
-
-
-def _all_blocks(place: Place) -> Sequence[nn.Module]:
-    return place.stack
-
-
-def _group(place: Place) -> Sequence[nn.Module]:
-    return place.group
 
 
 def _size_of(place: Place, blocks: Callable[[Place], Sequence[nn.Module]]) -> int:
@@ -79,8 +72,8 @@ def _obstacle_to_empty(place: Place) -> str | None:
 
 COPIES: Mapping[str, tuple[str, Callable[[Place], Sequence[nn.Module]]]] = MappingProxyType(
     {
-        "stack": ("a copy of all blocks, behind the last one", _all_blocks),
-        "repeat": ("a copy of the blocks between this place and the one before", _group),
+        "stack": ("a copy of all blocks, behind the last one", attrgetter("stack")),
+        "repeat": ("a copy of the blocks between this place and the one before", attrgetter("group")),
     }
 )
 

@@ -118,7 +118,11 @@ class BlueprintRegistry:
     def topologies(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(topology for topology, _ in self._table))
 
-    def names(self, topology: str, places: Collection[Place] | None = None) -> tuple[str, ...]:
+    def names(
+        self,
+        topology: str,
+        places: Collection[Place] | None = None,
+    ) -> tuple[str, ...]:
         """Returns the names of a topology's blueprints: of those that fit at one of ``places``; None: of those that
         are made of a number of channels, and so fit wherever the topology does."""
         if places is None:
@@ -141,7 +145,11 @@ class BlueprintRegistry:
         :meth:`get`."""
         return self.get(place.topology or topology, name)
 
-    def possible(self, topology: str, reading: Collection[bool]) -> tuple[str, ...]:
+    def possible(
+        self,
+        topology: str,
+        reading: Collection[bool],
+    ) -> tuple[str, ...]:
         """Returns the names of a topology's blueprints that read a source, that read their sink, or both."""
         return tuple(blueprint.name for blueprint in self._of(topology) if blueprint.reads_source in reading)
 
@@ -176,7 +184,11 @@ BLUEPRINTS = BlueprintRegistry()
 """Esper's own blueprints, and those that users add with ``@BLUEPRINTS.register(...)`` before they make an env."""
 
 
-def choose(wanted: tuple[str, ...] | None, known: tuple[str, ...], where: str) -> tuple[str, ...]:
+def choose(
+    wanted: tuple[str, ...] | None,
+    known: tuple[str, ...],
+    where: str,
+) -> tuple[str, ...]:
     """Returns the blueprints that a controller may plant: ``wanted`` (``env.blueprints``), or all ``known`` if None.
 
     Raises ConfigError listing the known names if one is unknown or given twice, or if there is none to choose.

@@ -136,9 +136,8 @@ def is_elementwise(layer: nn.Module) -> bool:
     except Exception:  # a user's layer may need anything
         return False
     for output, shape in outputs:
-        if not isinstance(output, Tensor) or output.shape != shape:
-            return False
-        if not torch.allclose(output.flatten(), one_by_one):
+        fits = isinstance(output, Tensor) and output.shape == shape
+        if not fits or not torch.allclose(output.flatten(), one_by_one):
             return False
     return True
 
@@ -247,7 +246,12 @@ def _with_inputs(layer: nn.Module, units: int, width: int) -> nn.Module:
     return _convolution(layer, units, layer.out_channels, bias=False)
 
 
-def _convolution(layer: nn.Module, inputs: object, outputs: object, bias: bool) -> nn.Module:
+def _convolution(
+    layer: nn.Module,
+    inputs: object,
+    outputs: object,
+    bias: bool,
+) -> nn.Module:
     make: type[nn.Module] = type(layer)
     return make(
         inputs,

@@ -54,8 +54,7 @@ class AttentionSeed(nn.Module):
         k = self._split(k)
         v = self._split(v)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        merged: Tensor = self.merge(mixed.transpose(1, 2).flatten(2))
-        return merged
+        return self.merge(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def _split(self, part: Tensor) -> Tensor:
         """[B, T, D] to [B, heads, T, D / heads]."""
