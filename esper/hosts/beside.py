@@ -34,7 +34,9 @@ class BesideHost(Host):
         self._take_sites()
 
     def _take_sites(self) -> None:
-        self.sites, self.topology, self.in_place = self.learner.sites, self.learner.topology, self.learner.in_place
+        self.sites = self.learner.sites
+        self.topology = self.learner.topology
+        self.in_place = self.learner.in_place
 
     def probe(self, x: Inputs) -> None:
         self.host.probe(x)
@@ -47,10 +49,22 @@ class BesideHost(Host):
         self.host.eval()
         return self
 
-    def forward_with_hook(self, x: Inputs, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_with_hook(
+        self,
+        x: Inputs,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Tensor:
         return self.joined(self.learner.forward_with_hook(x, hook, vacant), x)
 
-    def forward_from(self, x: Inputs, site: int, at: Features, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_from(
+        self,
+        x: Inputs,
+        site: int,
+        at: Features,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Tensor:
         return self.joined(self.learner.forward_from(x, site, at, hook, vacant), x)
 
     @abstractmethod
@@ -86,7 +100,7 @@ class Distilled(BesideHost):
         return self.learner.parameter_count
 
     def joined(self, logits: Tensor, x: Inputs) -> Tensor:
-        if not (self.training and logits.requires_grad):
+        if not self.training or not logits.requires_grad:
             return logits
         teacher = (self.old_logits(x) / TEMPERATURE).softmax(-1)
         pupil = (logits.detach() / TEMPERATURE).softmax(-1)

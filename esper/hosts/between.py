@@ -28,12 +28,37 @@ class Between:
     obstacle: str = ""
 
 
-ELEMENTWISE = {"relu", "relu6", "gelu", "silu", "mish", "elu", "selu", "celu", "leaky_relu", "hardswish", "hardsigmoid"}
-ELEMENTWISE |= {"hardtanh", "softplus", "softsign", "tanh", "sigmoid"}
+ELEMENTWISE = {
+    "relu",
+    "relu6",
+    "gelu",
+    "silu",
+    "mish",
+    "elu",
+    "selu",
+    "celu",
+    "leaky_relu",
+    "hardswish",
+    "hardsigmoid",
+    "hardtanh",
+    "softplus",
+    "softsign",
+    "tanh",
+    "sigmoid",
+}
 POOLS = {
-    f"{kind}{dims}d"
-    for kind in ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool")
-    for dims in (1, 2, 3)
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "adaptive_max_pool1d",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
 }
 IN_PLACE = {"relu_": "relu", "tanh_": "tanh", "sigmoid_": "sigmoid"}
 """Functions that compute the same as others, in the memory of their input."""
@@ -68,10 +93,20 @@ class _Watch:
             self.use(inputs, output, {"path": path}, path)
         self.seen.add(path)
 
-    def use(self, values: object, output: object, part: Part | None, name: str) -> None:
+    def use(
+        self,
+        values: object,
+        output: object,
+        part: Part | None,
+        name: str,
+    ) -> None:
         """Notes a call of ``name`` with ``values``, which is the layer ``part`` if it can be one."""
-        before = self.tensors[:-1] if self.reached else self.tensors  # what follows the sink may do as it likes
-        used = [t for t in before for value in tensors_in(values) if value is t]
+        before = self.tensors
+        if self.reached:
+            before = before[:-1]  # what follows the sink may do as it likes
+        used = []
+        for value in tensors_in(values):
+            used += [tensor for tensor in before if tensor is value]
         if self.obstacle or not used:
             return
         if part is None or self.reached or len(used) > 1 or used[0] is not self.tensors[-1]:
@@ -88,7 +123,11 @@ class _Watch:
         self.reached = part.get("path") == self.site.sink
 
 
-def find_between(model: nn.Module, sites: Mapping[str, SitePath], run: Callable[[], object]) -> dict[str, Between]:
+def find_between(
+    model: nn.Module,
+    sites: Mapping[str, SitePath],
+    run: Callable[[], object],
+) -> dict[str, Between]:
     """Returns by slot the layers between source and sink of those ``sites`` that have a source.
 
     ``run`` runs the model once. Layers are found if each reads the output of the one before it, which nothing else
@@ -117,15 +156,14 @@ def describe(part: Part) -> str:
 
 def layers_of(model: nn.Module, between: Sequence[Part]) -> tuple[nn.Module, ...]:
     """Returns the layers of ``model`` that ``between`` describes."""
-    return tuple(
-        _layer_at(model, part["path"]) if "path" in part else _applied(part["function"], part["options"])
-        for part in between
-    )
-
-
-def _layer_at(model: nn.Module, path: str) -> nn.Module:
-    module = model.get_submodule(path)
-    return gated_of(module) or module
+    layers: list[nn.Module] = []
+    for part in between:
+        if "path" in part:
+            module = model.get_submodule(part["path"])
+            layers.append(gated_of(module) or module)
+        else:
+            layers.append(_applied(part["function"], part["options"]))
+    return tuple(layers)
 
 
 def _applied(function: str, options: Mapping[str, Any]) -> nn.Module:
@@ -145,7 +183,13 @@ class _Functions(TorchFunctionMode):
         self.inside = 0
         """Number of known layers that run at the moment, one in the other."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
@@ -156,22 +200,32 @@ class _Functions(TorchFunctionMode):
         return output
 
 
-def _part_of(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Part | None:
+def _part_of(
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    output: Any,
+) -> Part | None:
     """Returns a function that treats each channel by itself as a part; None for another."""
     name = IN_PLACE.get(name, name)
-    given, *rest = args
-    if not (isinstance(given, Tensor) and isinstance(output, Tensor)):
+    h, *rest = args
+    if not isinstance(h, Tensor) or not isinstance(output, Tensor):
         return None
-    if name in ("flatten", "view", "reshape") and given.dim() > 1 and output.shape == given.flatten(1).shape:
+    if name in ("flatten", "view", "reshape") and h.dim() > 1 and output.shape == h.flatten(1).shape:
         return {"function": "flatten", "options": {}}
     if name == "dropout":
-        return {"function": "dropout", "options": {"p": float((*rest, kwargs.get("p", 0.5))[0])}}
+        share = kwargs.get("p", 0.5)
+        if rest:
+            share = rest[0]
+        return {"function": "dropout", "options": {"p": float(share)}}
     if name in ELEMENTWISE and not rest:
-        plain = {key: value for key, value in kwargs.items() if key != "inplace"}
-        return {"function": name, "options": plain}
+        options = {key: value for key, value in kwargs.items() if key != "inplace"}
+        return {"function": name, "options": options}
     if name in POOLS and len(rest) <= len(_ORDER):
-        named = dict(zip(_ORDER_OF.get(name[:8], _ORDER), rest, strict=False)) | dict(kwargs)
-        return {"function": name, "options": {key: value for key, value in named.items() if value is not None}}
+        order = _ORDER_OF.get(name[:8], _ORDER)
+        named = {**dict(zip(order, rest, strict=False)), **kwargs}
+        options = {key: value for key, value in named.items() if value is not None}
+        return {"function": name, "options": options}
     return None
 
 

@@ -53,7 +53,8 @@ class CNNHost(SegmentedHost):
     ) -> None:
         if rows not in (1, 2) or (rows == 2 and not pool):
             raise ValueError(f"rows must be 1, or 2 with pool; not rows={rows}, pool={pool}")
-        widths = [base * 2**block for block in range(blocks)] if widths is None else widths
+        if widths is None:
+            widths = [base * 2**block for block in range(blocks)]
         if len(widths) != blocks:
             raise ValueError(f"widths are {list(widths)}; expected one for each of {blocks} blocks")
         fused = all(width % FUSED_CHANNELS == 0 for width in widths)
@@ -66,7 +67,10 @@ class CNNHost(SegmentedHost):
             layers.append(nn.Conv2d(channels, width, kernel, padding=kernel // 2, bias=False))
             if block:
                 sites[f"r2c{block - 1}"] = width, SiteSpan(inside[-2], len(layers))
-            layers += [NormReluPool(width)] if fused else [nn.BatchNorm2d(width), nn.ReLU()]
+            if fused:
+                layers.append(NormReluPool(width))
+            else:
+                layers += [nn.BatchNorm2d(width), nn.ReLU()]
             sites[f"r0c{block}"] = width, SiteSpan(len(layers), len(layers))
             if pool and (pool_last or block < blocks - 1):
                 layers.append(nn.MaxPool2d(2))
@@ -74,15 +78,28 @@ class CNNHost(SegmentedHost):
             channels = width
         layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
         sites[f"r2c{blocks - 1}"] = classes, SiteSpan(inside[-1], len(layers))
-        at_first = [name for name in sites if int(name[1]) < rows]
-        cuts = [sites[name][1].sink for name in at_first]
-        segments = [nn.Sequential(*layers[a:b]) for a, b in pairwise([0, *cuts, len(layers)])]
-        super().__init__(segments, [Place(name, sites[name][0]) for name in at_first], topology="cnn")
+        cuts = [0]
+        places = []
+        for name, (width, span) in sites.items():
+            row = int(name[1])
+            if row < rows:
+                cuts.append(span.sink)
+                places.append(Place(name, width))
+        cuts.append(len(layers))
+        segments = [nn.Sequential(*layers[a:b]) for a, b in pairwise(cuts)]
+        super().__init__(segments, places, topology="cnn")
         self._possible = sites
-        self._use_slots(set(at_first))
+        self._use_slots(set(self.slot_names))
         self.width = base
         self.of_width = partial(
-            CNNHost, in_channels, classes, blocks=blocks, kernel=kernel, pool=pool, pool_last=pool_last, rows=rows
+            CNNHost,
+            in_channels,
+            classes,
+            blocks=blocks,
+            kernel=kernel,
+            pool=pool,
+            pool_last=pool_last,
+            rows=rows,
         )
         """Makes a host like this one with another ``base``."""
         if fused:
@@ -94,26 +111,37 @@ class CNNHost(SegmentedHost):
 
     def _use_slots(self, names: set[str]) -> None:
         chosen = {name: site for name, site in self._possible.items() if name in names}
-        layers = [layer for segment in self.segments for layer in segment.children()]
-        joints = {0, len(layers)} | {joint for _, span in chosen.values() for joint in (span.source, span.sink)}
+        layers: list[nn.Module] = []
+        known: dict[tuple[nn.Module, ...], nn.Module] = {}
+        for segment in self.segments:
+            children = tuple(segment.children())
+            layers += children
+            known[children] = segment
+        joints = {0, len(layers)}
+        for _, span in chosen.values():
+            joints.update((span.source, span.sink))
         cuts = sorted(joints)
-        parts = [layers[a:b] for a, b in pairwise(cuts)]
-        known = {tuple(segment.children()): segment for segment in self.segments}
-        steps = [Step(known.get(tuple(part)) or nn.Sequential(*_with_pools(part))) for part in parts]
-        ordered = sorted(chosen.items(), key=lambda item: item[1][1].sink)
-        places = [
-            Place(name, width, span.source < span.sink, tuple(layers[span.source : span.sink]))
-            for name, (width, span) in ordered
-        ]
-        spans = [SiteSpan(cuts.index(span.source), cuts.index(span.sink)) for _, (_, span) in ordered]
+        parts = [tuple(layers[a:b]) for a, b in pairwise(cuts)]
+        steps = [Step(known.get(part) or nn.Sequential(*_with_pools(part))) for part in parts]
+        places = []
+        spans = []
+        for name, (width, span) in sorted(chosen.items(), key=lambda item: item[1][1].sink):
+            between = layers[span.source : span.sink]
+            places.append(Place(name, width, has_source=bool(between), layers=tuple(between)))
+            spans.append(SiteSpan(cuts.index(span.source), cuts.index(span.sink)))
         self._lay_out(steps, places, spans)
-        self._fusable = {
-            number
-            for number, (before, after) in enumerate(pairwise(parts))
-            if isinstance(before[-1], NormReluPool) and isinstance(after[0], nn.MaxPool2d)
-        }
+        self._fusable = set()
+        for number, (before, after) in enumerate(pairwise(parts)):
+            if isinstance(before[-1], NormReluPool) and isinstance(after[0], nn.MaxPool2d):
+                self._fusable.add(number)
 
-    def _step(self, number: int, h: Tensor, fused: bool, free: bool) -> tuple[Tensor, bool]:
+    def _step(
+        self,
+        number: int,
+        h: Tensor,
+        fused: bool,
+        free: bool,
+    ) -> tuple[Tensor, bool]:
         """Runs a step; a pool behind a joint where nothing happens is fused with the operators before it.
 
         Fusion gives bit-identical results. Compiled steps are not fused, since each is compiled as a whole.
@@ -122,9 +150,13 @@ class CNNHost(SegmentedHost):
         fuses = free and number in self._fusable and self.compiled is None
         if not (fused or fuses):
             return self.run(module, h), False
-        layers = list(module.children())[fused:]  # a pool that has been fused has already run
+        layers = list(module.children())
+        if fused:
+            layers = layers[1:]  # a pool that has been fused has already run
         for layer in layers:
-            h = layer(h, pool=True) if fuses and layer is layers[-1] else layer(h)
+            if fuses and layer is layers[-1]:
+                return layer(h, pool=True), True
+            h = layer(h)
         return h, fuses
 
 

@@ -20,7 +20,10 @@ def as_it_is(output: object) -> object:
 
 
 def outputs_of(
-    network: nn.Module, example: Any, read: Callable[[object], object] = as_it_is, training: bool = False
+    network: nn.Module,
+    example: Any,
+    read: Callable[[object], object] = as_it_is,
+    training: bool = False,
 ) -> list[Tensor]:
     """Returns the tensors that ``network`` returns for ``example``, each time with equal random numbers.
 
@@ -38,8 +41,11 @@ def outputs_for(
     training: bool = False,
 ) -> list[Tensor]:
     """Returns what :func:`outputs_of` returns, for arguments that the network may overwrite."""
-    devices = {tensor.device for tensor in (*network.parameters(), *network.buffers())}
-    gpus = sorted((device for device in devices if device.type == "cuda"), key=str)
+    devices = set()
+    for tensor in (*network.parameters(), *network.buffers()):
+        if tensor.device.type == "cuda":
+            devices.add(tensor.device)
+    gpus = sorted(devices, key=str)
     try:
         with (
             torch.no_grad(),
@@ -72,11 +78,14 @@ def full_products() -> Iterator[None]:
 
     https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
     """
-    backends = torch.backends
+    backends: Any = torch.backends
     settings = [
         backends.cuda.matmul,
-        *(backends.cudnn.conv, backends.cudnn.rnn),  # type: ignore[attr-defined]
-        *(backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn),  # type: ignore[attr-defined]
+        backends.cudnn.conv,
+        backends.cudnn.rnn,
+        backends.mkldnn.matmul,
+        backends.mkldnn.conv,
+        backends.mkldnn.rnn,
     ]
     before = [setting.fp32_precision for setting in settings]
     for setting in settings:
@@ -111,19 +120,21 @@ def cloned(values: Any) -> Any:
 @contextmanager
 def kept_state(network: nn.Module) -> Iterator[None]:
     """Restores buffers and attributes of every module: a pass may count its calls, or keep a state for the next."""
-    modules = list(network.modules())
-    attributes = [dict(vars(module)) for module in modules]
-    buffers = [dict(module._buffers) for module in modules]
-    values = [(b, b._version, b.detach().clone()) for b in network.buffers() if not b.is_inference()]
+    modules = [(module, dict(vars(module)), dict(module._buffers)) for module in network.modules()]
+    values = []
+    for buffer in network.buffers():
+        if buffer.is_inference():
+            continue
+        values.append((buffer, buffer._version, buffer.detach().clone()))
     try:
         yield
     finally:
-        for module, own, own_buffers in zip(modules, attributes, buffers, strict=True):
-            for name in vars(module).keys() - own.keys():
+        for module, attributes, buffers in modules:
+            for name in vars(module).keys() - attributes.keys():
                 del vars(module)[name]
-            vars(module).update(own)
+            vars(module).update(attributes)
             module._buffers.clear()
-            module._buffers.update(own_buffers)
+            module._buffers.update(buffers)
         for buffer, version, value in values:
             if buffer._version != version:  # the others may be expanded, which cannot be written to
                 buffer.copy_(value)

@@ -6,14 +6,14 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.hosts.between import find_between, layers_of
+from esper.hosts.between import find_between
 from esper.hosts.compare import coarsest_dtype, difference
 from esper.hosts.example import outputs_of
 from esper.hosts.flops import counting
@@ -116,15 +116,21 @@ def find_sites(model: nn.Module, example: Any, blueprints: BlueprintRegistry | N
 
 def _found(model: nn.Module, example: Any, registry: BlueprintRegistry) -> tuple[list[FoundSite], list[str]]:
     """Returns the sites of :func:`find_sites`, and the paths of the submodules in the order in which they end."""
-    names = {id(module): path for path, module in model.named_modules()}
-    runs = _look(model, example, names)
-    inside = {path: place for path, place in _inside(model, example, runs).items() if registry.fitting("", place)}
-    merging = trial_merges(model, example, inside, registry)
-    places = {**_residual(model, example, runs), **{path: inside[path] for path in merging}}
-    described = (_describe(path, place, runs, samples_of(example), registry) for path, place in places.items())
-    found = [site for site in described if site is not None]
+    runs = _look(model, example)
+    inside = _inside(model, example, runs)
+    fitting = {path: place for path, place in inside.items() if registry.fitting("", place)}
+    merging = trial_merges(model, example, fitting, registry)
+    places = _residual(model, example, runs)
+    places.update((path, inside[path]) for path in merging)
+    samples = samples_of(example)
+    sites = []
+    for path, place in places.items():
+        site = _describe(path, place, runs, samples, registry)
+        if site is not None:
+            sites.append(site)
     order = list(runs)
-    return sorted(found, key=lambda site: order.index(SitePath.parse(site.path).sink)), order
+    sites.sort(key=lambda site: order.index(SitePath.parse(site.path).sink))
+    return sites, order
 
 
 def chosen_sites(model: nn.Module, example: Any, most_runs: int | None = None) -> dict[str, str]:
@@ -135,11 +141,17 @@ def chosen_sites(model: nn.Module, example: Any, most_runs: int | None = None) -
     ConfigError if there is none.
     """
     sites, order = _found(model, example, BLUEPRINTS)
-    found = [site for site in sites if most_runs is None or site.runs <= most_runs]
-    paths = _spread(_last_of_each_stage([site for site in found if site.kind == "widen"]), MOST // 2)
-    widened = [SitePath.parse(path) for path in paths]
-    outside = [site for site in found if site.kind == "residual" and not _is_within(site.path, widened, order)]
-    paths += _spread(_last_of_each_stage(outside), MOST - len(paths))
+    if most_runs is not None:
+        sites = [site for site in sites if site.runs <= most_runs]
+    widenings = [site for site in sites if site.kind == "widen"]
+    paths = _spread(_last_of_each_stage(widenings), MOST // 2)
+    widened = list(map(SitePath.parse, paths))
+    others = []
+    for site in sites:
+        if site.kind != "residual" or _is_within(site.path, widened, order):
+            continue
+        others.append(site)
+    paths += _spread(_last_of_each_stage(others), MOST - len(paths))
     if not paths:
         raise ConfigError("sites='auto' finds no place in the model where a seed could grow; name submodules instead")
     return slots_of(paths)
@@ -147,13 +159,21 @@ def chosen_sites(model: nn.Module, example: Any, most_runs: int | None = None) -
 
 def _last_of_each_stage(sites: Sequence[FoundSite]) -> list[str]:
     """Returns the path of the last of ``sites`` in each stage, in forward order of the stages."""
-    return list({(site.shape[1:], site.width): site.path for site in sites}.values())
+    last = {}
+    for site in sites:
+        stage = site.shape[1:], site.width
+        last[stage] = site.path
+    return list(last.values())
 
 
 def _is_within(path: str, widened: Sequence[SitePath], order: Sequence[str]) -> bool:
     """Returns whether a submodule ends between the two layers of one of the ``widened`` pairs."""
-    where = order.index(path)
-    return any(order.index(pair.source or pair.sink) <= where < order.index(pair.sink) for pair in widened)
+    end = order.index(path)
+    for pair in widened:
+        first = order.index(pair.source or pair.sink)
+        if first <= end < order.index(pair.sink):
+            return True
+    return False
 
 
 def slots_of(paths: Sequence[str]) -> dict[str, str]:
@@ -161,7 +181,9 @@ def slots_of(paths: Sequence[str]) -> dict[str, str]:
     counts = {0: 0, 2: 0}
     named = {}
     for text in paths:
-        row = 0 if SitePath.parse(text).source is None else 2
+        row = 2
+        if SitePath.parse(text).source is None:
+            row = 0
         named[f"r{row}c{counts[row]}"] = text
         counts[row] += 1
     return named
@@ -174,28 +196,38 @@ def _spread(paths: list[str], most: int) -> list[str]:
     return [paths[(number + 1) * len(paths) // most - 1] for number in range(most)]
 
 
-def _look(model: nn.Module, example: Any, names: dict[int, str]) -> dict[str, _Run]:
+def _look(model: nn.Module, example: Any) -> dict[str, _Run]:
     """Returns what a pass shows of each submodule that runs, by path, in the order in which they end."""
+    names = {module: path for path, module in model.named_modules()}
     runs: dict[str, _Run] = {}
     shapes = Shapes()
     batch = samples_of(example)
 
-    def note(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: object) -> None:
-        path, h = names[id(module)], features_of(output)
+    def note(
+        module: nn.Module,
+        inputs: tuple[Any, ...],
+        named: dict[str, Any],
+        output: object,
+    ) -> None:
+        path = names[module]
         run = runs.pop(path, _Run())
         runs[path] = run  # behind those that ended before
+        h = features_of(output)
         run.count += 1
-        run.changes |= run.count > 1 and getattr(run.output, "shape", None) != getattr(h, "shape", None)
-        run.output = h if isinstance(h, Tensor) and h.is_floating_point() and not h.is_nested else None
+        if run.count > 1 and getattr(run.output, "shape", None) != getattr(h, "shape", None):
+            run.changes = True
+        run.output = None
         try:
             run.inputs = source_of(inputs, named).detach()
         except TypeError:
             run.inputs = None
-        if run.output is not None:
-            try:
-                run.layout = shapes.layout_of(path, run.output, batch)
-            except ConfigError:  # such as scores of attention, [N, heads, T, T, ...]
-                run.output = None
+        if not isinstance(h, Tensor) or not h.is_floating_point() or h.is_nested:
+            return
+        try:
+            run.layout = shapes.layout_of(path, h, batch)
+        except ConfigError:  # such as scores of attention, [N, heads, T, T, ...]
+            return
+        run.output = h
 
     with ExitStack() as hooks:
         hooks.enter_context(shapes.watching(model))
@@ -203,29 +235,38 @@ def _look(model: nn.Module, example: Any, names: dict[int, str]) -> dict[str, _R
             hooks.callback(module.register_forward_hook(note, with_kwargs=True).remove)
         results = outputs_of(model, example)
     for run in runs.values():
-        if any(run.output is result for result in results):
-            run.final = True
+        run.final = any(run.output is result for result in results)
     return runs
 
 
 def samples_of(example: Any) -> int | None:
     """Returns the number of samples of the inputs ``example``: the first dimension of their first tensor."""
-    values = list(example.values()) if isinstance(example, dict) else example
-    first = values[0] if isinstance(values, tuple | list) and values else values
-    return len(first) if isinstance(first, Tensor) and first.dim() else None
+    if isinstance(example, dict):
+        example = list(example.values())
+    if isinstance(example, tuple | list) and example:
+        example = example[0]
+    if isinstance(example, Tensor) and example.dim():
+        return len(example)
+    return None
 
 
 def _residual(model: nn.Module, example: Any, runs: dict[str, _Run]) -> dict[str, Place]:
     """Returns the places at the outputs of blocks, by path."""
-    blocks: dict[int, str] = {}
+    # By the tensor that they return: of blocks that return the same one, the outermost ends last, and is kept.
+    blocks: dict[int, tuple[str, Layout]] = {}
     for path, run in runs.items():
-        if path and run.output is not None and not run.changes and not run.final and _is_block(model, path):
-            blocks[id(run.output)] = path  # of blocks that return one tensor, the outermost
-    layouts = {path: layout for path in blocks.values() if (layout := runs[path].layout) is not None}
-    own = {path: (path, layout) for path, layout in layouts.items()}
-    measured = causal_where_measured(model, own, lambda: outputs_of(model, example))
-    found = ((path, layout, runs[path].output) for path, layout in measured.items())
-    return {path: place_of(model, path, layout.width_of(h), layout, None) for path, layout, h in found if h is not None}
+        if not path or run.output is None or run.layout is None or run.changes or run.final:
+            continue
+        if _is_block(model, path):
+            blocks[id(run.output)] = path, run.layout
+    sites = {block[0]: block for block in blocks.values()}
+    measured = causal_where_measured(model, sites, lambda: outputs_of(model, example))
+    places = {}
+    for path, layout in measured.items():
+        h = runs[path].output
+        if h is not None:
+            places[path] = place_of(model, path, layout.width_of(h), layout, None)
+    return places
 
 
 def _is_block(model: nn.Module, path: str) -> bool:
@@ -240,39 +281,51 @@ def _is_block(model: nn.Module, path: str) -> bool:
         return True
     outer, _, _ = path.rpartition(".")
     parent = model.get_submodule(outer)
-    if not own_children(module):
-        siblings = [*parent.children()] if isinstance(parent, nn.Sequential) else []
-        flat = bool(siblings) and not any(own_children(each) for each in siblings)
-        return flat and source.is_elementwise(module)
-    has_weights = next(module.parameters(), None) is not None
-    return has_weights and (isinstance(parent, ITEMS) or not outer)
+    if own_children(module):
+        has_weights = next(module.parameters(), None) is not None
+        return has_weights and (isinstance(parent, ITEMS) or not outer)
+    if not isinstance(parent, nn.Sequential):
+        return False
+    if any(own_children(sibling) for sibling in parent.children()):
+        return False
+    return source.is_elementwise(module)
 
 
 def _inside(model: nn.Module, example: Any, runs: dict[str, _Run]) -> dict[str, Place]:
     """Returns the places inside layers, by path: widenings, and LoRAs of the projections of attention."""
-    linear = [path for path, run in runs.items() if run.count == 1 and _is_linear(model.get_submodule(path))]
-    pairs = [
-        SitePath(sink, first)
-        for number, first in enumerate(linear)
-        for sink in linear[number + 1 : number + 1 + NEXT_LAYERS]
-    ]
-    own = [SitePath(path, path) for path in linear if _of_attention(model, path)]
-    own += [SitePath(path, path) for path, run in runs.items() if run.count == 1 and _is_gated(model, path)]
-    sites = {str(path): path for path in (*pairs, *own)}
+    linear = []
+    projections = []
+    gated = []
+    for path, run in runs.items():
+        if run.count > 1:
+            continue
+        module = model.get_submodule(path)
+        if _is_linear(module):
+            linear.append(path)
+            if _of_attention(model, path):
+                projections.append(path)
+        elif gated_of(module) is not None:
+            gated.append(path)
+    paths = []
+    for number, first in enumerate(linear, 1):
+        paths += [SitePath(sink, first) for sink in linear[number : number + NEXT_LAYERS]]
+    paths += [SitePath(path, path) for path in (*projections, *gated)]
+    sites = {str(path): path for path in paths}
     between = find_between(model, sites, lambda: outputs_of(model, example))
     places: dict[str, Place] = {}
     widened: set[str] = set()
-    for text, path in sites.items():
-        run, parts = runs[path.sink], between[text]
-        if parts.obstacle or run.output is None or run.layout is None:
+    for text, site in sites.items():
+        run = runs[site.sink]
+        layers = between[text]
+        if layers.obstacle or run.output is None or run.layout is None:
             continue
-        layers = layers_of(model, parts.parts)
-        if path.source != path.sink and source.widening_obstacle(layers) is None:
-            widened |= set(path.paths)
-        elif path.source != path.sink or path.sink in widened:
-            continue
-        place = place_of(model, text, run.layout.width_of(run.output), run.layout, parts)
-        places[text] = replace(place, layers=layers)
+        place = place_of(model, text, run.layout.width_of(run.output), run.layout, layers)
+        if site.source == site.sink:
+            if site.sink not in widened:
+                places[text] = place
+        elif source.widening_obstacle(place.layers) is None:
+            widened.update(site.paths)
+            places[text] = place
     return places
 
 
@@ -282,62 +335,89 @@ def _is_linear(module: nn.Module) -> bool:
     return type(module) in kinds or source.is_transposed(module)
 
 
-def _is_gated(model: nn.Module, path: str) -> bool:
-    return gated_of(model.get_submodule(path)) is not None
-
-
 def _of_attention(model: nn.Module, path: str) -> bool:
     """Returns whether a layer is a part of what its class calls attention."""
     outer = path
     while outer:
         outer, _, _ = outer.rpartition(".")
-        if re.search("attention|attn", type(model.get_submodule(outer)).__name__, re.IGNORECASE):
+        kind = type(model.get_submodule(outer))
+        if re.search("attention|attn", kind.__name__, re.IGNORECASE):
             return True
     return False
 
 
 def _describe(
-    path: str, place: Place, runs: dict[str, _Run], samples: int | None, registry: BlueprintRegistry
+    path: str,
+    place: Place,
+    runs: dict[str, _Run],
+    samples: int | None,
+    registry: BlueprintRegistry,
 ) -> FoundSite | None:
     """Returns a place with the seeds that fit there; None if there is none."""
     fitting = registry.fitting("", place)
-    where = SitePath.parse(path)
-    sink = runs[where.sink].output
-    reads = sink if where.source is None else runs[where.source].inputs
+    site = SitePath.parse(path)
+    run = runs[site.sink]
+    sink = run.output
+    reads = sink
+    if site.source is not None:
+        reads = runs[site.source].inputs
     if not fitting or sink is None or reads is None:
         return None
-    kind: Kind = "residual"
-    if where.source is not None:
-        changes_weights = where.source == where.sink and not isinstance(place.layers[0], source.Extensible)
-        kind = "lora" if changes_weights else "widen"
-    names = words_of(place.topology, place.order)
+    kind = _kind_of(site, place)
+    width = place.channels
+    if kind == "widen":
+        width = source.width_of(place.layers[0])
+    layout = words_of(place.topology, place.order)
+    if len(layout.split()) != sink.dim():
+        layout = ""
     return FoundSite(
         path=path,
         kind=kind,
         topology=place.topology,
-        layout=names if len(names.split()) == sink.dim() else "",
-        width=source.width_of(place.layers[0]) if kind == "widen" else place.channels,
+        layout=layout,
+        width=width,
         shape=tuple(sink.shape),
         merges=kind != "residual",
-        runs=runs[where.sink].count,
-        blueprints={
-            name: _price(recipe, place, reads, samples, runs[where.sink].count) for name, recipe in fitting.items()
-        },
+        runs=run.count,
+        blueprints={name: _price(recipe, place, reads, samples, run.count) for name, recipe in fitting.items()},
     )
 
 
+def _kind_of(site: SitePath, place: Place) -> Kind:
+    if site.source is None:
+        return "residual"
+    if site.source != site.sink or isinstance(place.layers[0], source.Extensible):
+        return "widen"
+    return "lora"
+
+
 @torch.no_grad()
-def _price(recipe: Blueprint, place: Place, reads: Tensor, samples: int | None, runs: int) -> SeedPrice:
+def _price(
+    recipe: Blueprint,
+    place: Place,
+    reads: Tensor,
+    samples: int | None,
+    runs: int,
+) -> SeedPrice:
     """Returns what a seed of ``recipe`` that reads features like ``reads`` so often adds to the model."""
     with torch.random.fork_rng(devices=[]), counting() as counter:
-        seed = seed_of(recipe, BlendOperator.ADD, place).to(reads).eval()
+        seed = seed_of(recipe, BlendOperator.ADD, place)
+        seed.to(reads)
+        seed.eval()
         seed(torch.zeros_like(reads[:1]))
     size = sum(p.numel() for p in seed.parameters())
-    return SeedPrice(size, runs * counter.get_total_flops() * len(reads) / (samples or len(reads)))
+    # The seed has run on one row; features may have several rows a sample, such as those of its positions.
+    flops = runs * counter.get_total_flops() * len(reads) / (samples or len(reads))
+    return SeedPrice(size, flops)
 
 
 @torch.no_grad()
-def trial_merges(model: nn.Module, example: Any, places: Mapping[str, Place], registry: BlueprintRegistry) -> list[str]:
+def trial_merges(
+    model: nn.Module,
+    example: Any,
+    places: Mapping[str, Place],
+    registry: BlueprintRegistry,
+) -> list[str]:
     """Returns the paths of those ``places`` whose seeds become a part of the layers of a copy of ``model``.
 
     The trial has a seed with random weights at each place, and compares the outputs of the copy with those of its wider
@@ -346,16 +426,24 @@ def trial_merges(model: nn.Module, example: Any, places: Mapping[str, Place], re
     if not places:
         return []
     network = _with_trial_seeds(model, example, places, registry)
-    wanted, rounding = outputs_of(network, example), coarsest_dtype(network)
+    wanted = outputs_of(network, example)
+    rounding = coarsest_dtype(network)
+
+    def changed() -> str | None:
+        return difference(wanted, outputs_of(network, example), rounding)
+
     staying = merge_all(network, lambda: None)
-    if difference(wanted, outputs_of(network, example), rounding) is not None:
+    if changed() is not None:
         network = _with_trial_seeds(model, example, places, registry)
-        staying = merge_all(network, lambda: difference(wanted, outputs_of(network, example), rounding))
+        staying = merge_all(network, changed)
     return [path for path in places if str(SitePath.parse(path)) not in staying]
 
 
 def _with_trial_seeds(
-    model: nn.Module, example: Any, places: Mapping[str, Place], registry: BlueprintRegistry
+    model: nn.Module,
+    example: Any,
+    places: Mapping[str, Place],
+    registry: BlueprintRegistry,
 ) -> nn.Module:
     """Returns a copy of ``model`` that has a seed with random weights at each of the ``places``, always the same."""
     try:
@@ -370,14 +458,19 @@ def _with_trial_seeds(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for number, (path, place) in enumerate(places.items()):
+            layers = between[path]
             recipe = next(iter(registry.fitting("", place).values()))
-            own = place_of(copied, path, place.channels, Layout(place.topology), between[path])
-            seed = seed_of(recipe, BlendOperator.ADD, own)
+            copied_place = place_of(copied, path, place.channels, Layout(place.topology), layers)
+            seed = seed_of(recipe, BlendOperator.ADD, copied_place)
             for parameter in seed.parameters():
                 nn.init.normal_(parameter, std=0.05)
-            seeds[path] = f"trial{number}", seed.to(like.device, like.dtype).eval(), 1.0
-            parts = list(between[path].parts)
-            recipes[path] = {"blueprint": recipe.name, "between": parts, "channels": place.channels}
+            seed.to(like.device, like.dtype)
+            seeds[path] = f"trial{number}", seed.eval(), 1.0
+            recipes[path] = {
+                "blueprint": recipe.name,
+                "between": list(layers.parts),
+                "channels": place.channels,
+            }
     attach(copied, seeds, recipes)
     return copied
 
@@ -388,7 +481,12 @@ def table_of(sites: Sequence[FoundSite]) -> list[str]:
     for site in sites:
         first, *others = [f"{name} {price.parameters:,}, {price.flops:,.0f}" for name, price in site.blueprints.items()]
         layout = site.layout or "x".join(map(str, site.shape[1:]))
-        rows.append((site.path, site.kind, layout, str(site.width), first, "yes" if site.merges else "no"))
+        merges = "yes" if site.merges else "no"
+        rows.append((site.path, site.kind, layout, str(site.width), first, merges))
         rows += [("", "", "", "", other, "") for other in others]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = map(str.ljust, row, widths)
+        lines.append("  ".join(cells).rstrip())
+    return lines

@@ -17,31 +17,47 @@ class Gated(nn.Module):
     forward method.
     """
 
-    def __init__(self, module: nn.Module, units: int, writers: tuple[str, ...], reader: str) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        units: int,
+        writers: tuple[str, ...],
+        reader: str,
+    ) -> None:
         super().__init__()
-        self.module, self.units = module, units
-        self.writers, self.reader = writers, reader
+        self.module = module
+        self.units = units
+        self.writers = writers
+        self.reader = reader
 
     def forward(self, x: Tensor) -> Any:
         return self.module(x)
 
     def more(self, units: int) -> MoreGated:
         """Makes a module of the same class with ``units`` units."""
-        linear = {name: self._like(name, units) for name in (*self.writers, self.reader)}
+        linear = {}
+        for name in self.writers:
+            layer = self._linear(name)
+            linear[name] = nn.Linear(layer.in_features, units, bias=layer.bias is not None)
+        reader = self._linear(self.reader)
+        linear[self.reader] = nn.Linear(units, reader.out_features, bias=reader.bias is not None)
         return MoreGated(_twin(self.module, linear), self.reader)
 
     @torch.no_grad()
     def absorb(self, more: nn.Module, alpha: float) -> None:
         """Takes over the units of ``more``, which :meth:`more` made, and whose output counts ``alpha`` times."""
-        new = more.get_submodule("body")
+        body = more.get_submodule("body")
         for name in self.writers:
-            mine, other = self._linear(name), new.get_submodule(name)
-            for key, old in list(mine.named_parameters(recurse=False)):
-                mine.register_parameter(key, _joined(old, other.get_parameter(key), 0, 1.0))
-            mine.out_features += other.get_parameter("weight").shape[0]
-        reader, other = self._linear(self.reader), new.get_submodule(self.reader)
-        reader.register_parameter("weight", _joined(reader.weight, other.get_parameter("weight"), 1, alpha))
-        self.units = reader.in_features = reader.weight.shape[1]
+            writer = self._linear(name)
+            new = body.get_submodule(name)
+            for key, old in list(writer.named_parameters(recurse=False)):
+                writer.register_parameter(key, _joined(old, new.get_parameter(key), 0, 1.0))
+            writer.out_features += len(new.get_parameter("weight"))
+        reader = self._linear(self.reader)
+        new = body.get_submodule(self.reader)
+        reader.register_parameter("weight", _joined(reader.weight, new.get_parameter("weight"), 1, alpha))
+        reader.in_features = reader.weight.shape[1]
+        self.units = reader.in_features
 
     @property
     def inputs(self) -> int:
@@ -53,18 +69,14 @@ class Gated(nn.Module):
         assert isinstance(layer, nn.Linear)
         return layer
 
-    def _like(self, name: str, units: int) -> nn.Linear:
-        layer = self._linear(name)
-        inputs, outputs = (units, layer.out_features) if name == self.reader else (layer.in_features, units)
-        return nn.Linear(inputs, outputs, bias=layer.bias is not None)
-
 
 class MoreGated(nn.Module):
     """More units of a gated module, as a module of its class."""
 
     def __init__(self, body: nn.Module, reader: str) -> None:
         super().__init__()
-        self.body, self.reader = body, reader
+        self.body = body
+        self.reader = reader
 
     @property
     def project(self) -> nn.Module:
@@ -81,18 +93,22 @@ def gated_of(module: nn.Module) -> Gated | None:
     It has two or more linear layers from its input to its units, one from them to its output, and nothing else with
     weights. That its outputs are sums over units is tried on copies with a few random ones.
     """
-    children = own_children(module)
-    linear = {name: child for name, child in children.items() if type(child) is nn.Linear}
-    weighted = any(next(child.parameters(), None) is not None for name, child in children.items() if name not in linear)
-    if len(linear) < 3 or weighted or next(module.parameters(recurse=False), None) is not None:
+    linear: dict[str, nn.Linear] = {}
+    for name, child in own_children(module).items():
+        if type(child) is nn.Linear:
+            linear[name] = child
+        elif next(child.parameters(), None) is not None:
+            return None
+    if len(linear) < 3 or next(module.parameters(recurse=False), None) is not None:
         return None
-    sizes = {name: (layer.in_features, layer.out_features) for name, layer in linear.items()}
-    for reader, (units, _) in sizes.items():
-        writers = tuple(name for name in sizes if name != reader)
-        same = {sizes[name] for name in writers}
-        if len(same) == 1 and sizes[writers[0]][1] == units:
-            found = Gated(module, units, writers, reader)
-            return found if _adds_up(found) else None
+    for reader, layer in linear.items():
+        units = layer.in_features
+        writers = tuple(name for name in linear if name != reader)
+        inputs = {linear[name].in_features for name in writers}
+        outputs = {linear[name].out_features for name in writers}
+        if len(inputs) == 1 and outputs == {units}:
+            gated = Gated(module, units, writers, reader)
+            return gated if _adds_up(gated) else None
     return None
 
 
@@ -101,19 +117,22 @@ def _adds_up(gated: Gated) -> bool:
     """Whether a copy with 5 random units computes what copies with 2 and 3 of them do together."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(0)
-        some, others = (gated.more(units).double().eval() for units in (2, 3))
+        some = gated.more(2).double().eval()
+        others = gated.more(3).double().eval()
         for part in (some, others):
             part.project.register_parameter("bias", None)
         x = torch.randn(2, 4, gated.inputs, dtype=torch.float64)
         try:
-            apart = some(x), others(x)
+            of_some = some(x)
+            of_others = others(x)
             Gated(some.body, 2, gated.writers, gated.reader).absorb(others, 1.0)
-            together = some(x)
+            of_all = some(x)
         except Exception:  # a user's module may need anything
             return False
-    if not all(isinstance(y, Tensor) and y.shape == apart[0].shape for y in (*apart, together)):
-        return False
-    return torch.allclose(apart[0] + apart[1], together) and bool(apart[1].any())
+    for y in (of_some, of_others, of_all):
+        if not isinstance(y, Tensor) or y.shape != of_some.shape:
+            return False
+    return torch.allclose(of_some + of_others, of_all) and bool(of_others.any())
 
 
 def _twin(module: nn.Module, linear: dict[str, nn.Linear]) -> nn.Module:
@@ -123,12 +142,15 @@ def _twin(module: nn.Module, linear: dict[str, nn.Linear]) -> nn.Module:
     """
     twin: nn.Module = object.__new__(type(module))
     nn.Module.__init__(twin)
-    fresh = vars(twin).copy()
-    vars(twin).update({name: value for name, value in vars(module).items() if name not in fresh})
+    # All attributes but those that nn.Module gives to every module: parameters, hooks and the like.
+    vars(twin).update({**vars(module), **vars(twin)})
     twin.training = module.training
     twin._buffers.update(module._buffers)
     for name, child in own_children(module).items():
-        twin.add_module(name, linear[name] if name in linear else _twin(child, {}))
+        if name in linear:
+            twin.add_module(name, linear[name])
+        else:
+            twin.add_module(name, _twin(child, {}))
     return twin
 
 

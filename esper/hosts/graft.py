@@ -44,7 +44,12 @@ class GraftedHost(Host):
 
     in_place = True  # a layer such as ReLU(inplace=True) may follow a site
 
-    def __init__(self, model: nn.Module, paths: Mapping[str, str], topology: str | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        paths: Mapping[str, str],
+        topology: str | None,
+    ) -> None:
         super().__init__()
         self.model = model
         self.paths = dict(paths)
@@ -53,14 +58,28 @@ class GraftedHost(Host):
         self.between: dict[str, tuple[Part, ...]] = {}
         """Layers between the source and the sink of the slots that have a source, by slot name, as far as known."""
         self.topology = topology or FOUND
-        self._frozen = [module for module in model.modules() if not module.training] if model.training else []
-        self.sites = tuple(self._unprobed(name) for name in row_major(paths))
+        self._frozen: list[nn.Module] = []
+        if model.training:
+            self._frozen = [module for module in model.modules() if not module.training]
+        self._use_slots(set(paths))
 
-    def forward_with_hook(self, x: Inputs, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_with_hook(
+        self,
+        x: Inputs,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Tensor:
         with self._hooked(hook, vacant):
             return self._run(x)
 
-    def forward_from(self, x: Inputs, site: int, at: Features, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_from(
+        self,
+        x: Inputs,
+        site: int,
+        at: Features,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Tensor:
         learning = torch.is_grad_enabled()
 
         def enter(reached: int, features: Features) -> Tensor:
@@ -77,44 +96,48 @@ class GraftedHost(Host):
         return logits_of(call(self.model, x.clone()))  # type: ignore[no-any-return]  # it may overwrite its inputs
 
     def probe(self, x: Inputs) -> None:
-        found: dict[str, Tensor] = {}
+        features: dict[str, Tensor] = {}
         layouts: dict[str, Layout] = {}
         shapes = Shapes()
 
         def see(site: int, at: Features) -> Tensor:
             name = self.sites[site].name
-            path = self._path(name)
-            if name in found:
+            path = self._paths[name]
+            if name in features:
                 raise ConfigError(f"slot {name}: {path.sink} runs more than once in a forward pass")
             module = self.model.get_submodule(path.sink)
             check_features(name, path, module, at.h, self.declared, len(x))
             layouts[name] = layout_of(name, path, at.h, self.declared, shapes, len(x))
-            found[name] = at.h
+            features[name] = at.h
             return at.h
 
         def run() -> None:
             self.forward_with_hook(x, see)
 
-        wanted = {site.name: self._path(site.name) for site in self.sites}
+        wanted = {site.name: self._paths[site.name] for site in self.sites}
         with kept_modes(self), torch.no_grad(), shapes.watching(self.model):
             self.eval()
             between = find_between(self.model, wanted, run)
             if self.declared is None:
-                own = {name: (self._path(name).sink, each) for name, each in layouts.items() if name not in between}
-                layouts |= causal_where_measured(self.model, own, lambda: self._run(x))
-        if missing := [site.name for site in self.sites if site.name not in found]:
-            where = ", ".join(f"{name} ({self.paths[name]})" for name in missing)
-            raise ConfigError(f"the forward pass never runs the submodule of slot {where}")
-        self.between = {name: each.parts for name, each in between.items()}
-        self.sites = tuple(
-            place_of(self.model, name, layouts[name].width_of(h), layouts[name], between.get(name))
-            for name, h in found.items()
-        )
+                reading = {name: (wanted[name].sink, layouts[name]) for name in layouts if name not in between}
+                layouts.update(causal_where_measured(self.model, reading, lambda: self._run(x)))
+        missing = [f"{name} ({self.paths[name]})" for name in wanted if name not in features]
+        if missing:
+            raise ConfigError(f"the forward pass never runs the submodule of slot {', '.join(missing)}")
+        self.between = {name: layers.parts for name, layers in between.items()}
+        places = []
+        for name, h in features.items():
+            layout = layouts[name]
+            place = place_of(self.model, name, layout.width_of(h), layout, between.get(name))
+            places.append(place)
+        self.sites = tuple(places)
 
     @property
     def declared(self) -> str | None:
         """The topology of all sites; None: each has its own."""
-        return None if self.topology == FOUND else self.topology
+        if self.topology == FOUND:
+            return None
+        return self.topology
 
     def take_sites(
         self,
@@ -125,66 +148,83 @@ class GraftedHost(Host):
         """Takes the sites that :meth:`probe` has found before: their channels in execution order, the layers between
         source and sink, and the layouts of those that have one of their own."""
         self.between = {name: tuple(parts) for name, parts in between.items()}
-        found = {name: Between(parts) for name, parts in self.between.items()}
-        self.sites = tuple(
-            place_of(self.model, name, count, layouts.get(name, Layout(self.topology)), found.get(name))
-            for name, count in channels.items()
-        )
-
-    def _path(self, name: str) -> SitePath:
-        return self._paths[name]
+        places = []
+        for name, count in channels.items():
+            layout = layouts.get(name, Layout(self.topology))
+            layers = None
+            if name in self.between:
+                layers = Between(self.between[name])
+            places.append(place_of(self.model, name, count, layout, layers))
+        self.sites = tuple(places)
 
     def lies_inside(self, slot: str, other: str) -> bool:
-        inside = {part.get("path") for part in self.between.get(other, ())[:-1]}
-        return self._path(slot).sink in inside
+        layers = self.between.get(other, ())
+        inside = {part.get("path") for part in layers[:-1]}
+        return self._paths[slot].sink in inside
 
     @property
     def possible_slots(self) -> tuple[str, ...]:
         return row_major(self.paths)
 
     def _use_slots(self, names: set[str]) -> None:
-        self.sites = tuple(self._unprobed(name) for name in row_major(names))
-
-    def _unprobed(self, name: str) -> Place:
-        """Returns the place of a slot before `probe` fills in what it finds."""
-        return Place(name, 0, self._path(name).source is not None)
+        # The channels are 0 until `probe` fills in what it finds.
+        self.sites = tuple(Place(name, 0, self._paths[name].source is not None) for name in row_major(names))
 
     def train(self, mode: bool = True) -> Self:
         """Sets the mode, except for frozen layers: those in eval mode when the model was grafted in train mode."""
         super().train(mode)
-        for module in self._frozen if mode else ():
-            module.eval()
+        if mode:
+            for module in self._frozen:
+                module.eval()
         return self
 
     @contextmanager
-    def _hooked(self, hook: SiteHook, vacant: Collection[int] = ()) -> Iterator[None]:
+    def _hooked(
+        self,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Iterator[None]:
         """Registers hooks at all but the ``vacant`` sites while the network runs, so that copies and saved files never
         contain one.
 
         They act only in the calling thread, so that several threads can use a grown network.
         """
-        here = threading.get_ident()
+        thread = threading.get_ident()
 
         def at_sink(
-            site: int, frame: SourceFrame | None, _module: nn.Module, _inputs: tuple[object, ...], output: object
+            site: int,
+            frame: SourceFrame | None,
+            _module: nn.Module,
+            _inputs: tuple[object, ...],
+            output: object,
         ) -> Any:
-            if threading.get_ident() != here:
+            if threading.get_ident() != thread:
                 return None
             h: Any = features_of(output)  # a tensor, as `probe` has checked
-            return with_features(output, hook(site, Features(h, h if frame is None else frame.take())))
+            source = h
+            if frame is not None:
+                source = frame.take()
+            return with_features(output, hook(site, Features(h, source)))
 
         with ExitStack() as hooks:
             for site, place in enumerate(self.sites):
                 if site in vacant:
                     continue
-                path = self._path(place.name)
-                frame = None if path.source is None else SourceFrame(path)
+                path = self._paths[place.name]
+                frame = None
+                if path.source is not None:
+                    frame = SourceFrame(path)
                 for _, handle in hook_site(self.model, path, partial(at_sink, site, frame), frame):
                     hooks.callback(handle.remove)
             yield
 
 
-def graft(model: nn.Module, sites: Sites, topology: str | None = None, example: Any = None) -> GraftedHost:
+def graft(
+    model: nn.Module,
+    sites: Sites,
+    topology: str | None = None,
+    example: Any = None,
+) -> GraftedHost:
     """Makes a host of ``model`` with a slot on the output of each named submodule; the model is used, not copied.
 
     Args:
@@ -212,7 +252,12 @@ def graft(model: nn.Module, sites: Sites, topology: str | None = None, example: 
     return host
 
 
-def named_sites(model: nn.Module, sites: Sites, example: Any = None, most_runs: int | None = None) -> dict[str, str]:
+def named_sites(
+    model: nn.Module,
+    sites: Sites,
+    example: Any = None,
+    most_runs: int | None = None,
+) -> dict[str, str]:
     """Returns sites with the names of their slots: those of row 0 read their sink, those of row 2 have a source.
 
     ``"auto"`` leaves out blocks that run more often than ``most_runs`` in a pass. Raises ConfigError for another text
@@ -230,7 +275,12 @@ def named_sites(model: nn.Module, sites: Sites, example: Any = None, most_runs: 
 
 
 def check_features(
-    name: str, path: SitePath, module: nn.Module, h: object, topology: str | None, batch: int | None = None
+    name: str,
+    path: SitePath,
+    module: nn.Module,
+    h: object,
+    topology: str | None,
+    batch: int | None = None,
 ) -> None:
     """Raises ConfigError if features ``h`` that ``module`` returns for ``batch`` samples cannot hold the seeds of slot
     ``name``; None if the number of samples is not known.
@@ -261,18 +311,24 @@ def check_features(
         check_channels(where, module, h)
 
 
-def check_sites(model: nn.Module, sites: Mapping[str, str], topology: str | None) -> None:
+def check_sites(
+    model: nn.Module,
+    sites: Mapping[str, str],
+    topology: str | None,
+) -> None:
     """Raises ConfigError for what :func:`graft` refuses without a forward pass."""
     if topology not in (None, *LAYOUTS):
         raise ConfigError(f"unknown topology {topology!r}; known: {', '.join(LAYOUTS)}")
     known = {path: module for path, module in model.named_modules(remove_duplicate=False) if path}
     paths = {name: SitePath.parse(text) for name, text in sites.items()}
+    taken = set()
     for name, path in paths.items():
         for part in path.paths:
             if part not in known:
                 raise ConfigError(f"slot {name}: the model has no submodule {part!r}; it has: {', '.join(known)}")
             check_module(model, name, part, topology)
-    if not sites or len({tuple(id(known[part]) for part in path.paths) for path in paths.values()}) < len(sites):
+        taken.add(tuple(known[part] for part in path.paths))
+    if not sites or len(taken) < len(sites):
         raise ConfigError(f"sites must name one or more slots, each on its own submodule, not {dict(sites)}")
     try:
         row_major(sites)

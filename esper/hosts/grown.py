@@ -45,13 +45,21 @@ class GrownHost(Host):
     new_seeds = False
     """Whether the seeds learn where the host is frozen."""
 
-    def __init__(self, host: Host, seeds: Mapping[str, nn.Module], kept: Mapping[str, KeptSeed], task: str) -> None:
+    def __init__(
+        self,
+        host: Host,
+        seeds: Mapping[str, nn.Module],
+        kept: Mapping[str, KeptSeed],
+        task: str,
+    ) -> None:
         super().__init__()
         self.host = host
         self.seeds = nn.ModuleDict(seeds)
         self.kept = dict(kept)
         self.task = task
-        self.sites, self.topology, self.in_place = host.sites, host.topology, host.in_place
+        self.sites = host.sites
+        self.topology = host.topology
+        self.in_place = host.in_place
 
     @property
     def possible_slots(self) -> tuple[str, ...]:
@@ -66,17 +74,31 @@ class GrownHost(Host):
         self.host.probe(x)
         self.sites = self.host.sites
 
-    def forward_with_hook(self, x: Inputs, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_with_hook(
+        self,
+        x: Inputs,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Tensor:
         return self.host.forward_with_hook(x, self._after_seeds(hook), self._free(vacant))
 
-    def forward_from(self, x: Inputs, site: int, at: Features, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_from(
+        self,
+        x: Inputs,
+        site: int,
+        at: Features,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Tensor:
         return self.host.forward_from(x, site, at, self._after_seeds(hook), self._free(vacant))
 
     def _after_seeds(self, hook: SiteHook) -> SiteHook:
         def grown(site: int, at: Features) -> Tensor:
             name = self.sites[site].name
             if name in self.seeds:
-                at = at.with_sink(torch.add(at.h, self.seeds[name](at.source), alpha=self.kept[name].alpha))
+                delta = self.seeds[name](at.source)
+                h = torch.add(at.h, delta, alpha=self.kept[name].alpha)
+                at = at.with_sink(h)
             return hook(site, at)
 
         return grown

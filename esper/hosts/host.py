@@ -34,7 +34,12 @@ class Host(nn.Module, ABC):
     """Whether layers may change a site's features in place afterwards, so that they must be copied to be kept."""
 
     @abstractmethod
-    def forward_with_hook(self, x: Inputs, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_with_hook(
+        self,
+        x: Inputs,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Tensor:
         """Maps inputs x [B, ...] to logits, [B, classes] or [B, T, classes], and calls ``hook`` at every site.
 
         Inputs of several tensors are ``Arguments``; those of Esper's own hosts are one tensor.
@@ -44,7 +49,14 @@ class Host(nn.Module, ABC):
         """
 
     @abstractmethod
-    def forward_from(self, x: Inputs, site: int, at: Features, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_from(
+        self,
+        x: Inputs,
+        site: int,
+        at: Features,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Tensor:
         """Runs the network after ``site`` from a pass ``at`` that site, which was computed from the inputs ``x``.
 
         It calls ``hook`` at the later sites, as :meth:`forward_with_hook` does with the same ``vacant`` sites. A
@@ -64,12 +76,20 @@ class Host(nn.Module, ABC):
         the possible slots, for a name that stands for none of them, or without names.
         """
         possible = self.possible_slots
-        chosen = {name: [slot for slot in possible if stands_for(name, slot)] for name in names}
-        unknown = [name for name, slots in chosen.items() if not slots]
-        if unknown or not names:
-            problem = f"the hosts have no slot {', '.join(unknown)}" if unknown else "name one or more slots"
+        wanted: set[str] = set()
+        unknown = []
+        for name in dict.fromkeys(names):
+            slots = [slot for slot in possible if stands_for(name, slot)]
+            wanted.update(slots)
+            if not slots:
+                unknown.append(name)
+        problem = ""
+        if not names:
+            problem = "name one or more slots"
+        elif unknown:
+            problem = f"the hosts have no slot {', '.join(unknown)}"
+        if problem:
             raise ConfigError(f"{problem}; possible: {', '.join(possible)}")
-        wanted = {slot for slots in chosen.values() for slot in slots}
         if wanted != set(self.slot_names):
             self._use_slots(wanted)
 
@@ -93,12 +113,15 @@ class Host(nn.Module, ABC):
     @contextmanager
     def without_gradients(self) -> Iterator[None]:
         """Disables gradients: inference mode, or ``no_grad`` for hosts whose layers may cache tensors for training."""
-        with torch.no_grad() if self.in_place else torch.inference_mode():
+        disabled = torch.no_grad() if self.in_place else torch.inference_mode()
+        with disabled:
             yield
 
     def protected(self, h: Tensor) -> Tensor:
         """Returns features that later layers cannot overwrite: a copy of ``h`` if they work ``in_place``."""
-        return h.clone() if self.in_place else h
+        if self.in_place:
+            return h.clone()
+        return h
 
     @property
     def parameter_count(self) -> int:
@@ -116,14 +139,16 @@ def kept_modes(*networks: nn.Module) -> Iterator[None]:
 
     Modes are set by ``train`` first: layers that have one of their own may do more than to set a flag.
     """
-    modes = [[(module, module.training) for module in network.modules()] for network in networks]
+    modes: dict[nn.Module, bool] = {}
+    for network in networks:
+        modes.update((module, module.training) for module in network.modules())
     try:
         yield
     finally:
-        for (network, training), *others in modes:
-            network.train(training)
-            for module, mode in others:
-                module.training = mode
+        for network in networks:
+            network.train(modes[network])
+        for module, training in modes.items():
+            module.training = training
 
 
 def layers_of(network: nn.Module) -> dict[str, nn.Module]:
@@ -135,23 +160,27 @@ def layers_of(network: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def features_at(host: Host, x: Inputs, sites: Collection[str] = ()) -> dict[str, Features]:
+def features_at(
+    host: Host,
+    x: Inputs,
+    sites: Collection[str] = (),
+) -> dict[str, Features]:
     """Returns a pass of inputs ``x`` at these ``sites``, all if none is named, by name.
 
     It is made in eval mode, so that no buffer of the host changes.
     """
-    found: dict[str, Features] = {}
+    features: dict[str, Features] = {}
 
     def keep(reached: int, at: Features) -> Tensor:
         name = host.sites[reached].name
         if not sites or name in sites:
-            found[name] = at.each(host.protected)
+            features[name] = at.each(host.protected)
         return at.h
 
     with kept_modes(host), host.without_gradients():
         host.eval()
         host.forward_with_hook(x, keep)
-    return found
+    return features
 
 
 def run_segment(segment: nn.Module, h: Tensor) -> Tensor:
@@ -224,12 +253,13 @@ class SegmentedHost(Host):
         spans: Sequence[SiteSpan] | None = None,
     ) -> None:
         super().__init__()
-        if spans is None and len(segments) != len(sites) + 1:
-            raise ValueError(f"{len(sites)} sites need {len(sites) + 1} segments, not {len(segments)}")
+        if spans is None:
+            if len(segments) != len(sites) + 1:
+                raise ValueError(f"{len(sites)} sites need {len(sites) + 1} segments, not {len(segments)}")
+            spans = [SiteSpan(joint, joint) for joint in range(1, len(segments))]
         self.segments = nn.ModuleList(segments)
         self.topology = topology
-        spans = [SiteSpan(number + 1, number + 1) for number in range(len(sites))] if spans is None else spans
-        self._lay_out([Step(segment) for segment in segments], sites, spans)
+        self._lay_out(list(map(Step, segments)), sites, spans)
         self._all = tuple(zip(self.sites, self.spans, strict=True))
 
     @property
@@ -237,22 +267,33 @@ class SegmentedHost(Host):
         return row_major(site.name for site, _ in self._all)
 
     def _use_slots(self, names: set[str]) -> None:
-        chosen = [(site, span) for site, span in self._all if site.name in names]
-        steps = [Step(segment) for segment in self.segments]
-        self._lay_out(steps, [site for site, _ in chosen], [span for _, span in chosen])
+        sites = []
+        spans = []
+        for site, span in self._all:
+            if site.name in names:
+                sites.append(site)
+                spans.append(span)
+        self._lay_out(list(map(Step, self.segments)), sites, spans)
 
     def lies_inside(self, slot: str, other: str) -> bool:
         spans = dict(zip((site.name for site in self.sites), self.spans, strict=True))
-        return spans[other].source < spans[slot].sink < spans[other].sink
+        outer = spans[other]
+        return outer.source < spans[slot].sink < outer.sink
 
     def take_up_segments(self) -> None:
         """Runs by the segments that there are now; call it if a submodule has been replaced."""
         self._use_slots(set(self.slot_names))
 
-    def _lay_out(self, steps: Sequence[Step], sites: Sequence[Place], spans: Sequence[SiteSpan]) -> None:
+    def _lay_out(
+        self,
+        steps: Sequence[Step],
+        sites: Sequence[Place],
+        spans: Sequence[SiteSpan],
+    ) -> None:
         """Makes the host run by ``steps``, with these sites between them."""
         sinks = [span.sink for span in spans]
-        if len(spans) != len(sites) or sinks != sorted(sinks) or not all(1 <= sink <= len(steps) for sink in sinks):
+        in_range = all(1 <= sink <= len(steps) for sink in sinks)
+        if len(spans) != len(sites) or sinks != sorted(sinks) or not in_range:
             raise ValueError(f"{len(sites)} sites need sinks from 1 to {len(steps)} in order, not {sinks}")
         row_major(site.name for site in sites)  # checks that the names are valid and distinct
         self.steps = tuple(steps)
@@ -260,15 +301,28 @@ class SegmentedHost(Host):
         self.spans = tuple(spans)
         self._routes: dict[frozenset[int], list[JointUse]] = {}
 
-    def forward_with_hook(self, x: Inputs, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_with_hook(
+        self,
+        x: Inputs,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Tensor:
         return self._from(0, -1, cast(Tensor, x), {}, hook, vacant)
 
-    def forward_from(self, x: Inputs, site: int, at: Features, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_from(
+        self,
+        x: Inputs,
+        site: int,
+        at: Features,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Tensor:
         return self._from(self.spans[site].sink, site, at.h, dict(at.earlier), hook, vacant)
 
     def run(self, module: nn.Module, h: Tensor) -> Tensor:
         """Runs the ``module`` of a step on features ``h``, compiled if there is a compiled function."""
-        return (self.compiled or run_segment)(module, h)
+        run = self.compiled or run_segment
+        return run(module, h)
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
@@ -289,9 +343,13 @@ class SegmentedHost(Host):
         while True:
             use = route[joint]
             for site in use.sites:
-                if site > last:
-                    source = self.spans[site].source
-                    h = hook(site, Features(h, h if source == joint else earlier[source], earlier))
+                if site <= last:
+                    continue
+                source = h
+                read = self.spans[site].source
+                if read != joint:
+                    source = earlier[read]
+                h = hook(site, Features(h, source, earlier))
             if joint == len(self.steps):
                 return h
             if earlier or use.read:  # kept only for as long as somebody reads them
@@ -309,17 +367,32 @@ class SegmentedHost(Host):
         route = self._routes.get(vacant)
         if route is None:
             acting = [site for site in range(len(self.sites)) if site not in vacant]
-            route = self._routes[vacant] = [self._use(joint, acting) for joint in range(len(self.steps) + 1)]
+            route = [self._use(joint, acting) for joint in range(len(self.steps) + 1)]
+            self._routes[vacant] = route
         return route
 
     def _use(self, joint: int, acting: Sequence[int]) -> JointUse:
-        sites = tuple(site for site in acting if self.spans[site].sink == joint)
-        sources = {self.spans[site].source for site in acting if self.spans[site].sink > joint}
-        sources |= {step.adds for step in self.steps[joint:] if step.adds is not None}
-        kept = tuple(sorted(source for source in sources if source < joint))
-        return JointUse(sites, kept, joint in sources)
+        sites = []
+        sources = set()
+        for site in acting:
+            span = self.spans[site]
+            if span.sink == joint:
+                sites.append(site)
+            elif span.sink > joint:
+                sources.add(span.source)
+        for step in self.steps[joint:]:
+            if step.adds is not None:
+                sources.add(step.adds)
+        kept = sorted(source for source in sources if source < joint)
+        return JointUse(tuple(sites), tuple(kept), joint in sources)
 
-    def _step(self, number: int, h: Tensor, fused: bool, free: bool) -> tuple[Tensor, bool]:
+    def _step(
+        self,
+        number: int,
+        h: Tensor,
+        fused: bool,
+        free: bool,
+    ) -> tuple[Tensor, bool]:
         """Runs the module of a step; returns its output and whether it was fused with the next one.
 
         ``fused``: whether the step before was fused with it; ``free``: whether nothing reads or adds to its output.
@@ -342,6 +415,7 @@ def row_major(names: Iterable[str]) -> tuple[str, ...]:
         return int(match[1]), int(match[2])
 
     ordered = tuple(sorted(names, key=place))
-    if twice := sorted({name for name in ordered if ordered.count(name) > 1}):
-        raise ValueError(f"two sites have the slot name {', '.join(twice)}")
+    twice = {name for name in ordered if ordered.count(name) > 1}
+    if twice:
+        raise ValueError(f"two sites have the slot name {', '.join(sorted(twice))}")
     return ordered

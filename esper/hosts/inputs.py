@@ -24,16 +24,20 @@ class Arguments:
     """
 
     def __init__(self, values: Mapping[str, Tensor] | tuple[Tensor, ...]) -> None:
-        self.values: dict[str, Tensor] | tuple[Tensor, ...] = dict(values) if isinstance(values, Mapping) else values
+        if isinstance(values, Mapping):
+            values = dict(values)
+        self.values: dict[str, Tensor] | tuple[Tensor, ...] = values
         if not self.tensors or not all(isinstance(tensor, Tensor) and tensor.dim() for tensor in self.tensors):
             raise ConfigError("inputs are a tensor [N, ...], or a dict or tuple of such tensors")
-        if len({len(tensor) for tensor in self.tensors}) > 1:
+        if len(set(map(len, self.tensors))) > 1:
             raise ConfigError(f"inputs have different numbers of samples: {form_of(self)}")
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors in their order."""
-        return tuple(self.values.values()) if isinstance(self.values, dict) else self.values
+        if isinstance(self.values, dict):
+            return tuple(self.values.values())
+        return self.values
 
     @property
     def device(self) -> torch.device:
@@ -41,10 +45,11 @@ class Arguments:
 
     def each(self, change: Callable[..., Tensor], *others: Arguments) -> Arguments:
         """Calls ``change`` on each tensor and those of ``others`` in its place."""
-        changed = [change(*aligned) for aligned in zip(self.tensors, *(o.tensors for o in others), strict=True)]
-        return Arguments(
-            dict(zip(self.values, changed, strict=True)) if isinstance(self.values, dict) else tuple(changed)
-        )
+        rest = [other.tensors for other in others]
+        changed = [change(*aligned) for aligned in zip(self.tensors, *rest, strict=True)]
+        if isinstance(self.values, dict):
+            return Arguments(dict(zip(self.values, changed, strict=True)))
+        return Arguments(tuple(changed))
 
     def __len__(self) -> int:
         return len(self.tensors[0])
@@ -75,7 +80,9 @@ Inputs = Tensor | Arguments
 
 def as_inputs(x: Any) -> Inputs:
     """Returns a dict or a tuple of tensors as :class:`Arguments`, and anything else as it is."""
-    return Arguments(x) if isinstance(x, Mapping | tuple) else x
+    if isinstance(x, Mapping | tuple):
+        return Arguments(x)
+    return x  # type: ignore[no-any-return]
 
 
 def gathered(positional: tuple[Any, ...], named: dict[str, Any]) -> Inputs:
@@ -91,17 +98,23 @@ def gathered(positional: tuple[Any, ...], named: dict[str, Any]) -> Inputs:
 
 
 def tensors_of(x: Inputs) -> tuple[Tensor, ...]:
-    return x.tensors if isinstance(x, Arguments) else (x,)
+    if isinstance(x, Arguments):
+        return x.tensors
+    return (x,)
 
 
 def stack(rows: Sequence[Any]) -> Inputs:
     """Stacks samples, each a tensor or a dict or tuple of them, into inputs [len(rows), ...]."""
-    if isinstance(rows[0], Tensor):
-        return torch.stack(list(rows))
     first = rows[0]
+    if isinstance(first, Tensor):
+        return torch.stack(list(rows))
+
+    def stacked(key: Any) -> Tensor:
+        return torch.stack([torch.as_tensor(row[key]) for row in rows])
+
     if isinstance(first, Mapping):
-        return Arguments({name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in first})
-    return Arguments(tuple(torch.stack([torch.as_tensor(row[i]) for row in rows]) for i in range(len(first))))
+        return Arguments({name: stacked(name) for name in first})
+    return Arguments(tuple(map(stacked, range(len(first)))))
 
 
 def empty_like(x: Inputs, count: int) -> Inputs:
@@ -121,12 +134,18 @@ def form_of(x: Inputs, of_sample: bool = False) -> str:
     """Describes dtypes and shapes in words, without the number of samples if ``of_sample``."""
     if isinstance(x, Arguments):
         names = x.values if isinstance(x.values, dict) else range(len(x.tensors))
-        return ", ".join(f"{name} {form_of(tensor, of_sample)}" for name, tensor in zip(names, x.tensors, strict=True))
-    return f"{x.dtype} of shape {tuple(x.shape[of_sample:])}"
+        forms = [f"{name} {form_of(tensor, of_sample)}" for name, tensor in zip(names, x.tensors, strict=True)]
+        return ", ".join(forms)
+    shape = tuple(x.shape)
+    if of_sample:
+        shape = shape[1:]
+    return f"{x.dtype} of shape {shape}"
 
 
 def call(model: nn.Module, x: Inputs) -> Any:
     """Calls ``model`` with the inputs as its arguments."""
     if not isinstance(x, Arguments):
         return model(x)
-    return model(**x.values) if isinstance(x.values, dict) else model(*x.values)
+    if isinstance(x.values, dict):
+        return model(**x.values)
+    return model(*x.values)

@@ -28,12 +28,16 @@ class Layout:
     def width_of(self, h: Tensor) -> int:
         """Returns the number of channels of features ``h``, which may have fewer dimensions if a seed has a source."""
         place = min(LAYOUTS[self.topology][1], h.dim() - 1)
-        return h.shape[self.order[place] if self.order else place]
+        if self.order:
+            place = self.order[place]
+        return h.shape[place]
 
     @property
     def positions(self) -> int:
         """Index of the dimension of the positions of a sequence."""
-        return self.order[1] if self.order else 1
+        if self.order:
+            return self.order[1]
+        return 1
 
 
 class Shapes:
@@ -56,7 +60,8 @@ class Shapes:
             yield
 
     def _note(self, layer: nn.Module, _inputs: object, output: object) -> None:
-        h, width = features_of(output), width_of(layer)
+        h = features_of(output)
+        width = width_of(layer)
         if isinstance(h, Tensor) and h.dim() > 2 and width is not None:
             self._latest = h
             self._seen.append((isinstance(layer, CHANNELS_FIRST), width, h.dim()))
@@ -74,9 +79,14 @@ class Shapes:
         spatial = {2 + dims: topology for topology, dims in SPATIAL.items()}
         if rank not in spatial:
             raise ConfigError(f"{where} returns shape {tuple(h.shape)}; seeds need 2 to 5 dimensions")
-        found = [_before(first, width, h) for first, width, of in self._seen if of == rank]
-        known = [first for first in found if first is not None]
-        first = known[-1] if known else rank != 3
+        known = []
+        for of_first, width, seen_rank in self._seen:
+            before = _before(of_first, width, h)
+            if seen_rank == rank and before is not None:
+                known.append(before)
+        first = rank != 3
+        if known:
+            first = known[-1]
         if len(set(known)) > 1 and h.shape[1] == h.shape[-1] and h is not self._latest:
             raise ConfigError(
                 f"{where} returns shape {tuple(h.shape)}: which dimension are the channels? Use an example of another "
@@ -86,13 +96,15 @@ class Shapes:
             return Layout(spatial[rank])
         if rank > 3:
             return Layout(spatial[rank], (0, rank - 1, *range(1, rank - 1)))
-        if batch is not None and h.shape[0] == h.shape[1] == batch > 1:
+        samples, positions, _ = h.shape
+        if batch is not None and samples == positions == batch > 1:
             raise ConfigError(
                 f"{where} returns shape {tuple(h.shape)} for {batch} samples: which dimension are the samples? Use an "
                 "example with another number of samples, or say topology="
             )
-        time_first = batch is not None and h.shape[0] != batch and h.shape[1] == batch
-        return Layout("encoder", (1, 0, 2) if time_first else ())
+        if batch is not None and samples != batch and positions == batch:
+            return Layout("encoder", (1, 0, 2))  # [T, B, D]
+        return Layout("encoder")
 
 
 def _before(first: bool, width: int, h: Tensor) -> bool | None:
@@ -100,24 +112,35 @@ def _before(first: bool, width: int, h: Tensor) -> bool | None:
     None if it does not fit. Some layers of the other kind work on the second dimension, such as timm's LayerNorm2d."""
     if not first and width == h.shape[-1]:
         return False
-    return True if width == h.shape[1] else None
+    if width == h.shape[1]:
+        return True
+    return None
 
 
 def causal_where_measured(
-    model: nn.Module, found: Mapping[str, tuple[str, Layout]], run: Callable[[], object]
+    model: nn.Module,
+    found: Mapping[str, tuple[str, Layout]],
+    run: Callable[[], object],
 ) -> dict[str, Layout]:
     """Returns the layouts of sites by slot, with the sequences in which no position sees a later one told apart.
 
     ``found`` has the path and the layout of each slot; ``run`` runs the model once, and always gives the same. Sites of
     one stack of layers are alike: where one of them sees later positions, all do.
     """
-    sequences = {slot: (path, layout) for slot, (path, layout) in found.items() if layout.topology in SEQUENCES}
-    looking = {_stack(path) for path, layout in sequences.values() if sees_later(model, path, layout, run)}
-    measured = {
-        slot: Layout("encoder" if _stack(path) in looking else "transformer", layout.order)
-        for slot, (path, layout) in sequences.items()
-    }
-    return {slot: measured.get(slot, layout) for slot, (_, layout) in found.items()}
+    looking = set()
+    for path, layout in found.values():
+        if layout.topology in SEQUENCES and sees_later(model, path, layout, run):
+            looking.add(_stack(path))
+    measured = {}
+    for slot, (path, layout) in found.items():
+        measured[slot] = layout
+        if layout.topology not in SEQUENCES:
+            continue
+        topology = "transformer"
+        if _stack(path) in looking:
+            topology = "encoder"
+        measured[slot] = Layout(topology, layout.order)
+    return measured
 
 
 def _stack(path: str) -> str:
@@ -125,18 +148,31 @@ def _stack(path: str) -> str:
     return re.sub(r"\d+", "#", path)
 
 
-def sees_later(model: nn.Module, path: str, layout: Layout, run: Callable[[], object]) -> bool:
+def sees_later(
+    model: nn.Module,
+    path: str,
+    layout: Layout,
+    run: Callable[[], object],
+) -> bool:
     """Measures whether an earlier position depends on the last one of the features that ``path`` returns."""
-    before, after = (_earlier_positions(model, path, layout, run, shift) for shift in (0.0, 1.0))
-    return len(before) != len(after) or any(
-        not torch.allclose(a, b, rtol=1e-4, atol=1e-5 * max(1.0, float(a.abs().max())), equal_nan=True)
-        for a, b in zip(before, after, strict=True)
-    )
+    before = _earlier_positions(model, path, layout, run, 0.0)
+    after = _earlier_positions(model, path, layout, run, 1.0)
+    if len(before) != len(after):
+        return True
+    for old, new in zip(before, after, strict=True):
+        scale = max(1.0, float(old.abs().max()))
+        if not torch.allclose(old, new, rtol=1e-4, atol=1e-5 * scale, equal_nan=True):
+            return True
+    return False
 
 
 @torch.no_grad()
 def _earlier_positions(
-    model: nn.Module, path: str, layout: Layout, run: Callable[[], object], shift: float
+    model: nn.Module,
+    path: str,
+    layout: Layout,
+    run: Callable[[], object],
+    shift: float,
 ) -> list[Tensor]:
     """Returns a number for each earlier position of all that is computed after the submodule ``path``, to the last
     position of whose output ``shift`` is added.
@@ -144,27 +180,31 @@ def _earlier_positions(
     It is a sum with weights: the values of a LayerNorm always have the same sum, and the same sum of squares.
     """
     sums: list[Tensor] = []
-    shape: list[tuple[int, int]] = []
-    positions, samples = layout.positions, 1 - layout.positions
+    sizes: list[tuple[int, int]] = []  # samples and positions of the output of the submodule
+    positions = layout.positions
+    samples = 1 - positions
 
     def change(_module: nn.Module, _inputs: object, output: object) -> Any:
         h = features_of(output)
         assert isinstance(h, Tensor)
-        shape.append((h.shape[samples], h.shape[positions]))
+        sizes.append((h.shape[samples], h.shape[positions]))
         if not shift:
             return None
         changed = h.clone()
-        changed.select(positions, -1).add_(shift * torch.linspace(-3, 3, h.shape[2], device=h.device).to(h.dtype))
+        ramp = shift * torch.linspace(-3, 3, h.shape[2], device=h.device)
+        changed.select(positions, -1).add_(ramp.to(h.dtype))
         return with_features(output, changed)
 
     def note(_module: nn.Module, _inputs: object, output: object) -> None:
         h = features_of(output)
-        if not shape or not isinstance(h, Tensor) or h.dim() < 3 or not h.is_floating_point():
+        if not sizes or not isinstance(h, Tensor) or h.dim() < 3 or not h.is_floating_point():
             return
-        if (h.shape[samples], h.shape[positions]) == shape[0]:
-            earlier = h.narrow(positions, 0, h.shape[positions] - 1).movedim(positions, 0).flatten(1).double()
-            weights = torch.arange(earlier.shape[1], device=h.device, dtype=torch.float64).cos()
-            sums.append((earlier @ weights).cpu())
+        if (h.shape[samples], h.shape[positions]) != sizes[0]:
+            return
+        earlier = h.narrow(positions, 0, h.shape[positions] - 1)
+        values = earlier.movedim(positions, 0).flatten(1).double()
+        weights = torch.arange(values.shape[1], device=h.device, dtype=torch.float64).cos()
+        sums.append((values @ weights).cpu())
 
     with ExitStack() as hooks:
         for module in model.modules():
@@ -174,10 +214,16 @@ def _earlier_positions(
     return sums
 
 
-def check_module(model: nn.Module, name: str, path: str, topology: str | None) -> None:
+def check_module(
+    model: nn.Module,
+    name: str,
+    path: str,
+    topology: str | None,
+) -> None:
     """Raises ConfigError if a hook on the submodule ``path`` would not act, or its features have another layout."""
+    where = f"slot {name}: {path}"
     chain = list(_chain(model, path))
-    module, where = chain[-1], f"slot {name}: {path}"
+    module = chain[-1]
     for part in chain:
         if is_compiled(part):
             raise ConfigError(
@@ -189,9 +235,10 @@ def check_module(model: nn.Module, name: str, path: str, topology: str | None) -
                 f"{where} is a part of nn.MultiheadAttention, which reads its weights and never calls it: name the "
                 "attention module itself, or the layer around it"
             )
-    if getattr(type(module).forward, "__name__", "") == "_forward_unimplemented":
-        raise ConfigError(f"{where} is a {type(module).__name__}, which is never called: name one of its items")
-    if topology in SEQUENCES and any(_is_time_first(part) for part in chain):
+    kind = type(module)
+    if getattr(kind.forward, "__name__", "") == "_forward_unimplemented":
+        raise ConfigError(f"{where} is a {kind.__name__}, which is never called: name one of its items")
+    if topology in SEQUENCES and any(map(_is_time_first, chain)):
         raise ConfigError(f"{where} returns [T, B, D]: samples must come first, so make it with batch_first=True")
 
 
@@ -206,8 +253,13 @@ def is_compiled(module: nn.Module) -> bool:
 
 def check_channels(where: str, module: nn.Module, h: Tensor) -> None:
     """Raises ConfigError if ``module`` returns images [B, H, W, C] where [B, C, H, W] is needed."""
-    first = any(isinstance(layer, CHANNELS_FIRST) and width_of(layer) == h.shape[1] for layer in module.modules())
-    last = any(isinstance(layer, CHANNELS_LAST) and width_of(layer) == h.shape[-1] for layer in module.modules())
+    first = False
+    last = False
+    for layer in module.modules():
+        if isinstance(layer, CHANNELS_FIRST) and width_of(layer) == h.shape[1]:
+            first = True
+        if isinstance(layer, CHANNELS_LAST) and width_of(layer) == h.shape[-1]:
+            last = True
     if last and not first:
         raise ConfigError(
             f"{where} returns shape {tuple(h.shape)} with the channels last, as its layers show; cnn seeds need "
@@ -216,8 +268,18 @@ def check_channels(where: str, module: nn.Module, h: Tensor) -> None:
 
 
 CHANNELS_FIRST = (
-    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
     nn.GroupNorm,
 )
 """Layers with their channels before the positions."""
@@ -228,12 +290,16 @@ CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.RNNBase, 
 def width_of(layer: nn.Module) -> int | None:
     """Returns the number of channels that a layer returns; None if it does not say."""
     if isinstance(layer, nn.RNNBase):
-        return (layer.proj_size or layer.hidden_size) * (1 + layer.bidirectional)
+        units = layer.proj_size or layer.hidden_size
+        return 2 * units if layer.bidirectional else units
     for attribute in ("out_channels", "out_features", "num_features", "num_channels", "embedding_dim", "embed_dim"):
-        if isinstance(width := getattr(layer, attribute, None), int):
+        width = getattr(layer, attribute, None)
+        if isinstance(width, int):
             return width
     shape = getattr(layer, "normalized_shape", None)
-    return int(shape[-1]) if shape else None
+    if not shape:
+        return None
+    return int(shape[-1])
 
 
 def _chain(model: nn.Module, path: str) -> Iterator[nn.Module]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from esper.hosts.seed_hook import SeedHook, drop_container, forget, hooks_of, unregister
 from esper.lifecycle.ramps import BlendOperator
@@ -17,7 +17,9 @@ from esper.seeds.blueprints.source import is_transposed
 
 
 def merge_seeds(
-    model: nn.Module, difference: Callable[[], str | None], stay: Mapping[str, str] = MappingProxyType({})
+    model: nn.Module,
+    difference: Callable[[], str | None],
+    stay: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
     """Merges the seeds of ``model`` that read their sink into the weights of their linear layers.
 
@@ -35,8 +37,11 @@ def merge_seeds(
         layer = _last(module)
         reason = stay.get(path) or _obstacle(hook.seed, layer, uses)
         reason = reason or _merge_or_undo(model, module, layer, hook, hook.seed, difference)
-        if reason:
-            reasons[path] = f"{reasons[path]}, and {reason}" if path in reasons else reason
+        if not reason:
+            continue
+        if path in reasons:
+            reason = f"{reasons[path]}, and {reason}"
+        reasons[path] = reason
     drop_container(model)
     return reasons
 
@@ -55,8 +60,8 @@ def _merge_or_undo(
     hooks = dict(module._forward_hooks)
     _merge(layer, seed, hook.alpha)
     unregister(model, hook)
-    found = difference()
-    if found is None:
+    change = difference()
+    if change is None:
         forget(model, seed)
         return None
     module._forward_hooks.clear()  # their order counts
@@ -64,12 +69,14 @@ def _merge_or_undo(
     layer._parameters.update(before)
     for name, value in values.items():
         layer.get_parameter(name).data.copy_(value)
-    return f"something else uses the weights of its layer or changes its output: merged, {found}"
+    return f"something else uses the weights of its layer or changes its output: merged, {change}"
 
 
 def _last(module: nn.Module) -> nn.Module:
     """Returns the layer that computes the output of ``module``: of an ``nn.Sequential``, that of its last one."""
-    return _last(module[-1]) if type(module) is nn.Sequential and len(module) else module
+    while type(module) is nn.Sequential and len(module):
+        module = module[-1]
+    return module
 
 
 def _obstacle(seed: Seed, layer: nn.Module, uses: Counter[int]) -> str | None:
@@ -83,9 +90,10 @@ def _obstacle(seed: Seed, layer: nn.Module, uses: Counter[int]) -> str | None:
         return "the weights of its layer are computed from others, such as those of weight_norm or of pruning"
     if seed.operator is not BlendOperator.ADD:
         return f"its blend style is not additive ({seed.operator.value})"
-    linear = (nn.Linear, ChannelScale, nn.Identity, nn.Sequential)
-    if other := next((m for m in seed.body.modules() if type(m) not in linear), None):
-        return f"{type(other).__name__} is not linear"
+    for module in seed.body.modules():
+        kind = type(module)
+        if kind not in (nn.Linear, ChannelScale, nn.Identity, nn.Sequential):
+            return f"{kind.__name__} is not linear"
     if any(uses[id(p)] > 1 for p in layer.parameters(recurse=False)):
         return "another layer uses the same weights"
     return None
@@ -93,17 +101,23 @@ def _obstacle(seed: Seed, layer: nn.Module, uses: Counter[int]) -> str | None:
 
 @torch.no_grad()
 def _merge(layer: nn.Module, seed: Seed, alpha: float) -> None:
-    weight, bias = layer.get_parameter("weight"), getattr(layer, "bias", None)
-    rows = weight.double().cpu() if is_transposed(layer) else weight.double().cpu().T  # [in, out]
+    weight = layer.get_parameter("weight")
+    bias = getattr(layer, "bias", None)
+    rows = weight.double().cpu()
+    if not is_transposed(layer):
+        rows = rows.T  # [in, out]
     body = copy.deepcopy(seed.body).to("cpu", torch.float64)
     channels = rows.shape[1]
     constant = body(torch.zeros(1, channels, dtype=torch.float64))  # [1, out]
     matrix = body(torch.eye(channels, dtype=torch.float64)) - constant  # row i is the delta of unit i
-    turned = rows + alpha * rows @ matrix
-    weight.copy_(turned if is_transposed(layer) else turned.T)
+    merged = rows + alpha * rows @ matrix
+    if not is_transposed(layer):
+        merged = merged.T
+    weight.copy_(merged)
     if bias is not None:
         old = bias.double().cpu()
-        bias.copy_((old + alpha * (old @ matrix + constant[0])).to(bias.dtype))
+        new = old + alpha * (old @ matrix + constant[0])
+        bias.copy_(new.to(bias.dtype))
     elif bool(constant.any()):
-        new: Tensor = alpha * constant[0]
+        new = alpha * constant[0]
         layer.bias = nn.Parameter(new.to(weight))

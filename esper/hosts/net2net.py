@@ -29,8 +29,9 @@ def widen_as_copies(narrow: Host, wide: Host) -> None:
     its outgoing weights. Hosts are chains of convolutions or linear layers with BatchNorms between them. Raises
     ConfigError for others.
     """
-    small, large = _chain(narrow), _chain(wide)
-    if [type(layer) for layer in small] != [type(layer) for layer in large]:
+    small = _chain(narrow)
+    large = _chain(wide)
+    if list(map(type, small)) != list(map(type, large)):
         raise ConfigError("net2net widens a chain of layers, and these two hosts have different ones")
     last = max(number for number, layer in enumerate(small) if isinstance(layer, Layer))
     inputs = torch.arange(_inputs_of(small[0]))
@@ -39,13 +40,15 @@ def widen_as_copies(narrow: Host, wide: Host) -> None:
             _copy_units(old, new, inputs)
             continue
         assert isinstance(new, Layer)
-        own, wanted = len(old.weight), len(new.weight)
-        added = torch.randint(own, (wanted - own,)) if number < last else torch.arange(0)
-        outputs = torch.cat([torch.arange(own), added])
+        width = len(old.weight)
+        outputs = torch.arange(width)
+        if number < last:
+            added = torch.randint(width, (len(new.weight) - width,))
+            outputs = torch.cat([outputs, added])
         shared = torch.bincount(inputs, minlength=_inputs_of(old))[inputs]  # [inputs]: units that copy the same one
-        shape = (1, -1, *[1] * (old.weight.dim() - 2))
-        weight = old.weight[outputs][:, inputs] / shared.view(shape).to(old.weight)
-        weight[own:] += NOISE * weight.std() * torch.randn_like(weight[own:])
+        kernel = [1] * (old.weight.dim() - 2)
+        weight = old.weight[outputs][:, inputs] / shared.view(1, -1, *kernel).to(old.weight)
+        weight[width:] += NOISE * weight.std() * torch.randn_like(weight[width:])
         new.weight.copy_(weight)
         if old.bias is not None and new.bias is not None:
             new.bias.copy_(old.bias[outputs])
@@ -56,12 +59,21 @@ def _chain(host: Host) -> list[nn.Module]:
     """Returns the layers with parameters, in execution order. Raises ConfigError if they are of other kinds."""
     layers = list(layers_of(host).values())
     known = (nn.Conv2d, nn.Linear, nn.BatchNorm2d, NormReluPool)
-    other = next((layer for layer in layers if not isinstance(layer, known)), None)
     weighted = [layer for layer in layers if isinstance(layer, Layer)]
-    fits = all(_inputs_of(after) == len(before.weight) for before, after in pairwise(weighted))
-    if other is not None or not fits or not weighted:
-        found = "layers that do not read one another" if other is None else f"a {type(other).__name__}"
-        raise ConfigError(f"net2net widens chains of convolutions, linear layers and BatchNorms; this host has {found}")
+    problem = ""
+    for before, after in pairwise(weighted):
+        if _inputs_of(after) != len(before.weight):
+            problem = "layers that do not read one another"
+    if not weighted:
+        problem = "layers that do not read one another"
+    for layer in layers:
+        if not isinstance(layer, known):
+            problem = f"a {type(layer).__name__}"
+            break
+    if problem:
+        raise ConfigError(
+            f"net2net widens chains of convolutions, linear layers and BatchNorms; this host has {problem}"
+        )
     return layers
 
 
@@ -74,4 +86,7 @@ def _copy_units(old: nn.Module, new: nn.Module, units: Tensor) -> None:
     """Gives the norm ``new`` the parameters and statistics of ``old``, by unit."""
     values = dict(old.state_dict())
     for name, tensor in new.state_dict().items():
-        tensor.copy_(values[name][units] if values[name].dim() else values[name])
+        value = values[name]
+        if value.dim():
+            value = value[units]
+        tensor.copy_(value)

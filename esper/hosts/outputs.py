@@ -10,7 +10,9 @@ from torch import Tensor
 
 def features_of(output: object) -> object:
     """Returns what a site holds of a submodule's output: of a tuple, as of an ``nn.GRU``, the first element."""
-    return output[0] if isinstance(output, tuple) and output else output
+    if isinstance(output, tuple) and output:
+        return output[0]
+    return output
 
 
 def source_of(inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:

@@ -12,15 +12,30 @@ from esper.hosts.site_path import SitePath
 from esper.seeds.place import Place
 
 
-def layout_of(name: str, path: SitePath, h: Tensor, declared: str | None, shapes: Shapes, batch: int | None) -> Layout:
+def layout_of(
+    name: str,
+    path: SitePath,
+    h: Tensor,
+    declared: str | None,
+    shapes: Shapes,
+    batch: int | None,
+) -> Layout:
     """Returns the layout of features ``h`` of slot ``name``: that of the ``declared`` topology, or the one that is
     found. Seeds with a source work on each sample and position alike, so that it need not be known which is which."""
     if declared is not None:
         return Layout(declared)
-    return shapes.layout_of(f"slot {name}: {path.sink}", h, batch if path.source is None else None)
+    if path.source is not None:
+        batch = None
+    return shapes.layout_of(f"slot {name}: {path.sink}", h, batch)
 
 
-def place_of(model: nn.Module, name: str, channels: int, layout: Layout, between: Between | None) -> Place:
+def place_of(
+    model: nn.Module,
+    name: str,
+    channels: int,
+    layout: Layout,
+    between: Between | None,
+) -> Place:
     """Returns the place of a slot of ``model``, with what lies ``between`` its source and sink if it has a source."""
     place = Place(name, channels, topology=layout.topology, order=layout.order)
     if between is None:

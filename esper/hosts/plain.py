@@ -9,6 +9,8 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -64,34 +66,40 @@ def plain(network: nn.Module, example: Any, merge: bool = False) -> nn.Module:
         ConfigError: the network cannot run on ``example``, or cannot be made plain, as when its copy would use its own
             parameters.
     """
-    read = logits_of if isinstance(network, Host) else as_it_is  # a grafted host returns the logits of its model
-
-    def outputs(of: nn.Module) -> list[Tensor]:
-        return outputs_of(of, example, read)
-
-    wanted = outputs(network)
+    read = as_it_is
+    if isinstance(network, Host):
+        read = logits_of  # a grafted host returns the logits of its model
+    wanted = outputs_of(network, example, read)
     rounding = coarsest_dtype(network)
-    copied = _copy_of(network)
-    _require_independent(network, lambda: difference(wanted, outputs(copied), rounding))
-    changed = (lambda: difference(wanted, outputs(copied), rounding)) if merge else None
-    result, reasons = _without_hosts(copied, changed)
+    result = _copy_of(network)
+
+    def changed() -> str | None:
+        return difference(wanted, outputs_of(result, example, read), rounding)
+
+    _require_independent(network, changed)
+    result, reasons = _without_hosts(result, changed if merge else None)
     _register_loose_seeds(result)
     if merge:
-        reasons.update(merge_all(result, lambda: difference(wanted, outputs(result), rounding)))
+        reasons.update(merge_all(result, changed))
     _require_no_sources(result, reasons)
     warn_unmerged(reasons)
     note_seeds(result)
     _replace_hooks(result, example)
-    if found := difference(wanted, outputs(result), rounding):
-        raise ConfigError(f"the plain copy computes something else than the network on the example: {found}")
+    problem = changed()
+    if problem:
+        raise ConfigError(f"the plain copy computes something else than the network on the example: {problem}")
     return result
 
 
 def _copy_of(network: nn.Module) -> nn.Module:
     """Returns a deep copy, also of modules that keep tensors of a past pass, which deepcopy refuses."""
-    kept = [value for module in network.modules() for value in vars(module).values()]
-    tensors = [each for value in kept for each in (value if isinstance(value, list | tuple) else [value])]
-    memo = {id(t): t.detach().clone() for t in tensors if isinstance(t, Tensor) and not t.is_leaf}
+    memo: dict[int, Any] = {}
+    for module in network.modules():
+        for value in vars(module).values():
+            members = value if isinstance(value, list | tuple) else [value]
+            for member in members:
+                if isinstance(member, Tensor) and not member.is_leaf:
+                    memo[id(member)] = member.detach().clone()
     try:
         return copy.deepcopy(network, memo)
     except Exception as error:
@@ -115,33 +123,45 @@ def _without_hosts(network: nn.Module, changed: Callable[[], str | None] | None)
     return network, reasons
 
 
-def _ordinary(host: Host, prefix: str, reasons: dict[str, str], changed: Callable[[], str | None] | None) -> nn.Module:
+def _ordinary(
+    host: Host,
+    prefix: str,
+    reasons: dict[str, str],
+    changed: Callable[[], str | None] | None,
+) -> nn.Module:
     """Returns a grafted host as its model with seeds in it, and any other as a graph."""
-    grown = host if isinstance(host, GrownHost) else GrownHost(host, {}, {}, "").train(host.training)
+    grown = host
+    if not isinstance(grown, GrownHost):
+        grown = GrownHost(host, {}, {}, "")
+        grown.train(host.training)
     inner = grown.host
     if not isinstance(inner, GraftedHost):
         if changed is not None:
             unmerged = merge_sources(GrownInHost(grown), changed)
             residual = f"its host is a {type(inner).__name__}, not a linear layer"
-            reasons.update((prefix + name, unmerged.get(name, residual)) for name in grown.seeds)
+            for name in grown.seeds:
+                reasons[prefix + name] = unmerged.get(name, residual)
         return _traced(_HostWithSeeds(grown))
     seeds: dict[str, tuple[str, Seed, float]] = {}
     recipes = {}
     for name, seed in grown.seeds.items():
         assert isinstance(seed, Seed)
+        kept = grown.kept[name]
         path = str(SitePath.parse(inner.paths[name]))
-        seeds[path] = (name, seed, grown.kept[name].alpha)
-        recipes[path] = {"blueprint": grown.kept[name].blueprint, "between": list(inner.between.get(name, ()))}
+        seeds[path] = name, seed, kept.alpha
+        recipes[path] = {"blueprint": kept.blueprint, "between": list(inner.between.get(name, ()))}
     attach(inner.model, seeds, recipes)
     return inner.model
 
 
 def _register_loose_seeds(network: nn.Module) -> None:
     """Registers seeds whose container is elsewhere: the network may be a part of the one that has grown."""
-    containers = [module for module in network.modules() if isinstance(module, GrownSeeds)]
-    registered = {id(seed) for container in containers for seed in container.children()}
+    registered: set[nn.Module] = set()
+    for module in network.modules():
+        if isinstance(module, GrownSeeds):
+            registered.update(module.children())
     for _, _, hook in hooks_of(network):
-        if hook.seed is not None and id(hook.seed) not in registered:
+        if hook.seed is not None and hook.seed not in registered:
             container = container_of(network)
             container.add_module(free_name(container, hook.name), hook.seed)
 
@@ -155,13 +175,14 @@ def warn_unmerged(reasons: Mapping[str, str]) -> None:
 def _require_no_sources(network: nn.Module, reasons: Mapping[str, str]) -> None:
     """Raises ConfigError for a seed that reads a source and would stay a module of its own."""
     for _, _, hook in hooks_of(network):
-        if hook.seed is not None and hook.frame is not None:
-            path = str(path_of(network, hook))
-            why = reasons.get(path, "pass merge=True, which makes it a part of its layers")
-            raise ConfigError(
-                f"slot {hook.name}: a seed that reads a source ({path}) cannot stay a module of its own in an ordinary "
-                f"network: {why}"
-            )
+        if hook.seed is None or hook.frame is None:
+            continue
+        path = str(path_of(network, hook))
+        why = reasons.get(path, "pass merge=True, which makes it a part of its layers")
+        raise ConfigError(
+            f"slot {hook.name}: a seed that reads a source ({path}) cannot stay a module of its own in an ordinary "
+            f"network: {why}"
+        )
 
 
 class _AddSeed(nn.Module):
@@ -170,16 +191,22 @@ class _AddSeed(nn.Module):
 
     def __init__(self, seed: Seed, alpha: float) -> None:
         super().__init__()
-        self.body, self.gate, self.operator, self.topology = seed.body, seed.gate, seed.operator, seed.topology
-        self.order, self.back = seed.order, seed.back
+        self.body = seed.body
+        self.gate = seed.gate
+        self.operator = seed.operator
+        self.topology = seed.topology
+        self.order = seed.order
+        self.back = seed.back
         self.alpha = alpha
 
     def forward(self, h: Tensor, source: Tensor) -> Tensor:
         return self.added(h, source)
 
     def added(self, h: Tensor, source: Tensor) -> Tensor:
-        own = next(self.parameters(), None)
-        x = source if own is None else source.type_as(own)  # not a fixed dtype: the copy may be turned into another one
+        weight = next(self.parameters(), None)
+        x = source
+        if weight is not None:
+            x = source.type_as(weight)  # not a fixed dtype: the copy may be turned into another one
         if self.order:
             x = x.permute(self.order)
         f = self.body(x)
@@ -199,7 +226,9 @@ class _AddSeed(nn.Module):
         if self.topology == "encoder":
             x = x.mean(dim=1, keepdim=True)
         elif self.topology != "mlp":
-            x = x.cumsum(dim=1) / torch.ones_like(x[..., :1]).cumsum(dim=1)
+            # The mean over the positions up to each one: their sum over their count.
+            count = torch.ones_like(x[..., :1]).cumsum(dim=1)
+            x = x.cumsum(dim=1) / count
         return gate(x)  # type: ignore[no-any-return]
 
 
@@ -208,16 +237,19 @@ class _HostWithSeeds(nn.Module):
 
     def __init__(self, network: GrownHost) -> None:
         super().__init__()
-        self.host, self.seeds, self.training = network.host, nn.ModuleDict(), network.training
+        self.host = network.host
+        self.seeds = nn.ModuleDict()
+        self.training = network.training
         for name, seed in network.seeds.items():
             assert isinstance(seed, Seed)
             self.seeds[name] = _AddSeed(seed, network.kept[name].alpha)
 
     def forward(self, x: Tensor) -> Tensor:
-        names = [site.name for site in self.host.sites]
-
         def hook(site: int, at: Features) -> Tensor:
-            return self.seeds[names[site]](at.h, at.source) if names[site] in self.seeds else at.h
+            name = self.host.sites[site].name
+            if name not in self.seeds:
+                return at.h
+            return self.seeds[name](at.h, at.source)  # type: ignore[no-any-return]
 
         return self.host.forward_with_hook(x, hook)
 
@@ -226,9 +258,15 @@ class _Tracer(fx.Tracer):
     """Traces through the classes of Esper, and calls all others."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return not any(type(each).__module__.startswith("esper.") for each in m.modules())
+        return not any(type(module).__module__.startswith("esper.") for module in m.modules())
 
-    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Any,
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
         """Calls a module, or traces through one that only groups others and is itself nowhere registered."""
         if any(m is known for known in self.root.modules()):
             return super().call_module(m, forward, args, kwargs)
@@ -244,21 +282,24 @@ def _traced(module: nn.Module) -> fx.GraphModule:
         if isinstance(host, SegmentedHost):
             host.take_up_segments()
     try:
-        graph = _Tracer().trace(module)
+        traced = _Tracer().trace(module)
     except Exception as error:  # whatever a user's own host runs into
         raise ConfigError(f"a {type(module).__name__} cannot be traced: {type(error).__name__}: {error}") from error
-    own = fx.Graph()  # without a reference to the tracer, which would be saved, too
-    own.output(own.graph_copy(graph, {}))
-    for node in own.nodes:
+    graph = fx.Graph()  # without a reference to the tracer, which would be saved, too
+    graph.output(graph.graph_copy(traced, {}))
+    for node in graph.nodes:
         node.type = None  # annotations that are strings, as in Esper's files, cannot be saved
-    return fx.GraphModule(module, own, class_name="Grown")
+    return fx.GraphModule(module, graph, class_name="Grown")
 
 
 def _unfused(layer: NormReluPool) -> nn.Sequential:
     norm = nn.BatchNorm2d(layer.num_features, layer.eps, layer.momentum)
     norm.to(layer.weight.device, layer.weight.dtype)
     norm.load_state_dict(layer.state_dict())
-    return nn.Sequential(norm, nn.ReLU(), *([nn.MaxPool2d(2)] if layer.pool else [])).train(layer.training)
+    layers = nn.Sequential(norm, nn.ReLU())
+    if layer.pool:
+        layers.append(nn.MaxPool2d(2))
+    return layers.train(layer.training)
 
 
 class _OnTensor(_AddSeed):
@@ -286,34 +327,40 @@ class _OnNamedTuple(_AddSeed):
 
 def _plain_hook(seed: Seed, alpha: float, output: object) -> fx.GraphModule:
     """Returns a hook without classes of Esper; ``output`` is an example of what its submodule returns."""
-    fields = getattr(output, "_fields", None)
-    if fields is not None:
-        named = _OnNamedTuple(seed, alpha)
-        named.field = fields[0]
-        return _traced(named.train(seed.training))
-    kind = _OnTuple if isinstance(output, tuple) else _OnTensor
-    return _traced(kind(seed, alpha).train(seed.training))
+    hook: _AddSeed
+    if hasattr(output, "_fields"):
+        hook = _OnNamedTuple(seed, alpha)
+        hook.field = output._fields[0]
+    elif isinstance(output, tuple):
+        hook = _OnTuple(seed, alpha)
+    else:
+        hook = _OnTensor(seed, alpha)
+    hook.train(seed.training)
+    return _traced(hook)
 
 
 def _replace_hooks(network: nn.Module, example: Any) -> None:
     """Puts graph modules in the place of Esper's hooks and of the container of their seeds."""
     returned = _returned(network, example)
-    hooks = list(hooks_of(network))
-    plain_hooks: dict[int, nn.Module] = {}  # by the seed's identity: two containers may have seeds of one name
-    for path, module, hook in hooks:
+    plain_hooks: dict[Seed, nn.Module] = {}  # by seed: two containers may have seeds of one name
+    for path, module, hook in list(hooks_of(network)):
         if hook.seed is None:
             unregister(network, hook)
             continue
         if path not in returned:
             raise ConfigError(f"the example does not reach {path}, which has grown: pass other inputs")
-        plain_hooks[id(hook.seed)] = made = _plain_hook(hook.seed, hook.alpha, returned[path])
-        module._forward_hooks[key_of(hook.name)] = made  # type: ignore[index]
+        plain_hook = _plain_hook(hook.seed, hook.alpha, returned[path])
+        plain_hooks[hook.seed] = plain_hook
+        module._forward_hooks[key_of(hook.name)] = plain_hook  # type: ignore[index]
     for module in list(network.modules()):
         container = module._modules.get(CONTAINER)
         if not isinstance(container, GrownSeeds):
             continue
-        present = {n: plain_hooks[id(seed)] for n, seed in container.named_children() if id(seed) in plain_hooks}
-        module._modules[CONTAINER] = nn.ModuleDict(present).train(container.training)
+        present = nn.ModuleDict()
+        for name, seed in container.named_children():
+            if seed in plain_hooks:
+                present[name] = plain_hooks[seed]
+        module._modules[CONTAINER] = present.train(container.training)
         if not present:
             del module._modules[CONTAINER]
     _drop_other_hooks(network)
@@ -321,20 +368,19 @@ def _replace_hooks(network: nn.Module, example: Any) -> None:
 
 def _returned(network: nn.Module, example: Any) -> dict[str, Any]:
     """Returns what each submodule with a seed returns for the example, by path."""
-    found: dict[str, Any] = {}
+    returned: dict[str, Any] = {}
     grown = {path: module for path, module, hook in hooks_of(network) if hook.seed is not None}
-    handles = [
-        module.register_forward_hook(lambda _module, _inputs, output, path=path: found.update({path: output}))
-        for path, module in grown.items()
-    ]
-    try:
+
+    def note(path: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        returned[path] = output
+
+    with ExitStack() as hooks:
+        for path, module in grown.items():
+            hooks.callback(module.register_forward_hook(partial(note, path)).remove)
         outputs_of(network, example)
-        if grown.keys() - found.keys():  # such as an auxiliary classifier, which runs in training only
+        if grown.keys() - returned.keys():  # such as an auxiliary classifier, which runs in training only
             outputs_of(network, example, training=True)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
+    return returned
 
 
 def _drop_other_hooks(network: nn.Module) -> None:
@@ -348,30 +394,31 @@ def _drop_other_hooks(network: nn.Module) -> None:
                 named = hook if isinstance(hook, FunctionType) else type(hook)
                 if named.__module__.startswith("esper."):
                     del hooks[key]
-        for notes, of in (
-            (module._forward_pre_hooks_with_kwargs, module._forward_pre_hooks),
-            (module._forward_hooks_with_kwargs, module._forward_hooks),
-            (module._forward_hooks_always_called, module._forward_hooks),
-        ):
-            for key in set(notes) - set(of):
-                del notes[key]
+        _drop_notes(module._forward_pre_hooks_with_kwargs, module._forward_pre_hooks)
+        _drop_notes(module._forward_hooks_with_kwargs, module._forward_hooks)
+        _drop_notes(module._forward_hooks_always_called, module._forward_hooks)
+
+
+def _drop_notes(notes: dict[int, bool], hooks: Mapping[int, Any]) -> None:
+    for key in notes.keys() - hooks.keys():
+        del notes[key]
 
 
 def _require_independent(network: nn.Module, difference: Callable[[], str | None]) -> None:
     """Raises ConfigError if the copy, whose outputs ``difference`` compares, uses parameters of the network itself."""
-    tensors = [t for t in (*network.parameters(), *network.buffers()) if t.is_floating_point()]
-    own = [t.data for t in tensors]
+    tensors = [tensor for tensor in (*network.parameters(), *network.buffers()) if tensor.is_floating_point()]
+    numbers = [tensor.data for tensor in tensors]
     try:
-        for tensor, data in zip(tensors, own, strict=True):
+        for tensor, data in zip(tensors, numbers, strict=True):
             tensor.data = data.new_full((), math.nan).expand_as(data)  # takes no memory
         try:
-            found = difference()
+            problem = difference()
         except ConfigError as error:  # it ran before, with numbers
-            found = str(error)
+            problem = str(error)
     finally:
-        for tensor, data in zip(tensors, own, strict=True):
+        for tensor, data in zip(tensors, numbers, strict=True):
             tensor.data = data
-    if found:
+    if problem:
         raise ConfigError(
             "the network cannot be copied: the copy would go on using parameters of the network. It probably keeps a "
             "function, such as a lambda, that refers to its submodules, which copy.deepcopy does not copy; make it a "

@@ -48,7 +48,12 @@ class SeedHook:
     and pickles hold the seed and the alpha of that moment.
     """
 
-    def __init__(self, name: str, seed: Seed | None = None, alpha: float = 0.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        seed: Seed | None = None,
+        alpha: float = 0.0,
+    ) -> None:
         self.name = name
         """Name of the seed in the container."""
         self.frame: SourceFrame | None = None
@@ -64,7 +69,12 @@ class SeedHook:
         self.origin = ""
         """Identifies the growth that made the hook, in copies too."""
 
-    def __call__(self, module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> Any:
+    def __call__(
+        self,
+        module: nn.Module,
+        _inputs: tuple[Any, ...],
+        output: Any,
+    ) -> Any:
         if self.growth is not None:
             return self.growth.grown(module, output)
         if self.seed is None:
@@ -75,17 +85,23 @@ class SeedHook:
 
     def source(self, h: Tensor) -> Tensor:
         """Returns what a seed reads in the present pass, in which the sink is ``h``."""
-        return h if self.frame is None else self.frame.take()
+        if self.frame is None:
+            return h
+        return self.frame.take()
 
     @property
     def reads(self) -> bool:
-        return self.seed is not None if self.growth is None else self.growth.reads
+        if self.growth is None:
+            return self.seed is not None
+        return self.growth.reads
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         if self.growth is not None:
+            seed, alpha = self.growth.present()
             state["growth"] = None
-            state["seed"], state["alpha"] = self.growth.present()
+            state["seed"] = seed
+            state["alpha"] = alpha
             state["recipe"] = self.growth.recipe()
         return state
 
@@ -106,9 +122,12 @@ class GrownSeeds(nn.Module):
         return x
 
     def __getstate__(self) -> dict[str, Any]:
-        present = {name: growth.present()[0] for name, growth in self.growing.items()}
-        seeds = {name: seed for name, seed in present.items() if seed is not None}
-        return {**self.__dict__, "growing": {}, "_modules": {**self._modules, **seeds}}
+        modules = dict(self._modules)
+        for name, growth in self.growing.items():
+            seed, _ = growth.present()
+            if seed is not None:
+                modules[name] = seed
+        return {**self.__dict__, "growing": {}, "_modules": modules}
 
 
 def with_share(h: Tensor, delta: Tensor, alpha: float) -> Tensor:
@@ -122,9 +141,13 @@ def register(model: nn.Module, path: SitePath, hook: SeedHook) -> None:
     torch numbers hooks from 0 in each process, so a hook that is registered after a network was loaded could replace
     one of the network's. A key that is no number cannot be replaced so.
     """
-    hook.frame = None if path.source is None else SourceFrame(path, hook)
+    hook.frame = None
+    if path.source is not None:
+        hook.frame = SourceFrame(path, hook)
     for number, (module, handle) in enumerate(hook_site(model, path, hook, hook.frame)):
-        key = key_of(hook.name) if hook.frame is None else f"{key_of(hook.name)}.{number}"
+        key = key_of(hook.name)
+        if hook.frame is not None:
+            key = f"{key}.{number}"
         for hooks in _hooks_of_torch(module):
             if handle.id in hooks:
                 hooks[key] = hooks.pop(handle.id)
@@ -134,13 +157,12 @@ def unregister(model: nn.Module, hook: SeedHook) -> None:
     """Removes ``hook`` from the submodules of ``model``, and those that keep its source."""
     for module in model.modules():
         present = {**module._forward_pre_hooks, **module._forward_hooks}
-        for key in [key for key, other in present.items() if other is hook or _serves(other, hook)]:
+        for key, other in present.items():
+            serves = isinstance(other, FrameHook) and other.frame is hook.frame
+            if other is not hook and not serves:
+                continue
             for hooks in _hooks_of_torch(module):
                 hooks.pop(key, None)
-
-
-def _serves(other: object, hook: SeedHook) -> bool:
-    return isinstance(other, FrameHook) and other.frame is hook.frame
 
 
 def _hooks_of_torch(module: nn.Module) -> list[dict[Any, Any]]:
@@ -167,11 +189,11 @@ def container_of(model: nn.Module) -> GrownSeeds:
     stands in that, so that it goes where the submodule goes. A Sequential or a list would run it or count it as one of
     its items; there it stands in the last item.
     """
-    found = (module for module in model.modules() if isinstance(module, GrownSeeds))
-    container = next(found, None)
-    if container is None:
-        container = GrownSeeds()
-        home_of(model).add_module(CONTAINER, container)
+    for module in model.modules():
+        if isinstance(module, GrownSeeds):
+            return module
+    container = GrownSeeds()
+    home_of(model).add_module(CONTAINER, container)
     return container
 
 
@@ -182,12 +204,13 @@ def own_children(module: nn.Module) -> dict[str, nn.Module]:
 
 def home_of(model: nn.Module) -> nn.Module:
     """Returns the submodule of ``model`` for the container of its seeds, see :func:`container_of`."""
-    uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    uses = Counter(module for _, module in model.named_modules(remove_duplicate=False))
     home = model
     while True:
         children = list(home.children())
         if isinstance(home, nn.Sequential | nn.ModuleList | nn.ModuleDict) and children:
-            single = [child for child in children if uses[id(child)] == uses[id(home)]]
+            # The last item that the model uses no more often than its container, if there is one.
+            single = [child for child in children if uses[child] == uses[home]]
             home = (single or children)[-1]
             continue
         owners = [child for child in children if next(child.parameters(), None) is not None]
@@ -207,9 +230,11 @@ def drop_container(model: nn.Module) -> None:
 def free_name(container: GrownSeeds, slot: str) -> str:
     """Returns ``slot``, with a number behind it if an earlier growth of the network has kept a seed of that name."""
     taken = {*container._modules, *container.growing}
-    name, number = slot, 2
+    name = slot
+    number = 2
     while name in taken:
-        name, number = f"{slot}_{number}", number + 1
+        name = f"{slot}_{number}"
+        number += 1
     return name
 
 
@@ -232,7 +257,9 @@ def attach(
 
 def keep(model: nn.Module, hook: SeedHook, seed: Seed, alpha: float) -> None:
     """Makes ``seed`` a part of ``model`` for good, added by its ``hook``, in the model's mode."""
-    hook.growth, hook.seed, hook.alpha = None, seed.requires_grad_(True), alpha
+    hook.growth = None
+    hook.seed = seed.requires_grad_(True)
+    hook.alpha = alpha
     container_of(model).add_module(hook.name, seed.train(model.training))
 
 
@@ -241,13 +268,15 @@ def forget(model: nn.Module, seed: Seed) -> list[GrownSeeds]:
 
     Returns the containers that had it.
     """
-    found = []
-    for container in [module for module in model.modules() if isinstance(module, GrownSeeds)]:
+    owners = []
+    for container in list(model.modules()):
+        if not isinstance(container, GrownSeeds):
+            continue
         for name, present in list(container._modules.items()):
             if present is seed:
                 del container._modules[name]
-                found.append(container)
-    return found
+                owners.append(container)
+    return owners
 
 
 def hooks_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, SeedHook]]:
@@ -260,22 +289,21 @@ def hooks_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, SeedHook]]:
 
 def path_of(model: nn.Module, hook: SeedHook) -> SitePath:
     """Returns where ``hook`` lies in ``model``, which may be a part of the network that has grown, or hold it."""
-    modules = list(model.named_modules())
-    sink = next(path for path, module in modules if any(each is hook for each in module._forward_hooks.values()))
+    sink = next(path for path, _, present in hooks_of(model) if present is hook)
     if hook.frame is None:
         return SitePath(sink)
-    source = next((path for path, module in modules if _keeps_source(module, hook)), None)
-    return SitePath(sink, source)
-
-
-def _keeps_source(module: nn.Module, hook: SeedHook) -> bool:
-    return any(isinstance(each, Keeping) and each.frame is hook.frame for each in module._forward_pre_hooks.values())
+    for path, module in model.named_modules():
+        for present in module._forward_pre_hooks.values():
+            if isinstance(present, Keeping) and present.frame is hook.frame:
+                return SitePath(sink, path)
+    return SitePath(sink)
 
 
 def recipe_in(model: nn.Module, hook: SeedHook) -> dict[str, Any]:
     """Returns all that is needed to make the seed of ``hook`` and its hooks again in another model like ``model``."""
     copied = hook.__getstate__()
-    path, recipe = path_of(model, hook), dict(copied["recipe"])
+    path = path_of(model, hook)
+    recipe = dict(copied["recipe"])
     if hook.frame is not None and "between" in recipe:
         recipe["between"] = [_moved(part, hook.frame.path.sink, path.sink) for part in recipe["between"]]
     return {"path": str(path), "name": hook.name, "alpha": copied["alpha"], **recipe}

@@ -35,7 +35,8 @@ RECIPE = "recipe"
 
 def add_seeds(network: nn.Module, state: MutableMapping[str, Tensor]) -> None:
     """Adds to the ``state`` of ``network`` the seeds that are on, growing ones included, and how to make each."""
-    prefix = next((path for path, module in network.named_modules() if isinstance(module, GrownSeeds)), None)
+    containers = (path for path, module in network.named_modules() if isinstance(module, GrownSeeds))
+    prefix = next(containers, None)
     if prefix is None:
         return
     state[f"{prefix}.{RECIPE}"] = _as_tensor(None)  # says that there may be seeds, also where none is on yet
@@ -43,9 +44,10 @@ def add_seeds(network: nn.Module, state: MutableMapping[str, Tensor]) -> None:
         seed = hook.__getstate__()["seed"]
         if seed is None:
             continue
-        own = f"{prefix}.{hook.name}."
-        state.update({f"{own}{key}": value.detach().clone() for key, value in seed.state_dict().items()})
-        state[f"{own}{RECIPE}"] = _as_tensor(recipe_in(network, hook))
+        beginning = f"{prefix}.{hook.name}."
+        for key, value in seed.state_dict().items():
+            state[beginning + key] = value.detach().clone()
+        state[beginning + RECIPE] = _as_tensor(recipe_in(network, hook))
 
 
 def _as_tensor(value: Any) -> Tensor:
@@ -53,20 +55,28 @@ def _as_tensor(value: Any) -> Tensor:
 
 
 def take_seeds(
-    network: nn.Module, state: MutableMapping[str, Tensor], make: bool, blueprints: BlueprintRegistry = BLUEPRINTS
+    network: nn.Module,
+    state: MutableMapping[str, Tensor],
+    make: bool,
+    blueprints: BlueprintRegistry = BLUEPRINTS,
 ) -> None:
     """Gives ``network`` the seeds that a ``state`` of :func:`add_seeds` has, in place of its own.
 
     Their weights are loaded with the rest of the state. If seeds are not to be made, they are taken out of the state. A
     state without recipes stays as it is. Raises ConfigError if a blueprint is not registered.
     """
-    found = [key for key in state if key.endswith(f".{RECIPE}")]
-    recipes = [json.loads(bytes(state.pop(key).tolist())) for key in found]
-    if not make:
-        for key in [key for key in state if key.startswith(tuple(key.removesuffix(RECIPE) for key in found))]:
-            del state[key]
+    beginnings = []
+    recipes = []
+    for key in list(state):
+        if key.endswith(f".{RECIPE}"):
+            beginnings.append(key.removesuffix(RECIPE))
+            recipes.append(json.loads(bytes(state.pop(key).tolist())))
+    if not recipes:
         return
-    if not found:
+    if not make:
+        for key in list(state):
+            if key.startswith(tuple(beginnings)):
+                del state[key]
         return
     for _, _, hook in hooks_of(network):
         unregister(network, hook)
@@ -77,18 +87,26 @@ def take_seeds(
             add_seed(network, recipe, blueprints)
 
 
-def add_seed(network: nn.Module, saved: dict[str, Any], blueprints: BlueprintRegistry = BLUEPRINTS) -> None:
+def add_seed(
+    network: nn.Module,
+    saved: dict[str, Any],
+    blueprints: BlueprintRegistry = BLUEPRINTS,
+) -> None:
     """Adds a seed without its weights, from a recipe. Raises ConfigError if its blueprint is not registered here."""
     if "blueprint" not in saved:
         raise ConfigError(f"the saved model does not say what the seed at {saved['path']} was made of")
-    path, known = SitePath.parse(saved["path"]), dict(network.named_modules(remove_duplicate=False))
+    path = SitePath.parse(saved["path"])
+    known = dict(network.named_modules(remove_duplicate=False))
     try:
         blueprint = blueprints.get(saved["topology"], saved["blueprint"])
     except ValueError as error:
         raise ConfigError(f"the seed at {path} cannot be made: {error}; register it first") from None
-    if missing := [part for part in path.paths if part not in known]:
-        raise ConfigError(f"{type(network).__name__} has no {missing[0]}: load it by the class of the saved model")
-    between = None if path.source is None else Between(tuple(saved["between"]))
+    for part in path.paths:
+        if part not in known:
+            raise ConfigError(f"{type(network).__name__} has no {part}: load it by the class of the saved model")
+    between = None
+    if path.source is not None:
+        between = Between(tuple(saved["between"]))
     layout = Layout(saved["topology"], tuple(saved.get("order", ())))
     place = place_of(network, saved["name"], int(saved["channels"]), layout, between)
     with torch.device(next(network.parameters()).device):

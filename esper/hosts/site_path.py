@@ -21,10 +21,12 @@ class SitePath:
     @classmethod
     def parse(cls, text: str) -> SitePath:
         """Reads ``"sink"``, "" for the model itself, or ``"source -> sink"``. Raises ConfigError for another form."""
-        parts = [part.strip() for part in text.split(ARROW)]
-        if len(parts) > 2 or (len(parts) == 2 and not all(parts)):
+        *sources, sink = map(str.strip, text.split(ARROW))
+        if not sources:
+            return cls(sink)
+        if len(sources) > 1 or not sources[0] or not sink:
             raise ConfigError(f"a site is a submodule, or 'source {ARROW} sink' with two of them, not {text!r}")
-        return cls(parts[-1], parts[0] if len(parts) == 2 else None)
+        return cls(sink, sources[0])
 
     @property
     def ancestor(self) -> str:
@@ -41,7 +43,11 @@ class SitePath:
     @property
     def paths(self) -> tuple[str, ...]:
         """Both submodules, or the one of a site that reads its sink."""
-        return (self.sink,) if self.source is None else (self.source, self.sink)
+        if self.source is None:
+            return (self.sink,)
+        return self.source, self.sink
 
     def __str__(self) -> str:
-        return self.sink if self.source is None else f"{self.source} {ARROW} {self.sink}"
+        if self.source is None:
+            return self.sink
+        return f"{self.source} {ARROW} {self.sink}"

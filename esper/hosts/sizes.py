@@ -37,7 +37,11 @@ class HostFamily:
         return self.build(self.width)
 
 
-def nearest_in_size(build_host: Callable[[], Host], parameters: int, sample: Tensor) -> HostFamily:
+def nearest_in_size(
+    build_host: Callable[[], Host],
+    parameters: int,
+    sample: Tensor,
+) -> HostFamily:
     """Returns the family of ``build_host``, at the width of its host that is nearest in size to ``parameters``.
 
     No host is narrower than that of ``build_host``, and a tie goes to the smaller one. A CNNHost is widened by its
@@ -56,10 +60,15 @@ def nearest_in_size(build_host: Callable[[], Host], parameters: int, sample: Ten
                 host = family.build(width)
         return abs(host.parameter_count - parameters)
 
-    width, least = family.width, difference(family.width)
-    while (wider := difference(width + family.step)) < least:
-        width, least = width + family.step, wider
-    return replace(family, width=width)
+    width = family.width
+    least = difference(width)
+    while True:
+        wider = width + family.step
+        reached = difference(wider)
+        if reached >= least:
+            return replace(family, width=width)
+        width = wider
+        least = reached
 
 
 def at_width(build_host: Callable[[], Host], width: int) -> Callable[[], Host]:

@@ -35,7 +35,8 @@ class SourceFrame:
     """
 
     def __init__(self, path: SitePath, reader: Reader | None = None) -> None:
-        self.path, self.reader = path, reader
+        self.path = path
+        self.reader = reader
         self._local = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -65,17 +66,19 @@ class SourceFrame:
         if runs[-1] is not None:
             raise ConfigError(f"{self.path}: {self.path.source} runs more than once before {self.path.sink}")
         # Layers may overwrite it before the seed reads it, but not between the call of one layer and its output.
-        runs[-1] = source if self.path.source == self.path.sink else source.clone()
+        if self.path.source != self.path.sink:
+            source = source.clone()
+        runs[-1] = source
 
     def take(self) -> Tensor:
         """Returns the source of the innermost run, for the last time. Raises ConfigError if it has none."""
         runs = self._runs
-        source = runs[-1] if runs else None
-        if source is None:
+        if not runs or runs[-1] is None:
             raise ConfigError(
                 f"{self.path}: {self.path.source} has not run before {self.path.sink} in this pass; call the model "
                 "itself, and checkpoint activations of both or of neither"
             )
+        source = runs[-1]
         runs[-1] = None
         return source
 
@@ -93,26 +96,42 @@ class Opening(FrameHook):
 
 
 class Keeping(FrameHook):
-    def __call__(self, _module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def __call__(
+        self,
+        _module: nn.Module,
+        inputs: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> None:
         if self.frame.reader is None or self.frame.reader.reads:
             self.frame.keep(source_of(inputs, named))
 
 
 class Closing(FrameHook):
-    def __call__(self, _module: nn.Module, _inputs: tuple[Any, ...], _output: object) -> None:
+    def __call__(
+        self,
+        _module: nn.Module,
+        _inputs: tuple[Any, ...],
+        _output: object,
+    ) -> None:
         self.frame.close()
 
 
 def _around(model: nn.Module, path: SitePath) -> nn.Module:
     """Returns the innermost submodule that runs with both source and sink in it: a list of modules does not run."""
     inner = path.ancestor
-    while inner and getattr(type(model.get_submodule(inner)).forward, "__name__", "") == "_forward_unimplemented":
+    while True:
+        module = model.get_submodule(inner)
+        runs = getattr(type(module).forward, "__name__", "") != "_forward_unimplemented"
+        if runs or not inner:
+            return module
         inner, _, _ = inner.rpartition(".")
-    return model.get_submodule(inner)
 
 
 def hook_site(
-    model: nn.Module, path: SitePath, at_sink: Callable[..., Any], frame: SourceFrame | None
+    model: nn.Module,
+    path: SitePath,
+    at_sink: Callable[..., Any],
+    frame: SourceFrame | None,
 ) -> list[tuple[nn.Module, RemovableHandle]]:
     """Registers ``at_sink`` as a forward hook of the sink at ``path``, and hooks that keep its source in ``frame``.
 
@@ -121,7 +140,8 @@ def hook_site(
     sink = model.get_submodule(path.sink)
     if frame is None or path.source is None:
         return [(sink, sink.register_forward_hook(at_sink))]
-    source, around = model.get_submodule(path.source), _around(model, path)
+    source = model.get_submodule(path.source)
+    around = _around(model, path)
     return [
         (around, around.register_forward_pre_hook(Opening(frame))),
         (source, source.register_forward_pre_hook(Keeping(frame), with_kwargs=True)),

@@ -37,7 +37,15 @@ class TransformerHost(SegmentedHost):
     Raises ValueError for numbers below 1, or that are not the multiples above.
     """
 
-    def __init__(self, vocabulary: int, width: int, layers: int, heads: int, block: int, slots: int) -> None:
+    def __init__(
+        self,
+        vocabulary: int,
+        width: int,
+        layers: int,
+        heads: int,
+        block: int,
+        slots: int,
+    ) -> None:
         if min(vocabulary, width, layers, heads, block, slots) < 1:
             raise ValueError("vocabulary, width, layers, heads, block and slots must each be 1 or more")
         if width % heads or layers % slots:
@@ -47,63 +55,85 @@ class TransformerHost(SegmentedHost):
         embedding = TokenEmbedding(vocabulary, width, block)
         blocks = [Block(width, heads) for _ in range(layers)]
         size = layers // slots
-        groups: list[list[nn.Module]] = [list(blocks[first : first + size]) for first in range(0, layers, size)]
-        groups[0].insert(0, embedding)
-        segments: list[nn.Module] = [nn.Sequential(*group) for group in groups]
+        segments: list[nn.Module] = []
+        for first in range(0, layers, size):
+            group: list[nn.Module] = list(blocks[first : first + size])
+            if not segments:
+                group.insert(0, embedding)
+            segments.append(nn.Sequential(*group))
         segments.append(nn.Sequential(nn.LayerNorm(width), TiedHead(embedding)))
         sites = [Place(f"r0c{number}", width) for number in range(slots)]
         super().__init__(segments, sites, topology="transformer")
-        self.width, self.heads = width, heads
+        self.width = width
+        self.heads = heads
         self._use_slots(set(self.slot_names))  # with the blocks before each place
-        self.of_width = partial(TransformerHost, vocabulary, layers=layers, heads=heads, block=block, slots=slots)
+        self.of_width = partial(
+            TransformerHost,
+            vocabulary,
+            layers=layers,
+            heads=heads,
+            block=block,
+            slots=slots,
+        )
         """Makes a host like this one with another ``width``."""
         draw_as_gpt2(self)
+        std = INIT_STD / math.sqrt(2 * layers)
         for layer in blocks:
-            for last in (layer.attention.project, layer.mlp[-1]):
-                assert isinstance(last, nn.Linear)
-                nn.init.normal_(last.weight, std=INIT_STD / math.sqrt(2 * layers))
+            for last in layer.last_layers:
+                nn.init.normal_(last.weight, std=std)
 
     @property
     def blocks(self) -> tuple[Block, ...]:
         """All blocks, in order."""
-        return tuple(layer for group in self.segments for layer in group.children() if isinstance(layer, Block))
+        layers: list[nn.Module] = []
+        for group in self.segments:
+            layers += group.children()
+        return tuple(layer for layer in layers if isinstance(layer, Block))
 
     @property
     def possible_slots(self) -> tuple[str, ...]:
+        rows = range(len(INSIDE) + 1)
         groups = range(len(self.segments) - 1)
-        return tuple(f"r{row}c{group}" for row in range(len(INSIDE) + 1) for group in groups)
+        return tuple(f"r{row}c{group}" for row in rows for group in groups)
 
     def _use_slots(self, names: set[str]) -> None:
         steps: list[Step] = []
-        sites: list[Place] = []
-        spans: list[SiteSpan] = []
+        sites: list[tuple[SiteSpan, Place]] = []
         *groups, head = self.segments
         for number, group in enumerate(groups):
-            if not any(f"r{row}c{number}" in names for row in INSIDE):
+            rows = [row for row in INSIDE if f"r{row}c{number}" in names]
+            if not rows:
                 steps.append(Step(group))
             else:
+                # The last block runs in its own steps, between which its sites lie.
                 *before, block = group.children()
                 assert isinstance(block, Block)
                 if before:
                     steps.append(Step(nn.Sequential(*before)))
                 first = len(steps)
                 steps += block.steps(first)
-                for row, (source, sink, layers) in INSIDE.items():
-                    if f"r{row}c{number}" in names:
-                        sites.append(
-                            Place(
-                                f"r{row}c{number}", CHANNELS[row] * self.width, True, layers(block), draw=draw_as_gpt2
-                            )
-                        )
-                        spans.append(SiteSpan(first + source, first + sink))
+                for row in rows:
+                    source, sink, layers = INSIDE[row]
+                    place = Place(
+                        name=f"r{row}c{number}",
+                        channels=CHANNELS[row] * self.width,
+                        has_source=True,
+                        layers=layers(block),
+                        draw=draw_as_gpt2,
+                    )
+                    sites.append((SiteSpan(first + source, first + sink), place))
             if f"r0c{number}" in names:
-                own = tuple(block for block in group.children() if isinstance(block, Block))
-                stack = self.blocks if number == len(groups) - 1 else ()
-                sites.append(Place(f"r0c{number}", self.width, group=own, stack=stack))
-                spans.append(SiteSpan(len(steps), len(steps)))
-        order = sorted(range(len(sites)), key=lambda site: spans[site].sink)
+                is_last = number == len(groups) - 1
+                place = Place(
+                    name=f"r0c{number}",
+                    channels=self.width,
+                    group=tuple(block for block in group.children() if isinstance(block, Block)),
+                    stack=self.blocks if is_last else (),
+                )
+                sites.append((SiteSpan(len(steps), len(steps)), place))
         steps.append(Step(head))
-        self._lay_out(steps, [sites[site] for site in order], [spans[site] for site in order])
+        sites.sort(key=lambda site: site[0].sink)
+        self._lay_out(steps, [place for _, place in sites], [span for span, _ in sites])
 
 
 def draw_as_gpt2(module: nn.Module) -> None:
@@ -150,12 +180,19 @@ class Block(nn.Module):
 
     def empty(self) -> Block:
         """Makes a new block like this one that returns its input."""
-        attention, width = self.attention, self.norm_mlp.normalized_shape[0]
-        made = Block(width, attention.heads)
-        draw_as_gpt2(made)
-        for last in (made.attention.project, made.mlp[-1]):
-            nn.init.zeros_(last.weight)  # type: ignore[arg-type]
-        return made
+        (width,) = self.norm_mlp.normalized_shape
+        block = Block(width, self.attention.heads)
+        draw_as_gpt2(block)
+        for last in block.last_layers:
+            nn.init.zeros_(last.weight)
+        return block
+
+    @property
+    def last_layers(self) -> tuple[nn.Linear, nn.Linear]:
+        """The last layer of each of its two residual branches."""
+        last = self.mlp[-1]
+        assert isinstance(last, nn.Linear)
+        return self.attention.project, last
 
     def steps(self, first: int) -> list[Step]:
         """Returns the steps of which the block consists, of which the first one begins at joint ``first``."""
@@ -175,7 +212,12 @@ class CausalAttention(nn.Module):
     Heads have ``width / heads`` features, or ``head_width``.
     """
 
-    def __init__(self, width: int, heads: int, head_width: int | None = None) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        head_width: int | None = None,
+    ) -> None:
         super().__init__()
         self.heads = heads
         self.head_width = head_width or width // heads
@@ -208,14 +250,18 @@ class CausalAttention(nn.Module):
     def absorb(self, more: nn.Module, alpha: float) -> None:
         """Takes over the heads of ``more``, whose output counts ``alpha`` times."""
         assert isinstance(more, CausalAttention)
-        own, new = self.query_key_value, more.query_key_value
+        layer = self.query_key_value
         for name in ("weight", "bias"):
-            parts = zip(own.get_parameter(name).chunk(3), new.get_parameter(name).chunk(3), strict=True)
-            together = torch.cat([part for pair in parts for part in pair])  # queries, keys and values of all heads
-            own.register_parameter(name, nn.Parameter(together))
+            old = layer.get_parameter(name).chunk(3)
+            new = more.query_key_value.get_parameter(name).chunk(3)
+            parts: list[Tensor] = []
+            for pair in zip(old, new, strict=True):
+                parts += pair  # queries, keys and then values of all heads
+            layer.register_parameter(name, nn.Parameter(torch.cat(parts)))
         columns = [self.project.weight, alpha * more.project.weight]
         self.project.weight = nn.Parameter(torch.cat(columns, dim=1))
-        own.out_features, self.project.in_features = len(own.bias), self.project.weight.shape[1]
+        layer.out_features = len(layer.bias)
+        self.project.in_features = self.project.weight.shape[1]
         self.heads += more.heads
 
 

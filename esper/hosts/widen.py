@@ -22,6 +22,12 @@ from esper.seeds.blend import Seed
 from esper.seeds.blueprints.source import INSTANCE_NORMS, NAMES, Extensible, inputs_of, is_transposed, width_of
 from esper.seeds.place import Place
 
+INPUTS = ("in_features", "in_channels", "nx")
+"""Attributes in which layers note the width of their inputs; ``nx`` is that of Hugging Face's ``Conv1D``."""
+
+OUTPUTS = ("out_features", "out_channels", "nf")
+"""Attributes in which layers note the width of their outputs."""
+
 
 @dataclass(frozen=True)
 class SourceSeed:
@@ -61,14 +67,22 @@ class GrownInHost:
         network = self.network
         places = [place for place in network.sites if place.name in network.seeds]
         residual = [place.name for place in places if not place.has_source]
-        found = []
+        seeds = []
         for place in places:
-            if place.has_source:
-                kept, seed = network.kept[place.name], network.seeds[place.name]
-                inside = next((name for name in residual if network.host.lies_inside(name, place.name)), None)
-                body = seed.get_submodule("body")
-                found.append(SourceSeed(place.name, place, kept.blueprint, body, kept.alpha, inside))
-        return found
+            name = place.name
+            if not place.has_source:
+                continue
+            kept = network.kept[name]
+            seed = SourceSeed(
+                name=name,
+                place=place,
+                blueprint=kept.blueprint,
+                body=network.seeds[name].get_submodule("body"),
+                alpha=kept.alpha,
+                inside=next((other for other in residual if network.host.lies_inside(other, name)), None),
+            )
+            seeds.append(seed)
+        return seeds
 
     def parameters_of_layers(self) -> Iterator[nn.Parameter]:
         for _, parameter in self.network.host.named_parameters(remove_duplicate=False):
@@ -76,11 +90,14 @@ class GrownInHost:
 
     def remove(self, seed: SourceSeed) -> Callable[[], None]:
         network = self.network
-        module, kept = network.seeds[seed.name], network.kept[seed.name]
-        del network.seeds[seed.name], network.kept[seed.name]
+        name = seed.name
+        module = network.seeds[name]
+        del network.seeds[name]
+        kept = network.kept.pop(name)
 
         def put_back() -> None:
-            network.seeds[seed.name], network.kept[seed.name] = module, kept
+            network.seeds[name] = module
+            network.kept[name] = kept
 
         return put_back
 
@@ -92,24 +109,33 @@ class GrownInModel:
         self.model = model
         self._hooks: dict[str, SeedHook] = {}
         for _, _, hook in hooks_of(model):
-            if hook.seed is not None:
-                path = str(path_of(model, hook))
-                taken = path in self._hooks  # a site may have grown more than once
-                self._hooks[f"{path} ({hook.name})" if taken else path] = hook
+            if hook.seed is None:
+                continue
+            path = str(path_of(model, hook))
+            if path in self._hooks:  # a site may have grown more than once
+                path = f"{path} ({hook.name})"
+            self._hooks[path] = hook
 
     def source_seeds(self) -> list[SourceSeed]:
-        sinks = [path_of(self.model, hook).sink for hook in self._hooks.values() if hook.frame is None]
-        found = []
+        model = self.model
+        sinks = [path_of(model, hook).sink for hook in self._hooks.values() if hook.frame is None]
+        seeds = []
         for path, hook in self._hooks.items():
-            if hook.frame is not None and hook.seed is not None:
-                recipe = recipe_in(self.model, hook)
-                parts = tuple(recipe.get("between", ()))
-                place = place_of(self.model, hook.name, recipe.get("channels", 0), Layout("mlp"), Between(parts))
-                between = {part.get("path") for part in parts[:-1]}
-                inside = next((sink for sink in sinks if sink in between), None)
-                blueprint = recipe.get("blueprint", "")
-                found.append(SourceSeed(path, place, blueprint, hook.seed.body, hook.alpha, inside))
-        return found
+            if hook.frame is None or hook.seed is None:
+                continue
+            recipe = recipe_in(model, hook)
+            parts = tuple(recipe.get("between", ()))
+            units = {part.get("path") for part in parts[:-1]}
+            seed = SourceSeed(
+                name=path,
+                place=place_of(model, hook.name, recipe.get("channels", 0), Layout("mlp"), Between(parts)),
+                blueprint=recipe.get("blueprint", ""),
+                body=hook.seed.body,
+                alpha=hook.alpha,
+                inside=next((sink for sink in sinks if sink in units), None),
+            )
+            seeds.append(seed)
+        return seeds
 
     def parameters_of_layers(self) -> Iterator[nn.Parameter]:
         for _, parameter in self.model.named_parameters(remove_duplicate=False):
@@ -117,7 +143,8 @@ class GrownInModel:
 
     def remove(self, seed: SourceSeed) -> Callable[[], None]:
         hook = self._hooks[seed.name]
-        path, module = path_of(self.model, hook), hook.seed
+        path = path_of(self.model, hook)
+        module = hook.seed
         assert isinstance(module, Seed)
         containers = forget(self.model, module)
         unregister(self.model, hook)
@@ -131,18 +158,24 @@ class GrownInModel:
 
 
 def merge_all(
-    network: nn.Module, difference: Callable[[], str | None], stay: Mapping[str, str] = MappingProxyType({})
+    network: nn.Module,
+    difference: Callable[[], str | None],
+    stay: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
     """Merges the kept seeds of ``network`` into its layers, as far as that is possible.
 
     ``difference`` says how its outputs differ from those before. ``stay`` has a reason for seeds that are not to be
     merged, by path. Returns the reason for each seed that stays.
     """
-    return {**merge_sources(GrownInModel(network), difference, stay), **merge_seeds(network, difference, stay)}
+    reasons = merge_sources(GrownInModel(network), difference, stay)
+    reasons.update(merge_seeds(network, difference, stay))
+    return reasons
 
 
 def merge_sources(
-    network: Mergeable, difference: Callable[[], str | None], stay: Mapping[str, str] = MappingProxyType({})
+    network: Mergeable,
+    difference: Callable[[], str | None],
+    stay: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
     """Merges the seeds of ``network`` that read a source into its layers, which changes the layers in place.
 
@@ -157,7 +190,8 @@ def merge_sources(
     present = network.source_seeds()
     for seed in list(present):
         others = [other for other in present if other is not seed]
-        reason = stay.get(seed.name) or _obstacle(network, seed) or _merge_or_undo(network, seed, others, difference)
+        reason = stay.get(seed.name) or _obstacle(network, seed)
+        reason = reason or _merge_or_undo(network, seed, others, difference)
         if reason:
             reasons[seed.name] = reason
         else:
@@ -171,29 +205,36 @@ def _obstacle(network: Mergeable, seed: SourceSeed) -> str | None:
         return seed.place.obstacle
     if seed.blueprint not in NAMES:
         return f"what {seed.blueprint or 'it'} computes is not known"
+    layers = seed.place.layers
     uses = Counter(map(id, network.parameters_of_layers()))
-    if any(uses[id(p)] > 1 for layer in seed.place.layers for p in layer.parameters()):
-        return "another layer uses the same weights"
-    if seed.inside is not None and len(seed.place.layers) > 1:
+    for layer in layers:
+        if any(uses[id(parameter)] > 1 for parameter in layer.parameters()):
+            return "another layer uses the same weights"
+    if seed.inside is not None and len(layers) > 1:
         return f"the kept seed in {seed.inside} changes the units between its layers"
     return None
 
 
 def _merge_or_undo(
-    network: Mergeable, seed: SourceSeed, others: Sequence[SourceSeed], difference: Callable[[], str | None]
+    network: Mergeable,
+    seed: SourceSeed,
+    others: Sequence[SourceSeed],
+    difference: Callable[[], str | None],
 ) -> str | None:
     """Merges a seed and removes it; returns why that was undone, None if the outputs stay the same.
 
     ``others`` are those that are not merged.
     """
-    modules = _all([*seed.place.layers, seed.body, *(other.body for other in others)])
+    bodies = [other.body for other in others]
+    modules = nn.ModuleList([*seed.place.layers, seed.body, *bodies]).modules()
     before = [(module, dict(vars(module)), dict(module._parameters), dict(module._buffers)) for module in modules]
     units = merge(seed.place.layers, seed.body, seed.alpha)
     put_back = network.remove(seed)
-    for other in others if units else ():
-        _fit(other.place, other.body, seed.place, units)
-    found = difference()
-    if found is None:
+    if units:
+        for other in others:
+            _fit(other.place, other.body, seed.place, units)
+    change = difference()
+    if change is None:
         return None
     put_back()
     for module, attributes, parameters, buffers in before:
@@ -202,7 +243,7 @@ def _merge_or_undo(
         module._parameters.update(parameters)
         module._buffers.clear()
         module._buffers.update(buffers)
-    return f"something else uses the units of its layers: merged, {found}"
+    return f"something else uses the units of its layers: merged, {change}"
 
 
 @torch.no_grad()
@@ -213,19 +254,18 @@ def _fit(other: Place, body: nn.Module, widened: Place, units: int) -> None:
     if other.layers[0] is widened.layers[-1]:  # it reads them
         first = next(body.children())
         weight = first.get_parameter("weight")
+        outputs, inputs, *kernel = weight.shape
         more = units * (inputs_of(widened.layers[-1]) // width_of(widened.layers[0]))
-        zeros = weight.new_zeros(weight.shape[0], more, *weight.shape[2:])
+        zeros = weight.new_zeros(outputs, more, *kernel)
         _replace(first, "weight", torch.cat([weight, zeros], dim=1))
-        _set_width(first, ("in_features", "in_channels"), weight.shape[1] + more)
+        _set_width(first, INPUTS, inputs + more)
     if other.layers[-1] is widened.layers[0]:  # it adds to them
         *_, last = body.children()
         weight = last.get_parameter("weight")
-        _replace(last, "weight", torch.cat([weight, weight.new_zeros(units, *weight.shape[1:])]))
-        _set_width(last, ("out_features", "out_channels"), weight.shape[0] + units)
-
-
-def _all(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    return [module for layer in layers for module in layer.modules()]
+        outputs, *shape = weight.shape
+        zeros = weight.new_zeros(units, *shape)
+        _replace(last, "weight", torch.cat([weight, zeros]))
+        _set_width(last, OUTPUTS, outputs + units)
 
 
 @torch.no_grad()
@@ -238,53 +278,60 @@ def merge(layers: Sequence[nn.Module], body: nn.Module, alpha: float) -> int:
     if isinstance(first, Extensible):
         first.absorb(body, alpha)
         return 0
+    rows = _rows(first)
     if not between:
         down, up = (layer.get_parameter("weight").double().flatten(1) for layer in body.children())
-        weight = _rows(first)
-        _replace_rows(first, weight.double() + alpha * (up @ down).view(weight.shape))
+        change = (up @ down).view(rows.shape)
+        _replace_rows(first, rows.double() + alpha * change)
         return 0
     *middle, last = between
     new_first, *new_middle, new_last = body.children()
-    old, units = width_of(first), width_of(new_first)
-    _replace_rows(first, torch.cat([_rows(first), _rows(new_first).to(_rows(first).dtype)]))
+    units = width_of(new_first)
+    width = width_of(first) + units
+    _replace_rows(first, torch.cat([rows, _rows(new_first).to(rows.dtype)]))
     _append(first, new_first, ("bias",))
-    _set_width(first, ("out_features", "out_channels", "nf"), old + units)
+    _set_width(first, OUTPUTS, width)
     for layer, more in zip(middle, new_middle, strict=True):
         if isinstance(layer, (_BatchNorm, *INSTANCE_NORMS)):
             _append(layer, more, ("weight", "bias", "running_mean", "running_var"))
-            layer.num_features = old + units
+            layer.num_features = width
     columns = alpha * new_last.get_parameter("weight").double()
     read = inputs_of(last) + columns.shape[1]
     _replace_rows(last, torch.cat([_rows(last).double(), columns], dim=1))
-    _set_width(last, ("in_features", "in_channels", "nx"), read)
+    _set_width(last, INPUTS, read)
     return units
 
 
 def _rows(layer: nn.Module) -> Tensor:
     """Returns the weights of a layer with its outputs in the first dimension."""
     weight = layer.get_parameter("weight")
-    return weight.T if is_transposed(layer) else weight
+    if is_transposed(layer):
+        return weight.T
+    return weight
 
 
 def _replace_rows(layer: nn.Module, value: Tensor) -> None:
-    _replace(layer, "weight", value.T.contiguous() if is_transposed(layer) else value)
+    if is_transposed(layer):
+        value = value.T.contiguous()
+    _replace(layer, "weight", value)
 
 
 def _append(layer: nn.Module, more: nn.Module, names: Sequence[str]) -> None:
     for name in names:
-        own, new = getattr(layer, name), getattr(more, name)
-        if own is not None and new is not None:
-            _replace(layer, name, torch.cat([own, new.to(own.dtype)]))
+        old = getattr(layer, name)
+        new = getattr(more, name)
+        if old is not None and new is not None:
+            _replace(layer, name, torch.cat([old, new.to(old.dtype)]))
 
 
 def _replace(layer: nn.Module, name: str, value: Tensor) -> None:
     """Replaces a parameter or buffer by ``value``, in the dtype that it has."""
     old = getattr(layer, name)
-    made = value.to(old.dtype)
+    value = value.to(old.dtype)
     if isinstance(old, nn.Parameter):
-        layer._parameters[name] = nn.Parameter(made, requires_grad=old.requires_grad)
+        layer._parameters[name] = nn.Parameter(value, requires_grad=old.requires_grad)
     else:
-        layer._buffers[name] = made
+        layer._buffers[name] = value
 
 
 def _set_width(layer: nn.Module, names: Sequence[str], width: int) -> None:

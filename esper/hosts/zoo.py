@@ -49,7 +49,9 @@ def torchvision_host(
         raise ConfigError(f"torchvision has no model {name!r}; it has: {', '.join(models.list_models())}")
     if sites is None and name not in SITES:
         raise ConfigError(f"no sites are known for {name!r}: name them, or choose one of {', '.join(SITES)}")
-    size = {} if weights is not None else {"num_classes": classes}
+    size = {}
+    if weights is None:
+        size["num_classes"] = classes
     model = models.get_model(name, weights=weights, **size)
     if small_images:
         if not isinstance(model, models.ResNet):

@@ -59,7 +59,7 @@ class ChannelScale(nn.Module):
 
 def inverse(order: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the permutation that undoes ``order``."""
-    return tuple(order.index(place) for place in range(len(order)))
+    return tuple(map(order.index, range(len(order))))
 
 
 class Seed(nn.Module):
@@ -81,27 +81,37 @@ class Seed(nn.Module):
         order: tuple[int, ...] = (),
     ) -> None:
         super().__init__()
-        self.body, self.operator, self.topology = body, operator, topology
-        self.order, self.back = order, inverse(order)
-        self.has_buffers = any(True for _ in body.buffers())
+        self.body = body
+        self.operator = operator
+        self.topology = topology
+        self.order = order
+        self.back = inverse(order)
+        self.has_buffers = next(body.buffers(), None) is not None
         self.gate: nn.Module | None = None
         if operator is BlendOperator.GATE:
             hidden = max(8, channels // 4)
-            # SiLU, not ReLU: all of eight hidden units can start dead, and then the gate never learns.
-            self.gate = nn.Sequential(nn.Linear(channels, hidden), nn.SiLU(), nn.Linear(hidden, 1), nn.Sigmoid())
+            self.gate = nn.Sequential(
+                nn.Linear(channels, hidden),
+                nn.SiLU(),  # not ReLU: all of eight hidden units can start dead, and then the gate never learns
+                nn.Linear(hidden, 1),
+                nn.Sigmoid(),
+            )
 
     def forward(self, h: Tensor) -> Tensor:
-        if self.order:
-            return self._in_order(h.permute(self.order)).permute(self.back)
-        return self._in_order(h)
+        if not self.order:
+            return self._in_order(h)
+        delta = self._in_order(h.permute(self.order))
+        return delta.permute(self.back)
 
     def _in_order(self, h: Tensor) -> Tensor:
         precise = torch.promote_types(h.dtype, torch.float32)
         # Features in half precision are promoted: parameters grow with at least 32 bits. Autocast does this by itself.
-        if h.dtype != precise and not torch.is_autocast_enabled(h.device.type):
-            own = next((p.dtype for p in self.parameters()), precise)  # a grown network may be turned into half
-            return self._delta(h.to(own)).to(h.dtype)
-        return self._delta(h)
+        if h.dtype == precise or torch.is_autocast_enabled(h.device.type):
+            return self._delta(h)
+        parameter = next(self.parameters(), None)
+        if parameter is not None:
+            precise = parameter.dtype  # a grown network may be turned into half
+        return self._delta(h.to(precise)).to(h.dtype)
 
     def _delta(self, h: Tensor) -> Tensor:
         f: Tensor = self.body(h)

@@ -26,10 +26,16 @@ class Features:
 
     def with_sink(self, h: Tensor) -> Features:
         """Returns the same pass with other features at the sink."""
-        return Features(h, h if self.source is self.h else self.source, dict(self.earlier))
+        source = self.source
+        if source is self.h:
+            source = h
+        return Features(h, source, dict(self.earlier))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Features:
         """Returns the same pass with ``change`` applied to all features."""
         h = change(self.h)
-        source = h if self.source is self.h else change(self.source)
-        return Features(h, source, {number: change(value) for number, value in self.earlier.items()})
+        source = h
+        if self.source is not self.h:
+            source = change(self.source)
+        earlier = {number: change(value) for number, value in self.earlier.items()}
+        return Features(h, source, earlier)

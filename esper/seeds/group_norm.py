@@ -18,7 +18,9 @@ def guard_group_norm(module: nn.Module) -> None:
 
 
 def contiguous_input(
-    _layer: nn.Module, positional: tuple[Tensor, ...], named: dict[str, Tensor]
+    _layer: nn.Module,
+    positional: tuple[Tensor, ...],
+    named: dict[str, Tensor],
 ) -> tuple[tuple[Tensor], dict[str, Tensor]]:
     """Forward pre-hook of a GroupNorm, see :func:`guard_group_norm`."""
     h = positional[0] if positional else named["input"]

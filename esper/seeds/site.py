@@ -37,8 +37,10 @@ class GerminationFailed(RuntimeError):
 
 def seed_of(blueprint: Blueprint, operator: BlendOperator, place: Place) -> Seed:
     """Makes a seed for ``place``."""
-    operator = BlendOperator.ADD if blueprint.only_added else operator
-    order = () if blueprint.only_added else place.order
+    order = place.order
+    if blueprint.only_added:
+        operator = BlendOperator.ADD
+        order = ()
     return Seed(blueprint.body(place), operator, place.channels, blueprint.topology, order)
 
 
@@ -67,7 +69,13 @@ class Site:
         self.planted: PlantedSeed | None = None
         self.assign(Role.ABSENT)
 
-    def assign(self, role: Role, alpha: float = 0.0, target: float = 0.0, learning: bool | None = None) -> None:
+    def assign(
+        self,
+        role: Role,
+        alpha: float = 0.0,
+        target: float = 0.0,
+        learning: bool | None = None,
+    ) -> None:
         """Sets what the seed does from now on.
 
         Args:
@@ -78,15 +86,20 @@ class Site:
 
         Raises ValueError for another role than ABSENT without a seed.
         """
-        if self.planted is None and role is not Role.ABSENT:
+        present = role is not Role.ABSENT
+        if present and self.planted is None:
             raise ValueError(f"{self.name} has no seed that could be {role.name}")
-        self.role, self.alpha, self.target = role, alpha, target
-        self.learning = role is not Role.ABSENT if learning is None else learning
+        self.role = role
+        self.alpha = alpha
+        self.target = target
+        self.learning = present if learning is None else learning
 
     @property
     def seed(self) -> Seed | None:
         """The seed's module."""
-        return None if self.planted is None else self.planted.module
+        if self.planted is None:
+            return None
+        return self.planted.module
 
     @property
     def incubating(self) -> bool:
@@ -103,7 +116,9 @@ class Site:
 
     @property
     def parameters(self) -> int:
-        return 0 if self.planted is None else sum(p.numel() for p in self.planted.module.parameters())
+        if self.planted is None:
+            return 0
+        return sum(p.numel() for p in self.planted.module.parameters())
 
     def plant(
         self,
@@ -118,10 +133,11 @@ class Site:
         total number of parameters than it says, changes the shape or gives non-finite values. The site is then
         unchanged.
         """
-        here = f"{blueprint.name} in {self.name}"
+        where = f"{blueprint.name} in {self.name}"
         try:
             seed = seed_of(blueprint, style.operator, self.place)
-            size, said = sum(p.numel() for p in seed.body.parameters()), blueprint.size(self.place)
+            size = sum(p.numel() for p in seed.body.parameters())
+            said = blueprint.size(self.place)
             seed.to(probe.h.device, torch.promote_types(probe.h.dtype, torch.float32))
             with torch.no_grad():
                 seed.eval()
@@ -129,21 +145,24 @@ class Site:
             guard_group_norm(seed)
             seed = prepare(seed)
         except Exception as error:  # a user's factory may raise anything; it must not end the run
-            raise GerminationFailed(f"{here}: {type(error).__name__}: {error}") from error
+            raise GerminationFailed(f"{where}: {type(error).__name__}: {error}") from error
         if not any(parameter.requires_grad for parameter in seed.parameters()):
-            raise GerminationFailed(f"{here}: it has no parameters to train")
+            raise GerminationFailed(f"{where}: it has no parameters to train")
         if size != said:
-            raise GerminationFailed(f"{here}: it has {size} parameters, but its `parameters` says {said}")
+            raise GerminationFailed(f"{where}: it has {size} parameters, but its `parameters` says {said}")
         if delta.shape != probe.h.shape:
             shapes = f"{tuple(probe.source.shape)} into {tuple(delta.shape)}"
-            wanted = "a seed keeps the shape" if probe.source is probe.h else f"it adds to {tuple(probe.h.shape)}"
-            raise GerminationFailed(f"{here} turns {shapes}; {wanted}")
-        if not bool(torch.isfinite(delta).all()):
-            raise GerminationFailed(f"{here}: its output is not finite")
-        if blueprint.zero_at_birth and bool(delta.any()):
-            raise GerminationFailed(f"{here}: it is said to be zero at birth, and its output is not")
+            wanted = f"it adds to {tuple(probe.h.shape)}"
+            if probe.source is probe.h:
+                wanted = "a seed keeps the shape"
+            raise GerminationFailed(f"{where} turns {shapes}; {wanted}")
+        if not torch.isfinite(delta).all():
+            raise GerminationFailed(f"{where}: its output is not finite")
+        if blueprint.zero_at_birth and delta.any():
+            raise GerminationFailed(f"{where}: it is said to be zero at birth, and its output is not")
         flag = torch.ones((), dtype=torch.bool, device=probe.h.device)
-        finite = self._flags.setdefault(seed, flag).fill_(True)  # a seed that is planted again keeps its memory
+        finite = self._flags.setdefault(seed, flag)
+        finite.fill_(True)  # a seed that is planted again keeps its memory
         self.planted = PlantedSeed(seed.train(), blueprint, style, finite)
         self.assign(Role.ABSENT)
         return self.planted

@@ -52,11 +52,16 @@ class SqueezeExcite(nn.Module):
         super().__init__()
         self.dims = dims
         hidden = narrow(channels)
-        # SiLU, not ReLU: all of the four hidden units for few channels can start dead.
-        self.excite = nn.Sequential(nn.Linear(channels, hidden), nn.SiLU(), nn.Linear(hidden, channels), nn.Sigmoid())
+        self.excite = nn.Sequential(
+            nn.Linear(channels, hidden),
+            nn.SiLU(),  # not ReLU: all of the four hidden units for few channels can start dead
+            nn.Linear(hidden, channels),
+            nn.Sigmoid(),
+        )
 
     def forward(self, h: Tensor) -> Tensor:
-        weights: Tensor = self.excite(h.mean(dim=tuple(range(2, 2 + self.dims))))  # [B, C]
+        means = h.mean(dim=tuple(range(2, 2 + self.dims)))
+        weights: Tensor = self.excite(means)  # [B, C]
         return h * weights[(..., *[None] * self.dims)]
 
 
@@ -67,19 +72,30 @@ def narrow(channels: int) -> int:
 
 def group_norm(channels: int) -> nn.GroupNorm:
     """Makes a GroupNorm with the most groups out of 32, 16, ..., 2 that have equal sizes of at least 16, else one."""
-    fitting = (g for g in (32, 16, 8, 4, 2) if channels % g == 0 and channels // g >= 16)
-    return nn.GroupNorm(next(fitting, 1), channels)
+    for groups in (32, 16, 8, 4, 2):
+        if channels % groups == 0 and channels // groups >= 16:
+            return nn.GroupNorm(groups, channels)
+    return nn.GroupNorm(1, channels)
 
 
-def conv_norm_relu(channels: int, out: int, kernel: int, dims: int) -> list[nn.Module]:
+def channel_scale(channels: int, dims: int) -> ChannelScale:
+    """Makes the scale of features [B, C, ...] with ``dims`` spatial dimensions."""
+    return ChannelScale(channels, *[1] * dims)
+
+
+def conv_norm_relu(
+    channels: int,
+    out: int,
+    kernel: int,
+    dims: int,
+) -> list[nn.Module]:
     """Makes a shape-preserving convolution with a kernel of this side, GroupNorm and ReLU.
 
     It has kernel^dims · channels · out + 2 · out parameters.
 
     The normalisation keeps the ReLU alive: every group has values above its mean.
     """
-    padding = kernel // 2
-    convolution = CONVOLUTIONS[dims](channels, out, kernel, padding=padding, bias=False)
+    convolution = CONVOLUTIONS[dims](channels, out, kernel, padding=kernel // 2, bias=False)
     return [convolution, group_norm(out), nn.ReLU()]
 
 
@@ -91,19 +107,31 @@ def norm(channels: int, dims: int = 2) -> nn.Module:
     return layer
 
 
-@convolutional("attention", parameters=lambda c, k: 2 * c * narrow(c) + narrow(c) + 2 * c)
+@convolutional(
+    "attention",
+    parameters=lambda c, k: 2 * c * narrow(c) + narrow(c) + 2 * c,
+)
 def attention(channels: int, dims: int = 2) -> nn.Module:
     """Squeeze-and-excite: reweights channels by global context; 2CH + H + 2C parameters, H = max(4, C/4)."""
-    return nn.Sequential(SqueezeExcite(channels, dims), ChannelScale(channels, *[1] * dims))
+    return nn.Sequential(
+        SqueezeExcite(channels, dims),
+        channel_scale(channels, dims),
+    )
 
 
 @convolutional("conv_small", parameters=lambda c, k: c * c + 3 * c)
 def conv_small(channels: int, dims: int = 2) -> nn.Module:
     """One 1×1 convolution; C² + 3C parameters."""
-    return nn.Sequential(*conv_norm_relu(channels, channels, 1, dims), ChannelScale(channels, *[1] * dims))
+    return nn.Sequential(
+        *conv_norm_relu(channels, channels, 1, dims),
+        channel_scale(channels, dims),
+    )
 
 
-@convolutional("bottleneck", parameters=lambda c, k: 2 * c * narrow(c) + k * narrow(c) ** 2 + 4 * narrow(c) + 3 * c)
+@convolutional(
+    "bottleneck",
+    parameters=lambda c, k: 2 * c * narrow(c) + k * narrow(c) ** 2 + 4 * narrow(c) + 3 * c,
+)
 def bottleneck(channels: int, dims: int = 2) -> nn.Module:
     """1×1 down to H channels, 3×3, 1×1 up; 2CH + 9H² + 4H + 3C parameters, H = max(4, C/4)."""
     hidden = narrow(channels)
@@ -111,7 +139,7 @@ def bottleneck(channels: int, dims: int = 2) -> nn.Module:
         *conv_norm_relu(channels, hidden, 1, dims),
         *conv_norm_relu(hidden, hidden, 3, dims),
         *conv_norm_relu(hidden, channels, 1, dims),
-        ChannelScale(channels, *[1] * dims),
+        channel_scale(channels, dims),
     )
 
 
@@ -121,14 +149,17 @@ def depthwise(channels: int, dims: int = 2) -> nn.Module:
     return nn.Sequential(
         CONVOLUTIONS[dims](channels, channels, 3, padding=1, groups=channels, bias=False),
         *conv_norm_relu(channels, channels, 1, dims),
-        ChannelScale(channels, *[1] * dims),
+        channel_scale(channels, dims),
     )
 
 
 @convolutional("conv_light", parameters=lambda c, k: k * c * c + 3 * c)
 def conv_light(channels: int, dims: int = 2) -> nn.Module:
     """One 3×3 convolution; 9C² + 3C parameters."""
-    return nn.Sequential(*conv_norm_relu(channels, channels, 3, dims), ChannelScale(channels, *[1] * dims))
+    return nn.Sequential(
+        *conv_norm_relu(channels, channels, 3, dims),
+        channel_scale(channels, dims),
+    )
 
 
 @convolutional("conv_heavy", parameters=lambda c, k: 2 * k * c * c + 5 * c)
@@ -137,5 +168,5 @@ def conv_heavy(channels: int, dims: int = 2) -> nn.Module:
     return nn.Sequential(
         *conv_norm_relu(channels, channels, 3, dims),
         *conv_norm_relu(channels, channels, 3, dims),
-        ChannelScale(channels, *[1] * dims),
+        channel_scale(channels, dims),
     )

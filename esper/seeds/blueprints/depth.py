@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
@@ -39,7 +40,7 @@ class Renewable(Protocol):
 
 def copied(place: Place, blocks: Callable[[Place], Sequence[nn.Module]]) -> nn.Module:
     """Makes a copy of these blocks of the host."""
-    return Deeper([copy.deepcopy(block) for block in blocks(place)])
+    return Deeper(list(map(copy.deepcopy, blocks(place))))
 
 
 def emptied(place: Place) -> nn.Module:
@@ -47,14 +48,6 @@ def emptied(place: Place) -> nn.Module:
     block = place.group[-1]
     assert isinstance(block, Renewable)
     return Deeper([block.empty()])
-
-
-def _all_blocks(place: Place) -> Sequence[nn.Module]:
-    return place.stack
-
-
-def _group(place: Place) -> Sequence[nn.Module]:
-    return place.group
 
 
 def _size_of(place: Place, blocks: Callable[[Place], Sequence[nn.Module]]) -> int:
@@ -66,7 +59,9 @@ def _size_of_last(place: Place) -> int:
 
 
 def _obstacle_to_copy(place: Place, blocks: Callable[[Place], Sequence[nn.Module]]) -> str | None:
-    return None if blocks(place) else "there are no blocks before it that return features like those that they read"
+    if blocks(place):
+        return None
+    return "there are no blocks before it that return features like those that they read"
 
 
 def _obstacle_to_empty(place: Place) -> str | None:
@@ -77,8 +72,8 @@ def _obstacle_to_empty(place: Place) -> str | None:
 
 COPIES: Mapping[str, tuple[str, Callable[[Place], Sequence[nn.Module]]]] = MappingProxyType(
     {
-        "stack": ("a copy of all blocks, behind the last one", _all_blocks),
-        "repeat": ("a copy of the blocks between this place and the one before", _group),
+        "stack": ("a copy of all blocks, behind the last one", attrgetter("stack")),
+        "repeat": ("a copy of the blocks between this place and the one before", attrgetter("group")),
     }
 )
 
@@ -86,19 +81,25 @@ COPIES: Mapping[str, tuple[str, Callable[[Place], Sequence[nn.Module]]]] = Mappi
 def register_in(registry: BlueprintRegistry) -> None:
     """Adds the blueprints of this module to those of transformers, after the others."""
     for name, (words, blocks) in COPIES.items():
-        registry.add(
-            Blueprint(
-                *("transformer", name, words, partial(copied, blocks=blocks), partial(_size_of, blocks=blocks)),
-                takes_place=True,
-                copies=blocks,
-                obstacle=partial(_obstacle_to_copy, blocks=blocks),
-            )
-        )
-    registry.add(
-        Blueprint(
-            *("transformer", "empty", "a new block that returns its input; zero at birth", emptied, _size_of_last),
+        blueprint = Blueprint(
+            topology="transformer",
+            name=name,
+            description=words,
+            build=partial(copied, blocks=blocks),
+            parameters=partial(_size_of, blocks=blocks),
             takes_place=True,
-            zero_at_birth=True,
-            obstacle=_obstacle_to_empty,
+            copies=blocks,
+            obstacle=partial(_obstacle_to_copy, blocks=blocks),
         )
+        registry.add(blueprint)
+    empty = Blueprint(
+        topology="transformer",
+        name="empty",
+        description="a new block that returns its input; zero at birth",
+        build=emptied,
+        parameters=_size_of_last,
+        takes_place=True,
+        zero_at_birth=True,
+        obstacle=_obstacle_to_empty,
     )
+    registry.add(empty)

@@ -90,7 +90,8 @@ class BlueprintRegistry:
         Raises ValueError if its topology already has one with the same name from elsewhere.
         """
         key = (blueprint.topology, blueprint.name)
-        if key in self._table and _origin(self._table[key].build) != _origin(blueprint.build):
+        known = self._table.get(key)
+        if known is not None and _origin(known.build) != _origin(blueprint.build):
             raise ValueError(f"{blueprint.topology} already has a blueprint named {blueprint.name!r}")
         self._table[key] = blueprint
 
@@ -117,15 +118,22 @@ class BlueprintRegistry:
     def topologies(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(topology for topology, _ in self._table))
 
-    def names(self, topology: str, places: Collection[Place] | None = None) -> tuple[str, ...]:
+    def names(
+        self,
+        topology: str,
+        places: Collection[Place] | None = None,
+    ) -> tuple[str, ...]:
         """Returns the names of a topology's blueprints: of those that fit at one of ``places``; None: of those that
         are made of a number of channels, and so fit wherever the topology does."""
         if places is None:
             return tuple(blueprint.name for blueprint in self._of(topology) if not blueprint.only_added)
-        present = dict.fromkeys(place.topology or topology for place in places)
-        fitting = {name for place in places for name in self.fitting(topology, place)}
-        known = (blueprint.name for each in present for blueprint in self._of(each))
-        return tuple(dict.fromkeys(name for name in known if name in fitting))
+        present: dict[str, None] = {}
+        fitting: set[str] = set()
+        for place in places:
+            kind = place.topology or topology
+            present.update((blueprint.name, None) for blueprint in self._of(kind))
+            fitting.update(self.fitting(topology, place))
+        return tuple(name for name in present if name in fitting)
 
     def fitting(self, topology: str, place: Place) -> dict[str, Blueprint]:
         """Returns the blueprints that fit at ``place`` in a host of this topology, by name."""
@@ -137,7 +145,11 @@ class BlueprintRegistry:
         :meth:`get`."""
         return self.get(place.topology or topology, name)
 
-    def possible(self, topology: str, reading: Collection[bool]) -> tuple[str, ...]:
+    def possible(
+        self,
+        topology: str,
+        reading: Collection[bool],
+    ) -> tuple[str, ...]:
         """Returns the names of a topology's blueprints that read a source, that read their sink, or both."""
         return tuple(blueprint.name for blueprint in self._of(topology) if blueprint.reads_source in reading)
 
@@ -148,8 +160,8 @@ class BlueprintRegistry:
         """Returns a blueprint. Raises ValueError listing the known names if there is none with this name."""
         blueprint = self._table.get((topology, name))
         if blueprint is None:
-            known = ", ".join(name for place, name in self._table if place == topology) or "none"
-            raise ValueError(f"unknown blueprint {name!r} for {topology}; known: {known}")
+            known = [other.name for other in self._of(topology)]
+            raise ValueError(f"unknown blueprint {name!r} for {topology}; known: {', '.join(known) or 'none'}")
         return blueprint
 
     def copy(self) -> BlueprintRegistry:
@@ -161,15 +173,22 @@ def _origin(build: Factory) -> tuple[str, str] | Factory:
     it runs again; other callables themselves."""
     if not isinstance(build, FunctionType | type) or "<" in build.__qualname__:
         return build
-    file: str | None = getattr(sys.modules.get(build.__module__), "__file__", None)
-    return str(Path(file).resolve()) if file else build.__module__, build.__qualname__
+    module = build.__module__
+    file: str | None = getattr(sys.modules.get(module), "__file__", None)
+    if file:
+        module = str(Path(file).resolve())
+    return module, build.__qualname__
 
 
 BLUEPRINTS = BlueprintRegistry()
 """Esper's own blueprints, and those that users add with ``@BLUEPRINTS.register(...)`` before they make an env."""
 
 
-def choose(wanted: tuple[str, ...] | None, known: tuple[str, ...], where: str) -> tuple[str, ...]:
+def choose(
+    wanted: tuple[str, ...] | None,
+    known: tuple[str, ...],
+    where: str,
+) -> tuple[str, ...]:
     """Returns the blueprints that a controller may plant: ``wanted`` (``env.blueprints``), or all ``known`` if None.
 
     Raises ConfigError listing the known names if one is unknown or given twice, or if there is none to choose.
@@ -177,11 +196,13 @@ def choose(wanted: tuple[str, ...] | None, known: tuple[str, ...], where: str) -
     """
     if not known:
         raise ConfigError(f"no blueprint is registered for {where}, so nothing could be planted")
-    chosen = known if wanted is None else wanted
-    problems = [f"unknown {name!r}{did_you_mean(name, known)}" for name in dict.fromkeys(chosen) if name not in known]
-    problems += [f"{name!r} is given more than once" for name in dict.fromkeys(chosen) if chosen.count(name) > 1]
-    if not chosen:
+    if wanted is None:
+        return known
+    names = dict.fromkeys(wanted)
+    problems = [f"unknown {name!r}{did_you_mean(name, known)}" for name in names if name not in known]
+    problems += [f"{name!r} is given more than once" for name in names if wanted.count(name) > 1]
+    if not wanted:
         problems = ["it is empty; a run that plants nothing has run.controller = 'none'"]
     if problems:
         raise ConfigError(f"env.blueprints: {'; '.join(problems)}; known for {where}: {', '.join(known)}")
-    return chosen
+    return wanted

@@ -30,24 +30,42 @@ class Applied(nn.Module):
 
     def __init__(self, function: str, options: Mapping[str, Any]) -> None:
         super().__init__()
-        self.function, self.options = function, dict(options)
+        self.function = function
+        self.options = dict(options)
 
     def forward(self, h: Tensor) -> Tensor:
         return getattr(F, self.function)(h, **self.options)  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
-        return ", ".join([self.function, *(f"{name}={value}" for name, value in self.options.items())])
+        options = [f"{name}={value}" for name, value in self.options.items()]
+        return ", ".join([self.function, *options])
 
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 PER_CHANNEL = (
-    *(Applied, nn.Identity, _BatchNorm, *INSTANCE_NORMS, NormReluPool),
-    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
-    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
-    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
-    *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
+    Applied,
+    nn.Identity,
+    _BatchNorm,
+    *INSTANCE_NORMS,
+    NormReluPool,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.MaxPool3d,
+    nn.AvgPool1d,
+    nn.AvgPool2d,
+    nn.AvgPool3d,
+    nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d,
+    nn.AdaptiveAvgPool3d,
+    nn.AdaptiveMaxPool1d,
+    nn.AdaptiveMaxPool2d,
+    nn.AdaptiveMaxPool3d,
 )
 """Layers between two others in which each channel depends on itself only, so that more of them change no other.
 Activations are such as well, see :func:`is_elementwise`."""
@@ -87,9 +105,9 @@ def widening_obstacle(layers: Sequence[nn.Module]) -> str | None:
     if len(layers) < 2:
         return "a widening needs two layers, with the units between them"
     first, *between, last = layers
-    for layer in (first, last):
-        if reason := _not_linear(layer):
-            return reason
+    reason = _not_linear(first) or _not_linear(last)
+    if reason is not None:
+        return reason
     for layer in between:
         flattens = isinstance(layer, nn.Flatten) and layer.start_dim == 1
         if not flattens and not isinstance(layer, PER_CHANNEL) and not is_elementwise(layer):
@@ -107,13 +125,21 @@ def is_elementwise(layer: nn.Module) -> bool:
         return False
     values = torch.linspace(-3, 3, 24, dtype=torch.float64)
     try:
-        layers = [copy.deepcopy(layer).train(mode) for mode in (False, True)]
-        each = torch.cat([layers[0](value.clone().view(1, 1)).flatten() for value in values])
-        found = [of_mode(values.clone().view(shape)) for of_mode in layers for shape in ((4, 6), (2, 3, 2, 2))]
+        evaluated = copy.deepcopy(layer).eval()
+        training = copy.deepcopy(layer).train()
+        one_by_one = torch.cat([evaluated(value.clone().view(1, 1)).flatten() for value in values])
+        outputs = []
+        for layer_of_mode in (evaluated, training):
+            for shape in ((4, 6), (2, 3, 2, 2)):
+                output = layer_of_mode(values.clone().view(shape))
+                outputs.append((output, shape))
     except Exception:  # a user's layer may need anything
         return False
-    shapes = {tuple(y.shape) for y in found if isinstance(y, Tensor)}
-    return shapes == {(4, 6), (2, 3, 2, 2)} and all(torch.allclose(y.flatten(), each) for y in found)
+    for output, shape in outputs:
+        fits = isinstance(output, Tensor) and output.shape == shape
+        if not fits or not torch.allclose(output.flatten(), one_by_one):
+            return False
+    return True
 
 
 def _not_linear(layer: nn.Module) -> str | None:
@@ -161,13 +187,15 @@ def units_of(share: float, layer: nn.Module) -> int:
     """Returns the number of units by which ``layer`` grows: about ``share`` of its own, at least one, and a multiple of
     8 channels or linear units if their number is one."""
     width = width_of(layer)
-    step = FAST if width % FAST == 0 and not isinstance(layer, Extensible) else 1
+    step = 1
+    if width % FAST == 0 and not isinstance(layer, Extensible):
+        step = FAST
     return max(1, round(share * width / step)) * step
 
 
 def widened(place: Place, share: float) -> nn.Module:
     """Makes the layers of ``place`` with new units in place of its own."""
-    first, *between = place.layers
+    first, *others = place.layers
     units = units_of(share, first)
     if isinstance(first, Extensible):
         more = first.more(units)
@@ -175,18 +203,24 @@ def widened(place: Place, share: float) -> nn.Module:
         assert isinstance(last, nn.Linear)
         last.register_parameter("bias", None)  # the layer's own is enough
         return _zero_at_birth(more, last, place)
-    *between, last = between
-    layers = [_with_outputs(first, units), *(_with_channels(layer, units) for layer in between)]
+    *between, last = others
+    layers = nn.Sequential(_with_outputs(first, units, first.bias is not None))
+    for layer in between:
+        layers.append(_with_channels(layer, units))
     last = _with_inputs(last, units, width_of(first))
-    return _zero_at_birth(nn.Sequential(*layers, last), last, place)
+    layers.append(last)
+    return _zero_at_birth(layers, last, place)
 
 
 def low_rank(place: Place, rank: int) -> nn.Module:
     """Makes B A: the layer of ``place`` down to ``rank``, and a layer without bias back to its width."""
     (layer,) = place.layers
     down = _with_outputs(layer, rank, bias=False)
-    shape = (rank, width_of(layer))
-    up = nn.Linear(*shape, bias=False) if is_matrix(layer) else type(layer)(*shape, kernel_size=1, bias=False)
+    width = width_of(layer)
+    if is_matrix(layer):
+        up: nn.Module = nn.Linear(rank, width, bias=False)
+    else:
+        up = type(layer)(rank, width, kernel_size=1, bias=False)
     return _zero_at_birth(nn.Sequential(down, up), up, place)
 
 
@@ -198,9 +232,8 @@ def _zero_at_birth(body: nn.Module, last: nn.Module, place: Place) -> nn.Module:
     return body
 
 
-def _with_outputs(layer: nn.Module, units: int, bias: bool | None = None) -> nn.Module:
+def _with_outputs(layer: nn.Module, units: int, bias: bool) -> nn.Module:
     """Makes a layer like ``layer`` with other outputs."""
-    bias = layer.bias is not None if bias is None else bias
     if is_matrix(layer):
         return nn.Linear(inputs_of(layer), units, bias=bias)
     return _convolution(layer, layer.in_channels, units, bias)
@@ -213,19 +246,41 @@ def _with_inputs(layer: nn.Module, units: int, width: int) -> nn.Module:
     return _convolution(layer, units, layer.out_channels, bias=False)
 
 
-def _convolution(layer: nn.Module, inputs: object, outputs: object, bias: bool) -> nn.Module:
-    options = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
+def _convolution(
+    layer: nn.Module,
+    inputs: object,
+    outputs: object,
+    bias: bool,
+) -> nn.Module:
     make: type[nn.Module] = type(layer)
-    return make(inputs, outputs, bias=bias, **{name: getattr(layer, name) for name in options})
+    return make(
+        inputs,
+        outputs,
+        kernel_size=layer.kernel_size,
+        stride=layer.stride,
+        padding=layer.padding,
+        dilation=layer.dilation,
+        bias=bias,
+        padding_mode=layer.padding_mode,
+    )
 
 
 def _with_channels(layer: nn.Module, channels: int) -> nn.Module:
     """Makes a layer like ``layer``, one of those in ``PER_CHANNEL``, for other channels."""
-    if isinstance(layer, (_BatchNorm, *INSTANCE_NORMS)):
-        pool = {"pool": layer.pool} if isinstance(layer, NormReluPool) else {}
-        kind: type[nn.Module] = type(layer)
-        return kind(channels, layer.eps, layer.momentum, layer.affine, layer.track_running_stats, **pool)
-    return copy.deepcopy(layer)
+    if not isinstance(layer, (_BatchNorm, *INSTANCE_NORMS)):
+        return copy.deepcopy(layer)
+    options = {}
+    if isinstance(layer, NormReluPool):
+        options["pool"] = layer.pool
+    kind: type[nn.Module] = type(layer)
+    return kind(
+        channels,
+        layer.eps,
+        layer.momentum,
+        layer.affine,
+        layer.track_running_stats,
+        **options,
+    )
 
 
 def _count(make: Factory, place: Place) -> int:
@@ -238,20 +293,23 @@ def _obstacle_to_widening(place: Place, share: float) -> str | None:
     reason = place.obstacle or widening_obstacle(place.layers)
     if reason is not None:
         return reason
-    first, *_ = place.layers
+    first = place.layers[0]
     units = units_of(share, first)
-    less = (name for name, smaller in SHARES.items() if smaller < share and units_of(smaller, first) == units)
-    same = next(less, None)
-    return None if same is None else f"it is {same} here: {units} more units"
+    for name, smaller in SHARES.items():
+        if smaller < share and units_of(smaller, first) == units:
+            return f"it is {name} here: {units} more units"
+    return None
 
 
 def _obstacle_to_low_rank(place: Place, rank: int) -> str | None:
-    if place.obstacle or len(place.layers) != 1:
-        return place.obstacle or "a LoRA changes the weights of one layer"
-    (layer,) = place.layers
+    if place.obstacle:
+        return place.obstacle
+    if len(place.layers) != 1:
+        return "a LoRA changes the weights of one layer"
+    layer = place.layers[0]
     reason = _not_linear(layer)
     if reason is None and rank >= min(width_of(layer), inputs_of(layer)):
-        reason = f"rank {rank} is no less than that of the layer itself"
+        return f"rank {rank} is no less than that of the layer itself"
     return reason
 
 
@@ -266,5 +324,14 @@ def register_in(registry: BlueprintRegistry) -> None:
         recipes[name] = words, partial(low_rank, rank=rank), partial(_obstacle_to_low_rank, rank=rank)
     for topology in registry.topologies():
         for name, (words, make, obstacle) in recipes.items():
-            count = partial(_count, make)
-            registry.add(Blueprint(topology, name, words, make, count, True, zero_at_birth=True, obstacle=obstacle))
+            blueprint = Blueprint(
+                topology=topology,
+                name=name,
+                description=words,
+                build=make,
+                parameters=partial(_count, make),
+                reads_source=True,
+                zero_at_birth=True,
+                obstacle=obstacle,
+            )
+            registry.add(blueprint)

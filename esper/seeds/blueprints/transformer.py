@@ -43,15 +43,18 @@ class AttentionSeed(nn.Module):
 
     def __init__(self, dims: int, causal: bool) -> None:
         super().__init__()
-        self.heads, self.causal = attention_heads(dims), causal
+        self.heads = attention_heads(dims)
+        self.causal = causal
         self.project = nn.Linear(dims, 3 * dims, bias=False)
         self.merge = nn.Linear(dims, dims, bias=False)
 
     def forward(self, h: Tensor) -> Tensor:
         q, k, v = self.project(h).chunk(3, dim=2)
-        mixed = F.scaled_dot_product_attention(self._split(q), self._split(k), self._split(v), is_causal=self.causal)
-        merged: Tensor = self.merge(mixed.transpose(1, 2).flatten(2))
-        return merged
+        q = self._split(q)
+        k = self._split(k)
+        v = self._split(v)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.merge(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def _split(self, part: Tensor) -> Tensor:
         """[B, T, D] to [B, heads, T, D / heads]."""
@@ -61,19 +64,30 @@ class AttentionSeed(nn.Module):
 
 def attention_heads(dims: int) -> int:
     """Returns the most heads that divide ``dims`` and are at least 32 wide, else one."""
-    return next((heads for heads in range(dims // HEAD_WIDTH, 1, -1) if dims % heads == 0), 1)
+    for heads in range(dims // HEAD_WIDTH, 1, -1):
+        if dims % heads == 0:
+            return heads
+    return 1
 
 
 def low_rank(dims: int, rank: int) -> nn.Module:
     """scale · B A h with A of [rank, D] and B of [D, rank]."""
-    return nn.Sequential(nn.Linear(dims, rank, bias=False), nn.Linear(rank, dims, bias=False), ChannelScale(dims))
+    return nn.Sequential(
+        nn.Linear(dims, rank, bias=False),
+        nn.Linear(rank, dims, bias=False),
+        ChannelScale(dims),
+    )
 
 
 def feed_forward(dims: int, factor: int) -> nn.Module:
     """scale · W2 gelu(W1 norm(h)) with ``factor`` · D hidden units."""
     hidden = factor * dims
     return nn.Sequential(
-        nn.LayerNorm(dims), nn.Linear(dims, hidden), nn.GELU(), nn.Linear(hidden, dims), ChannelScale(dims)
+        nn.LayerNorm(dims),
+        nn.Linear(dims, hidden),
+        nn.GELU(),
+        nn.Linear(hidden, dims),
+        ChannelScale(dims),
     )
 
 
