@@ -5,42 +5,15 @@
 // Sums are float32 over a block of some hundred pixels and joined in float64. Passes that know windows go by pairs of
 // rows; with and without the pool they visit the same places in the same order, so that a pool outside gives the same
 // bits as the one inside.
+// Each storage type is compiled by itself, at the same time as the other: norm_relu_pool_float32.cpp and _bfloat16.cpp.
 #pragma GCC diagnostic ignored "-Wpsabi"  // see simd.h; before all headers, for norm_relu_pool.h
 
 #include <torch/csrc/stable/library.h>
 
-#include "norm_relu_pool_backward.h"
-#include "norm_relu_pool_forward.h"
+#include "norm_relu_pool_passes.h"
 
 namespace esper::norm_relu_pool {
 namespace {
-
-// --- instruction sets and storage types ----------------------------------------------------------------------------
-
-enum class Pass { kStatistics, kForward, kSums, kInputGradient };
-
-template <typename Type>
-ESPER_INLINE void run(Pass pass, const Work& work) {
-    switch (pass) {
-        case Pass::kStatistics:
-            return statistics_pass<Type>(work);
-        case Pass::kForward:
-            return forward_pass<Type>(work);
-        case Pass::kSums:
-            return sums_pass<Type>(work);
-        case Pass::kInputGradient:
-            break;
-    }
-    if (work.batch_statistics) return gradient_pass<Type, true>(work);
-    return gradient_pass<Type, false>(work);
-}
-
-ESPER_CLONES void run_float32(Pass pass, const Work& work) {
-    run<Float32Lanes>(pass, work);
-}
-ESPER_CLONES void run_bfloat16(Pass pass, const Work& work) {
-    run<BFloat16Lanes>(pass, work);
-}
 
 void run(Pass pass, ScalarType dtype, const Work& work) {
     if (work.shape.pixels() * work.shape.channels == 0) return;

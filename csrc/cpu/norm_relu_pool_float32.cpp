@@ -1,0 +1,12 @@
+// The passes of norm_relu_pool over float32.
+#pragma GCC diagnostic ignored "-Wpsabi"  // see simd.h; before all headers, for norm_relu_pool.h
+
+#include "norm_relu_pool_type.h"
+
+namespace esper::norm_relu_pool {
+
+ESPER_CLONES void run_float32(Pass pass, const Work& work) {
+    run<Float32Lanes>(pass, work);
+}
+
+}  // namespace esper::norm_relu_pool
