@@ -72,7 +72,7 @@ def with_modules(host: CNNHost, grower: Grower) -> PlainLoop:
     sites = grower.hooks.sites.items()
     attach(
         loop.host,
-        {grower.hooks.paths[name]: (name, copy.deepcopy(site.seed), 0.5) for name, site in sites if site.seed},
+        {str(grower.hooks.paths[name]): (name, copy.deepcopy(site.seed), 0.5) for name, site in sites if site.seed},
     )
     loop.optimizer = torch.optim.SGD(loop.host.parameters(), 0.01, momentum=0.9)
     loop.scheduler = torch.optim.lr_scheduler.ConstantLR(loop.optimizer)

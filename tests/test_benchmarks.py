@@ -38,6 +38,14 @@ def test_a_known_script_trains_and_tells_its_score(grow: list[str]) -> None:
     assert (found[2] != found[3]) is bool(grow)
 
 
+@pytest.mark.slow
+def test_the_cost_of_a_grower_is_measured_with_and_without_seeds() -> None:
+    command = [sys.executable, "-m", "benchmarks.grower_cost", "--turns", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=FOLDER.parent)
+    rows = [line.split("|")[1].strip() for line in done.stdout.splitlines()[2:]]
+    assert rows == ["0", "1 incubating", "3 incubating", "1 blended", "3 blended"]
+
+
 def hosts(*accuracies: float) -> list[dict[str, Any]]:
     host = HostResult(0.0, 0.0, 300.0, 277.0, 0.0, 30.0, 0.0, 1.0)
     return [replace(host, accuracy=accuracy).plain() for accuracy in accuracies]

@@ -92,7 +92,7 @@ class SeedGroups:
         self._counters: set[str] = set()
         self._options: dict[str, Any] = {}
         self._handles: dict[str, list[Any]] = {}
-        self._scalers: list[torch.amp.GradScaler] | None = None  # looked for once in an epoch
+        self._scalers: list[torch.amp.GradScaler] | None = None  # those that are there at the first step
         self._closed = False
         show_host_groups(self.optimizer, scheduler)
         follow_schedules(self.optimizer, self._follow_rates)
@@ -167,7 +167,6 @@ class SeedGroups:
         """
         self.learning = tuple(names)
         self._reached = set()
-        self._scalers = None
         self._beside = frozenset()
         if any(p.requires_grad for p in self.host):
             self._beside = frozenset(names).difference(on)
