@@ -79,7 +79,7 @@ FROZEN = {"freeze": "body"}
 TWO, THREE, LAST = ("r2c0", "r2c1"), ("r2c0", "r2c1", "r2c2"), ("r1c1",)
 TASKS = f"{HERE / 'question_tasks.py'}:"
 QUESTIONS: dict[tuple[str, str], Question] = {
-    ("upgrade", "digits"): Question(f"{TASKS}digits_short", (4, 8), USUAL, TWO),
+    ("upgrade", "digits"): Question(f"{TASKS}digits_short", (4, 8, 12), USUAL, TWO),
     ("upgrade", "fashion"): Question(f"{TASKS}fashion_small", (6,), USUAL, THREE),
     ("late", "digits"): Question(f"{TASKS}digits_late", (10,), USUAL, TWO),
     ("late", "fashion"): Question(f"{TASKS}fashion_late", (6,), USUAL, THREE),
@@ -165,11 +165,11 @@ def search(
     return best
 
 
-def tuned(name: tuple[str, str], pairs: int) -> None:
+def tuned(name: tuple[str, str], lengths: tuple[int, ...], pairs: int) -> None:
     """Finds the settings of each arm, and writes them to RATES."""
     question = QUESTIONS[name]
     task = load_task(question.task)
-    for epochs in question.epochs:
+    for epochs in lengths:
         growing = "schedule:SCHEDULE"
         best = {GROWN: search(question, task, epochs, GROWN, growing, "alone:controller=none", pairs)}
         reference = f"{GROWN}:controller={growing},{written(best[GROWN])}"
@@ -180,12 +180,12 @@ def tuned(name: tuple[str, str], pairs: int) -> None:
         RATES.write_text(json.dumps(known, indent=2) + "\n")
 
 
-def judged(name: tuple[str, str], pairs: int) -> None:
+def judged(name: tuple[str, str], lengths: tuple[int, ...], pairs: int) -> None:
     """Compares all arms with their settings, and prints the table."""
     question = QUESTIONS[name]
     task = load_task(question.task)
     rates = json.loads(RATES.read_text())
-    for epochs in question.epochs:
+    for epochs in lengths:
         best = rates[f"{name[0]} {name[1]} {epochs}"]
         grown = f"{GROWN}:controller=schedule:SCHEDULE,{written(best[GROWN])}"
         others = [f"{arm}:controller={text},{written(best[arm])}" for arm, text in question.arms.items()]
@@ -217,12 +217,14 @@ def main() -> None:
     parser.add_argument("question", choices=sorted({question for question, _ in QUESTIONS}))
     parser.add_argument("task", choices=sorted({task for _, task in QUESTIONS}))
     parser.add_argument("--pairs", type=int, help="hosts; 16 to tune, 40 to judge")
+    parser.add_argument("--epochs", type=int, action="append", help="of growth; all of the question by default")
     options = parser.parse_args()
     name = (options.question, options.task)
+    lengths = tuple(options.epochs or QUESTIONS[name].epochs)
     if options.what == "tune":
-        tuned(name, options.pairs or 16)
+        tuned(name, lengths, options.pairs or 16)
     else:
-        judged(name, options.pairs or 40)
+        judged(name, lengths, options.pairs or 40)
 
 
 if __name__ == "__main__":
