@@ -1,6 +1,6 @@
 """The results of one command with several training seeds, pooled: the figures of results/digits_ppo.md.
 
-    for seed in 0 1 2 3 4; do esper run --seed $seed --out runs/seed-$seed; done
+    for seed in 0 1 2 3 4; do esper run --seed $seed --rounds 20 --out runs/seed-$seed; done
     python benchmarks/pool_runs.py runs/seed-*
 
 Reads the checkpoints of finished runs whose controller learns, and prints Markdown: for each run the paired differences

@@ -48,7 +48,7 @@ class RunConfig(Section):
     trained agent), pretrained (an agent that comes with Esper), schedule (the one that comes with the task),
     schedule:FILE.toml, heuristic, plateau, random, none, or one of your own, path.py:function."""
     rounds: Count | None = None
-    """Number of rounds of n_envs episodes; None takes the task's default, which is larger for an agent that learns."""
+    """Number of rounds of n_envs episodes; None takes the task's default."""
     evaluation_pairs: Annotated[int, Field(ge=0, strict=True)] = 16
     """Number of held-out hosts on which the trained agent is compared with each baseline; 0: none, ``esper eval`` can
     do it later."""

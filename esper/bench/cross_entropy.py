@@ -12,7 +12,7 @@ from esper.bench.profiling import peak_megabytes
 from esper.ops import Accumulators, accumulate_, cross_entropy, cross_entropy_into
 
 NAME = "cross-entropy"
-SIZES = Sizes("SAMPLESxCLASSES", ((512, 10), (128, 10), (512, 100), (64, 50_257)))
+SIZES = Sizes("SAMPLESxCLASSES", ((512, 10), (128, 10), (512, 100), (64, 50_257)), seconds=2.0)
 
 _BAR, _BAR_SIZE = 2.0, (512, 10)  # min ratio, on one CPU thread
 _MANY_CLASSES = 10_000  # from here on, peak memory is compared too

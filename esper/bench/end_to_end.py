@@ -25,7 +25,7 @@ from esper.run.experiment import Experiment
 from esper.telemetry.event import RoundCompleted
 
 NAME = "end-to-end"
-SIZES = Sizes("ENVSxEPOCHS", ((8, 30),), quick=((2, 4),))
+SIZES = Sizes("ENVSxEPOCHS", ((8, 30),), quick=((2, 4),), seconds=60.0)
 
 ROUNDS = 2
 _TURNS = 3

@@ -12,7 +12,7 @@ from esper.ops import grad_stats
 
 NAME = "grad-stats"
 _SMALL_SIZES = ((11, 48), (100, 48), (1000, 48))
-SIZES = Sizes("TENSORSxELEMENTS", (*_SMALL_SIZES, (20, 100_000)), cuda=(*_SMALL_SIZES, (20, 550_000)))
+SIZES = Sizes("TENSORSxELEMENTS", (*_SMALL_SIZES, (20, 100_000)), cuda=(*_SMALL_SIZES, (20, 550_000)), seconds=4.0)
 
 # Min ratios on one CPU thread, by number of small tensors.
 _BARS_ALL = {100: 20.0, 1000: 20.0}

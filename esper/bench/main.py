@@ -82,6 +82,8 @@ def main(
         console = Console(width=None if sys.stdout.isatty() else WIDE)
         heading = [*summary_lines(paths=False), f"Threads inside an operator: {torch.get_num_threads()}"]
         console.print("\n".join(heading), highlight=False)
+        if expected := session.estimate(modules, args):
+            console.print(expected, highlight=False)
         results = session.measure_all(modules, args, bool(cases), console, save)
     except ConfigError as error:
         raise click.ClickException(str(error)) from error

@@ -12,7 +12,7 @@ from esper.ops import NormReluPool
 
 NAME = "norm-relu-pool"
 BLOCKS = ((8, 32), (16, 16), (32, 8))
-SIZES = Sizes("CHANNELSxSIDE", BLOCKS)
+SIZES = Sizes("CHANNELSxSIDE", BLOCKS, seconds=10.0)
 
 BATCH, CUDA_BATCH = 128, 4096  # on a GPU, the first block is 64 MB of bfloat16
 _BARS = {torch.bfloat16: 4.0, torch.float32: 1.8}  # min ratio of all blocks together, on one CPU thread

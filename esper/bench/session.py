@@ -16,6 +16,7 @@ from esper.bench.case import BenchArgs
 from esper.bench.profiling import chrome_trace
 from esper.config import ConfigError
 from esper.files.system_info import check_device
+from esper.telemetry.text import duration
 
 
 def devices(name: str) -> tuple[torch.device, ...]:
@@ -61,6 +62,22 @@ def measure_all(
                 raise
             console.print(f"{case} was skipped: {error}")
     return results
+
+
+def estimate(modules: dict[str, ModuleType], args: BenchArgs) -> str:
+    """Returns a line about the time that all cases take on two idle cores, from the times of their sizes.
+
+    Empty with ``--quick``, which takes a few seconds a case.
+    """
+    if args.quick:
+        return ""
+    share = min(1.0, args.rounds / BenchArgs().rounds)
+    seconds = {
+        case: share * module.SIZES.seconds * len(list(module.SIZES.of(args))) for case, module in modules.items()
+    }
+    longest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:3]
+    parts = ", ".join(f"{case} {duration(seconds[case])}" for case in longest)
+    return f"About {duration(sum(seconds.values()))} on two idle cores: {parts}"
 
 
 def trace_all(modules: Iterable[ModuleType], args: BenchArgs, path: Path) -> None:

@@ -10,7 +10,7 @@ from esper.bench.case import BenchArgs, BenchCase, Sizes
 from esper.ops import SGD, grad_stats, sgd_step
 
 NAME = "sgd"
-SIZES = Sizes("TENSORSxELEMENTS", ((11, 48), (11, 2304), (20, 100_000)))  # per optimizer
+SIZES = Sizes("TENSORSxELEMENTS", ((11, 48), (11, 2304), (20, 100_000)), seconds=1.0)  # per optimizer
 
 OPTIMIZERS = 4  # a host and three seeds
 MAX_NORM = 1.0

@@ -12,7 +12,7 @@ from esper.hosts.torchvision_shim import import_torchvision
 from esper.ops import normalisation_table, stage_images
 
 NAME = "stage-batch"
-SIZES = Sizes("IMAGESxSIDE", ((128, 32), (512, 32)), cuda=((512, 32), (16_384, 32)))
+SIZES = Sizes("IMAGESxSIDE", ((128, 32), (512, 32)), cuda=((512, 32), (16_384, 32)), seconds=2.0)
 
 MEAN = (0.4914, 0.4822, 0.4465)
 STD = (0.247, 0.2435, 0.2616)

@@ -25,7 +25,7 @@ from esper.telemetry.event import Event
 from esper.telemetry.span import Spans
 
 NAME = "telemetry-overhead"
-SIZES = Sizes("ENVSxEPOCHS", ((8, 30),), quick=((2, 14),))
+SIZES = Sizes("ENVSxEPOCHS", ((8, 30),), quick=((2, 14),), seconds=60.0)
 
 _BAR = 0.98  # time without telemetry / time with it
 BUDGET = 2.0  # % of an episode

@@ -6,7 +6,6 @@ it.
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -24,8 +23,9 @@ SIZES = Sizes(
     "ENVSxBATCHxWIDTH",
     ((4, 128, 8), (1, 128, 8), (4, 32, 8), (4, 128, 32)),
     cuda=((8, 128, 8), (1, 128, 8), (8, 512, 32)),
+    sweep=tuple((envs, batch, width) for width in (8, 32) for batch in (32, 128, 512) for envs in (1, 2, 4, 8)),
+    seconds=200.0,
 )
-SWEEP = tuple((envs, batch, width) for width in (8, 32) for batch in (32, 128, 512) for envs in (1, 2, 4, 8))
 
 # Min ratios to the tuned baseline. On CUDA it replays a graph of each host side by side, as Esper does, so the bar is
 # "not slower".
@@ -58,7 +58,7 @@ def samples_of(size: Size, device: torch.device, quick: bool) -> int:
 
 def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
     """Yields images per second at each size; unless sizes are given, also the memory that hosts need."""
-    for device, size in SIZES.of(replace(args, sizes=args.sizes or SWEEP) if args.sweep else args):
+    for device, size in SIZES.of(args):
         yield from _speed(size, device, args.quick)
     if not args.sizes:
         for device in args.devices:

@@ -14,7 +14,7 @@ from esper.training.host_training import HostTraining
 from esper.training.validate import evaluate
 
 NAME = "validate"
-SIZES = Sizes("SAMPLESxWIDTH", ((VALIDATION, 8), (VALIDATION, 32)), quick=((100, 8), (100, 32)))
+SIZES = Sizes("SAMPLESxWIDTH", ((VALIDATION, 8), (VALIDATION, 32)), quick=((100, 8), (100, 32)), seconds=30.0)
 
 # One slot in each block; the first configurations diverge right after the first block.
 BLENDED = ("r0c0", "r0c1", "r0c2")

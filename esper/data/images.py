@@ -105,7 +105,6 @@ SHORT: Mapping[str, Any] = MappingProxyType(
         "episode_length": 16,
         "slots": ("all",),
         "at_once": True,
-        "learning_rounds": 8,
         "augmentation": Augmentation(crop=2, flip=True),
         "optimizer": "adamw",
         "learning_rate": 0.1,  # benchmarks/results/host_training.md

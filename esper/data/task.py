@@ -93,9 +93,8 @@ class Task:
     at_once: bool = False
     """Whether seeds that change nothing at first are a part of their host at once, see ``EnvConfig.at_once``."""
     rounds: int = 4
-    """Number of rounds of a run whose controller does not learn."""
-    learning_rounds: int = 20
-    """Number of rounds of a run whose controller learns."""
+    """Number of rounds of a run. More have not been seen to help an agent that practises before the first one
+    (benchmarks/results/digits_ppo.md)."""
     evaluation_batch: int = 500
     """Samples per evaluation batch; features of much larger batches do not fit in the caches and take twice as long."""
     workers: int = 2
@@ -267,7 +266,7 @@ def resolve(config: TrainingConfig, task: Task) -> HostTrainingConfig:
             f"task.label_smoothing is {smoothing:g}, but labels are smoothed only with the loss cross_entropy and the "
             f"score accuracy; {task.name} needs 0"
         )
-    rounds = config.run.rounds or (task.learning_rounds if config.run.learns else task.rounds)
+    rounds = config.run.rounds or task.rounds
     return HostTrainingConfig.parse(config.tables_with({"task": training, "env": sizes, "run": {"rounds": rounds}}))
 
 

@@ -9,7 +9,7 @@ from esper.bench.case import BenchArgs, Sizes, parse_size
 from esper.config import ConfigError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-SIZES = Sizes("ENVSxEPOCHS", ((8, 30),), cuda=((64, 30),), quick=((2, 4),))
+SIZES = Sizes("ENVSxEPOCHS", ((8, 30),), cuda=((64, 30),), quick=((2, 4),), sweep=((1, 1), (2, 2)))
 
 
 @pytest.mark.parametrize("text", ["", "x", "4x", "0x1", "4x-1", "4 x 1", "four", "4X8", "٤x1"])
@@ -23,6 +23,8 @@ def test_anything_but_positive_integers_is_refused(text: str) -> None:
     [
         (BenchArgs(devices=(CPU, CUDA)), [(CPU, (8, 30)), (CUDA, (64, 30))]),
         (BenchArgs(devices=(CPU, CUDA), quick=True), [(CPU, (2, 4)), (CUDA, (2, 4))]),
+        (BenchArgs(sweep=True), [(CPU, (1, 1)), (CPU, (2, 2))]),
+        (BenchArgs(sizes=(parse_size("1x2"),), sweep=True), [(CPU, (1, 2))]),
         (BenchArgs(sizes=(parse_size("1x2"), parse_size("3x4")), quick=True), [(CPU, (1, 2)), (CPU, (3, 4))]),
     ],
 )
