@@ -56,7 +56,7 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a host that draws random numbers is compiled",
             "esper/training/execution/compiled.py",
-            "    if draws or any(isinstance(module, OwnedDropout) and module.p > 0 for module in host.modules()):",
+            "    if draws or has_dropout(host):",
             "    if draws:",
             "tests/training/execution/test_compiled.py::test_grafted_hosts_and_hosts_that_draw_have_a_reason",
         ),
