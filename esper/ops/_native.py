@@ -44,13 +44,24 @@ def build_info() -> dict[str, Any]:
     Keys: ``torch``, ``torch_target``, ``python``, ``platform``, ``cxx_flags`` and ``cuda`` (``built``, ``reason``,
     ``torch_cuda``, ``architectures``).
     """
-    return cast(dict[str, Any], json.loads(_RECORD.read_text())) if _RECORD.is_file() else {}
+    if not _RECORD.is_file():
+        return {}
+    return cast(dict[str, Any], json.loads(_RECORD.read_text()))
+
+
+def _file_of(name: str) -> Path | None:
+    """The built file of a module in this package; the import system could find another checkout's."""
+    stem = name.removeprefix("esper.")
+    for suffix in EXTENSION_SUFFIXES:
+        file = _PACKAGE / f"{stem}{suffix}"
+        if file.is_file():
+            return file
+    return None
 
 
 def _load(name: str, load: Callable[[str], object]) -> ModuleReport:
-    """Loads the file of a module in this package; the import system could find another checkout's."""
-    files = [_PACKAGE / f"{name.removeprefix('esper.')}{suffix}" for suffix in EXTENSION_SUFFIXES]
-    path = next((file for file in files if file.is_file()), None)
+    """Loads the file of a module in this package."""
+    path = _file_of(name)
     if path is None:
         return ModuleReport(name, None, "not built")
     try:
@@ -62,14 +73,17 @@ def _load(name: str, load: Callable[[str], object]) -> ModuleReport:
 
 def _load_cpu() -> ModuleReport:
     report = _load("esper._C", torch.ops.load_library)
-    if not report.loaded:
-        built = build_info().get("torch")
-        made = f" It was built with torch {built}; this is torch {torch.__version__}." if built else ""
-        raise ImportError(
-            f"Esper's compiled module esper._C is missing: {report.reason}.{made} "
-            f"Build it, from the root of the repository: {REPAIR_COMMAND}"
-        )
-    return report
+    if report.loaded:
+        return report
+
+    target = ""
+    built = build_info().get("torch")
+    if built:
+        target = f" It was built with torch {built}; this is torch {torch.__version__}."
+    raise ImportError(
+        f"Esper's compiled module esper._C is missing: {report.reason}.{target} "
+        f"Build it, from the root of the repository: {REPAIR_COMMAND}"
+    )
 
 
 def _load_cuda() -> ModuleReport:
@@ -110,7 +124,8 @@ def require_native(environment: Mapping[str, str], cuda: ModuleReport, gpu: bool
         )
 
 
-_CPU, _CUDA = _load_cpu(), _load_cuda()
+_CPU = _load_cpu()
+_CUDA = _load_cuda()
 require_native(os.environ, _CUDA, torch.cuda.is_available())
 
 
@@ -121,7 +136,8 @@ def cuda_loaded() -> bool:
 
 def modules() -> list[ModuleReport]:
     """Reports all compiled modules, loaded or not: ``esper._C``, ``esper._C_cuda``, ``esper._runtime``."""
-    return [_CPU, _CUDA, _load("esper._runtime", lambda _: importlib.import_module("esper._runtime"))]
+    runtime = _load("esper._runtime", lambda _: importlib.import_module("esper._runtime"))
+    return [_CPU, _CUDA, runtime]
 
 
 _library = torch.library.Library("esper", "IMPL")  # type: ignore[no-untyped-call]

@@ -51,16 +51,18 @@ class Accumulators:
                 "accumulators need envs >= 1, configurations >= 1 and samples >= 0, "
                 f"got {envs}, {configurations} and {samples}"
             )
-        rows = envs * configurations
-        size = rows * (len(ACCUMULATOR_FIELDS) * torch.float64.itemsize + samples * dtype.itemsize)
+
+        row = len(ACCUMULATOR_FIELDS) * torch.float64.itemsize + samples * dtype.itemsize  # bytes
+        size = envs * configurations * row
         buffer = torch.zeros(size, dtype=torch.uint8, device=device)
         self._view(buffer, (envs, configurations, samples), dtype)
 
     def _view(self, buffer: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         envs, configurations, _ = shape
-        head = envs * configurations * len(ACCUMULATOR_FIELDS) * torch.float64.itemsize
+        fields = len(ACCUMULATOR_FIELDS)
+        head = envs * configurations * fields * torch.float64.itemsize
         self._buffer = buffer  # uint8 [bytes]
-        self.block = buffer[:head].view(torch.float64).view(envs, configurations, len(ACCUMULATOR_FIELDS))
+        self.block = buffer[:head].view(torch.float64).view(envs, configurations, fields)
         self.correct = buffer[head:].view(dtype).view(shape)
 
     def read(self) -> Accumulators:
@@ -70,7 +72,12 @@ class Accumulators:
         return copy
 
 
-def accumulate_(accumulators: Accumulators, env: int, stats: Tensor, configuration: int = 0) -> None:
+def accumulate_(
+    accumulators: Accumulators,
+    env: int,
+    stats: Tensor,
+    configuration: int = 0,
+) -> None:
     """Adds the statistics of one :func:`esper.ops.cross_entropy` to the row of an env.
 
     Args:

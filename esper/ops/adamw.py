@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.ops import _native
-from esper.ops.optimizer import LightOptimizer
+from esper.ops.optimizer import LightOptimizer, Stepped, in_layout_of, recomputed_loss, refuse_options
 
 _native.not_differentiable("adamw_step_", in_place=True)
 
@@ -41,21 +41,40 @@ class AdamW(LightOptimizer, torch.optim.AdamW):
 
         Raises ValueError for numbers out of range.
         """
+        matrices = [p for p in params if p.dim() > 1]
+        vectors = [p for p in params if p.dim() <= 1]
         groups: list[dict[str, Any]] = [
-            {"params": [p for p in params if p.dim() > 1]},
-            {"params": [p for p in params if p.dim() <= 1], "weight_decay": 0.0},
+            {"params": matrices},
+            {"params": vectors, "weight_decay": 0.0},
         ]
-        capturable = any(p.is_cuda for p in params)
-        super().__init__(groups, lr, betas, eps, weight_decay, fused=True, capturable=capturable)
+        super().__init__(
+            groups,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            fused=True,
+            capturable=any(p.is_cuda for p in params),
+        )
 
     @torch.no_grad()
     def step(  # type: ignore[override]  # torch's has overloads
-        self, closure: Callable[[], float] | None = None, *, clip_coef: Tensor | None = None
+        self,
+        closure: Callable[[], float] | None = None,
+        *,
+        clip_coef: Tensor | None = None,
     ) -> float | None:
         """Steps all groups by :func:`adamw_step`, with one ``clip_coef``; returns the loss of ``closure``."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        scaler = {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}  # set by torch's GradScaler
-        adamw_step([self], None if clip_coef is None else clip_coef.view(1), **scaler)
+        loss = recomputed_loss(closure)
+        if clip_coef is not None:
+            clip_coef = clip_coef.view(1)
+        # The attributes are set by torch's GradScaler.
+        adamw_step(
+            [self],
+            clip_coef,
+            grad_scale=getattr(self, "grad_scale", None),
+            found_inf=getattr(self, "found_inf", None),
+        )
         return loss
 
     def zero_state(self) -> None:
@@ -80,18 +99,18 @@ class AdamW(LightOptimizer, torch.optim.AdamW):
         Raises:
             ValueError: other groups, several rates for groups that share one, or an option that this optimizer lacks.
         """
-        for saved in state_dict["param_groups"]:
-            for name, value in _FIXED.items():
-                if saved.get(name, value) != value:
-                    raise ValueError(f"saved with {name}={saved[name]!r}, and esper.ops.AdamW only does {value!r}")
-        own = [{name: group[name] for name in ("lr", "fused", "capturable")} for group in self.param_groups]
+        refuse_options(state_dict, _FIXED, "AdamW")
+        before = self.param_groups  # replaced by loading
         rates = [float(saved["lr"]) for saved in state_dict["param_groups"]]
-        pairs = combinations(zip(own, rates, strict=False), 2)  # torch refuses other groups below
-        if any(a["lr"] is b["lr"] and x != y for (a, x), (b, y) in pairs):
-            raise ValueError(f"groups that share a learning rate were saved with {rates}")
+        with_rates = zip(before, rates, strict=False)  # torch refuses other groups below
+        for (group, rate), (other, other_rate) in combinations(with_rates, 2):
+            if group["lr"] is other["lr"] and rate != other_rate:
+                raise ValueError(f"groups that share a learning rate were saved with {rates}")
+
         super().load_state_dict(cast(dict[str, Any], state_dict))
-        for group, mine, rate in zip(self.param_groups, own, rates, strict=True):
-            group.update(mine)
+        for group, old, rate in zip(self.param_groups, before, rates, strict=True):
+            for option in ("lr", "fused", "capturable"):
+                group[option] = old[option]
             group["lr"].fill_(rate)
             for parameter in group["params"]:
                 if self.state.get(parameter):
@@ -102,8 +121,7 @@ class AdamW(LightOptimizer, torch.optim.AdamW):
         state = self.state[parameter]
         state["step"] = torch.as_tensor(state["step"]).to(parameter.device, torch.float32)
         for name in ("exp_avg", "exp_avg_sq"):
-            if state[name].stride() != parameter.stride():
-                state[name] = torch.zeros_like(parameter).copy_(state[name])
+            state[name] = in_layout_of(parameter, state[name])
 
 
 @torch.no_grad()
@@ -127,33 +145,41 @@ def adamw_step(
         ValueError: different betas or eps; with ``clip_coef``, different numbers of groups.
         RuntimeError: tensors on other devices or with other shapes or dtypes than their parameters.
     """
-    groups = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
-    kinds = {(*map(float, group["betas"]), float(group["eps"])) for _, group in groups}
+    stepped = Stepped(optimizers)
+    kinds = {(*map(float, group["betas"]), float(group["eps"])) for group in stepped.groups}
     if len(kinds) > 1:
         raise ValueError(f"groups that are stepped together have one (beta1, beta2, eps), not {sorted(kinds)}")
-    stepped = [(number, p) for number, (_, group) in enumerate(groups) for p in group["params"] if p.grad is not None]
-    if not stepped:
+    if not stepped.params:
         return
     ((beta1, beta2, eps),) = kinds
-    params = [parameter for _, parameter in stepped]
-    states = [groups[number][0].state_of(parameter) for number, parameter in stepped]
+
+    steps = []
+    means = []
+    squares = []
+    for optimizer, parameter in zip(stepped.owners, stepped.params, strict=True):
+        step, mean, square = optimizer.state_of(parameter)
+        steps.append(step)
+        means.append(mean)
+        squares.append(square)
+    if clip_coef is not None:
+        clip_coef = _of_groups(clip_coef, optimizers)
     _step(
-        params,
-        [parameter.grad for parameter in params],
-        [mean for _, mean, _ in states],
-        [square for _, _, square in states],
-        [step for step, _, _ in states],
-        [number for number, _ in stepped],
-        [group["lr"] for _, group in groups],
-        [float(group["weight_decay"]) for _, group in groups],
-        None if clip_coef is None else _of_groups(clip_coef, optimizers),
+        stepped.params,
+        stepped.grads,
+        means,
+        squares,
+        steps,
+        stepped.numbers,
+        stepped.rates,
+        stepped.decays,
+        clip_coef,
         grad_scale,
         found_inf,
         beta1,
         beta2,
         eps,
     )
-    torch.autograd.graph.increment_version(params)
+    torch.autograd.graph.increment_version(stepped.params)
 
 
 def _of_groups(coef: Tensor, optimizers: Sequence[AdamW]) -> Tensor:

@@ -34,7 +34,10 @@ class CrossEntropy(NamedTuple):
 
 
 def cross_entropy(
-    logits: Tensor, targets: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
+    logits: Tensor,
+    targets: Tensor,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
 ) -> CrossEntropy:
     """Computes the mean cross-entropy of ``logits``, their correctness, and the statistics of the call.
 
@@ -100,8 +103,20 @@ def cross_entropy_into(
         RuntimeError: as for :func:`cross_entropy`, and if the row or the samples are outside the accumulators, or the
             accumulators are not made for these logits. Invalid arguments leave the accumulators unchanged.
     """
-    correct = None if first is None else accumulators.correct
-    _into(logits, targets, accumulators.block, correct, env, configuration, first or 0, ignore_index, label_smoothing)
+    correct = None
+    if first is not None:
+        correct = accumulators.correct
+    _into(
+        logits,
+        targets,
+        accumulators.block,
+        correct,
+        env,
+        configuration,
+        first or 0,
+        ignore_index,
+        label_smoothing,
+    )
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
@@ -116,7 +131,15 @@ def _backward(ctx: Any, grad_loss: Tensor | None, *_: object) -> tuple[Tensor | 
     if grad_loss is None:
         return None, None, None, None
     logits, targets, normaliser, stats = ctx.saved_tensors
-    gradient = _gradient(grad_loss, logits, targets, normaliser, stats, ctx.ignore_index, ctx.label_smoothing)
+    gradient = _gradient(
+        grad_loss,
+        logits,
+        targets,
+        normaliser,
+        stats,
+        ctx.ignore_index,
+        ctx.label_smoothing,
+    )
     if torch.is_grad_enabled():  # create_graph=True
         gradient = Once.apply(_TWICE, gradient, grad_loss, logits)  # type: ignore[no-untyped-call]
     return gradient, None, None, None
@@ -129,7 +152,8 @@ class _Eager(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
         output = _forward(*inputs)
         _save(ctx, inputs, output)
-        return output[0], output[1], output[2]
+        loss, correct, stats, _ = output
+        return loss, correct, stats
 
     backward = staticmethod(_backward)
 
@@ -140,7 +164,10 @@ torch.library.register_autograd("esper::cross_entropy", _backward, setup_context
 @torch.library.register_fake("esper::cross_entropy_forward")  # type: ignore[untyped-decorator]
 @torch.library.register_fake("esper::cross_entropy")  # type: ignore[untyped-decorator]
 def _fake(
-    logits: Tensor, targets: Tensor, ignore_index: int, label_smoothing: float
+    logits: Tensor,
+    targets: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     real = torch.float64 if logits.dtype == torch.float64 else torch.float32
     return (

@@ -1,7 +1,6 @@
 """Statistics of groups of gradients in one pass: norms, counts, health and the clip coefficient."""
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,8 +9,19 @@ from esper.ops import _native
 
 # Columns of `GradStats.fields`, in the order of csrc/grad_stats.h.
 FIELDS = (
-    *("sum_sq", "norm", "tensors", "elements", "min_norm", "max_norm", "vanishing", "exploding"),
-    *("nan", "inf", "zero", "health", "clip_coef"),
+    "sum_sq",
+    "norm",
+    "tensors",
+    "elements",
+    "min_norm",
+    "max_norm",
+    "vanishing",
+    "exploding",
+    "nan",
+    "inf",
+    "zero",
+    "health",
+    "clip_coef",
 )
 
 # Layout of the CUDA kernel's scratch memory, as in csrc/cuda/grad_stats.cu: one row for the counter, one per tensor,
@@ -94,26 +104,51 @@ def grad_stats(
         RuntimeError: an unsupported dtype, gradients on several devices, a bound that is not positive, or an ``out`` of
             other sizes.
     """
-    present = [[gradient for gradient in group if gradient is not None] for group in groups]
-    sizes, gradients = [len(group) for group in present], [gradient for group in present for gradient in group]
+    gradients = []
+    sizes = []
+    for group in groups:
+        present = [gradient for gradient in group if gradient is not None]
+        gradients.extend(present)
+        sizes.append(len(present))
+
     if out is None:
         if gradients:
-            return GradStats(*_functional(gradients, sizes, max_norm, exploding_norm))
+            fields, norms = _functional(gradients, sizes, max_norm, exploding_norm)
+            return GradStats(fields, norms)
         # Without gradients, the device of the output decides the dispatch.
-        empty = partial(torch.empty, dtype=torch.float64, device=device)
-        out = GradStats(empty(len(sizes), len(FIELDS)), empty(0))
+        fields = torch.empty(len(sizes), len(FIELDS), dtype=torch.float64, device=device)
+        out = GradStats(fields, fields.new_empty(0))
     if out._scratch is None:
-        on, rows = out.fields.device, 0
-        if on.type == _SCRATCH_DEVICE:
-            rows = 1 + len(gradients) + sum(-(-gradient.numel() // _CHUNK) for gradient in gradients)
-        out._scratch = torch.zeros(rows, _SCRATCH_COLUMNS, dtype=torch.float64, device=on)
-    _into(gradients, sizes, max_norm, exploding_norm, fields=out.fields, norms=out.norms, scratch=out._scratch)
+        out._scratch = _new_scratch(gradients, out.fields.device)
+    _into(
+        gradients,
+        sizes,
+        max_norm,
+        exploding_norm,
+        fields=out.fields,
+        norms=out.norms,
+        scratch=out._scratch,
+    )
     return out
+
+
+def _new_scratch(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Zeroed scratch memory for these gradients, float64 ``[R, 6]``; without rows where no kernel uses it."""
+    rows = 0
+    if device.type == _SCRATCH_DEVICE:
+        rows = 1 + len(gradients)
+        for gradient in gradients:
+            rows += -(-gradient.numel() // _CHUNK)  # rounded up
+    return torch.zeros(rows, _SCRATCH_COLUMNS, dtype=torch.float64, device=device)
 
 
 @torch.library.register_fake("esper::grad_stats")  # type: ignore[untyped-decorator]
 def _fake(
-    gradients: Sequence[Tensor], group_sizes: Sequence[int], max_norm: float, exploding_norm: float
+    gradients: Sequence[Tensor],
+    group_sizes: Sequence[int],
+    max_norm: float,
+    exploding_norm: float,
 ) -> tuple[Tensor, Tensor]:
-    make = partial(gradients[0].new_empty, dtype=torch.float64)
-    return make((len(group_sizes), len(FIELDS))), make((len(gradients),))
+    fields = gradients[0].new_empty((len(group_sizes), len(FIELDS)), dtype=torch.float64)
+    norms = fields.new_empty((len(gradients),))
+    return fields, norms

@@ -3,6 +3,7 @@
 The operator is functional; from the statistics that it returns, a second one updates the running statistics.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -60,15 +61,13 @@ def norm_relu_pool(
     Raises:
         RuntimeError: another layout, dtype, shape or device; batch statistics of a single value per channel.
     """
-    given = input, weight, bias, running_mean, running_var, float(eps), pool
+    run: Callable[..., Any] = _forward
     if torch.compiler.is_compiling():
-        output, statistics, choice = _functional(*given)
+        run = _functional
     elif torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad or bias.requires_grad):
         # Equivalent to the operator's own autograd, whose Python overhead in torch is as long as small kernels.
-        output, statistics, choice = _Eager.apply(*given)  # type: ignore[no-untyped-call]
-    else:
-        output, statistics, choice = _forward(*given)
-    return output, statistics, choice
+        run = _Eager.apply
+    return run(input, weight, bias, running_mean, running_var, float(eps), pool)  # type: ignore[no-any-return]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -85,10 +84,19 @@ def _gradients(ctx: Any, grad_output: Tensor | None, *_: Any) -> tuple[Tensor | 
         return (None,) * 7
     input, weight, bias, statistics, choice = ctx.saved_tensors
     gradient = grad_output.contiguous(memory_format=torch.channels_last)
-    gradients = _backward(gradient, input, weight, bias, statistics, choice, ctx.batch_statistics, ctx.pool)
+    gradients = _backward(
+        gradient,
+        input,
+        weight,
+        bias,
+        statistics,
+        choice,
+        ctx.batch_statistics,
+        ctx.pool,
+    )
     if torch.is_grad_enabled():  # create_graph=True
         inputs = grad_output, input, weight
-        gradients = [Once.apply(_TWICE, each, *inputs) for each in gradients]  # type: ignore[no-untyped-call]
+        gradients = [Once.apply(_TWICE, g, *inputs) for g in gradients]  # type: ignore[no-untyped-call]
     return (*gradients, None, None, None, None)
 
 
@@ -110,19 +118,38 @@ torch.library.register_autograd("esper::norm_relu_pool", _gradients, setup_conte
 @torch.library.register_fake("esper::norm_relu_pool_forward")  # type: ignore[untyped-decorator]
 @torch.library.register_fake("esper::norm_relu_pool")  # type: ignore[untyped-decorator]
 def _fake(
-    input: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None, eps: float, pool: bool
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor | None,
+    var: Tensor | None,
+    eps: float,
+    pool: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, channels, height, width = input.shape
-    shape = (batch, channels, height // 2, width // 2) if pool else input.shape
-    output = torch.empty(shape, dtype=input.dtype, device=input.device, memory_format=torch.channels_last)
+    if pool:
+        height //= 2
+        width //= 2
+    output = torch.empty(
+        (batch, channels, height, width),
+        dtype=input.dtype,
+        device=input.device,
+        memory_format=torch.channels_last,
+    )
     statistics = input.new_empty((len(STATISTICS), channels), dtype=torch.float32)
-    choice = torch.empty_like(output, dtype=torch.uint8) if pool else input.new_empty((0,), dtype=torch.uint8)
+    choice = input.new_empty((0,), dtype=torch.uint8)
+    if pool:
+        choice = torch.empty_like(output, dtype=torch.uint8)
     return output, statistics, choice
 
 
 @torch.library.register_fake("esper::norm_relu_pool_backward")  # type: ignore[untyped-decorator]
 def _fake_backward(
-    grad_output: Tensor, input: Tensor, weight: Tensor, bias: Tensor, *_: object
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *_: object,
 ) -> tuple[Tensor, Tensor, Tensor]:
     gradient = torch.empty_like(input, memory_format=torch.channels_last)
     return gradient, torch.empty_like(weight), torch.empty_like(bias)
@@ -163,14 +190,24 @@ class NormReluPool(nn.BatchNorm2d):
 
         ``pool`` replaces that of the module for this call.
         """
-        pool = self.pool if pool is None else pool
-        if (reason := self.unserved(input)) is not None:
+        if pool is None:
+            pool = self.pool
+        reason = self.unserved(input)
+        if reason is not None:
             _native.refuse_fallback("NormReluPool goes through the three PyTorch functions", reason)
             output = F.relu(super().forward(input))
             return F.max_pool2d(output, 2) if pool else output
-        batch = self.training or self.running_mean is None
-        mean, variance = (None, None) if batch else (self.running_mean, self.running_var)
-        output, statistics, _ = norm_relu_pool(input, self.weight, self.bias, mean, variance, self.eps, pool)
+
+        gathered = not self.training and self.running_mean is not None
+        output, statistics, _ = norm_relu_pool(
+            input,
+            self.weight,
+            self.bias,
+            self.running_mean if gathered else None,
+            self.running_var if gathered else None,
+            self.eps,
+            pool,
+        )
         if self.training and self.running_mean is not None:
             _update(self.running_mean, self.running_var, self.num_batches_tracked, statistics, self.momentum)
         return output

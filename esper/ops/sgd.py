@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from esper.ops import _native
-from esper.ops.optimizer import LightOptimizer
+from esper.ops.optimizer import LightOptimizer, Stepped, in_layout_of, recomputed_loss, refuse_options
 
 _native.not_differentiable("sgd_step_", in_place=True)
 
@@ -51,40 +51,62 @@ class SGD(LightOptimizer):
                 raise ValueError(f"{name} must not be negative, got {value}")
         if nesterov and momentum == 0:
             raise ValueError("nesterov needs momentum")
-        options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
-        super().__init__(params, {**options, **_FIXED, **_IGNORED})
+        options = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            **_FIXED,
+            **_IGNORED,
+        }
+        super().__init__(params, options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group as other optimizers do; its learning rate becomes a tensor of its own."""
         super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        device = group["params"][0].device if group["params"] else torch.device("cpu")
-        if not (isinstance(group["lr"], Tensor) and group["lr"].device == device):
-            group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float64, device=device)
-        elif any(group["lr"] is other["lr"] for other in self.param_groups[:-1]):
-            group["lr"] = group["lr"].clone()  # else a scheduler would fill one tensor once per group
+        *others, group = self.param_groups
+        rate = group["lr"]
+        device = torch.device("cpu")
+        if group["params"]:
+            device = group["params"][0].device
+        if not isinstance(rate, Tensor) or rate.device != device:
+            group["lr"] = torch.tensor(float(rate), dtype=torch.float64, device=device)
+        elif any(rate is other["lr"] for other in others):
+            group["lr"] = rate.clone()  # else a scheduler would fill one tensor once per group
 
     @torch.no_grad()
     def step(  # type: ignore[override]  # torch's has overloads
-        self, closure: Callable[[], float] | None = None, *, clip_coef: Tensor | None = None
+        self,
+        closure: Callable[[], float] | None = None,
+        *,
+        clip_coef: Tensor | None = None,
     ) -> float | None:
         """Steps all groups by :func:`sgd_step` with ``clip_coef``; returns the loss that ``closure`` recomputes."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        scaler = {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}  # set by torch's GradScaler
-        sgd_step([self], clip_coef, **scaler)
+        loss = recomputed_loss(closure)
+        # The attributes are set by torch's GradScaler.
+        sgd_step(
+            [self],
+            clip_coef,
+            grad_scale=getattr(self, "grad_scale", None),
+            found_inf=getattr(self, "found_inf", None),
+        )
         return loss
 
     def zero_state(self) -> None:
         """Zeroes all momentum buffers in place, or allocates them the first time."""
         for group in self.param_groups:
-            for parameter in group["params"] if group["momentum"] else ():
+            if not group["momentum"]:
+                continue
+            for parameter in group["params"]:
                 self._momentum_of(parameter).zero_()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state as other optimizers do; tensors of groups become floats, which waits for the device."""
         state: dict[str, Any] = super().state_dict()
         for group in state["param_groups"]:
-            group.update({name: value.item() for name, value in group.items() if isinstance(value, Tensor)})
+            for name, value in group.items():
+                if isinstance(value, Tensor):
+                    group[name] = value.item()
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -93,18 +115,16 @@ class SGD(LightOptimizer):
         Raises:
             ValueError: other groups, or an option of ``torch.optim.SGD`` that this optimizer lacks.
         """
-        for saved in state_dict["param_groups"]:
-            for name, value in _FIXED.items():
-                if saved.get(name, value) != value:
-                    raise ValueError(f"saved with {name}={saved[name]!r}, and esper.ops.SGD only does {value!r}")
+        refuse_options(state_dict, _FIXED, "SGD")
         rates = [group["lr"] for group in self.param_groups]
         super().load_state_dict(cast(dict[str, Any], state_dict))
         for group, rate in zip(self.param_groups, rates, strict=True):
             group["lr"] = rate.fill_(float(group["lr"]))
             for parameter in group["params"]:
-                buffer = self.state.get(parameter, {}).get("momentum_buffer")
-                if buffer is not None and buffer.stride() != parameter.stride():
-                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter).copy_(buffer)
+                state = self.state.get(parameter, {})
+                buffer = state.get("momentum_buffer")
+                if buffer is not None:
+                    state["momentum_buffer"] = in_layout_of(parameter, buffer)
 
     def _momentum_of(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
@@ -134,26 +154,29 @@ def sgd_step(
         ValueError: different momentum or nesterov.
         RuntimeError: tensors on other devices or with other shapes or dtypes than their parameters.
     """
-    groups = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
-    kinds = {(float(group["momentum"]), bool(group["nesterov"])) for _, group in groups}
+    stepped = Stepped(optimizers)
+    kinds = {(float(group["momentum"]), bool(group["nesterov"])) for group in stepped.groups}
     if len(kinds) > 1:
         raise ValueError(f"groups that are stepped together have one (momentum, nesterov), not {sorted(kinds)}")
-    stepped = [(number, p) for number, (_, group) in enumerate(groups) for p in group["params"] if p.grad is not None]
-    if not stepped:
+    if not stepped.params:
         return
     ((momentum, nesterov),) = kinds
-    params = [parameter for _, parameter in stepped]
+
+    buffers = []
+    if momentum != 0:
+        for optimizer, parameter in zip(stepped.owners, stepped.params, strict=True):
+            buffers.append(optimizer._momentum_of(parameter))
     _step(
-        params,
-        [parameter.grad for parameter in params],
-        [groups[number][0]._momentum_of(parameter) for number, parameter in stepped] if momentum != 0 else [],
-        [number for number, _ in stepped],
-        [group["lr"] for _, group in groups],
-        [float(group["weight_decay"]) for _, group in groups],
+        stepped.params,
+        stepped.grads,
+        buffers,
+        stepped.numbers,
+        stepped.rates,
+        stepped.decays,
         clip_coef,
         grad_scale,
         found_inf,
         momentum,
         nesterov,
     )
-    torch.autograd.graph.increment_version(params)
+    torch.autograd.graph.increment_version(stepped.params)

@@ -14,7 +14,10 @@ _tokens = torch.ops.esper.stage_tokens.default
 
 
 def normalisation_table(
-    mean: Sequence[float], std: Sequence[float], scale: float = 255.0, device: torch.device | str = "cpu"
+    mean: Sequence[float],
+    std: Sequence[float],
+    scale: float = 255.0,
+    device: torch.device | str = "cpu",
 ) -> Tensor:
     """Returns float32 ``[C, 256]``: ``(v / scale - mean_c) / std_c`` for each channel c and pixel value v.
 
@@ -35,7 +38,8 @@ def normalisation_table(
             f"got mean {list(mean)}, std {list(std)}, scale {scale}"
         )
     values = torch.arange(256, dtype=torch.float64) / scale
-    means, stds = (torch.tensor(numbers, dtype=torch.float64)[:, None] for numbers in (mean, std))
+    means = torch.tensor(mean, dtype=torch.float64)[:, None]
+    stds = torch.tensor(std, dtype=torch.float64)[:, None]
     return ((values - means) / stds).float().to(device)
 
 
@@ -87,12 +91,27 @@ def stage_images(
             or cursor outside the data. Checking that on CUDA would need a sync: there the image is NaN, its target -1.
     """
     if out is None:
-        height, width, channels = images.shape[1:4] if images.dim() == 4 else (0, 0, 0)  # refused by the operator
+        height = width = channels = 0  # the operator refuses them
+        if images.dim() == 4:
+            height, width, channels = images.shape[1:]
         shape = (max(indices.numel() - first, 0), channels, height, width)
         out = torch.empty(shape, device=images.device, memory_format=torch.channels_last)
         if targets is not None and targets_out is None:
             targets_out = torch.empty(shape[:1], dtype=torch.int64, device=images.device)
-    _images(images, indices, table, targets, seed, epoch, first, cursor, padding, flip, out, targets_out)
+    _images(
+        images,
+        indices,
+        table,
+        targets,
+        seed,
+        epoch,
+        first,
+        cursor,
+        padding,
+        flip,
+        out,
+        targets_out,
+    )
     return out, targets_out
 
 

@@ -17,12 +17,16 @@ def freeze(host: Host, which: Freeze) -> tuple[nn.Module, ...]:
     """
     if which == "nothing":
         return ()
-    new = list(host.seeds.modules()) if isinstance(host, GrownHost) and host.new_seeds else []
-    old = [module for module in host.modules() if module not in new]
+    new = set[nn.Module]()
+    if isinstance(host, GrownHost) and host.new_seeds:
+        new.update(host.seeds.modules())
     layers = [layer for layer in layers_of(host).values() if layer not in new]
-    learning = layers[-1:] if which == "body" else []
+    head = layers[-1:] if which == "body" else []
     for layer in layers:
         for parameter in layer.parameters(recurse=False):
-            parameter.requires_grad_(layer in learning)
-    still = {*new, *learning}
-    return tuple(module for module in old if still.isdisjoint(module.modules()))
+            parameter.requires_grad_(layer in head)
+
+    learning = new.union(head)
+    old = [module for module in host.modules() if module not in new]
+    # A module that contains one that learns stays in train mode.
+    return tuple(module for module in old if learning.isdisjoint(module.modules()))

@@ -40,7 +40,13 @@ class Governor:
             bits do not depend on it.
     """
 
-    def __init__(self, config: GovernorConfig, durations: Durations, classes: int | None, pinned: int = 0) -> None:
+    def __init__(
+        self,
+        config: GovernorConfig,
+        durations: Durations,
+        classes: int | None,
+        pinned: int = 0,
+    ) -> None:
         self.config = config
         self.durations = durations
         self.classes = classes
@@ -80,9 +86,11 @@ class Governor:
         self.chance = state.get("chance", self.chance)
         self.losses.extend(state["losses"])
         self.train_losses.extend(state["train_losses"])
-        self.anomalies, self.rollbacks = state["anomalies"], state["rollbacks"]
+        self.anomalies = state["anomalies"]
+        self.rollbacks = state["rollbacks"]
         self._rolled_back_at = state["rolled_back_at"]
         self._saved = len(state["snapshots"])
+        # There may be fewer snapshots than generations.
         for snapshot, saved in zip(self._generations, state["snapshots"], strict=False):
             snapshot.load_state_dict(saved, device)
 
@@ -102,7 +110,12 @@ class Governor:
     def anomaly_pending(self) -> bool:
         return self.anomalies > 0
 
-    def check(self, loss: float, not_finite: float, train_loss: float = math.nan) -> Panic | None:
+    def check(
+        self,
+        loss: float,
+        not_finite: float,
+        train_loss: float = math.nan,
+    ) -> Panic | None:
         """Checks one epoch.
 
         Args:
@@ -115,27 +128,35 @@ class Governor:
         """
         if not_finite > 0 or not math.isfinite(loss):
             return Panic("not finite", not_finite if not_finite > 0 else loss, 0.0)
-        mean = float(np.mean(self.losses)) if self.losses else None
-        if mean is not None and self.chance is not None:
-            if loss >= self.config.collapse_loss * self.chance and mean < self.config.healthy_loss * self.chance:
-                return Panic("collapse", loss, self.config.collapse_loss * self.chance)
-            threshold = self._divergence_threshold(mean, self.chance)
-            improves = train_loss < min(self.train_losses, default=self.chance)
-            self.train_losses.append(train_loss)
-            if loss > threshold and not improves:
-                self.anomalies += 1
-                if self.anomalies >= self.config.divergence_checks:
-                    return Panic("divergence", loss, threshold)
-                return None  # an anomalous loss stays out of the history
-            self.anomalies = 0
-            if loss > threshold:
-                return None
-        self.losses.append(loss)
+        if not self.losses or self.chance is None:
+            self.losses.append(loss)
+            return None
+
+        mean = float(np.mean(self.losses))
+        collapse = self.config.collapse_loss * self.chance
+        if loss >= collapse and mean < self.config.healthy_loss * self.chance:
+            return Panic("collapse", loss, collapse)
+
+        threshold = self._divergence_threshold(mean, self.chance)
+        high = loss > threshold
+        improves = train_loss < min(self.train_losses, default=self.chance)
+        self.train_losses.append(train_loss)
+        if high and not improves:
+            self.anomalies += 1
+            if self.anomalies >= self.config.divergence_checks:
+                return Panic("divergence", loss, threshold)
+            return None
+
+        self.anomalies = 0
+        if not high:  # a high loss stays out of the history, whether it is an anomaly or not
+            self.losses.append(loss)
         return None
 
     def _divergence_threshold(self, mean: float, chance: float) -> float:
-        """Returns the largest of mean + 6σ, 1.5 · mean and recent best + 0.25 · chance; :meth:`check` says when a loss
-        above it is an anomaly."""
+        """The largest of mean + 6σ, 1.5 · mean and recent best + 0.25 · chance.
+
+        :meth:`check` says when a loss above it is an anomaly.
+        """
         config = self.config
         return max(
             mean + config.divergence_sigma * float(np.std(self.losses)),

@@ -32,24 +32,28 @@ def all_tensors(training: HostTraining) -> Iterator[tuple[str, Tensor]]:
 
 def generators_of(training: HostTraining) -> dict[str, torch.Generator]:
     """Returns the generators that are drawn from again; that of a removed seed is not."""
-    return {"order": training.order, "dropout": training.dropout} | {
-        f"{name}.shadow": generator
-        for name, generator in training.shadow_dropout.items()
-        if training.site_by_name[name].seed is not None
-    }
+    generators = {"order": training.order, "dropout": training.dropout}
+    for name, generator in training.shadow_dropout.items():
+        if training.site_by_name[name].seed is not None:
+            generators[f"{name}.shadow"] = generator
+    return generators
 
 
 def fill(live: Iterable[tuple[str, Tensor]], saved: Mapping[str, Tensor]) -> None:
-    """Copies ``saved`` into the tensors of the same names, in the order of the current stream, without waiting for a
-    GPU. Raises KeyError for a name that was not saved."""
+    """Copies ``saved`` into the tensors of the same names, in the order of the current stream.
+
+    Nothing waits for a GPU. Raises KeyError for a name that was not saved.
+    """
     with torch.no_grad():
         for name, tensor in live:
             tensor.copy_(saved[name], non_blocking=tensor.is_cuda)
 
 
 def memory_like(tensor: Tensor, device: torch.device, pinned: bool) -> Tensor:
-    """Returns memory with the shape, dtype and strides of ``tensor`` for a copy of a tensor on ``device``: there, or
-    with ``pinned`` in pinned CPU memory if it is a GPU."""
+    """Returns memory with the shape, dtype and strides of ``tensor`` for a copy of a tensor on ``device``.
+
+    It lies there, or with ``pinned`` in pinned CPU memory if the device is a GPU.
+    """
     if pinned and device.type == "cuda":
         return torch.empty_like(tensor, device="cpu", pin_memory=True)
     return torch.empty_like(tensor, device=device)
@@ -60,26 +64,29 @@ def cpu_copy(tensor: Tensor) -> Tensor:
 
 
 def pinned_copy(tensor: Tensor) -> Tensor:
-    """Returns a copy of a GPU's tensor in pinned CPU memory, made in the order of the current stream; it is to be read
-    on that stream. The copy of a tensor on a CPU lies in ordinary memory."""
-    return memory_like(tensor, tensor.device, pinned=True).copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+    """Returns a copy of a GPU's tensor in pinned CPU memory, made in the order of the current stream.
+
+    It is to be read on that stream. The copy of a tensor on a CPU lies in ordinary memory.
+    """
+    memory = memory_like(tensor, tensor.device, pinned=True)
+    return memory.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
 
 
 def host_state(training: HostTraining, copy: Callable[[Tensor], Tensor] = cpu_copy) -> State:
-    """Returns what is needed to resume the episode, with tensors copied by ``copy``.
+    """All that is needed to resume the episode, with tensors copied by ``copy``.
 
     Roles and alphas of sites are the caller's.
     """
+    seeds = {}
+    for site in training.sites:
+        if site.planted is not None:
+            seeds[site.name] = (site.planted.blueprint.name, site.planted.style.name)
     return {
         "run_seed": training.run_seed,
         "episode": training.episode,
         "epoch": training.epoch,
         "germinations": training.germinations,
-        "seeds": {
-            site.name: (site.planted.blueprint.name, site.planted.style.name)
-            for site in training.sites
-            if site.planted is not None
-        },
+        "seeds": seeds,
         "planted_at": dict(training.planted_at),
         "shadows": list(training.shadows),
         "tensors": {name: copy(tensor) for name, tensor in all_tensors(training)},
@@ -90,9 +97,12 @@ def host_state(training: HostTraining, copy: Callable[[Tensor], Tensor] = cpu_co
 
 def restore_host_state(training: HostTraining, state: State) -> None:
     """Restores, bit for bit, a host that has the seeds of ``state``; drops its gradients and later shadow buffers."""
-    training.epoch, training.germinations = state["epoch"], state["germinations"]
-    training.batch, training.part = 0, 0
+    training.epoch = state["epoch"]
+    training.germinations = state["germinations"]
+    training.batch = 0
+    training.part = 0
     training.drop_gradients()
+    # Shadow buffers that were not saved would keep values of later epochs.
     for name in training.shadows.keys() - set(state["shadows"]):
         del training.shadows[name]
     training.arithmetic.load_state_dict(state["scale"])
@@ -110,14 +120,15 @@ def load_host_state(training: HostTraining, state: State, blueprints: BlueprintR
     training.reset(state["run_seed"], state["episode"])
     fill(training.network_tensors(()), state["tensors"])  # seeds are probed with these weights
     for site in training.sites:
-        if site.name in state["seeds"]:
-            blueprint, style = state["seeds"][site.name]
-            recipe = blueprints.at(training.host.topology, site.place, blueprint)
-            training.plant(site, recipe, STYLES[style])
+        if site.name not in state["seeds"]:
+            continue
+        blueprint, style = state["seeds"][site.name]
+        recipe = blueprints.at(training.host.topology, site.place, blueprint)
+        training.plant(site, recipe, STYLES[style])
     training.planted_at.update(state.get("planted_at", {}))
     for name in state["shadows"]:
         training.shadow_of(training.site_by_name[name])
-    live = {name for name, _ in all_tensors(training)}
-    if live != state["tensors"].keys():
+    live = dict(all_tensors(training))
+    if live.keys() != state["tensors"].keys():
         raise ValueError(f"env {training.index}: its tensors are {sorted(live)}; saved are {sorted(state['tensors'])}")
     restore_host_state(training, state)

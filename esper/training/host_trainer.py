@@ -25,15 +25,20 @@ class HostTrainer:
     """
 
     def __init__(
-        self, task: Task, hosts: Sequence[HostTraining], executor: Executor, policy: MicroBatchPolicy | None = None
+        self,
+        task: Task,
+        hosts: Sequence[HostTraining],
+        executor: Executor,
+        policy: MicroBatchPolicy | None = None,
     ) -> None:
         self.hosts = tuple(hosts)
         self.executor = executor
         self.policy = policy or MicroBatchPolicy(hosts[0].config)
         self.batches = shared_batches(task, self.hosts)
         """Reads streamed data; None for data in memory."""
-        shared = self.batches
-        self._train = executor.train if shared is None else partial(train_in_step, shared, self.hosts, executor)
+        self._train = executor.train
+        if self.batches is not None:
+            self._train = partial(train_in_step, self.batches, self.hosts, executor)
         self._first_epoch = True
         executor.adopt(self.hosts)
 
@@ -48,7 +53,8 @@ class HostTrainer:
         SharedBatchError for data that cannot be read or used.
         """
         copies = self.policy.needs_start({training.device for training in active}, self._first_epoch)
-        orders = [training.order.get_state() for training in self.hosts] if copies else []  # streams draw from all
+        # Of all hosts, because streamed data draws from the generators of those that are not active, too.
+        orders = [training.order.get_state() for training in self.hosts] if copies else []
         starts: dict[int, State] = {}
 
         def save(training: HostTraining) -> None:
@@ -63,6 +69,8 @@ class HostTrainer:
             if copies:
                 self.executor.run(save, active)
             self._train(active)
+
+        # Once more, if memory ran out and batches were split.
         if self._apply_policy():
             for training, order in zip(self.hosts, orders, strict=True):
                 training.order.set_state(order)

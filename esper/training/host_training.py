@@ -40,7 +40,13 @@ class HostTraining:
     Memory is allocated once; :meth:`reset` refills it in place.
     """
 
-    def __init__(self, index: int, task: Task, config: HostTrainingConfig, totals: EpochMetrics) -> None:
+    def __init__(
+        self,
+        index: int,
+        task: Task,
+        config: HostTrainingConfig,
+        totals: EpochMetrics,
+    ) -> None:
         self.index = index
         self.task = task
         self.config = config
@@ -69,9 +75,11 @@ class HostTraining:
         """Names of sites whose seeds draw from the process's generators."""
         self.sites = [Site(place) for place in self.host.sites]
         """Sites in execution order."""
-        own_rates = config.task.seed_rate != 1 or config.task.seed_warmup_epochs > 0
-        self.seed_rates = {site.name: SeedRate(config, self.warmup) for site in self.sites} if own_rates else {}
+        self.site_by_name = {site.name: site for site in self.sites}
+        self.seed_rates: dict[str, SeedRate] = {}
         """Learning rates of seeds by site, if they are not the host's."""
+        if config.task.seed_rate != 1 or config.task.seed_warmup_epochs > 0:
+            self.seed_rates = {name: SeedRate(config, self.warmup) for name in self.site_by_name}
         self.planted_at: dict[str, int] = {}
         """By site, the number of epochs that the host had trained when its seed was planted."""
         self.alphas = torch.zeros(2, len(self.sites), device=self.device)
@@ -80,10 +88,12 @@ class HostTraining:
         """Alphas of the validated configurations, [K, S]; the pass reads them on the device."""
         self.vacant: frozenset[int] = frozenset()
         """Sites at which an epoch's training passes do not change features."""
-        self.site_by_name = {site.name: site for site in self.sites}
-        optimizer = _make_optimizer(self.host, config.task, self.rate, config.task.weight_decay)
-        learning = [parameter for parameter in self.host.parameters() if parameter.requires_grad]
-        self.host_group = ParameterGroup(HOST, learning, optimizer, None)
+        self.host_group = ParameterGroup(
+            HOST,
+            _learning(self.host),
+            _make_optimizer(self.host, config.task, self.rate, config.task.weight_decay),
+            None,
+        )
         self.seed_groups: dict[str, ParameterGroup] = {}
         self.shadows: dict[str, ShadowBuffers] = {}
         self.pool = SeedPool()
@@ -92,10 +102,7 @@ class HostTraining:
         self.shadow_dropout: dict[str, torch.Generator] = {}
         self.gradient_stats = SeedGradientCollector(1 + len(self.sites), self.device)
         self.order = torch.Generator()
-        batch, samples, dtype = config.task.batch_size, config.task.samples_per_epoch, self.arithmetic.image_dtype
-        self.feed = (
-            BatchLoader(task.train, batch, samples, task.augmentation, dtype) if isinstance(task.train, Split) else None
-        )
+        self.feed = _make_feed(task, config.task, self.arithmetic.image_dtype)
         """Batches of data in memory; None for streamed data."""
         self.episode = -1
         self.micro_batches = config.task.micro_batches
@@ -109,7 +116,10 @@ class HostTraining:
 
     def reset(self, run_seed: int, episode: int) -> None:
         """Makes a new host for ``episode`` in the memory of the last one."""
-        self.run_seed, self.episode, self.epoch, self.germinations = run_seed, episode, 0, 0
+        self.run_seed = run_seed
+        self.episode = episode
+        self.epoch = 0
+        self.germinations = 0
         with seeded(self._seed(RngStream.HOST)):
             _copy_fresh_host(self)
         self.finite_buffers = finite_buffers(self.host)
@@ -121,6 +131,7 @@ class HostTraining:
         self.dropout.manual_seed(self._seed(RngStream.DROPOUT))
         self.totals.zero_training()
         self.gradient_stats.restart(())
+        # Seeds of the last episode go; the pool keeps their memory.
         for site in self.sites:
             site.remove()
         self.seed_groups.clear()
@@ -151,10 +162,13 @@ class HostTraining:
         generator = torch.Generator(self.device).manual_seed(self._seed(RngStream.DROPOUT, self.germinations))
         self.shadow_dropout[site.name] = generator
         joins = self.config.env.at_once and blueprint.at_once
-        group = self.seed_groups[site.name] = self._group_of(site, planted.module, joins)
+        group = self._group_of(site, planted.module, joins)
+        self.seed_groups[site.name] = group
         if blueprint.copies is not None:
-            originals = [p for module in blueprint.copies(site.place) for p in module.parameters()]
-            group.take_state(zip(planted.module.body.parameters(), originals, strict=True), self.host_group.optimizer)
+            modules = blueprint.copies(site.place)
+            originals = chain.from_iterable(module.parameters() for module in modules)
+            pairs = zip(planted.module.body.parameters(), originals, strict=True)
+            group.take_state(pairs, self.host_group.optimizer)
 
     def remove(self, site: Site) -> None:
         """Drops the seed with its shadow buffers and its optimizer, so that the next one starts with its own."""
@@ -164,7 +178,14 @@ class HostTraining:
         self.global_seeds.discard(site.name)
         self.shadows.pop(site.name, None)
 
-    def assign(self, site: Site, role: Role, alpha: float, target: float, learning: bool) -> None:
+    def assign(
+        self,
+        site: Site,
+        role: Role,
+        alpha: float,
+        target: float,
+        learning: bool,
+    ) -> None:
         """Sets what the seed of a site does from now on; one that is no longer incubated loses its shadow buffers."""
         site.assign(role, alpha, target, learning)
         if role is not Role.INCUBATING:
@@ -177,23 +198,30 @@ class HostTraining:
         """
         group = self.pool.groups.get(seed)
         if group is None:
-            parameters = [parameter for parameter in seed.parameters() if parameter.requires_grad]
-            own = self.seed_rates.get(site.name)
-            rate = self.rate if own is None else own.rate
+            rate = self.rate
+            if site.name in self.seed_rates:
+                rate = self.seed_rates[site.name].rate
             decay = self.config.task.weight_decay if joins else 0.0
-            optimizer = _make_optimizer(seed, self.config.task, rate, decay)
-            group = ParameterGroup(site.name, parameters, optimizer, site, with_host=joins)
+            group = ParameterGroup(
+                site.name,
+                _learning(seed),
+                _make_optimizer(seed, self.config.task, rate, decay),
+                site,
+                with_host=joins,
+            )
             self.pool.groups[seed] = group
         group.optimizer.zero_state()
         return group
 
     def shadow_of(self, site: Site) -> ShadowBuffers:
         """Returns the buffers of ``site``'s incubating seed; the first call copies the host's current ones."""
-        if site.name not in self.shadows:
-            buffers = self.pool.shadows.get(site.name) or ShadowBuffers(self.host)
-            self.shadows[site.name] = self.pool.shadows[site.name] = buffers
-            buffers.refill()
-        return self.shadows[site.name]
+        if site.name in self.shadows:
+            return self.shadows[site.name]
+        buffers = self.pool.shadows.get(site.name) or ShadowBuffers(self.host)
+        self.pool.shadows[site.name] = buffers
+        self.shadows[site.name] = buffers
+        buffers.refill()
+        return buffers
 
     @contextmanager
     def draws_of(self, site: Site) -> Iterator[None]:
@@ -212,7 +240,8 @@ class HostTraining:
         """
         if not (self.host_draws_globally or self.global_seeds):
             return nullcontext()
-        return seeded(self._seed(RngStream.GLOBAL, self.epoch, self.batch, place, self.part), device=self.device)
+        seed = self._seed(RngStream.GLOBAL, self.epoch, self.batch, place, self.part)
+        return seeded(seed, self.device)
 
     def learning_groups(self) -> list[ParameterGroup]:
         """Returns the groups that this epoch's steps update: the host, then seeds in the order of their sites.
@@ -220,9 +249,15 @@ class HostTraining:
         So a captured step finds their statistics in the same rows, whenever the seeds were planted.
         """
         for group in self.seed_groups.values():
+            learning = group.site is not None and group.site.learning
             for parameter in group.parameters:  # excludes those frozen by the blueprint
-                parameter.requires_grad_(group.site is not None and group.site.learning)
-        return [self.host_group, *(self.seed_groups[site.name] for site in self.sites if site.learning)]
+                parameter.requires_grad_(learning)
+        seeds = [self.seed_groups[site.name] for site in self.sites if site.learning]
+        return [self.host_group, *seeds]
+
+    def seeds(self) -> list[Seed]:
+        """Returns the seeds in site order."""
+        return [site.seed for site in self.sites if site.seed is not None]
 
     def fossils(self) -> dict[str, PlantedSeed]:
         """Returns the fossils by site name, in site order."""
@@ -230,13 +265,19 @@ class HostTraining:
 
     def network_tensors(self, slots: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Yields every parameter and buffer of the host and of the seeds in ``slots``, with the optimizers' state."""
-        seeds = [(self.site_by_name[name].seed, self.seed_groups[name]) for name in slots]
-        owners = [(self.host, self.host_group), *((seed, group) for seed, group in seeds if seed is not None)]
+        owners: list[tuple[nn.Module, ParameterGroup]] = [(self.host, self.host_group)]
+        for slot in slots:
+            seed = self.site_by_name[slot].seed
+            group = self.seed_groups[slot]
+            if seed is not None:
+                owners.append((seed, group))
         for module, group in owners:
             for name, tensor in chain(module.named_parameters(), module.named_buffers()):
                 yield f"{group.name}.{name}", tensor
             for index, parameter in enumerate(group.parameters):
-                for name, value in group.optimizer.state.get(parameter, {}).items():
+                state = group.optimizer.state.get(parameter, {})
+                # SGD's momentum_buffer is known as momentum.
+                for name, value in state.items():
                     if value is not None:
                         yield f"{group.name}.{name.removesuffix('_buffer')}.{index}", value
 
@@ -268,11 +309,37 @@ def do(_key: Hashable, work: Callable[[], None]) -> None:
     work()
 
 
-def _make_optimizer(module: nn.Module, task: ResolvedTask, rate: Tensor, weight_decay: float) -> SGD | AdamW:
+def _make_feed(task: Task, config: ResolvedTask, dtype: torch.dtype) -> BatchLoader | None:
+    if not isinstance(task.train, Split):
+        return None
+    return BatchLoader(
+        task.train,
+        config.batch_size,
+        config.samples_per_epoch,
+        task.augmentation,
+        dtype,
+    )
+
+
+def _learning(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def _make_optimizer(
+    module: nn.Module,
+    task: ResolvedTask,
+    rate: Tensor,
+    weight_decay: float,
+) -> SGD | AdamW:
     """Returns the task's optimizer for the parameters of ``module``; steps read the scalar ``rate`` on the device."""
     optimizer: SGD | AdamW
     if task.optimizer == "adamw":
-        optimizer = AdamW(list(module.parameters()), rate, (task.momentum, task.beta2), weight_decay=weight_decay)
+        optimizer = AdamW(
+            list(module.parameters()),
+            rate,
+            (task.momentum, task.beta2),
+            weight_decay=weight_decay,
+        )
     else:
         optimizer = SGD(module.parameters(), rate, task.momentum, weight_decay)
     optimizer.zero_state()
@@ -280,16 +347,23 @@ def _make_optimizer(module: nn.Module, task: ResolvedTask, rate: Tensor, weight_
 
 
 def finite_buffers(network: nn.Module) -> set[str]:
-    """Returns the names of buffers that are finite now, so that only a bad network makes them non-finite (no −inf
-    masks)."""
-    named = [(name, buffer) for name, buffer in network.named_buffers() if buffer.is_floating_point()]
-    return {name for name, buffer in named if bool(buffer.isfinite().all())}
+    """The names of buffers that are finite now, so that only a bad network makes them non-finite (no −inf masks)."""
+    names = set()
+    for name, buffer in network.named_buffers():
+        if buffer.is_floating_point() and buffer.isfinite().all():
+            names.add(name)
+    return names
 
 
-def count_not_finite(network: nn.Module, buffers: Collection[str], parameters: Iterable[Tensor]) -> Tensor:
+def count_not_finite(
+    network: nn.Module,
+    buffers: Collection[str],
+    parameters: Iterable[Tensor],
+) -> Tensor:
     """Returns the number of non-finite values in ``parameters`` and in the named buffers of ``network``, float64 []."""
-    own = (buffer for name, buffer in network.named_buffers() if name in buffers)
-    stats = grad_stats([[value.detach() for value in chain(parameters, own) if value.is_floating_point()]])
+    values = list(parameters)
+    values += [buffer for name, buffer in network.named_buffers() if name in buffers]
+    stats = grad_stats([[value.detach() for value in values if value.is_floating_point()]])
     return (stats.nan + stats.inf).sum()
 
 
@@ -298,5 +372,5 @@ def _copy_fresh_host(training: HostTraining) -> None:
     fresh = training.task.build_host().to(training.device)
     fresh.probe(training.sample)  # lazy layers get their weights here
     training.host.load_state_dict(fresh.state_dict())
-    for own, first in zip(training.host.buffers(), fresh.buffers(), strict=True):
-        own.copy_(first)  # including non-persistent buffers
+    for buffer, initial in zip(training.host.buffers(), fresh.buffers(), strict=True):
+        buffer.copy_(initial)  # including non-persistent buffers

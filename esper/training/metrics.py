@@ -39,22 +39,42 @@ class EpochMetrics:
         """Zeroes the sums of the first ``count`` configurations; results of samples are overwritten anyway."""
         self.stats(count).zero_()
 
-    def add_validation(self, objective: Objective, configuration: int, outputs: Tensor, y: Tensor, sample: int) -> None:
+    def add_validation(
+        self,
+        objective: Objective,
+        configuration: int,
+        outputs: Tensor,
+        y: Tensor,
+        sample: int,
+    ) -> None:
         """Adds a batch of one configuration, whose first sample has index ``sample`` in the split."""
-        objective.measure_into(outputs, y, self.accumulators, self.place, 1 + configuration, sample)
+        objective.measure_into(
+            outputs,
+            y,
+            self.accumulators,
+            self.place,
+            1 + configuration,
+            sample,
+        )
 
     def stats(self, configurations: int) -> Tensor:
         """Returns the sums of the first K configurations, float64 [K, 5]."""
         return self.accumulators.block[self.place, 1 : 1 + configurations]
 
     def correct(self, configurations: int) -> Tensor:
-        """Returns the score of each sample, [K, n]: the number of correct targets, uint8 for classes and int16 for
-        tokens, or any other score in float32."""
+        """Returns the score of each sample, [K, n].
+
+        It is the number of correct targets, uint8 for classes and int16 for tokens, or any other score in float32.
+        """
         return self.accumulators.correct[self.place, 1 : 1 + configurations]
 
 
 def make_metrics(
-    n_envs: int, device: torch.device, configurations: int = 0, samples: int = 0, dtype: torch.dtype = torch.uint8
+    n_envs: int,
+    device: torch.device,
+    configurations: int = 0,
+    samples: int = 0,
+    dtype: torch.dtype = torch.uint8,
 ) -> list[EpochMetrics]:
     """Makes zeroed sums for ``n_envs`` hosts in one block, for up to ``configurations`` on ``samples`` samples.
 
@@ -84,8 +104,12 @@ class GradientSummary:
 
     def ratio_to(self, host: GradientSummary) -> float:
         """(‖g_seed‖/√n_seed) / (‖g_host‖/√n_host + 1e-8)."""
-        mine = self.norm / math.sqrt(max(self.elements, 1.0))
-        return mine / (host.norm / math.sqrt(max(host.elements, 1.0)) + 1e-8)
+        return self._typical_size / (host._typical_size + 1e-8)
+
+    @property
+    def _typical_size(self) -> float:
+        """Root mean square of the elements."""
+        return self.norm / math.sqrt(max(self.elements, 1.0))
 
 
 class SeedGradientCollector:
@@ -98,22 +122,26 @@ class SeedGradientCollector:
 
     @property
     def total(self) -> Tensor:
-        """Sums of this epoch, float64 [G, F + 1], always in the same memory: the fields named by ``esper.ops.FIELDS``,
-        and the number of batches that overflowed."""
+        """Sums of this epoch, float64 [G, F + 1], always in the same memory.
+
+        They are those of the fields named by ``esper.ops.FIELDS``, and the number of batches that overflowed.
+        """
         return self._block[: len(self.names)]
 
     def restart(self, names: tuple[str, ...]) -> None:
         """Zeroes the sums for an epoch whose groups have these names, the host first."""
-        self.names, self.batches = names, 0
+        self.names = names
+        self.batches = 0
         self._block.zero_()
 
     def add(self, stats: GradStats, overflowed: Tensor | None = None) -> None:
         """Adds one batch; ``stats`` has a group for each name. Groups that ``overflowed`` (bool [G]) are skipped."""
         self.batches += 1
-        fields = stats.fields if overflowed is None else torch.where(overflowed[:, None], 0, stats.fields)
-        self.total[:, :-1].add_(fields)
+        fields = stats.fields
         if overflowed is not None:
+            fields = torch.where(overflowed[:, None], 0, fields)
             self.total[:, -1].add_(overflowed)
+        self.total[:, :-1].add_(fields)
 
     def packed(self) -> Tensor:
         """Returns the sums as one flat float64 tensor for the epoch's transfer."""
@@ -123,17 +151,19 @@ class SeedGradientCollector:
         """Returns the summaries by name from the transferred ``packed``; empty without batches."""
         if not self.names or not self.batches:
             return {}
-        sums = packed.view(len(self.names), -1)
-        stats, overflowed = GradStats(sums[:, :-1], packed.new_empty(0)), sums[:, -1].tolist()
+        rows = packed.view(len(self.names), -1).tolist()
         result = {}
-        for index, name in enumerate(self.names):
-            tensors, batches = max(float(stats.tensors[index]), 1.0), max(self.batches - overflowed[index], 1)
+        for name, (*fields, overflowed) in zip(self.names, rows, strict=True):
+            sums = dict(zip(FIELDS, fields, strict=True))
+            tensors = max(sums["tensors"], 1.0)
+            # Batches that overflowed are not in the sums.
+            batches = max(self.batches - overflowed, 1)
             result[name] = GradientSummary(
-                norm=float(stats.norm[index]) / batches,
-                elements=float(stats.elements[index]) / batches,
-                health=float(stats.health[index]) / batches,
-                vanishing=float(stats.vanishing[index]) / tensors,
-                exploding=float(stats.exploding[index]) / tensors,
-                not_finite=float(stats.nan[index] + stats.inf[index]),
+                norm=sums["norm"] / batches,
+                elements=sums["elements"] / batches,
+                health=sums["health"] / batches,
+                vanishing=sums["vanishing"] / tensors,
+                exploding=sums["exploding"] / tensors,
+                not_finite=sums["nan"] + sums["inf"],
             )
         return result

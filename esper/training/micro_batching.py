@@ -33,7 +33,10 @@ class OutOfMemory(HostError):
 
     def __init__(self, cause: HostError, advice: str) -> None:
         RuntimeError.__init__(self, f"{cause}\n{advice}")
-        self.env, self.epoch, self.batch, self.causes = cause.env, cause.epoch, cause.batch, cause.causes
+        self.env = cause.env
+        self.epoch = cause.epoch
+        self.batch = cause.batch
+        self.causes = cause.causes
         self.__cause__ = cause
 
 
@@ -41,7 +44,9 @@ def ran_out(error: BaseException) -> bool:
     """Returns True if the error says that memory ran out, on a GPU or on the CPU."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
+    if not isinstance(error, RuntimeError):
+        return False
+    return any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def may_run_out(device: torch.device, first_epoch: bool) -> bool:
@@ -99,31 +104,49 @@ class MicroBatchPolicy:
         try:
             yield
         except HostError as error:
-            if not all(ran_out(cause) for cause in error.causes):
+            if not all(map(ran_out, error.causes)):
                 raise
             if not (repeatable and self.can_split):
                 raise OutOfMemory(error, self.advice()) from error
             self.restore(2 * self.count)
-            if self.on_split is not None:
-                reason = (str(error.causes[0]).splitlines() or [type(error.causes[0]).__name__])[0]
-                self.on_split(MicroBatchHalved(error.env, error.epoch, error.batch, self.count, reason))
+            self._report(error)
+
+    def _report(self, error: HostError) -> None:
+        """Tells of the split after an error, with the first line of its message, or its type if there is none."""
+        if self.on_split is None:
+            return
+        cause = error.causes[0]
+        lines = str(cause).splitlines() or [type(cause).__name__]
+        self.on_split(
+            MicroBatchHalved(
+                error.env,
+                error.epoch,
+                error.batch,
+                self.count,
+                lines[0],
+            )
+        )
 
     def restore(self, count: int) -> None:
         """Sets the number of a resumed run: that of the config, or twice as many. Raises ValueError for any other."""
-        if count not in (self.config.task.micro_batches, 2 * self.config.task.micro_batches):
-            raise ValueError(f"{count} micro-batches; the config has {self.config.task.micro_batches}")
+        configured = self.config.task.micro_batches
+        if count not in (configured, 2 * configured):
+            raise ValueError(f"{count} micro-batches; the config has {configured}")
         self.count = count
 
     def evaluation_batch(self, samples: int) -> int:
         """Returns the size of evaluation batches for a task that evaluates ``samples`` at once."""
-        return -(-samples // 2) if self.was_split else samples
+        if not self.was_split:
+            return samples
+        return -(-samples // 2)  # rounded up
 
     def advice(self) -> str:
-        """Says how a run needs less memory."""
-        task, envs = self.config.task, self.config.env.n_envs
-        split = f", although batches are split into {self.count} since it ran out before" if self.was_split else ""
+        """A sentence on how a run needs less memory."""
+        split = ""
+        if self.was_split:
+            split = f", although batches are split into {self.count} since it ran out before"
         return (
             f"Memory ran out{split}. A new run needs less with more micro-batches (--set task.micro_batches="
-            f"{2 * self.count}), a smaller task.batch_size (here {task.batch_size}), or fewer hosts (env.n_envs, here "
-            f"{envs})."
+            f"{2 * self.count}), a smaller task.batch_size (here {self.config.task.batch_size}), or fewer hosts "
+            f"(env.n_envs, here {self.config.env.n_envs})."
         )

@@ -47,9 +47,10 @@ class Arithmetic:
     """
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
-        self.precision, self.device = concrete(precision, device), device
+        self.precision = concrete(precision, device)
+        self.device = device
         self._scaler = torch.amp.GradScaler(device.type) if self.precision == "float16" else None
-        self._at_first = {} if self._scaler is None else self._scaler.state_dict()
+        self._at_first = self.state_dict()
         self._one = torch.ones((), device=device)
         self._unscaled = False
 
@@ -62,19 +63,24 @@ class Arithmetic:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the current state of the scale; empty without one."""
-        return {} if self._scaler is None else self._scaler.state_dict()
+        if self._scaler is None:
+            return {}
+        return self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads the scale from :meth:`state_dict`, even if a step was left unfinished."""
-        if self._scaler is not None:
-            self._scaler = torch.amp.GradScaler(self.device.type)  # the old one may have recorded that step
-            self._scaler.load_state_dict(state)
-            self._unscaled = False
+        if self._scaler is None:
+            return
+        self._scaler = torch.amp.GradScaler(self.device.type)  # the old one may have recorded that step
+        self._scaler.load_state_dict(state)
+        self._unscaled = False
 
     @property
     def image_dtype(self) -> torch.dtype:
         """The dtype to which images stored as bytes are converted."""
-        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+        if self.precision == "bfloat16":
+            return torch.bfloat16
+        return torch.float32
 
     @property
     def overflows(self) -> bool:
@@ -87,7 +93,10 @@ class Arithmetic:
         These are all gradients that are not ``finite`` (bool [...]) while the scale is above 1. Returns None without a
         scale.
         """
-        return None if self._scaler is None else ~finite & (self._scaler.scale(self._one) > 1)
+        if self._scaler is None:
+            return None
+        # At a scale of 1, no gradient overflows because of it.
+        return ~finite & (self._scaler.scale(self._one) > 1)
 
     def casting(self) -> AbstractContextManager[object]:
         """Returns the autocast context of passes.
@@ -101,13 +110,17 @@ class Arithmetic:
 
     def scaled(self, loss: Tensor) -> Tensor:
         """Returns the loss to differentiate, multiplied by the scale if there is one."""
-        return loss if self._scaler is None else self._scaler.scale(loss)
+        if self._scaler is None:
+            return loss
+        return self._scaler.scale(loss)
 
     def unscale(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Divides gradients by the scale; those that overflowed stay non-finite."""
+        if self._scaler is None:
+            return
         for optimizer in optimizers:
             parameters = (p for group in optimizer.param_groups for p in group["params"])
-            if self._scaler is not None and any(p.grad is not None for p in parameters):
+            if any(parameter.grad is not None for parameter in parameters):
                 self._scaler.unscale_(optimizer)
                 self._unscaled = True
 

@@ -37,7 +37,13 @@ class RngStream(IntEnum):
     EXPERIENCE = 9
 
 
-def derive_seed(run_seed: int, env: int, episode: int, purpose: RngStream, *counters: int) -> int:
+def derive_seed(
+    run_seed: int,
+    env: int,
+    episode: int,
+    purpose: RngStream,
+    *counters: int,
+) -> int:
     """Derives the 64-bit seed of one stream; ``counters`` separate streams further (a step, a germination)."""
     sequence = np.random.SeedSequence([run_seed, env, episode, int(purpose), *counters])
     return int(sequence.generate_state(1, np.uint64)[0])
@@ -83,13 +89,22 @@ class OwnedDropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        shape = (*x.shape[: x.dim() - self.shared_dims], *(1,) * self.shared_dims)
+        # The mask has size 1 in the dimensions that are dropped together.
+        separate = x.dim() - self.shared_dims
+        shape = (*x.shape[:separate], *(1,) * self.shared_dims)
         mask = torch.empty(shape, dtype=x.dtype, device=x.device)
         mask.bernoulli_(1 - self.p, generator=self.draws.generator)
-        return x * mask / (1 - self.p) if self.p < 1 else x * mask
+        if self.p < 1:
+            return x * mask / (1 - self.p)
+        return x * mask  # all zero
 
 
-_DROPOUTS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
+_DROPOUTS: dict[type[nn.Module], int] = {
+    nn.Dropout: 0,
+    nn.Dropout1d: 1,
+    nn.Dropout2d: 2,
+    nn.Dropout3d: 3,
+}
 
 
 def own_dropout(module: nn.Module, draws: RngHandle) -> None:
@@ -99,12 +114,18 @@ def own_dropout(module: nn.Module, draws: RngHandle) -> None:
     and drops nothing.
     """
     for name, child in module.named_children():
-        if type(child) in _DROPOUTS and (child.training or not module.training):
-            setattr(module, name, OwnedDropout(child.p, draws, _DROPOUTS[type(child)]))  # type: ignore[arg-type]
+        shared_dims = _DROPOUTS.get(type(child))
+        if shared_dims is not None and (child.training or not module.training):
+            setattr(module, name, OwnedDropout(child.p, draws, shared_dims))  # type: ignore[arg-type]
         elif isinstance(child, OwnedDropout):
             child.draws = draws
         else:
             own_dropout(child, draws)
+
+
+def has_dropout(module: nn.Module) -> bool:
+    """Whether training passes of ``module`` draw from owned generators."""
+    return any(isinstance(layer, OwnedDropout) and layer.p > 0 for layer in module.modules())
 
 
 def draws_globally(module: nn.Module, x: Tensor) -> bool:
@@ -114,11 +135,13 @@ def draws_globally(module: nn.Module, x: Tensor) -> bool:
     """
 
     def state() -> list[Tensor]:
-        gpu = [torch.cuda.get_rng_state(x.device)] if x.device.type == "cuda" else []
-        return [torch.get_rng_state(), *gpu]
+        states = [torch.get_rng_state()]
+        if x.device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(x.device))
+        return states
 
     with kept_modes(module), seeded(0, x.device), torch.no_grad(), ShadowBuffers(module).in_place():
         before = state()
         module.train()
         module(x)
-        return any(not torch.equal(old, new) for old, new in zip(before, state(), strict=True))
+        return not all(map(torch.equal, before, state()))

@@ -31,16 +31,27 @@ class ParameterGroup:
     with_host: bool = False
     """Whether its gradients are clipped together with the host's."""
 
-    def take_state(self, pairs: Iterable[tuple[nn.Parameter, nn.Parameter]], optimizer: SGD | AdamW) -> None:
-        """Gives parameters the state that ``optimizer`` has of others, by pairs (mine, other), in the memory of their
-        own."""
+    @property
+    def gradients(self) -> list[Tensor | None]:
+        """Gradients of the parameters, None where there is none."""
+        return [parameter.grad for parameter in self.parameters]
+
+    def take_state(
+        self,
+        pairs: Iterable[tuple[nn.Parameter, nn.Parameter]],
+        optimizer: SGD | AdamW,
+    ) -> None:
+        """Gives parameters the state that ``optimizer`` has of others, by pairs (mine, other).
+
+        State that there is already keeps its memory.
+        """
         for mine, other in pairs:
-            own = self.optimizer.state[mine]
+            state = self.optimizer.state[mine]
             for name, value in optimizer.state.get(other, {}).items():
-                if isinstance(own.get(name), Tensor):
-                    own[name].copy_(value)
+                if isinstance(state.get(name), Tensor):
+                    state[name].copy_(value)
                 elif value is not None:
-                    own[name] = value.clone()
+                    state[name] = value.clone()
 
     def drop_gradients(self) -> None:
         for parameter in self.parameters:
@@ -65,11 +76,13 @@ class SeedPool:
         pooled = self._seeds.pop(kind, None)
         if pooled is None or _layout(pooled) != _layout(seed):
             pooled = seed
+        # The kind that was used last is at the end, and the first one goes.
         self._seeds[kind] = pooled
         if len(self._seeds) > self.max_kinds:
             self._seeds.popitem(last=False)
         if pooled is seed:
             return seed
+
         with torch.no_grad():
             for old, new in zip(_tensors(pooled), _tensors(seed), strict=True):
                 old.copy_(new)
@@ -84,6 +97,8 @@ def _tensors(seed: Seed) -> list[Tensor]:
 
 
 def _layout(seed: Seed) -> list[object]:
-    """Returns what must be equal for one seed to replace another: its modules, and its tensors' layouts."""
-    tensors = chain(seed.named_parameters(), seed.named_buffers())
-    return [repr(seed), *((name, t.shape, t.stride(), t.dtype, t.device) for name, t in tensors)]
+    """All that must be equal for one seed to replace another: its modules, and its tensors' layouts."""
+    layout: list[object] = [repr(seed)]
+    for name, tensor in chain(seed.named_parameters(), seed.named_buffers()):
+        layout.append((name, tensor.shape, tensor.stride(), tensor.dtype, tensor.device))
+    return layout

@@ -20,41 +20,49 @@ class ShadowBuffers:
     """Copies of all buffers of ``network``, with their current values at first."""
 
     def __init__(self, network: nn.Module) -> None:
-        found = ((module, _buffers(module)) for module in network.modules())
-        self._copies = [(module, {name: b.clone() for name, b in own.items()}) for module, own in found if own]
+        self._copies: list[tuple[nn.Module, dict[str, Tensor]]] = []
+        for module in network.modules():
+            buffers = _buffers(module)
+            if buffers:
+                self._copies.append((module, {name: buffer.clone() for name, buffer in buffers.items()}))
 
     def refill(self) -> None:
         """Copies the network's current buffers again, in place unless a shape or dtype has changed."""
         for module, copies in self._copies:
             for name, buffer in _buffers(module).items():
                 copy = copies.get(name)
-                if copy is not None and (copy.shape, copy.dtype) == (buffer.shape, buffer.dtype):
-                    copy.copy_(buffer)
-                else:
+                if copy is None or copy.shape != buffer.shape or copy.dtype != buffer.dtype:
                     copies[name] = buffer.clone()
+                else:
+                    copy.copy_(buffer)
 
     def tensors(self) -> list[Tensor]:
         """Returns the copies, in a fixed order."""
-        return [buffer for _, copies in self._copies for buffer in copies.values()]
+        tensors: list[Tensor] = []
+        for _, copies in self._copies:
+            tensors.extend(copies.values())
+        return tensors
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Makes the network use and, in train mode, update these copies instead of its own buffers."""
-        owned = [_buffers(module) for module, _ in self._copies]
+        before = [_buffers(module) for module, _ in self._copies]
         for module, copies in self._copies:
             _install(module, copies)
         try:
             yield
         finally:
-            for (module, copies), own in zip(self._copies, owned, strict=True):
+            for (module, copies), buffers in zip(self._copies, before, strict=True):
                 copies.update(_buffers(module))  # a layer may have replaced a buffer by a new tensor
-                _install(module, own)
+                _install(module, buffers)
 
 
 @contextmanager
 def copied_buffers(seeds: Iterable[Seed]) -> Iterator[None]:
-    """Lends seeds copies of their buffers, such as running statistics in a user's blueprint; their own stay as they
-    are."""
+    """Lends seeds copies of their buffers, such as running statistics in a user's blueprint.
+
+    Their own stay as they are.
+    """
     with ExitStack() as stack:
         for seed in seeds:
             if seed.has_buffers:

@@ -33,7 +33,14 @@ class Restorable(Protocol):
     def network_tensors(self, slots: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Yields by name all that training writes of the host and of the seeds in ``slots``."""
 
-    def assign(self, site: Site, role: Role, alpha: float, target: float, learning: bool) -> None:
+    def assign(
+        self,
+        site: Site,
+        role: Role,
+        alpha: float,
+        target: float,
+        learning: bool,
+    ) -> None:
         """Sets what the seed of ``site`` does from now on, see ``Site.assign``."""
 
     def remove(self, site: Site) -> None:
@@ -59,19 +66,27 @@ class TensorCopies:
 
     def save(self, live: Iterable[tuple[str, Tensor]]) -> None:
         """Copies all of ``live``, in the order of the current stream; nothing waits for a GPU."""
-        found = dict(live)
-        for name in self.tensors.keys() - found.keys():
+        originals = dict(live)
+        for name in self.tensors.keys() - originals.keys():
             del self.tensors[name]
         with torch.no_grad():
-            for name, tensor in found.items():
+            for name, tensor in originals.items():
                 copy = self.tensors.get(name)
-                if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
-                    copy = self.tensors[name] = memory_like(tensor, tensor.device, self.pinned)
+                # Memory that fits is used again.
+                if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
+                    copy = memory_like(tensor, tensor.device, self.pinned)
+                    self.tensors[name] = copy
                 copy.copy_(tensor, non_blocking=self.pinned)
-        device = next((tensor.device for tensor in found.values() if tensor.is_cuda), None) if self.pinned else None
-        if device is not None:
-            self._written = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._written.record(torch.cuda.current_stream(device))
+        if self.pinned:
+            self._note_written(originals.values())
+
+    def _note_written(self, originals: Iterable[Tensor]) -> None:
+        """Records the end of the copies on the current stream of the GPU that these tensors are on, if on any."""
+        for tensor in originals:
+            if tensor.is_cuda:
+                self._written = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                self._written.record(torch.cuda.current_stream(tensor.device))
+                return
 
     def restore(self, live: Iterable[tuple[str, Tensor]]) -> None:
         """Copies them back, in the order of the current stream; nothing waits. Raises KeyError for an unsaved name."""
@@ -86,7 +101,10 @@ class TensorCopies:
     def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device) -> None:
         """Takes over ``state``, CPU tensors by name, as copies of tensors on ``device``."""
         self._written = None
-        self.tensors = {name: memory_like(saved, device, self.pinned).copy_(saved) for name, saved in state.items()}
+        self.tensors = {}
+        for name, saved in state.items():
+            memory = memory_like(saved, device, self.pinned)
+            self.tensors[name] = memory.copy_(saved)
 
     @property
     def bytes(self) -> int:
@@ -98,7 +116,9 @@ class TensorCopies:
         first = next(iter(self.tensors.values()), None)
         if first is None:
             return "cpu"
-        return "pinned" if first.device.type == "cpu" and first.is_pinned() else str(first.device)
+        if first.device.type == "cpu" and first.is_pinned():
+            return "pinned"
+        return str(first.device)
 
 
 class Snapshot:
@@ -118,15 +138,23 @@ class Snapshot:
         """Measurements of each fossil by name, kept for the caller."""
         self.record = ValidationRecord(0.0, 0.0, 0.0, 0.0)
 
-    def save(self, training: Restorable, record: ValidationRecord, measured: Mapping[str, Mapping[str, float]]) -> None:
+    def save(
+        self,
+        training: Restorable,
+        record: ValidationRecord,
+        measured: Mapping[str, Mapping[str, float]],
+    ) -> None:
         """Copies the present state of the host and of the fossils that ``measured`` names, over the earlier one."""
-        self.epoch, self.record = training.epoch, record
-        self.measured = {name: dict(values) for name, values in measured.items()}
+        self.epoch = training.epoch
+        self.record = record
+        self.measured = _copied(measured)
         self.copies.save(training.network_tensors(self.measured))
 
     def take_over(self, other: Snapshot) -> None:
         """Becomes a copy of ``other``, which may then be overwritten."""
-        self.epoch, self.record, self.measured = other.epoch, other.record, other.measured
+        self.epoch = other.epoch
+        self.record = other.record
+        self.measured = other.measured
         self.copies.save(other.copies.tensors.items())
 
     def restore(self, training: Restorable) -> None:
@@ -142,12 +170,17 @@ class Snapshot:
         return {
             "epoch": self.epoch,
             "record": asdict(self.record),
-            "measured": {name: dict(values) for name, values in self.measured.items()},
+            "measured": _copied(self.measured),
             "copies": self.copies.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """Becomes the snapshot of ``state``, for a host on ``device``."""
-        self.epoch, self.measured = state["epoch"], {name: dict(v) for name, v in state["measured"].items()}
+        self.epoch = state["epoch"]
+        self.measured = _copied(state["measured"])
         self.record = ValidationRecord(**state["record"])
         self.copies.load_state_dict(state["copies"], device)
+
+
+def _copied(measured: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    return {name: dict(values) for name, values in measured.items()}

@@ -33,7 +33,7 @@ from esper.training.host_training import HostTraining, finite_buffers
 from esper.training.metrics import make_metrics
 from esper.training.rng import RngStream, derive_seed, is_held_out, seeded
 from esper.training.step import add_gradients, prepare_epoch
-from esper.training.validate import evaluate
+from esper.training.validate import all_off, evaluate
 
 logger = logging.getLogger(__name__)
 
@@ -54,20 +54,31 @@ def give_starts(hosts: Sequence[HostTraining], executor: Executor) -> None:
     episode, so that pairs are independent. Weights are kept in the folder of data, under ``starts``, and
     are not trained twice.
     """
-    starts = [_untrained(host) for host in hosts]
-    files = [_file_of(start) for start in starts]
-    known = [_read(file, start.host) for file, start in zip(files, starts, strict=True)]
-    missing = [start for start, weights in zip(starts, known, strict=True) if weights is None]
+    starts = list(map(_untrained, hosts))
+    files = list(map(_file_of, starts))
+    known = []
+    missing = []
+    for file, start in zip(files, starts, strict=True):
+        weights = _read(file, start.host)
+        known.append(weights)
+        if weights is None:
+            missing.append(start)
+
+    trained: list[Weights] = []
     if missing:
         first = missing[0]
         logger.warning(
             "%d hosts of %s are trained alone first, for %d epochs or more: task.start is trained; kept in %s",
-            *(len(missing), first.task.name, first.horizon * 3 // 2, files[0].parent),
+            len(missing),
+            first.task.name,
+            first.horizon * 3 // 2,
+            files[0].parent,
         )
-    trained = iter(_train_to_limit(missing, executor) if missing else [])
+        trained = _train_to_limit(missing, executor)
+    remaining = iter(trained)
     for host, file, weights in zip(hosts, files, known, strict=True):
         if weights is None:
-            weights = next(trained)
+            weights = next(remaining)
             _write(file, weights)
         _load(host, weights)
 
@@ -78,14 +89,38 @@ def _untrained(host: HostTraining) -> HostTraining:
     if task.origin is None:
         raise ValueError(f"hosts of {task.name} do not start from trained ones")
     before = task.earlier or task
-    alone = replace(before, build_host=task.origin, origin=None, trained=False, earlier=None, transfer=None, slots=None)
-    plain = {"name": before.name, "data": host.config.task.data, "precision": host.arithmetic.precision}
-    config = resolve(TrainingConfig.parse({"task": plain, "run": host.config.run.model_dump()}), alone)
+    alone = replace(
+        before,
+        build_host=task.origin,
+        origin=None,
+        trained=False,
+        earlier=None,
+        transfer=None,
+        slots=None,
+    )
+    plain = {
+        "name": before.name,
+        "data": host.config.task.data,
+        "precision": host.arithmetic.precision,
+    }
+    config = TrainingConfig.parse({"task": plain, "run": host.config.run.model_dump()})
     episode = host.episode if is_held_out(host.run_seed) else 0
-    return _host_for(alone, config, FIRST_INDEX + host.index, host.run_seed, episode * (MAX_RESTARTS + 1))
+    return _host_for(
+        alone,
+        resolve(config, alone),
+        FIRST_INDEX + host.index,
+        host.run_seed,
+        episode * (MAX_RESTARTS + 1),  # restarts count as episodes, too
+    )
 
 
-def _host_for(task: Task, config: HostTrainingConfig, index: int, run_seed: int, episode: int) -> HostTraining:
+def _host_for(
+    task: Task,
+    config: HostTrainingConfig,
+    index: int,
+    run_seed: int,
+    episode: int,
+) -> HostTraining:
     """Makes a host with new weights for an episode of ``config``."""
     totals = make_metrics(1, task.device)[0]
     host = HostTraining(index, task, config, totals)
@@ -100,29 +135,45 @@ def _train_to_limit(hosts: Sequence[HostTraining], executor: Executor) -> list[W
     ConfigError for a host that diverges.
     """
     _train(hosts, executor)
-    best = [(_accuracy(host), _weights_of(host.host)) for host in hosts]
+    best = []
+    weights = []
+    for host in hosts:
+        best.append(_accuracy(host))
+        weights.append(_weights_of(host.host))
+
+    # Hosts that gain too little are at their limit, and the others go on.
     going_on = list(range(len(hosts)))
     for restart in range(1, MAX_RESTARTS + 1):
-        again = [_restarted(hosts[i], best[i][1], restart) for i in going_on]
+        again = [_restarted(hosts[i], weights[i], restart) for i in going_on]
         _train(again, executor)
-        gains = {}
+        gaining = []
         for i, host in zip(going_on, again, strict=True):
             accuracy = _accuracy(host)
-            gains[i] = accuracy - best[i][0]
-            if gains[i] > 0:
-                best[i] = accuracy, _weights_of(host.host)
-        going_on = [i for i, gain in gains.items() if gain >= MIN_GAIN]
+            gain = accuracy - best[i]
+            if gain > 0:
+                best[i] = accuracy
+                weights[i] = _weights_of(host.host)
+            if gain >= MIN_GAIN:
+                gaining.append(i)
+        going_on = gaining
         if not going_on:
             break
-    return [weights for _, weights in best]
+    return weights
 
 
 def _restarted(host: HostTraining, weights: Weights, restart: int) -> HostTraining:
     """Returns a host like ``host`` that goes on from ``weights``, with half of its epochs and other batches."""
-    config = host.config.with_values(env={"episode_length": math.ceil(host.config.env.episode_length / 2)})
-    made = _host_for(host.task, config, host.index, host.run_seed, host.episode + restart)
-    _load(made, weights)
-    return made
+    length = math.ceil(host.config.env.episode_length / 2)
+    config = host.config.with_values(env={"episode_length": length})
+    restarted = _host_for(
+        host.task,
+        config,
+        host.index,
+        host.run_seed,
+        host.episode + restart,
+    )
+    _load(restarted, weights)
+    return restarted
 
 
 def _train(hosts: Sequence[HostTraining], executor: Executor) -> None:
@@ -134,13 +185,19 @@ def _train(hosts: Sequence[HostTraining], executor: Executor) -> None:
 
 def _accuracy(host: HostTraining) -> float:
     """Returns the validation accuracy, pp. Raises ConfigError if the host has diverged."""
-    found = evaluate(host, host.task.validation, [(0.0,) * len(host.sites)])
-    if not math.isfinite(float(found.loss[0])):
+    accuracy, loss = _validated(host)
+    if not math.isfinite(loss):
         raise ConfigError(
             f"task.start is trained, but a host diverged when it was trained alone with the settings of "
             f"{host.task.name}: give the task a lower learning_rate"
         )
-    return float(found.accuracy[0])
+    return accuracy
+
+
+def _validated(host: HostTraining) -> tuple[float, float]:
+    """Returns the accuracy, pp, and the loss on the validation split."""
+    evaluation = evaluate(host, host.task.validation, [all_off(host)])
+    return float(evaluation.accuracy[0]), float(evaluation.loss[0])
 
 
 def _named(host: Host) -> dict[str, Tensor]:
@@ -154,14 +211,22 @@ def _weights_of(host: Host) -> Weights:
 @torch.no_grad()
 def _load(training: HostTraining, weights: Weights) -> None:
     """Gives a new host what was learned; one with built-in seeds, or a learner beside it, in its first network."""
-    host, task = training.host, training.task
+    host = training.host
+    task = training.task
     if task.transfer is not None and task.origin is not None:
-        with seeded(derive_seed(training.run_seed, training.index, training.episode, RngStream.HOST)):
+        seed = derive_seed(
+            training.run_seed,
+            training.index,
+            training.episode,
+            RngStream.HOST,
+        )
+        with seeded(seed):
             trained = task.origin().to(training.device)
             trained.probe(training.sample)
             _copy(weights, trained)
             task.transfer(trained, host)
     else:
+        # The network that was trained alone lies inside those that grow out of it.
         while isinstance(host, GrownHost | BesideHost) and _named(host).keys() != weights.keys():
             host = host.host
         _copy(weights, host)
@@ -181,34 +246,47 @@ def _file_of(start: HostTraining) -> Path:
     """
     digest = hashlib.sha256()
     settings = start.config.task.model_dump(exclude={"data", "download"})
-    facts = (settings, start.horizon, start.index, start.run_seed, start.episode, MIN_GAIN, MAX_RESTARTS)
+    facts = (
+        settings,
+        start.horizon,
+        start.index,
+        start.run_seed,
+        start.episode,
+        MIN_GAIN,
+        MAX_RESTARTS,
+    )
     versions = metadata.version("esper-grow"), torch.__version__, start.device.type
     digest.update(json.dumps([versions, facts, repr(start.task.augmentation)]).encode())
     for tensor in (*_named(start.host).values(), *_data_of(start.task), *_behaviour(start)):
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    folder = DataOptions.of(start.config.task).folder
-    return folder / "starts" / f"{start.task.name.replace('/', '_')}-{digest.hexdigest()[:32]}.safetensors"
+        values = tensor.detach().cpu().contiguous().flatten()
+        digest.update(values.view(torch.uint8).numpy().tobytes())
+    folder = DataOptions.of(start.config.task).folder / "starts"
+    name = start.task.name.replace("/", "_")
+    return folder / f"{name}-{digest.hexdigest()[:32]}.safetensors"
 
 
 def _data_of(task: Task) -> list[Tensor]:
     """Returns the data of ``task``; of streamed data, its first samples."""
-    splits = [split for split in (task.train, task.validation) if isinstance(split, Split)]
-    whole = [
-        tensor for split in splits for tensor in (*tensors_of(split.x), split.y, split.table) if tensor is not None
-    ]
-    return [*whole, *tensors_of(as_inputs(task.calibration_inputs()))]
+    tensors: list[Tensor] = []
+    for split in (task.train, task.validation):
+        if not isinstance(split, Split):
+            continue
+        tensors.extend(tensors_of(split.x))
+        tensors.append(split.y)
+        if split.table is not None:
+            tensors.append(split.table)
+    tensors.extend(tensors_of(as_inputs(task.calibration_inputs())))
+    return tensors
 
 
 def _behaviour(start: HostTraining) -> list[Tensor]:
     """Returns the scores of the new host on a few validation samples, and the gradients of its loss there."""
-    task, few = start.task, start.task.sample
-    y = task.validation.y[:SAMPLE]
+    task = start.task
     prepare_epoch(start)
-    add_gradients(start, few, y, None)
+    add_gradients(start, task.sample, task.validation.y[:SAMPLE], None)
     gradients = [p.grad.clone() for p in start.host_group.parameters if p.grad is not None]
-    start.reset(start.run_seed, start.episode)
-    found = evaluate(start, task.validation, [(0.0,) * len(start.sites)])
-    return [*gradients, torch.tensor([float(found.accuracy[0]), float(found.loss[0])])]
+    start.reset(start.run_seed, start.episode)  # the pass has changed buffers and generators
+    return [*gradients, torch.tensor(_validated(start))]
 
 
 def _read(file: Path, host: Host) -> Weights | None:
@@ -217,8 +295,13 @@ def _read(file: Path, host: Host) -> Weights | None:
         weights = safetensors.torch.load_file(file)
     except (OSError, safetensors.SafetensorError):
         return None
-    shapes = {name: tensor.shape for name, tensor in _named(host).items()}
-    return weights if {name: tensor.shape for name, tensor in weights.items()} == shapes else None
+    if _shapes(weights) != _shapes(_named(host)):
+        return None
+    return weights
+
+
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _write(file: Path, weights: Weights) -> None:

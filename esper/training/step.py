@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from esper.hosts.host import SiteHook
-from esper.ops import SGD, AdamW, GradStats, adamw_step, grad_stats, sgd_step
+from esper.ops import AdamW, GradStats, adamw_step, grad_stats, sgd_step
 from esper.seeds.blend import blend
 from esper.seeds.features import Features
 from esper.seeds.site import Role, Site
@@ -35,12 +35,14 @@ def train_epoch(training: HostTraining, cancelled: Callable[[], bool] = lambda: 
 
     Raises Cancelled between two steps once ``cancelled()`` is True.
     """
-    feed, groups = feed_of(training), prepare_epoch(training)
+    feed = feed_of(training)
+    groups = prepare_epoch(training)
     for number in range(feed.batches):
         if cancelled():
             raise Cancelled(f"env {training.index}, epoch {training.epoch}: cancelled before batch {number}")
         training.batch = number
-        train_step(training, groups, *feed.batch(number))
+        x, y = feed.batch(number)
+        train_step(training, groups, x, y)
     training.epoch += 1
 
 
@@ -52,16 +54,28 @@ def prepare_epoch(training: HostTraining) -> list[ParameterGroup]:
     training.totals.zero_training()
     if training.feed is not None:
         training.feed.shuffle(training.epoch, training.order)
+
     training.warmup.start_epoch(learning_rate(training), training.epoch)
     for name, rate in training.seed_rates.items():
-        rate.start_epoch(training.epoch - training.planted_at.get(name, training.epoch))
-    alphas = [[site.alpha for site in training.sites], [site.target for site in training.sites]]
-    upload(torch.tensor(alphas), training.alphas)
-    training.vacant = frozenset(i for i, site in enumerate(training.sites) if site.role is Role.ABSENT)
-    # Before any step, because a step that was captured with an earlier seed does not make buffers.
-    for site in training.sites if training.config.env.incubation == "shadow" else ():
-        if site.incubating:
-            training.shadow_of(site)
+        planted = training.planted_at.get(name, training.epoch)
+        rate.start_epoch(training.epoch - planted)
+
+    alphas = []
+    targets = []
+    vacant = []
+    for number, site in enumerate(training.sites):
+        alphas.append(site.alpha)
+        targets.append(site.target)
+        if site.role is Role.ABSENT:
+            vacant.append(number)
+    upload(torch.tensor([alphas, targets]), training.alphas)
+    training.vacant = frozenset(vacant)
+    if training.config.env.incubation == "shadow":
+        # Before any step, because a step that was captured with an earlier seed does not make buffers.
+        for site in training.sites:
+            if site.incubating:
+                training.shadow_of(site)
+
     groups = training.learning_groups()
     training.gradient_stats.restart(tuple(group.name for group in groups))
     return groups
@@ -78,20 +92,32 @@ def learning_rate(training: HostTraining) -> float:
     return rate
 
 
-def train_step(training: HostTraining, groups: list[ParameterGroup], x: Tensor, y: Tensor) -> None:
+def train_step(
+    training: HostTraining,
+    groups: list[ParameterGroup],
+    x: Tensor,
+    y: Tensor,
+) -> None:
     """Trains one batch, x [B, ...] and y [B, ...]: forward, backward, shadow losses, statistics, clipped step."""
     training.warmup.step()
     for rate in training.seed_rates.values():
         rate.step()
     for group in groups:
         group.drop_gradients()
-    parts, weight = training.micro_batches, training.task.objective.weight
-    whole = weight(y) if parts > 1 else None
-    for training.part, (part_x, part_y) in enumerate(zip(x.tensor_split(parts), y.tensor_split(parts), strict=True)):
-        add_gradients(training, part_x, part_y, None if whole is None else weight(part_y) / whole)
+
+    count = training.micro_batches
+    weight = training.task.objective.weight
+    # The gradient of a batch is the sum of those of its parts, each weighted by its share of the targets.
+    whole = weight(y) if count > 1 else None
+    parts = zip(x.tensor_split(count), y.tensor_split(count), strict=True)
+    for number, (part_x, part_y) in enumerate(parts):
+        training.part = number
+        share = None if whole is None else weight(part_y) / whole
+        add_gradients(training, part_x, part_y, share)
     training.arithmetic.unscale(group.optimizer for group in groups)
+
     stats = grad_stats(
-        ([p.grad for p in group.parameters] for group in groups),
+        [group.gradients for group in groups],
         max_norm=training.config.task.max_grad_norm,
         exploding_norm=training.config.task.exploding_norm,
         device=training.device,
@@ -103,7 +129,12 @@ def train_step(training: HostTraining, groups: list[ParameterGroup], x: Tensor, 
     training.arithmetic.update()
 
 
-def add_gradients(training: HostTraining, x: Tensor, y: Tensor, share: Tensor | None) -> None:
+def add_gradients(
+    training: HostTraining,
+    x: Tensor,
+    y: Tensor,
+    share: Tensor | None,
+) -> None:
     """Adds the gradients of the loss and the shadow losses of one part of a batch.
 
     ``share`` is the part's fraction of the batch's targets, by which its mean loss is weighted; None for a whole batch.
@@ -120,7 +151,11 @@ def add_gradients(training: HostTraining, x: Tensor, y: Tensor, share: Tensor | 
         shadow_gradients(training, site, x, at, y, share)
 
 
-def blending(training: HostTraining, waiting: dict[int, Features] | None = None, track_finite: bool = True) -> SiteHook:
+def blending(
+    training: HostTraining,
+    waiting: dict[int, Features] | None = None,
+    track_finite: bool = True,
+) -> SiteHook:
     """Returns the function for sites in training: out = h + alpha · d(s) for a blended seed with source s.
 
     In the host's own pass, which has ``waiting``, an incubating seed runs straight through (``ste``), or the detached
@@ -130,20 +165,27 @@ def blending(training: HostTraining, waiting: dict[int, Features] | None = None,
 
     def hook(number: int, at: Features) -> Tensor:
         site = training.sites[number]
-        if site.incubating and waiting is not None:
-            if training.config.env.incubation == "ste":
-                return straight_through(site, at, training.draws_of(site))
-            waiting[number] = at.each(lambda h: training.host.protected(h.detach()))
-        elif site.on:
-            return blend(at.h, delta_of(site, at, track_finite, training.arithmetic), training.alphas[ALPHA, number])
+        if site.on:
+            delta = delta_of(site, at, track_finite, training.arithmetic)
+            return blend(at.h, delta, training.alphas[ALPHA, number])
+        if waiting is None or not site.incubating:
+            return at.h
+        if training.config.env.incubation == "ste":
+            return straight_through(site, at, training.draws_of(site))
+        waiting[number] = at.each(lambda h: training.host.protected(h.detach()))
         return at.h
 
     return hook
 
 
-def straight_through(site: Site, at: Features, randomness: AbstractContextManager[None]) -> Tensor:
-    """out = h + (d − stop_grad(d)) with d = d(stop_grad(s)) of the source s: the bits of h, with ∂loss/∂out as the
-    gradient of d.
+def straight_through(
+    site: Site,
+    at: Features,
+    randomness: AbstractContextManager[None],
+) -> Tensor:
+    """out = h + (d − stop_grad(d)) with d = d(stop_grad(s)) of the source s.
+
+    It has the bits of h, and ∂loss/∂out is the gradient of d.
 
     That objective is linear in d and rewards unlimited growth. So d is scaled to RMS(d) ≤ RMS(h), and the gradient
     flows through the scale: at the limit d can turn, but gains nothing by growing. Orthogonal steps still grow the
@@ -154,17 +196,29 @@ def straight_through(site: Site, at: Features, randomness: AbstractContextManage
     with randomness:
         d = delta_of(site, detached)
     d = d.to(torch.promote_types(d.dtype, torch.float32))  # its norm is a sum over all elements
+
+    # Above the limit, the gradient pulls d back along itself.
     size = d.detach().norm()
     ratio = size / detached.h.to(d.dtype).norm().clamp(min=1e-30)
     back = (ratio - 1).clamp(min=0) * d.detach() / size.clamp(min=1e-30)
     d.register_hook(lambda gradient: gradient + gradient.norm() * back)  # type: ignore[no-untyped-call]
-    d = d * (detached.h.to(d.dtype).pow(2).mean() / d.pow(2).mean().clamp(min=1e-30)).sqrt().clamp(max=1)
+
+    # The scale is min(1, RMS(h) / RMS(d)), through which the gradient flows.
+    limit = detached.h.to(d.dtype).pow(2).mean()
+    scale = (limit / d.pow(2).mean().clamp(min=1e-30)).sqrt().clamp(max=1)
+    d = d * scale
     return at.h + (d - d.detach()).to(at.h.dtype)
 
 
-def delta_of(site: Site, at: Features, track_finite: bool = True, arithmetic: Arithmetic | None = None) -> Tensor:
-    """Returns d(s) of the seed at ``site`` for its source s, in the shape [B, ...] and dtype of the sink; zero for a
-    living seed once it has been non-finite. Raises ValueError without a seed.
+def delta_of(
+    site: Site,
+    at: Features,
+    track_finite: bool = True,
+    arithmetic: Arithmetic | None = None,
+) -> Tensor:
+    """Returns d(s) of the seed at ``site`` for its source s, in the shape [B, ...] and dtype of the sink.
+
+    It is zero for a living seed once it has been non-finite. Raises ValueError without a seed.
 
     The cut is made on the device, forward and backward, without a sync, and with ``where``, because 0 · NaN is NaN. A
     fossil is part of the host and is left to the governor.
@@ -175,22 +229,28 @@ def delta_of(site: Site, at: Features, track_finite: bool = True, arithmetic: Ar
     seed = site.planted
     if seed is None:
         raise ValueError(f"{site.name} has no seed")
-    entry, dtype, finite = at.source, at.h.dtype, seed.finite
+    source = at.source
+    dtype = at.h.dtype
+    finite = seed.finite
     if site.fossil:
-        return seed.module(entry).to(dtype)  # type: ignore[no-any-return]
-    if entry.requires_grad and torch.is_grad_enabled():
-        entry = entry.view_as(entry)
+        return seed.module(source).to(dtype)  # type: ignore[no-any-return]
+
+    if source.requires_grad and torch.is_grad_enabled():
 
         def cut(gradient: Tensor) -> Tensor:
             # The flag already includes this delta; add the gradient that flows back through the seed.
             if track_finite:
-                found = _all_finite(gradient)
-                overflowed = None if arithmetic is None else arithmetic.overflow_mask(found)
-                finite.logical_and_(found if overflowed is None else found | overflowed)
+                sound = _all_finite(gradient)
+                overflowed = None if arithmetic is None else arithmetic.overflow_mask(sound)
+                if overflowed is not None:
+                    sound = sound | overflowed
+                finite.logical_and_(sound)
             return torch.where(finite.clone(), gradient, 0.0)
 
-        entry.register_hook(cut)  # type: ignore[no-untyped-call]
-    delta = seed.module(entry).to(dtype)  # the sink may have less range than the seed's output
+        source = source.view_as(source)
+        source.register_hook(cut)  # type: ignore[no-untyped-call]
+
+    delta = seed.module(source).to(dtype)  # the sink may have less range than the seed's output
     if track_finite:
         finite.logical_and_(_all_finite(delta.detach()))
     # A copy, since the graph saves it: the next pass may change the flag before this one's backward pass.
@@ -203,7 +263,12 @@ def _all_finite(values: Tensor) -> Tensor:
 
 
 def shadow_gradients(
-    training: HostTraining, number: int, x: Tensor, at: Features, y: Tensor, share: Tensor | None
+    training: HostTraining,
+    number: int,
+    x: Tensor,
+    at: Features,
+    y: Tensor,
+    share: Tensor | None,
 ) -> None:
     """Adds the gradients of the shadow loss for the seed at site ``number``; other incubating seeds are absent.
 
@@ -211,14 +276,26 @@ def shadow_gradients(
     """
     site = training.sites[number]
     parameters = [p for p in training.seed_groups[site.name].parameters if p.requires_grad]
-    others = [other.seed for other in training.sites if other is not site and other.seed is not None]
-    own_buffers, randomness = training.shadow_of(site).in_place(), training.draws_of(site)
-    with own_buffers, copied_buffers(others), randomness, training.arithmetic.casting():
+    others = [seed for seed in training.seeds() if seed is not site.seed]
+    with (
+        training.shadow_of(site).in_place(),
+        copied_buffers(others),
+        training.draws_of(site),
+        training.arithmetic.casting(),
+    ):
         grown = at.with_sink(blend(at.h, delta_of(site, at), training.alphas[TARGET, number]))
-        outputs = training.host.forward_from(x, number, grown, blending(training, track_finite=False), training.vacant)
+        outputs = training.host.forward_from(
+            x,
+            number,
+            grown,
+            blending(training, track_finite=False),
+            training.vacant,
+        )
     loss, _ = training.task.objective.measure(outputs, y, training.config.task.label_smoothing)
-    loss = training.arithmetic.scaled(loss if share is None else loss * share)
-    loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]
+    if share is not None:
+        loss = loss * share
+    # Only the seed's parameters get gradients; the host's stay as they are.
+    training.arithmetic.scaled(loss).backward(inputs=parameters)  # type: ignore[no-untyped-call]
 
 
 def clip_with_host(groups: list[ParameterGroup], stats: GradStats, max_norm: float) -> None:
@@ -226,6 +303,7 @@ def clip_with_host(groups: list[ParameterGroup], stats: GradStats, max_norm: flo
     rows = [row for row, group in enumerate(groups) if row == 0 or group.with_host]
     if len(rows) == 1:
         return
+    # The formula of ``grad_stats``, over the gradients of all these groups.
     norm = torch.stack([stats.sum_sq[row] for row in rows]).sum().sqrt()
     coefficient = torch.where(torch.isfinite(norm), (max_norm / (norm + 1e-6)).clamp(max=1), 0.0)
     for row in rows:  # not by a list of indices, which would be copied to a GPU
@@ -241,11 +319,21 @@ def step_groups(groups: list[ParameterGroup], stats: GradStats, overflowed: Tens
     device memory, so that clipping needs neither a pass of its own nor a sync. ``overflowed`` [G] is as
     :meth:`Arithmetic.overflow_mask` returns it.
     """
-    if adam := [group.optimizer for group in groups if isinstance(group.optimizer, AdamW)]:
+    adam = []
+    sgd = []
+    for group in groups:
+        if isinstance(group.optimizer, AdamW):
+            adam.append(group.optimizer)
+        else:
+            sgd.append(group.optimizer)
+    if adam:
         adamw_step(adam, stats.clip_coef)
     else:
-        sgd_step([group.optimizer for group in groups if isinstance(group.optimizer, SGD)], stats.clip_coef)
-    sound = stats.clip_coef > 0 if overflowed is None else (stats.clip_coef > 0) | overflowed  # [G]
+        sgd_step(sgd, stats.clip_coef)
+
+    sound = stats.clip_coef > 0  # [G]
+    if overflowed is not None:
+        sound = sound | overflowed
     for index, group in enumerate(groups):
         if group.site is not None and group.site.planted is not None:
             group.site.planted.finite.logical_and_(sound[index])

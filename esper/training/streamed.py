@@ -34,7 +34,10 @@ def shared_batches(task: Task, hosts: Sequence[HostTraining]) -> SharedBatchIter
 
 
 def train_in_step(
-    shared: SharedBatchIterator, hosts: Sequence[HostTraining], executor: Executor, active: Sequence[HostTraining]
+    shared: SharedBatchIterator,
+    hosts: Sequence[HostTraining],
+    executor: Executor,
+    active: Sequence[HostTraining],
 ) -> None:
     """Trains the hosts in ``active`` for one epoch on the batches of ``shared``, which reads for all ``hosts``.
 
@@ -47,8 +50,10 @@ def train_in_step(
 
     def learn(number: int, batches: dict[int, Batch], training: HostTraining) -> None:
         training.batch = number
+        x, y = batches[training.index]
         # PyTorch keeps pinned memory alive until a copy from it is done.
-        x, y = (values.to(training.device, non_blocking=True) for values in batches[training.index])
+        x = x.to(training.device, non_blocking=True)
+        y = y.to(training.device, non_blocking=True)
         train_step(training, groups[training.index], x, y)
 
     executor.run(begin, active)
@@ -56,24 +61,32 @@ def train_in_step(
     number = 0
     try:
         for number, batches in enumerate(shared.epoch()):
-            executor.run(partial(learn, number, dict(zip(indices, batches, strict=True))), active)
+            by_host = dict(zip(indices, batches, strict=True))
+            executor.run(partial(learn, number, by_host), active)
     except SharedBatchError as error:
         raise _placed(error, indices, active) from error
     except RuntimeError as error:
         if not worker_died(error):  # torch raises this wherever the main thread happens to be
             raise
-        raise _placed(SharedBatchError(f"a worker died: {error}", batch=number), indices, active) from error
+        died = SharedBatchError(f"a worker died: {error}", batch=number)
+        raise _placed(died, indices, active) from error
     for training in active:
         training.epoch += 1
 
 
-def _placed(error: SharedBatchError, indices: Sequence[int], active: Sequence[HostTraining]) -> SharedBatchError:
-    """Returns the error with the env, by its own index, and the epoch."""
+def _placed(
+    error: SharedBatchError,
+    indices: Sequence[int],
+    active: Sequence[HostTraining],
+) -> SharedBatchError:
+    """Returns the error with the env, by its own index, and the epoch; with all active envs if it is of none."""
+    if error.env is None:
+        env = None
+        failed = [training.index for training in active]
+    else:
+        env = indices[error.env]
+        failed = [env]
     epoch = active[0].epoch if active else 0
-    failed = [training.index for training in active] if error.env is None else [indices[error.env]]
-    envs = f"env{'s' if len(failed) > 1 else ''} {', '.join(map(str, failed))}"
-    return SharedBatchError(
-        f"{envs}, epoch {epoch}, batch {error.batch}: {error}",
-        env=failed[0] if error.env is not None else None,
-        batch=error.batch,
-    )
+    envs = "envs" if len(failed) > 1 else "env"
+    where = f"{envs} {', '.join(map(str, failed))}, epoch {epoch}, batch {error.batch}"
+    return SharedBatchError(f"{where}: {error}", env=env, batch=error.batch)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -30,7 +31,9 @@ from esper.training.step import delta_of
 
 Configuration = tuple[float, ...]
 
-LOSS_SUM, CORRECT, COUNT = (ACCUMULATOR_FIELDS.index(name) for name in ("loss_sum", "correct", "count"))
+LOSS_SUM = ACCUMULATOR_FIELDS.index("loss_sum")
+CORRECT = ACCUMULATOR_FIELDS.index("correct")
+COUNT = ACCUMULATOR_FIELDS.index("count")
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,8 @@ class Evaluation:
     @property
     def accuracy(self) -> NDArray[np.float64]:
         """Accuracy or other score, pp [K]; waits for the device."""
-        return np.asarray((self.points * self.stats[:, CORRECT] / self.stats[:, COUNT]).cpu())
+        points = self.points * self.stats[:, CORRECT] / self.stats[:, COUNT]
+        return np.asarray(points.cpu())
 
 
 def evaluate(
@@ -70,30 +74,42 @@ def evaluate(
     allocates new ones.
     """
     count = len(configurations)
-    own = totals or make_metrics(1, training.device, count, len(split), training.task.objective.dtype)[0]
-    own.zero_validation(count)
+    sums = totals or make_metrics(1, training.device, count, len(split), training.task.objective.dtype)[0]
+    sums.zero_validation(count)
     upload(torch.tensor(configurations).view(count, len(training.sites)), training.tried[:count])
-    if calibrate is None:
+
+    if calibrate is not None:
+        for number, configuration in enumerate(configurations):
+            with _calibrated(training, configuration, number, calibrate):
+                _evaluate_into(training, split, [configuration], sums, number, own_buffers=False)
+    else:
         own_buffers = training.config.env.incubation == "shadow"
-
-        def work() -> None:
-            _evaluate_into(training, split, configurations, own, 0, own_buffers)
-
+        work = partial(_evaluate_into, training, split, configurations, sums, 0, own_buffers)
         if totals is None or not split.in_memory:  # a captured pass would not read
             work()
         else:  # into the same memory each time
-            training.repeat(("validation", id(split), training.evaluation_batch, _branching(configurations)), work)
-    else:
-        for number, configuration in enumerate(configurations):
-            with _calibrated(training, configuration, number, calibrate):
-                _evaluate_into(training, split, [configuration], own, number, own_buffers=False)
-    return Evaluation(own.stats(count), own.correct(count), training.task.points)
+            key = ("validation", id(split), training.evaluation_batch, _branching(configurations))
+            training.repeat(key, work)
+    return Evaluation(sums.stats(count), sums.correct(count), training.task.points)
+
+
+def all_off(training: HostTraining) -> Configuration:
+    """The configuration of the host without seeds."""
+    return (0.0,) * len(training.sites)
+
+
+def committed_configuration(training: HostTraining) -> Configuration:
+    """The configuration with fossils only: the network that remains if the episode ends now."""
+    return tuple(site.alpha if site.fossil else 0.0 for site in training.sites)
 
 
 def _branching(configurations: list[Configuration]) -> tuple[tuple[int, ...], ...]:
-    """Returns the shape of the tree: by site, the index of the first configuration with the same alpha, −1 for 0."""
-    columns = zip(*configurations, strict=True)
-    return tuple(tuple(column.index(alpha) if alpha else -1 for alpha in column) for column in columns)
+    """The shape of the tree: by site, the index of the first configuration with the same alpha, −1 for 0."""
+    shape = []
+    for alphas in zip(*configurations, strict=True):
+        firsts = tuple(alphas.index(alpha) if alpha else -1 for alpha in alphas)
+        shape.append(firsts)
+    return tuple(shape)
 
 
 def _evaluate_into(
@@ -106,25 +122,33 @@ def _evaluate_into(
 ) -> None:
     """Evaluates into the rows of ``totals`` from ``first`` on, with the alphas in the same rows of ``tried``."""
     alphas = training.tried[first : first + len(configurations)]  # [K, S]
+    tree = _Tree(training, configurations, alphas, own_buffers)
     with _evaluating(training), training.arithmetic.casting():
         for start in range(0, len(split), training.evaluation_batch):
             stop = start + training.evaluation_batch
-            x, y = split.inputs(start, stop, training.arithmetic.image_dtype), split.y[start:stop]
-            for number, logits in enumerate(_walk_tree(training, x, configurations, alphas, own_buffers), first):
+            x = split.inputs(start, stop, training.arithmetic.image_dtype)
+            y = split.y[start:stop]
+            for number, logits in enumerate(tree.walk(x), first):
                 totals.add_validation(training.task.objective, number, logits, y, start)
 
 
 @contextmanager
-def _calibrated(training: HostTraining, configuration: Configuration, number: int, x: Tensor) -> Iterator[None]:
-    """Sets the BatchNorm statistics of the host and its seeds to those of inputs ``x`` in this configuration; restores
-    them afterwards.
+def _calibrated(
+    training: HostTraining,
+    configuration: Configuration,
+    number: int,
+    x: Tensor,
+) -> Iterator[None]:
+    """Sets the BatchNorm statistics of the host and its seeds to those of inputs ``x`` in this configuration.
 
-    The configuration's alphas are in row ``number`` of ``tried``.
+    They are restored afterwards. The configuration's alphas are in row ``number`` of ``tried``.
     """
-    seeds = [site.seed for site in training.sites if site.seed is not None]
-    modules = [module for network in (training.host, *seeds) for module in network.modules()]
-    layers = [module for module in modules if isinstance(module, _BatchNorm)]
+    seeds = training.seeds()
+    layers: list[_BatchNorm] = []
+    for network in (training.host, *seeds):
+        layers.extend(module for module in network.modules() if isinstance(module, _BatchNorm))
     momenta = [layer.momentum for layer in layers]
+    tree = _Tree(training, [configuration], training.tried[number : number + 1], own_buffers=False)
     with ShadowBuffers(training.host).in_place(), copied_buffers(seeds):
         try:
             with _evaluating(training):
@@ -132,92 +156,125 @@ def _calibrated(training: HostTraining, configuration: Configuration, number: in
                     layer.momentum = 1.0  # the statistics of x replace the running ones
                     layer.train()
                 with training.arithmetic.casting():
-                    _walk_tree(training, x, [configuration], training.tried[number : number + 1], own_buffers=False)
+                    tree.walk(x)
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):
                 layer.momentum = momentum
         yield
 
 
-def _walk_tree(
-    training: HostTraining, x: Tensor, configurations: list[Configuration], alphas: Tensor, own_buffers: bool
-) -> list[Tensor]:
-    """Returns the logits of every configuration, in order.
+@dataclass
+class _Tree:
+    """The tree of configurations, which batches of inputs are passed through."""
 
-    ``alphas`` [K, S] on the device are those of the ``configurations``, which define the tree. With ``own_buffers``,
-    incubating seeds use their own buffers.
-    """
-    results: dict[int, Tensor] = {}
-    vacant = [site for site in range(len(training.sites)) if not any(one[site] for one in configurations)]
+    training: HostTraining
+    configurations: list[Configuration]
+    alphas: Tensor
+    """Those of the configurations, which define the tree, [K, S] on the device."""
+    own_buffers: bool
+    """Whether incubating seeds use their own buffers."""
 
-    def follow(members: list[int], site: int, at: Features | None, track_finite: bool) -> None:
-        """Continues all ``members`` from the pass ``at`` after ``site``; None: from the inputs.
+    @cached_property
+    def vacant(self) -> set[int]:
+        """Sites at which every alpha is 0."""
+        vacant = set(range(len(self.training.sites)))
+        for configuration in self.configurations:
+            for site, alpha in enumerate(configuration):
+                if alpha:
+                    vacant.discard(site)
+        return vacant
 
-        It runs the first one to the end, and then those that diverge on the way, each group from its branching point.
-        ``track_finite`` is as for :func:`delta_of`.
-        """
-        branches: list[tuple[list[int], int, Features, bool]] = []
-        tried = set[Site]()
-        with ExitStack() as trial:
+    def walk(self, x: Tensor) -> list[Tensor]:
+        """Returns the logits of every configuration for inputs ``x``, in order."""
+        count = len(self.configurations)
+        results = {}
+        # Depth first, in the order in which the passes leave one another.
+        waiting = [_Pass(self, list(range(count)), -1, None, True)]
+        while waiting:
+            current = waiting.pop()
+            logits = current.run(x)
+            for member in current.members:
+                results[member] = logits
+            waiting.extend(reversed(current.branches))
+        return [results[member] for member in range(count)]
 
-            def on_trial(seed_site: Site) -> None:
-                """After an incubating seed: uses its buffers, and no longer marks later seeds, which it may break."""
-                nonlocal track_finite
-                if seed_site.incubating and seed_site not in tried:
-                    tried.add(seed_site)
-                    track_finite = False
-                    if own_buffers:
-                        trial.enter_context(training.shadow_of(seed_site).in_place())
 
-            def hook(reached: int, arriving: Features) -> Tensor:
-                nonlocal members
-                here = training.sites[reached]
-                by_alpha: dict[float, list[int]] = {}
-                for member in members:
-                    by_alpha.setdefault(configurations[member][reached], []).append(member)
-                delta = None
-                if here.seed is not None and any(by_alpha):  # any alpha but 0
-                    delta = delta_of(here, arriving, track_finite)
+@dataclass
+class _Pass:
+    """One forward pass, from where some configurations have left the others to the end of the network."""
 
-                def leaving(alpha: float, branch: list[int]) -> Tensor:
-                    if delta is None or not alpha:
-                        return arriving.h
-                    return blend(arriving.h, delta, alphas[branch[0], reached])
+    tree: _Tree
+    members: list[int]
+    """Numbers of these configurations; those that agree with the first one to the end are left at last."""
+    start: int
+    """Number of the site at which they have left the others; −1 before all."""
+    at: Features | None
+    """Features after that site; None: the pass starts from the inputs."""
+    track_finite: bool
+    """As for :func:`delta_of`."""
+    branches: list[_Pass] = field(default_factory=list)
+    """Passes of those that leave this one on the way, in this order."""
+    tried: set[Site] = field(default_factory=set)
+    """Sites of incubating seeds that have acted."""
+    trial: ExitStack = field(default_factory=ExitStack)
+    """Lends incubating seeds their buffers until the pass ends."""
 
-                first, *others = by_alpha.items()
-                for alpha, branch in others:
-                    at = arriving.with_sink(leaving(alpha, branch)).each(training.host.protected)
-                    branches.append((branch, reached, at, track_finite))
-                alpha, members = first
-                if delta is not None and alpha:
-                    on_trial(here)
-                return leaving(alpha, members)
+    def run(self, x: Tensor) -> Tensor:
+        """Returns the logits of the members that are left at the end, for inputs ``x``."""
+        tree = self.tree
+        training = tree.training
+        with self.trial:
+            if self.at is None:
+                return training.host.forward_with_hook(x, self._at_site, tree.vacant)
+            # Seeds up to that site have acted in the pass that this one has left.
+            alphas = tree.configurations[self.members[0]]
+            for site, alpha in zip(training.sites[: self.start + 1], alphas, strict=False):
+                if alpha:
+                    self._begin_trial(site)
+            return training.host.forward_from(x, self.start, self.at, self._at_site, tree.vacant)
 
-            if at is None:
-                logits = training.host.forward_with_hook(x, hook, vacant)
-            else:
-                for number, passed in enumerate(training.sites[: site + 1]):
-                    if configurations[members[0]][number]:
-                        on_trial(passed)
-                logits = training.host.forward_from(x, site, at, hook, vacant)
-        results.update(dict.fromkeys(members, logits))
-        for branch in branches:
-            follow(*branch)
+    def _begin_trial(self, site: Site) -> None:
+        """After an incubating seed: uses its buffers, and no longer marks later seeds, which it may break."""
+        if not site.incubating or site in self.tried:
+            return
+        self.tried.add(site)
+        self.track_finite = False
+        if self.tree.own_buffers:
+            self.trial.enter_context(self.tree.training.shadow_of(site).in_place())
 
-    follow(list(range(len(configurations))), -1, None, True)
-    return [results[member] for member in range(len(configurations))]
+    def _at_site(self, number: int, arriving: Features) -> Tensor:
+        """Goes on with the members that have the first one's alpha; the others branch off."""
+        training = self.tree.training
+        site = training.sites[number]
+        # All members have the same features here, so the seed runs once.
+        by_alpha: dict[float, list[int]] = {}
+        for member in self.members:
+            alpha = self.tree.configurations[member][number]
+            by_alpha.setdefault(alpha, []).append(member)
+        delta = None
+        if site.seed is not None and any(by_alpha):  # any alpha but 0
+            delta = delta_of(site, arriving, self.track_finite)
+
+        def leaving(alpha: float, members: list[int]) -> Tensor:
+            if delta is None or not alpha:
+                return arriving.h
+            return blend(arriving.h, delta, self.tree.alphas[members[0], number])
+
+        first, *others = by_alpha.items()
+        for alpha, members in others:
+            at = arriving.with_sink(leaving(alpha, members)).each(training.host.protected)
+            self.branches.append(_Pass(self.tree, members, number, at, self.track_finite))
+        alpha, self.members = first
+        if delta is not None and alpha:
+            self._begin_trial(site)
+        return leaving(alpha, self.members)
 
 
 @contextmanager
 def _evaluating(training: HostTraining) -> Iterator[None]:
     """Runs a block with host and seeds in eval mode, without gradients."""
-    modules = [training.host, *(site.seed for site in training.sites if site.seed is not None)]
+    modules = [training.host, *training.seeds()]
     with kept_modes(*modules), training.host.without_gradients():
         for module in modules:
             module.eval()
         yield
-
-
-def committed_configuration(training: HostTraining) -> Configuration:
-    """Returns the configuration with fossils only: the network that remains if the episode ends now."""
-    return tuple(site.alpha if site.fossil else 0.0 for site in training.sites)

@@ -24,7 +24,8 @@ class WarmUp:
         """The scalar that optimizers read, float64, or float32 for AdamW; filled in place."""
         self.epoch_steps = config.task.samples_per_epoch // config.task.batch_size
         self.steps = round(config.task.warmup_epochs * self.epoch_steps)
-        self._scheduled, self._done = torch.zeros_like(self.rate), torch.zeros_like(self.rate)
+        self._scheduled = torch.zeros_like(self.rate)
+        self._done = torch.zeros_like(self.rate)  # steps
 
     def start_epoch(self, scheduled: float, epoch: int) -> None:
         """Starts an epoch at the rate of its schedule; ``epoch`` is the number of epochs done."""
@@ -37,7 +38,8 @@ class WarmUp:
         """Sets the rate of the step that follows."""
         if self.steps:
             self._done.add_(1)
-            torch.mul(self._scheduled, (self._done / self.steps).clamp(max=1), out=self.rate)
+            share = (self._done / self.steps).clamp(max=1)
+            torch.mul(self._scheduled, share, out=self.rate)
 
 
 class SeedRate:
@@ -55,7 +57,8 @@ class SeedRate:
         """The scalar that the seed's optimizer reads; filled in place."""
         self.epoch_steps = host.epoch_steps
         self.steps = round(config.task.seed_warmup_epochs * self.epoch_steps)
-        self._host, self._done = host.rate, torch.zeros_like(host.rate)
+        self._host = host.rate
+        self._done = torch.zeros_like(host.rate)  # steps since the seed was planted
 
     def start_epoch(self, epochs: int) -> None:
         """Starts an epoch, ``epochs`` after the seed was planted."""

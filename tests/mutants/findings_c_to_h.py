@@ -38,8 +38,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "each snapshot lies in new memory",
             "esper/training/snapshot.py",
-            "                if copy is None or (copy.shape",
-            "                if copy is not None or (copy.shape",
+            "                if copy is None or copy.shape",
+            "                if copy is not None or copy.shape",
             "tests/training/test_snapshot.py::test_snapshots_live_in_the_same_storage_for_50_episodes",
         ),
     ],
@@ -56,7 +56,7 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a host that draws random numbers is compiled",
             "esper/training/execution/compiled.py",
-            "    if draws or any(isinstance(module, OwnedDropout) and module.p > 0 for module in host.modules()):",
+            "    if draws or has_dropout(host):",
             "    if draws:",
             "tests/training/execution/test_compiled.py::test_grafted_hosts_and_hosts_that_draw_have_a_reason",
         ),

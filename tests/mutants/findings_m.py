@@ -99,8 +99,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "batches have another size than the user's",
             "esper/training/batches.py",
-            "self.split, self.batch_size, self.augmentation = split, batch_size, augmentation",
-            "self.split, self.batch_size, self.augmentation = split, batch_size // 2, augmentation",
+            "        self.batch_size = batch_size",
+            "        self.batch_size = batch_size // 2",
             "tests/training/test_step.py::test_an_epoch_is_floor_of_full_batches_of_the_hosts_own_permutation",
         ),
     ],

@@ -433,8 +433,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "the compiler is not told of the sizes after memory ran out",
             "esper/training/execution/compiled.py",
-            "for count in (sizes.micro_batches, 2 * sizes.micro_batches) if count",
-            "for count in (sizes.micro_batches,) if count",
+            "for count in {task.micro_batches, 2 * task.micro_batches}:",
+            "for count in {task.micro_batches}:",
             "tests/training/execution/test_compiled.py::test_the_sizes_that_are_compiled_include_those_"
             "after_memory_ran_out",
         ),

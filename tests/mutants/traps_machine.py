@@ -35,8 +35,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a streamed batch is waited for",
             "esper/training/streamed.py",
-            "values.to(training.device, non_blocking=True)",
-            "values.to(training.device)",
+            "x = x.to(training.device, non_blocking=True)",
+            "x = x.to(training.device)",
             "tests/training/test_streamed.py::test_a_batch_that_streams_in_is_copied_without_a_wait",
         ),
     ],

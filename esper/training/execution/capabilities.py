@@ -22,32 +22,44 @@ DRIVER = 530
 VOLTA = (7, 0)
 """First compute capability whose kernels can take 32,764 bytes."""
 
-STATS_TENSORS, STEP_TENSORS = 128, 40
-"""Max tensors whose table of pointers fits 4,096 bytes: gradient statistics (csrc/cuda/grad_stats.cu), steps of
-optimizers (sgd.cu, adamw.cu)."""
+STATS_TENSORS = 128
+"""Max tensors of gradient statistics (csrc/cuda/grad_stats.cu) whose table of pointers fits 4,096 bytes."""
+
+STEP_TENSORS = 40
+"""The same for steps of optimizers (sgd.cu, adamw.cu)."""
 
 
 def device_capabilities() -> dict[str, str]:
-    """Returns what each device of this machine supports, without trying, by its name: the CPU, then the GPUs.
+    """Describes each device of this machine by its name, without trying anything: the CPU, then the GPUs.
 
-    That is its tiers, the reasons why it lacks others, and its automatic number format. A host may still fail to
-    compile or to be captured.
+    The description has its tiers, the reasons why it lacks others, and its automatic number format. A host may still
+    fail to compile or to be captured.
     """
-    devices = [torch.device("cpu"), *(torch.device("cuda", i) for i in range(torch.cuda.device_count()))]
+    devices = [torch.device("cpu")]
+    devices += [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     return {str(device): _capabilities_of(device) for device in devices}
 
 
 def _capabilities_of(device: torch.device) -> str:
-    reasons = {"eager": None, "compiled": _why_not_compiled(device), "graph": _why_not_captured(device)}
-    tiers = ", ".join(tier for tier, reason in reasons.items() if reason is None)
-    missing = "".join(f"; no {tier}: {reason}" for tier, reason in reasons.items() if reason is not None)
+    reasons = {
+        "compiled": _why_not_compiled(device),
+        "graph": _why_not_captured(device),
+    }
+    tiers = ["eager"]
+    missing = ""
+    for tier, reason in reasons.items():
+        if reason is None:
+            tiers.append(tier)
+        else:
+            missing += f"; no {tier}: {reason}"
     precision = "bfloat16" if multiplies_bfloat16(device) else "float32, it has no instructions for bfloat16"
-    return f"steps {tiers}{missing}; auto precision is {precision}"
+    return f"steps {', '.join(tiers)}{missing}; auto precision is {precision}"
 
 
 def _why_not_compiled(device: torch.device) -> str | None:
-    """Returns what torch.compile lacks: a C++ compiler, or Triton for a GPU; None if nothing."""
-    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    """Names what torch.compile lacks: a C++ compiler, or Triton for a GPU; None if nothing."""
+    usual = "clang++" if sys.platform == "darwin" else "g++"
+    compiler = os.environ.get("CXX") or usual
     if shutil.which(compiler) is None:
         return f"there is no C++ compiler {compiler}; install it, or name another one in CXX"
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
@@ -80,7 +92,7 @@ def version_text(version: int) -> str:
 
 
 def what_kernels_lack(driver: int | None, capability: tuple[int, int]) -> str | None:
-    """Returns what kernels lack on a GPU with that compute capability and driver, and the remedy; None if nothing."""
+    """Names what kernels lack on a GPU with that compute capability and driver, and the remedy; None if nothing."""
     if driver is None:
         return None
     needs = (
@@ -88,8 +100,9 @@ def what_kernels_lack(driver: int | None, capability: tuple[int, int]) -> str | 
         "kernel arguments of more than 4,096 bytes"
     )
     if capability < VOLTA:
-        own, first = (".".join(map(str, pair)) for pair in (capability, VOLTA))
-        return f"{needs}, which compute capability {own} does not have; it needs a GPU of {first} or newer"
+        present = ".".join(map(str, capability))
+        first = ".".join(map(str, VOLTA))
+        return f"{needs}, which compute capability {present} does not have; it needs a GPU of {first} or newer"
     if driver < LARGE_ARGUMENTS:
         return (
             f"{needs}, which its driver does not have: it supports CUDA {version_text(driver)}, and CUDA "

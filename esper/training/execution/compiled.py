@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.config_resolved import ResolvedTask
 from esper.data.split import Split
 from esper.hosts.graft import GraftedHost
 from esper.hosts.host import Host, Run, SegmentedHost, kept_modes, run_segment
@@ -24,9 +25,9 @@ from esper.ops import _native
 from esper.seeds.features import Features
 from esper.training.execution.executor import Executor
 from esper.training.host_training import HostTraining
-from esper.training.rng import OwnedDropout, seeded
+from esper.training.rng import has_dropout, seeded
 from esper.training.shadow import ShadowBuffers
-from esper.training.validate import evaluate
+from esper.training.validate import all_off, evaluate
 
 BACKEND = "inductor"
 """Backend of torch.compile, which generates C++ for a CPU and Triton for a GPU."""
@@ -53,7 +54,11 @@ class CompiledRun:
 
         self._guards = threading.Lock()
         self._compile_graph = lookup_backend(backend)
-        options: dict[str, Any] = {"fullgraph": True, "dynamic": True, "backend": self._graph}
+        options: dict[str, Any] = {
+            "fullgraph": True,
+            "dynamic": True,
+            "backend": self._graph,
+        }
         if "recompile_limit" in inspect.signature(torch.compile).parameters:
             options["recompile_limit"] = MAX_VARIANTS
         else:  # torch before 2.13: one limit for the whole process
@@ -94,7 +99,7 @@ def compile_obstacle(host: Host, draws: bool = False) -> str | None:
         return "a grafted model is intercepted at its sites by hooks, and has no separate segments to compile"
     if not isinstance(host, SegmentedHost):
         return f"{type(host).__name__} is not a SegmentedHost, and has no separate segments to compile"
-    if draws or any(isinstance(module, OwnedDropout) and module.p > 0 for module in host.modules()):
+    if draws or has_dropout(host):
         return "the host draws random numbers, and would draw different ones in compiled code"
     return None
 
@@ -119,9 +124,10 @@ def compile_host(
     if reason is not None:
         return reason
     assert isinstance(host, SegmentedHost)
+
     before = host.compiled
     run = compiled_run(BACKEND)
-    left_out = {step.module for step in host.steps}
+    left_out = {step.module for step in host.steps}  # those that no pass has run yet
 
     def noting(segment: nn.Module, h: Tensor) -> Tensor:
         left_out.discard(segment)
@@ -149,8 +155,12 @@ def compile_hosts(hosts: Sequence[HostTraining], executor: Executor) -> str | No
     Raises RuntimeError if they cannot be compiled and ``ESPER_REQUIRE_NATIVE`` is 1.
     """
     first_of_device = {training.device: training for training in reversed(hosts)}
-    reasons = (_compile_on_worker(first, executor) for first in first_of_device.values())
-    reason = next((reason for reason in reasons if reason is not None), None)
+    reason = None
+    for first in first_of_device.values():
+        reason = _compile_on_worker(first, executor)
+        if reason is not None:
+            break
+
     for training in hosts:
         if isinstance(training.host, SegmentedHost):
             training.host.compiled = compiled_run(BACKEND) if reason is None else None
@@ -160,40 +170,60 @@ def compile_hosts(hosts: Sequence[HostTraining], executor: Executor) -> str | No
 
 
 def _compile_on_worker(training: HostTraining, executor: Executor) -> str | None:
-    reasons = [compile_obstacle(training.host, training.host_draws_globally)]
-    if reasons == [None]:
-        executor.run(lambda first: reasons.append(_compile_for_run(first)), [training])
+    reason = compile_obstacle(training.host, training.host_draws_globally)
+    if reason is not None:
+        return reason
+    reasons: list[str | None] = []
+    executor.run(lambda host: reasons.append(_compile_for_run(host)), [training])
+    (reason,) = reasons
+    if reason is not None:
+        return reason
     # New seeds are probed between epochs, possibly with more threads.
-    return reasons[-1] or compile_host(training.host, (), [training.sample])
+    return compile_host(training.host, (), [training.sample])
 
 
 def _compile_for_run(training: HostTraining) -> str | None:
     """Compiles a host for the inputs of its training and validation passes; returns why not, or None."""
-    task, sizes, dtype = training.task, training.config.task, training.arithmetic.image_dtype
-    # If memory runs out, there are twice as many micro-batches, and half as many samples are evaluated at once.
-    counts = {count for count in (sizes.micro_batches, 2 * sizes.micro_batches) if count <= sizes.batch_size}
-    parts = {len(part) for count in counts for part in torch.arange(sizes.batch_size).tensor_split(count)}
-    train = task.train
-    trained = [
-        train.inputs(0, part, dtype) if isinstance(train, Split) else task.calibration_inputs(part) for part in parts
-    ]
-    evaluated = [
-        split.inputs(0, count, dtype)
-        for split in (task.validation, task.test)
-        for count in {
-            min(most, len(split) - start)
-            for most in (task.evaluation_batch, -(-task.evaluation_batch // 2))
-            for start in range(0, len(split), most)
-        }
-    ]
+    task = training.task
+    dtype = training.arithmetic.image_dtype
+    trained = []
+    for size in _sizes_of_parts(training.config.task):
+        if isinstance(task.train, Split):
+            trained.append(task.train.inputs(0, size, dtype))
+        else:
+            trained.append(task.calibration_inputs(size))
+    evaluated: list[Tensor] = []
+    for split in (task.validation, task.test):
+        sizes = _sizes_of_batches(len(split), task.evaluation_batch)
+        evaluated.extend(split.inputs(0, size, dtype) for size in sizes)
+
     reason = compile_host(training.host, trained, evaluated, training.arithmetic.casting)
-    if reason is None and training.calibration is not None:
-        few = Split(task.validation.x[:2], task.validation.y[:2], task.validation.table)
-        try:
-            evaluate(training, few, [(0.0,) * len(training.sites)], calibrate=training.calibration)
-        except Exception as error:  # as in compile_host
-            return _reason_of(error)
-    return reason
+    if reason is not None or training.calibration is None:
+        return reason
+    few = Split(task.validation.x[:2], task.validation.y[:2], task.validation.table)
+    try:
+        evaluate(training, few, [all_off(training)], calibrate=training.calibration)
+    except Exception as error:  # as in compile_host
+        return _reason_of(error)
+    return None
+
+
+def _sizes_of_parts(task: ResolvedTask) -> set[int]:
+    """The sizes of the parts in which a batch is trained; twice as many parts count, too, for when memory runs out."""
+    sizes: set[int] = set()
+    for count in {task.micro_batches, 2 * task.micro_batches}:
+        if count <= task.batch_size:
+            sizes.update(map(len, torch.arange(task.batch_size).tensor_split(count)))
+    return sizes
+
+
+def _sizes_of_batches(samples: int, batch: int) -> set[int]:
+    """The sizes of batches in which samples are evaluated; half of ``batch`` counts, too, for when memory runs out."""
+    sizes = set()
+    for most in (batch, -(-batch // 2)):
+        for start in range(0, samples, most):
+            sizes.add(min(most, samples - start))
+    return sizes
 
 
 def _rehearse(
@@ -212,7 +242,12 @@ def _rehearse(
         for detached in (False, True):
             features: list[Tensor] = []
 
-            def hook(_site: int, at: Features, features: list[Tensor] = features, detached: bool = detached) -> Tensor:
+            def hook(
+                _site: int,
+                at: Features,
+                features: list[Tensor] = features,
+                detached: bool = detached,
+            ) -> Tensor:
                 features.append(at.h)
                 return at.h.detach().requires_grad_() if detached else at.h
 
@@ -230,4 +265,6 @@ def _rehearse(
 def _reason_of(error: Exception) -> str:
     """Returns the type of an error and the start of its message, on one line."""
     text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
-    return f"{type(error).__name__}: {text if len(text) <= MAX_REASON else text[:MAX_REASON] + ' ...'}"
+    if len(text) > MAX_REASON:
+        text = text[:MAX_REASON] + " ..."
+    return f"{type(error).__name__}: {text}"

@@ -21,7 +21,9 @@ def usable_cores() -> int:
     """
     quota = cpu_quota()
     cores = _runtime.physical_cores()
-    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+    if quota is None:
+        return cores
+    return max(1, min(cores, math.ceil(quota)))
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
@@ -31,8 +33,8 @@ def cpu_quota(root: Path = ROOT) -> float | None:
     https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files
     https://docs.kernel.org/scheduler/sched-bwc.html
     """
-    limits = [limit for group in _groups(root) if (limit := _limit(group)) is not None]
-    return min(limits, default=None)
+    limits = map(_limit, _groups(root))
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _groups(root: Path) -> Iterator[Path]:
@@ -64,6 +66,8 @@ def _limit(group: Path) -> float | None:
         else:
             quota = (group / "cpu.cfs_quota_us").read_text().strip()
             period = (group / "cpu.cfs_period_us").read_text().strip()
-        return None if quota in ("max", "-1") else int(quota) / int(period)
+        if quota in ("max", "-1"):
+            return None
+        return int(quota) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
         return None

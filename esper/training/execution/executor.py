@@ -55,7 +55,7 @@ class Executor(Protocol):
         return
 
     def reasons(self) -> dict[str, int]:
-        """Returns why work was not captured, each reason with the number of pieces of work."""
+        """The reasons why work was not captured, each with the number of pieces of work."""
         return {}
 
     def cancel(self) -> None:
@@ -68,7 +68,10 @@ class Executor(Protocol):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -78,7 +81,9 @@ class HostError(RuntimeError):
 
     def __init__(self, host: HasPlace, cause: Exception) -> None:
         super().__init__(f"env {host.index}, epoch {host.epoch}, batch {host.batch}: {type(cause).__name__}: {cause}")
-        self.env, self.epoch, self.batch = host.index, host.epoch, host.batch
+        self.env = host.index
+        self.epoch = host.epoch
+        self.batch = host.batch
         self.causes: tuple[Exception, ...] = (cause,)
         """The errors of all hosts that failed, starting with this one."""
         self.__cause__ = cause

@@ -69,7 +69,8 @@ class Gpu:
 
     def reuse(self, streams: Iterable[torch.cuda.Stream]) -> None:
         """Leaves ``streams`` to the next executor; their work is done, and their captured work is dropped."""
-        _IDLE.setdefault(self.number, []).extend({stream.cuda_stream: stream for stream in streams}.values())
+        by_handle = {stream.cuda_stream: stream for stream in streams}
+        _IDLE.setdefault(self.number, []).extend(by_handle.values())
 
     def pool(self) -> Any:
         """Returns memory for captured work that is never launched at the same time, until the last of it is dropped."""
@@ -107,14 +108,17 @@ class Gpu:
         allocator unusable. Warnings about other threads do not count, and are shown only if the user had turned the
         mode on.
         """
-        watcher, waited = threading.get_ident(), False
+        watcher = threading.get_ident()
+        waited = False
         with PROCESS_WIDE, warnings.catch_warnings():
-            before, show = torch.cuda.get_sync_debug_mode(), warnings.showwarning  # 0: neither warns nor raises
+            before = torch.cuda.get_sync_debug_mode()  # 0: neither warns nor raises
+            show = warnings.showwarning
 
             def note(message: Warning | str, *details: Any, **options: Any) -> None:
                 nonlocal waited
                 about_waiting = WAITED in str(message)
-                waited |= about_waiting and threading.get_ident() == watcher
+                if about_waiting and threading.get_ident() == watcher:
+                    waited = True
                 if not about_waiting or before:
                     show(message, *details, **options)
 
@@ -129,7 +133,11 @@ class Gpu:
         return waited
 
     def capture(
-        self, work: Callable[[], object], stream: torch.cuda.Stream, pool: Any, keeps: tuple[object, ...]
+        self,
+        work: Callable[[], object],
+        stream: torch.cuda.Stream,
+        pool: Any,
+        keeps: tuple[object, ...],
     ) -> Captured:
         """Captures what ``work`` queues on ``stream`` without executing it. The process captures one at a time.
 
@@ -177,12 +185,17 @@ class Gpu:
             torch.cuda.empty_cache()
 
     def launch(
-        self, captured: Sequence[Captured], streams: Sequence[torch.cuda.Stream], steps: Sequence[int], stop: StopFlag
+        self,
+        captured: Sequence[Captured],
+        streams: Sequence[torch.cuda.Stream],
+        steps: Sequence[int],
+        stop: StopFlag,
     ) -> LaunchResult:
         """Launches each piece as often as ``steps`` says, in turns, without Python in between and without waiting."""
-        graphs = [one.graph.raw_cuda_graph_exec() for one in captured]
+        graphs = [piece.graph.raw_cuda_graph_exec() for piece in captured]
+        handles = [stream.cuda_stream for stream in streams]
         with torch.cuda.device(self.device):
-            return self._runtime.launch(self.number, graphs, [stream.cuda_stream for stream in streams], steps, stop)
+            return self._runtime.launch(self.number, graphs, handles, steps, stop)
 
 
 @contextmanager

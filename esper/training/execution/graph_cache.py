@@ -13,7 +13,7 @@ from esper.seeds.site import PlantedSeed, Role, Site
 from esper.training.execution.gpu import Captured, Gpu
 from esper.training.host_training import HostTraining, feed_of
 from esper.training.micro_batching import ran_out
-from esper.training.rng import OwnedDropout
+from esper.training.rng import has_dropout
 
 Signature = Hashable
 
@@ -39,36 +39,51 @@ def signature_of(training: HostTraining) -> Signature:
     It refers to the modules of seeds, so that none is freed and mistaken for another. Numbers that differ between such
     passes are read on the device.
     """
-    return tuple((site.name, seed.module, site.role, site.learning) for site, seed in _active_seeds(training))
+    parts = []
+    for site, seed in _active_seeds(training):
+        parts.append((site.name, seed.module, site.role, site.learning))
+    return tuple(parts)
 
 
 def step_signature(training: HostTraining) -> Signature:
     """Returns the signature of a training step, which includes the augmentation's seed and the micro-batches."""
-    return ("step", feed_of(training).seed, training.micro_batches, signature_of(training))
+    return (
+        "step",
+        feed_of(training).seed,
+        training.micro_batches,
+        signature_of(training),
+    )
 
 
 def memory_of(training: HostTraining) -> tuple[object, ...]:
-    """Returns what passes read and write that may be freed before the host."""
-    seeds = [part for _, seed in _active_seeds(training) for part in (seed.module, seed.finite)]
-    return (*seeds, *training.seed_groups.values(), *training.shadows.values())
+    """All that passes read and write and that may be freed before the host."""
+    parts: list[object] = []
+    for _, seed in _active_seeds(training):
+        parts.extend((seed.module, seed.finite))
+    return (*parts, *training.seed_groups.values(), *training.shadows.values())
 
 
 def _networks(training: HostTraining) -> list[nn.Module]:
-    return [training.host, *(seed.module for _, seed in _active_seeds(training))]
+    seeds = [seed.module for _, seed in _active_seeds(training)]
+    return [training.host, *seeds]
 
 
 def buffers_of(training: HostTraining) -> list[Tensor]:
     """Returns the current buffers of all networks that take part in passes."""
-    return [buffer for network in _networks(training) for buffer in network.buffers()]
+    buffers: list[Tensor] = []
+    for network in _networks(training):
+        buffers.extend(network.buffers())
+    return buffers
 
 
 def capture_obstacle(training: HostTraining) -> str | None:
     """Returns the reason why the host's training step cannot be captured, or None if it can be tried."""
     if training.arithmetic.overflows:
         return "float16: its loss scale is kept by torch's GradScaler, in Python"
-    if training.host_draws_globally or any(site.name in training.global_seeds for site, _ in _active_seeds(training)):
+    active = {site.name for site, _ in _active_seeds(training)}
+    if training.host_draws_globally or training.global_seeds & active:
         return "a network draws from torch's own generator"
-    if any(isinstance(m, OwnedDropout) and m.p > 0 for network in _networks(training) for m in network.modules()):
+    if any(map(has_dropout, _networks(training))):
         return "dropout: launched without torch, a captured step would draw the same numbers every time"
     return None
 
@@ -82,7 +97,9 @@ class HostGraphs:
     """
 
     def __init__(self, gpu: Gpu, stream: torch.cuda.Stream, training: HostTraining) -> None:
-        self.gpu, self.stream, self.training = gpu, stream, training
+        self.gpu = gpu
+        self.stream = stream
+        self.training = training
         self.limit = MAX_CAPTURED
         """Pieces of captured work above which there is no room."""
         self.reasons: Counter[str] = Counter()
@@ -110,7 +127,8 @@ class HostGraphs:
     def repeat(self, key: Hashable, work: Callable[[], None]) -> None:
         """Does ``work``: captures it the second time, since much is never repeated, and replays it from then on."""
         signature = (key, signature_of(self.training))
-        captured, refused = self._captured.get(signature), self._refused.get(signature)
+        captured = self._captured.get(signature)
+        refused = self._refused.get(signature)
         if captured is not None:
             captured.replay()
             return
@@ -122,22 +140,30 @@ class HostGraphs:
         else:
             work()
 
-    def capture(self, signature: Signature, first: Callable[[], None], work: Callable[[], None]) -> Captured | None:
+    def capture(
+        self,
+        signature: Signature,
+        first: Callable[[], None],
+        work: Callable[[], None],
+    ) -> Captured | None:
         """Does ``first``, which equals ``work``, to see whether it can be captured, and captures ``work``.
 
         Returns None, with the reason in ``reasons``, if it cannot.
         """
         buffers = buffers_of(self.training)
-        reason = WAITS if self.gpu.waits(first) else None
-        if reason is None and [id(old) for old in buffers] != [id(new) for new in buffers_of(self.training)]:
-            reason = REPLACES
-        if reason is not None:
-            self._refuse(signature, reason)
+        # An ordinary pass shows what cannot be captured, without the harm of a capture that fails.
+        if self.gpu.waits(first):
+            self._refuse(signature, WAITS)
             return None
+        if list(map(id, buffers)) != list(map(id, buffers_of(self.training))):
+            self._refuse(signature, REPLACES)
+            return None
+
         if self._pool is None:
             self._pool = self.gpu.pool()
+        keeps = (work, *memory_of(self.training))
         try:
-            captured = self.gpu.capture(work, self.stream, self._pool, (work, *memory_of(self.training)))
+            captured = self.gpu.capture(work, self.stream, self._pool, keeps)
         except BaseException as error:
             self._drop_after(error)
             if not isinstance(error, Exception) or ran_out(error):  # smaller micro-batches may fit

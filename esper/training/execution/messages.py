@@ -22,8 +22,9 @@ class RankLost(RuntimeError):
 
     def __init__(self, rank: int, why: str, hangs: bool) -> None:
         super().__init__(f"rank {rank} {why}")
-        self.rank, self.hangs = rank, hangs
-        """``hangs``: whether the rank is there but was silent for too long."""
+        self.rank = rank
+        self.hangs = hangs
+        """Whether the rank is there but was silent for too long."""
 
 
 @dataclass
@@ -50,14 +51,15 @@ class Messages:
         """Prepares for a message from a rank."""
         size = torch.zeros(1, dtype=torch.int64)
         with self._talking_to(rank):
-            self._expected[rank] = size, _work(dist.irecv(size, rank, group=self.group))
+            arrival = _work(dist.irecv(size, rank, group=self.group))
+            self._expected[rank] = size, arrival
 
     def send(self, message: Any, rank: int) -> None:
         """Starts to send a message to a rank."""
         content = torch.frombuffer(bytearray(pickle.dumps(message)), dtype=torch.uint8)
+        size = torch.tensor([len(content)])  # goes first, so that the rank can make room
         with self._talking_to(rank):
-            parts = (torch.tensor([len(content)]), content)
-            self._sent[rank] = [_work(dist.isend(part, rank, group=self.group)) for part in parts]
+            self._sent[rank] = [_work(dist.isend(part, rank, group=self.group)) for part in (size, content)]
         self.bytes += len(content)
 
     def flush(self, rank: int) -> None:
@@ -88,9 +90,11 @@ class Messages:
             yield
         except RuntimeError as error:
             hangs = "timed out" in str(error).lower()
-            minutes = self.timeout.total_seconds() / 60
-            silent, gone = f"did not answer for {minutes:g} minutes", "is gone: its connection was closed"
-            self.lost = RankLost(rank, silent if hangs else gone, hangs)
+            why = "is gone: its connection was closed"
+            if hangs:
+                minutes = self.timeout.total_seconds() / 60
+                why = f"did not answer for {minutes:g} minutes"
+            self.lost = RankLost(rank, why, hangs)
             raise self.lost from error
 
 

@@ -48,10 +48,12 @@ class MultiGpuExecutor(Executor):
         self._closed = False
 
     def run(self, work: Callable[[Placed], None], hosts: Iterable[Placed]) -> None:
-        self._side_by_side({i: partial(self.devices[i].run, work, share) for i, share in self._shares(hosts).items()})
+        shares = self._shares(hosts)
+        self._side_by_side({i: partial(self.devices[i].run, work, share) for i, share in shares.items()})
 
     def train(self, hosts: Sequence[HostTraining]) -> None:
-        self._side_by_side({i: partial(self.devices[i].train, share) for i, share in self._shares(hosts).items()})
+        shares = self._shares(hosts)
+        self._side_by_side({i: partial(self.devices[i].train, share) for i, share in shares.items()})
 
     def adopt(self, hosts: Iterable[HostTraining]) -> None:
         for i, share in self._shares(hosts).items():
@@ -62,7 +64,10 @@ class MultiGpuExecutor(Executor):
             self.devices[i].release(share)
 
     def reasons(self) -> dict[str, int]:
-        return dict(sum((Counter(executor.reasons()) for executor in self.devices), Counter[str]()))
+        total = Counter[str]()
+        for executor in self.devices:
+            total += Counter(executor.reasons())
+        return dict(total)
 
     def cancel(self) -> None:
         for executor in self.devices:
@@ -86,7 +91,8 @@ class MultiGpuExecutor(Executor):
     def _shares(self, hosts: Iterable[Placed]) -> dict[int, list[Placed]]:
         shares: dict[int, list[Placed]] = {}  # hosts by number of the device
         for host in hosts:
-            shares.setdefault(device_index(host.index, len(self.devices)), []).append(host)
+            i = device_index(host.index, len(self.devices))
+            shares.setdefault(i, []).append(host)
         return shares
 
     def _side_by_side(self, calls: dict[int, Callable[[], Any]]) -> None:
@@ -103,14 +109,25 @@ class MultiGpuExecutor(Executor):
 
 def _raise_first(futures: Sequence[Future[None]]) -> None:
     """Raises one error for all devices: one outside of hosts, else that of the lowest env, else a cancellation."""
-    errors = [error for future in futures if (error := future.exception()) is not None]
-    failed = sorted((error for error in errors if isinstance(error, HostError)), key=lambda error: error.env)
-    foreign = [error for error in errors if not isinstance(error, HostError | Cancelled)]
+    failed = []
+    cancelled = []
+    foreign = []
+    for future in futures:
+        error = future.exception()
+        if isinstance(error, HostError):
+            failed.append(error)
+        elif isinstance(error, Cancelled):
+            cancelled.append(error)
+        elif error is not None:
+            foreign.append(error)
+
+    failed.sort(key=lambda error: error.env)
     if foreign:
-        for other in (*foreign[1:], *failed):
-            foreign[0].add_note(f"It was not the only one: {type(other).__name__}: {other}")
-        raise foreign[0]
+        first, *others = foreign
+        for other in (*others, *failed):
+            first.add_note(f"It was not the only one: {type(other).__name__}: {other}")
+        raise first
     if failed:
         raise merged(failed)
-    if errors:
-        raise errors[0]
+    if cancelled:
+        raise cancelled[0]

@@ -51,7 +51,7 @@ class RunRanks:
     messages: Messages = field(default_factory=Messages)
     called: tuple[int, ...] = ()
     """Ranks that have not answered yet."""
-    made: int = 0
+    names: int = 0
     """Number of names given out by :meth:`new_name`."""
     seconds: float = 0.0
     """Seconds between calls and their last answers so far, on rank 0."""
@@ -73,23 +73,27 @@ class RunRanks:
         if size == 1:
             yield None
             return
-        own, joining = not dist.is_initialized(), timedelta(minutes=max(timeout_minutes, JOINING_MINUTES))
-        if own:
+
+        joining = timedelta(minutes=max(timeout_minutes, JOINING_MINUTES))
+        # An existing process group is the caller's, and may be of another backend.
+        starts = not dist.is_initialized()
+        if starts:
             dist.init_process_group("gloo", timeout=joining)
+            group = None
+        else:
+            group = dist.new_group(backend="gloo", timeout=joining)
         ranks = cls(
             dist.get_rank(),
             size,
             int(os.environ.get("LOCAL_RANK", 0)),
             int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
-            Messages(
-                timedelta(minutes=timeout_minutes), None if own else dist.new_group(backend="gloo", timeout=joining)
-            ),
+            Messages(timedelta(minutes=timeout_minutes), group),
         )
         try:
             yield ranks
         finally:
             ranks.dismiss()
-            if own:
+            if starts:
                 dist.destroy_process_group()
 
     @property
@@ -106,16 +110,20 @@ class RunRanks:
 
         The sizes of the parts differ by at most 1; the first ones are larger.
         """
-        rank = self.rank if rank is None else rank
-        size, more = divmod(count, self.size)
-        first = rank * size + min(rank, more)
-        return range(first, first + size + (rank < more))
+        if rank is None:
+            rank = self.rank
+        size, larger = divmod(count, self.size)
+        first = rank * size + min(rank, larger)
+        if rank < larger:
+            size += 1
+        return range(first, first + size)
 
     def own(self, run: RunConfig) -> RunConfig:
         """Returns the workers and the device of this rank: cores and devices are divided among those of a machine."""
         workers = run.lanes or max(1, usable_cores() // self.local_size)
         devices = run.device.split(",")
-        return run.model_copy(update={"lanes": workers, "device": devices[self.local_rank % len(devices)].strip()})
+        device = devices[self.local_rank % len(devices)].strip()
+        return run.model_copy(update={"lanes": workers, "device": device})
 
     def check(self, hosts: int) -> None:
         """Raises ConfigError if there are more ranks than hosts in a round."""
@@ -124,8 +132,8 @@ class RunRanks:
 
     def new_name(self) -> int:
         """Returns a name for a group of hosts."""
-        self.made += 1
-        return self.made
+        self.names += 1
+        return self.names
 
     def start(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
         """Sends each of these ranks its call and returns. Raises as :meth:`finish` does, for the call before."""
@@ -133,7 +141,7 @@ class RunRanks:
         self._since = perf_counter()
         with self.whole():
             for rank, call in calls.items():
-                self.messages.expect(rank)
+                self.messages.expect(rank)  # before it is sent, see Messages
                 self.messages.send(call, rank)
                 self.called += (rank,)
 
@@ -145,9 +153,10 @@ class RunRanks:
             ConfigError: likewise, if that is what the rank raised.
             RankLost: a rank is gone or does not answer in time.
         """
-        answers: dict[int, Any] = {}
+        answers = {}
         failed: Exception | None = None
-        busy, asked = dict[int, float](), perf_counter()
+        busy = {}
+        asked = perf_counter()
         with self.whole():
             while self.called:
                 rank, *others = self.called
@@ -155,8 +164,9 @@ class RunRanks:
                 self.called = tuple(others)
                 if kind is None:
                     answers[rank] = answer
-                else:
-                    failed = failed or kind(f"rank {rank}: {answer}")
+                elif failed is None:  # raised when all have answered
+                    failed = kind(f"rank {rank}: {answer}")
+
         if busy:
             self._count({0: asked - self._since, **busy})
         if failed is not None:
@@ -170,15 +180,20 @@ class RunRanks:
         gone.
         """
         self.messages.expect(0)
-        while (call := self.messages.receive(0, PATIENCE)) != END:
+        while True:
+            call = self.messages.receive(0, PATIENCE)
+            if call == END:
+                break
             began = perf_counter()
             kind: type[Exception] | None = None
             try:
                 answer = handle(*call)
+            except ConfigError as error:
+                kind = ConfigError
+                answer = str(error)
             except Exception as error:
-                kind = ConfigError if isinstance(error, ConfigError) else RankFailed
-                short = kind is ConfigError or expected(error)
-                answer = str(error) if short else "".join(traceback.format_exception(error))
+                kind = RankFailed
+                answer = str(error) if expected(error) else "".join(traceback.format_exception(error))
             self.messages.expect(0)
             self.messages.send((kind, answer, perf_counter() - began), 0)
         self.messages.send(END, 0)
@@ -211,4 +226,7 @@ def joint_seconds(ranks: RunRanks | None) -> Floats:
 
     Differences of two calls are those of the time between.
     """
-    return np.array([] if ranks is None else [ranks.seconds, *(ranks.idle or [0.0] * ranks.size)])
+    if ranks is None:
+        return np.array([])
+    idle = ranks.idle or [0.0] * ranks.size
+    return np.array([ranks.seconds, *idle])

@@ -51,13 +51,13 @@ class StreamExecutor(Executor):
             for host in hosts:
                 if self._stop.is_set:
                     self._cut_short = True
-                else:
-                    self._guarded(host, partial(work, host))
+                    return
+                self._guarded(host, partial(work, host))
 
         self._forked(hosts, queue)
 
     def train(self, hosts: Sequence[HostTraining]) -> None:
-        self._forked(hosts, lambda: self._epoch([_Epoch(training, self._graphs_of(training)) for training in hosts]))
+        self._forked(hosts, partial(self._epoch, hosts))
 
     def adopt(self, hosts: Iterable[HostTraining]) -> None:
         for training in hosts:
@@ -70,13 +70,17 @@ class StreamExecutor(Executor):
         with ExitStack() as released:
             for training in hosts:
                 graphs = self.graphs.pop(training.index, None)
-                if graphs is not None:
-                    training.repeat = do
-                    self._reasons += graphs.reasons
-                    released.callback(graphs.clear)
+                if graphs is None:
+                    continue
+                training.repeat = do
+                self._reasons += graphs.reasons
+                released.callback(graphs.clear)
 
     def reasons(self) -> dict[str, int]:
-        return dict(sum((graphs.reasons for graphs in self.graphs.values()), self._reasons))
+        total = Counter(self._reasons)
+        for graphs in self.graphs.values():
+            total += graphs.reasons
+        return dict(total)
 
     @property
     def cancelled(self) -> bool:
@@ -98,16 +102,20 @@ class StreamExecutor(Executor):
     def _forked(self, hosts: Sequence[HasPlace], queue: Callable[[], object]) -> None:
         """Calls ``queue`` so that its work starts after everything queued before, and later work waits for it."""
         self._stop.clear()
-        self._failures, self._cut_short = [], False
+        self._failures = []
+        self._cut_short = False
         try:
             streams = [self._stream(host.index) for host in hosts]
             self.gpu.fork(streams)
         except RuntimeError as fault:
             raise _device_failed("began", hosts, fault) from fault
+
+        # Whatever has failed, the streams are joined before it is raised.
         error: BaseException | None = None
         try:
             queue()
-            error = merged(self._failures) if self._failures else None
+            if self._failures:
+                error = merged(self._failures)
         except BaseException as raised:
             error = raised
         try:
@@ -117,6 +125,7 @@ class StreamExecutor(Executor):
             if error is None:
                 raise failed from fault
             error.add_note(f"After that, {failed}")
+
         if error is not None:
             raise error
         if self._cut_short:
@@ -132,22 +141,57 @@ class StreamExecutor(Executor):
             return False
         return True
 
-    def _epoch(self, epochs: list[_Epoch]) -> None:
-        epochs = [epoch for epoch in epochs if self._guarded(epoch.training, epoch.begin)]
-        fresh = [(epoch, epoch.captures_in) for epoch in epochs]
-        self._step_in_turns([epoch for epoch, graphs in fresh if graphs is not None], WARM_UP - 1)
-        for epoch, graphs in fresh:
-            if graphs is not None and epoch.left > 1 and not epoch.failed and not self._stop.is_set:
-                epoch.failed = not self._guarded(epoch.training, partial(epoch.capture, graphs))
-        launched = [epoch for epoch in epochs if epoch.captured is not None and not epoch.failed]
-        streams = [self._stream(epoch.training.index) for epoch in launched]
-        self._failures += _launch(self.gpu, launched, streams, self._stop)
+    def _epoch(self, hosts: Sequence[HostTraining]) -> None:
+        new = [_Epoch(training, self._graphs_of(training)) for training in hosts]
+        epochs = [epoch for epoch in new if self._guarded(epoch.training, epoch.begin)]
+        self._capture(epochs)
+        self._launch(epochs)
+        # Others are done step by step: those that cannot be captured, or have too few steps.
         self._step_in_turns([epoch for epoch in epochs if epoch.captured is None])
         for epoch in epochs:
-            if epoch.left and not epoch.failed:
+            if epoch.failed:
+                continue
+            if epoch.left:
                 self._cut_short = True
-            elif not epoch.failed:
+            else:
                 epoch.training.epoch += 1
+
+    def _capture(self, epochs: list[_Epoch]) -> None:
+        """Warms up the steps that are to be captured in this epoch, and captures them."""
+        self._step_in_turns([epoch for epoch in epochs if epoch.captures_in is not None], WARM_UP - 1)
+        for epoch in epochs:
+            graphs = epoch.captures_in
+            if graphs is None or epoch.left <= 1 or epoch.failed or self._stop.is_set:
+                continue
+            epoch.failed = not self._guarded(epoch.training, partial(epoch.capture, graphs))
+
+    def _launch(self, epochs: list[_Epoch]) -> None:
+        """Launches the captured steps that are left of each epoch."""
+        launched = []
+        captured = []
+        streams = []
+        steps = []
+        for epoch in epochs:
+            if epoch.captured is None or epoch.failed:
+                continue
+            launched.append(epoch)
+            captured.append(epoch.captured)
+            streams.append(self._stream(epoch.training.index))
+            steps.append(epoch.left)
+        if not launched:
+            return
+        result = self.gpu.launch(captured, streams, steps, self._stop)
+
+        # Python has seen none of these steps, so their counts are added here.
+        for epoch, done in zip(launched, result.launched, strict=True):
+            epoch.left -= done
+            epoch.training.batch = max(epoch.batches - epoch.left - 1, 0)
+            epoch.training.gradient_stats.batches += done
+        for place, _step, _code, text in result.failures:
+            epoch = launched[place]
+            epoch.failed = True
+            epoch.training.batch = epoch.batches - epoch.left  # the step that was not launched
+            self._failures.append(HostError(epoch.training, RuntimeError(text)))
 
     def _step_in_turns(self, epochs: list[_Epoch], limit: int | None = None) -> None:
         """Does at most ``limit`` steps of each epoch, in turns, so that the GPU has work of all hosts."""
@@ -164,27 +208,10 @@ class StreamExecutor(Executor):
         return self._streams[index]
 
     def _graphs_of(self, training: HostTraining) -> HostGraphs | None:
-        if self.captures and training.index not in self.graphs:
-            self.graphs[training.index] = HostGraphs(self.gpu, self._stream(training.index), training)
-        return self.graphs.get(training.index)
-
-
-def _launch(gpu: Gpu, epochs: list[_Epoch], streams: list[torch.cuda.Stream], stop: StopFlag) -> list[HostError]:
-    """Launches the captured steps that are left of each epoch, and returns the errors of those that failed."""
-    captured = [epoch.captured for epoch in epochs if epoch.captured is not None]
-    if not captured:
-        return []
-    result = gpu.launch(captured, streams, [epoch.left for epoch in epochs], stop)
-    for epoch, launched in zip(epochs, result.launched, strict=True):
-        epoch.left -= launched
-        epoch.training.batch = max(epoch.batches - epoch.left - 1, 0)
-        epoch.training.gradient_stats.batches += launched
-    errors = []
-    for place, _step, _code, text in result.failures:
-        epochs[place].failed = True
-        epochs[place].training.batch = epochs[place].batches - epochs[place].left  # the step that was not launched
-        errors.append(HostError(epochs[place].training, RuntimeError(text)))
-    return errors
+        index = training.index
+        if self.captures and index not in self.graphs:
+            self.graphs[index] = HostGraphs(self.gpu, self._stream(index), training)
+        return self.graphs.get(index)
 
 
 def _device_failed(verb: str, hosts: Sequence[HasPlace], error: RuntimeError) -> DeviceFailed:
@@ -196,9 +223,13 @@ class _Epoch:
     """The progress of a host through an epoch. Without ``graphs``, nothing is captured."""
 
     def __init__(self, training: HostTraining, graphs: HostGraphs | None) -> None:
-        self.training, self.graphs, self.feed = training, graphs, feed_of(training)
-        self.batches = self.left = self.feed.batches
-        """Steps, and those that are not done."""
+        self.training = training
+        self.graphs = graphs
+        self.feed = feed_of(training)
+        self.batches = self.feed.batches
+        """Steps of the epoch."""
+        self.left = self.batches
+        """Steps that are not done."""
         self.captured: Captured | None = None
         self.captures_in: HostGraphs | None = None
         """Where the step is to be captured in this epoch; None if it is not to be."""
@@ -206,18 +237,23 @@ class _Epoch:
 
     def begin(self) -> None:
         """Begins the epoch and looks up its step, which is ``captured`` if it is known, or can be in this epoch."""
-        training, feed, groups = self.training, self.feed, prepare_epoch(self.training)
+        training = self.training
+        feed = self.feed
+        groups = prepare_epoch(training)
         training.batch = 0
 
         def work() -> None:
-            train_step(training, groups, *feed.batch(training.batch))
+            x, y = feed.batch(training.batch)
+            train_step(training, groups, x, y)
 
         self.work = work
         """Queues one step."""
-        if self.graphs is not None:
-            self.signature = step_signature(training)
-            self.captured, fresh = self.graphs.look_up(self.signature)
-            self.captures_in = self.graphs if fresh else None
+        if self.graphs is None:
+            return
+        self.signature = step_signature(training)
+        self.captured, fresh = self.graphs.look_up(self.signature)
+        if fresh:
+            self.captures_in = self.graphs
 
     def step(self) -> None:
         """Does one ordinary step."""

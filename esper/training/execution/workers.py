@@ -29,15 +29,23 @@ class WorkerExecutor(Executor):
         self.count = count or usable_cores()
         # Fewer workers than cores are not pinned: otherwise two processes with one worker each would share a core.
         pin = self.count == _runtime.physical_cores()
-        self._pool = _runtime.WorkerPool(self.count, _one_intra_op_thread, pin=pin, name="worker")
+        self._pool = _runtime.WorkerPool(
+            self.count,
+            _one_intra_op_thread,
+            pin=pin,
+            name="worker",
+        )
         self._seconds: dict[int, float] = {}  # of the last work, by host.index
 
     def run(self, work: Callable[[Placed], None], hosts: Iterable[Placed]) -> None:
         hosts = tuple(hosts)
         tasks = [partial(work, host) for host in hosts]
-        outcomes = self._pool.run(tasks, [self._seconds.get(host.index, inf) for host in hosts])
-        errors: list[HostError] = []
-        cancelled: list[int] = []
+        # The slowest host starts first, and before it those that have not worked yet.
+        expected = [self._seconds.get(host.index, inf) for host in hosts]
+        outcomes = self._pool.run(tasks, expected)
+
+        errors = []
+        cancelled = []
         for host, (error, seconds) in zip(hosts, outcomes, strict=True):
             if isinstance(error, Cancelled | _runtime.Cancelled):
                 cancelled.append(host.index)
@@ -47,10 +55,12 @@ class WorkerExecutor(Executor):
                 raise error
             else:
                 self._seconds[host.index] = seconds
+
         if errors:
             raise merged(errors)
         if cancelled:
-            raise Cancelled(f"cancelled before the work was done for env {', '.join(map(str, cancelled))}")
+            envs = ", ".join(map(str, cancelled))
+            raise Cancelled(f"cancelled before the work was done for env {envs}")
 
     def train(self, hosts: Sequence[HostTraining]) -> None:
         self.run(partial(train_epoch, cancelled=lambda: self.cancelled), hosts)

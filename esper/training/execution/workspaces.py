@@ -31,18 +31,23 @@ def bound(environment: MutableMapping[str, str] = os.environ) -> None:
 def size_of(setting: str) -> int:
     """Returns the bytes of a workspace under a setting, as PyTorch reads it; its default if it cannot be read."""
     pieces = re.findall(r":([0-9]+):([0-9]+)", setting)
-    return sum(int(size) * 1024 * int(count) for size, count in pieces) if pieces else DEFAULT
+    if not pieces:
+        return DEFAULT
+    return sum(int(size) * 1024 * int(count) for size, count in pieces)
 
 
 def of_run(device: str, environment: MutableMapping[str, str] = os.environ) -> str | None:
     """Describes the workspace of each stream of a run on ``run.device``; None on a CPU."""
     if all(torch.device(name.strip()).type != "cuda" for name in device.split(",")):
         return None
-    setting = environment.get(VARIABLE)
-    origin = "PyTorch's default" if setting is None else f"{VARIABLE}={setting}"
-    return f"up to {size_of(setting or '') / 2**20:.4g} MiB per stream ({origin})"
+    setting = environment.get(VARIABLE, "")
+    origin = f"{VARIABLE}={setting}" if VARIABLE in environment else "PyTorch's default"
+    return f"up to {size_of(setting) / 2**20:.4g} MiB per stream ({origin})"
 
 
 def describe(cuda: str | None = torch.version.cuda) -> str | None:
     """Describes the workspace of each stream of a run on this machine; None if PyTorch has no CUDA."""
-    return None if cuda is None else of_run("cuda", {VARIABLE: os.environ.get(VARIABLE, SETTING)})
+    if cuda is None:
+        return None
+    setting = os.environ.get(VARIABLE, SETTING)
+    return of_run("cuda", {VARIABLE: setting})
