@@ -78,6 +78,7 @@ class Gatherer:
     def start(self, starting: Bools, episodes: Ints, normals: Normals) -> None:
         """Starts ``episodes`` [E] in the envs of ``starting`` bool [E]."""
         if self.world_episodes is not None:
+            # Envs of age 0 begin a new world, of which nothing is known.
             begins = starting & (self.age(episodes) == 0)
             for world in np.unique(self.world[begins]).tolist():
                 self.experiences[world].clear()

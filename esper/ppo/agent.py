@@ -119,8 +119,8 @@ class PPOAgent(Policy):
                 raise ValueError("final_observation is required if an episode was truncated")
             values = self.value_of(final_observation)
         self.buffer.amend(
-            reward=self.tensor((rewards - unscaled).astype(np.float32)),
-            unscaled=self.tensor(unscaled.astype(np.float32)),
+            reward=torch.from_numpy(rewards - unscaled).float().to(self.device),
+            unscaled=torch.from_numpy(unscaled).float().to(self.device),
             terminated=self.tensor(terminated),
             truncated=self.tensor(truncated),
             valid=self.tensor(~idle),
@@ -156,6 +156,7 @@ class PPOAgent(Policy):
         )
         stats.reward_scale = self.rewards.scale
         self._log_entropies(stats, rollout, masks, evaluate)
+        # Last, because the policy was updated on observations that the old statistics have normalised.
         self.observations.update(rollout["raw"][rollout["valid"]])
         return stats
 
@@ -175,6 +176,7 @@ class PPOAgent(Policy):
         terminated = rollout["terminated"]
         truncated = rollout["truncated"]
         self.rewards.update(reward, terminated | truncated, rollout["valid"])
+        # What is unscaled is in the unit of scaled rewards.
         scaled = reward / self.rewards.scale + rollout["unscaled"]
         rollout["advantage"], rollout["target"] = gae(
             scaled.clamp(-config.reward_clip, config.reward_clip),

@@ -118,7 +118,7 @@ def gae(
     advantages = torch.zeros_like(rewards)
     following = torch.zeros_like(last_value)
     next_value = last_value
-    for t in reversed(range(len(rewards))):
+    for t in reversed(range(len(rewards))):  # each advantage needs the one after it
         ended = terminated[t] | truncated[t]
         bootstrap = torch.where(truncated[t], final_values[t], next_value)
         bootstrap = torch.where(terminated[t], 0.0, bootstrap)

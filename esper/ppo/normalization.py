@@ -15,6 +15,7 @@ from esper.spaces.observation import BASE, PER_CHOICE, PER_SLOT, FeatureKind, sp
 MIN_VARIANCE = 1e-8
 """Variance above which an entry of the observation counts as one that varies."""
 SIZES = [len(BASE), len(PER_SLOT), len(PER_CHOICE)]
+"""Number of entries of the host, of a slot, and of a (slot, blueprint)."""
 
 
 class RunningMeanStd:
@@ -47,6 +48,7 @@ class RunningMeanStd:
             means.append(rows.mean(dim=0))
             variances.append(rows.var(dim=0, unbiased=False))
         total = self.count + len(groups[0])
+        # Weight of the statistics so far: their share of all rows, later a constant.
         kept = self.decay
         if self.updates < self.warm_updates:
             kept = self.count / total
@@ -139,6 +141,6 @@ class RewardNormalizer(RunningMeanStd):
         seen = []
         for reward, end, real in zip(rewards, ends, valid, strict=True):
             running = running * self.gamma + reward
-            seen.append(running[real])
+            seen.append(running[real])  # idle envs do not count
             running = torch.where(end, 0.0, running)
         self.merge(torch.cat(seen)[:, None])

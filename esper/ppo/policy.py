@@ -43,6 +43,7 @@ class Policy:
         self.run_seed = run_seed
         self.device = device or torch.device("cpu")
         self.greedy = greedy
+        # The initial weights depend on the seed only, and leave the caller's random numbers as they are.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(run_seed)
             self.network = PolicyNetwork(spec, config).to(self.device)

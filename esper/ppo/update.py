@@ -162,6 +162,7 @@ def ppo_loss(
     """
     acting = part["valid"] & part["free"]
     advantage = part["advantage"]
+    # Steps without a choice, or of envs that were idle, have no actor loss.
     log_ratio = now.log_prob - part["log_prob"]
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
@@ -246,6 +247,7 @@ def reduce(
     target = rollout["target"][valid]
     value = rollout["value"][valid]
     spread = _variance(target)
+    # 1 − Var(target − V) / Var(target), with the values that acted.
     stats.explained_variance = 0.0
     if spread > 0:
         stats.explained_variance = 1 - _variance(target - value) / spread
