@@ -45,16 +45,24 @@ class Gatherer:
         world_envs: int | None = None,
         world_episodes: int | None = None,
     ) -> None:
-        self.world, self.world_episodes = np.arange(n_envs) // (world_envs or n_envs), world_episodes
-        self.experiences = [Experience(spec.slots, spec.blueprints, config) for _ in range(self.world[-1] + 1)]
+        self.world = np.arange(n_envs) // (world_envs or n_envs)
+        """Number of each env's world, [E]."""
+        self.world_episodes = world_episodes
+        worlds = self.world[-1] + 1
+        self.experiences = [Experience(spec.slots, spec.blueprints, config) for _ in range(worlds)]
+        """Experience of each world."""
         shape = (n_envs, len(spec.slots), len(spec.blueprints))
         self.seen = np.zeros((*shape, 4))
         """The worths that each env shows, [E, S, B, 4]: one to act on, the mean, its error (pp), and how often such a
         seed was kept."""
-        self.scale, self.episodes = np.ones(n_envs), np.zeros(n_envs)
-        """s of each env's experience, pp, and the number of its episodes, [E]."""
-        self.trials, self.contributions = np.full(shape, np.nan), np.full(shape, np.nan)
-        """The last trial and the last contribution of each seed in the running episode, pp [E, S, B]; NaN if none."""
+        self.scale = np.ones(n_envs)
+        """s of each env's experience, pp [E]."""
+        self.episodes = np.zeros(n_envs)
+        """Number of episodes of each env's experience, [E]."""
+        self.trials = np.full(shape, np.nan)
+        """The last trial of each seed in the running episode, pp [E, S, B]; NaN if none."""
+        self.contributions = np.full(shape, np.nan)
+        """The last contribution, likewise."""
         self.learns = True
         """Whether episodes are added, and worths to act on are drawn from the posterior (Thompson sampling). If not, as
         in evaluation, they are its mean."""
@@ -63,29 +71,38 @@ class Gatherer:
 
     def age(self, episodes: Ints) -> Ints:
         """Returns the number of episodes since the world of each env began, [E]."""
-        return episodes if self.world_episodes is None else (episodes + self.world) % self.world_episodes
+        if self.world_episodes is None:
+            return episodes
+        return (episodes + self.world) % self.world_episodes
 
     def start(self, starting: Bools, episodes: Ints, normals: Normals) -> None:
         """Starts ``episodes`` [E] in the envs of ``starting`` bool [E]."""
         if self.world_episodes is not None:
-            for world in set(self.world[starting & (self.age(episodes) == 0)].tolist()):
+            # Envs of age 0 begin a new world, of which nothing is known.
+            begins = starting & (self.age(episodes) == 0)
+            for world in np.unique(self.world[begins]).tolist():
                 self.experiences[world].clear()
-        self.trials[starting] = self.contributions[starting] = np.nan
+        self.trials[starting] = np.nan
+        self.contributions[starting] = np.nan
         for env in np.flatnonzero(starting).tolist():
             experience = self.experiences[self.world[env]]
             worths = experience.worths
-            self.scale[env], self.episodes[env] = worths.scale, experience.episodes
+            self.scale[env] = worths.scale
+            self.episodes[env] = experience.episodes
             seen = self.seen[env]
-            seen[..., MEAN], seen[..., ERROR] = worths.mean, worths.error
+            seen[..., MEAN] = worths.mean
+            seen[..., ERROR] = worths.error
             seen[..., KEPT] = experience.kept.reshape(worths.mean.shape)
-            seen[..., WORTH] = worths.draw(normals(env, int(episodes[env]))) if self.learns else worths.mean
+            shown = worths.mean
+            if self.learns:
+                shown = worths.draw(normals(env, int(episodes[env])))
+            seen[..., WORTH] = shown
 
     def watch(self, slots: Slots) -> None:
         """Remembers the last measurements of the seeds in ``slots``; contributions while alpha stands still only."""
         settled = np.where(slots.steady & ~slots.fading, slots.contribution, np.nan)
-        for last, measured in ((self.trials, slots.trial), (self.contributions, settled)):
-            env, slot = np.nonzero((slots.blueprint >= 0) & np.isfinite(measured))
-            last[env, slot, slots.blueprint[env, slot]] = measured[env, slot]
+        _remember(self.trials, slots.trial, slots)
+        _remember(self.contributions, settled, slots)
 
     def end(self, ended: Bools, gains: Floats, slots: Slots) -> None:
         """Adds the episodes of ``ended`` bool [E]; ``gains`` [E, 2] are those of ``Experience.add``.
@@ -94,16 +111,21 @@ class Gatherer:
         done if there are blended seeds that are not kept: the host leans on them, so what the committed network has
         lost with them says nothing about the seeds that were kept.
         """
-        if not (self.learns and ended.any()):
+        if not self.learns or not ended.any():
             return
-        unkept = ((slots.alpha_on > 0) & ~slots.fossil).any(axis=1, keepdims=True)
-        gains = np.where(unkept, np.nan, gains)
+        unkept = (slots.alpha_on > 0) & ~slots.fossil
+        gains = np.where(unkept.any(axis=1, keepdims=True), np.nan, gains)
         kept = np.zeros(self.trials.shape, dtype=np.bool_)
         env, slot = np.nonzero(slots.fossil)
         kept[env, slot, slots.blueprint[env, slot]] = True
         for world, experience in enumerate(self.experiences):
             rows = ended & (self.world == world)
-            experience.add(gains[rows], kept[rows], self.trials[rows], self.contributions[rows])
+            experience.add(
+                gains[rows],
+                kept[rows],
+                self.trials[rows],
+                self.contributions[rows],
+            )
 
     def give(self, state: Mapping[str, Any] | None) -> bool:
         """Starts from a saved experience, also after a new run seed, if it is of these slots and blueprints.
@@ -124,11 +146,19 @@ class Gatherer:
                 experience.load_state_dict(self.given)
 
     def state_dict(self) -> dict[str, Any]:
-        arrays = {name: torch.from_numpy(getattr(self, name).copy()) for name in self.ARRAYS}
-        return {"experiences": [each.state_dict() for each in self.experiences], "arrays": arrays}
+        return {
+            "experiences": [experience.state_dict() for experience in self.experiences],
+            "arrays": {name: torch.from_numpy(getattr(self, name).copy()) for name in self.ARRAYS},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for experience, saved in zip(self.experiences, state["experiences"], strict=True):
             experience.load_state_dict(saved)
         for name in self.ARRAYS:
             getattr(self, name)[:] = state["arrays"][name].numpy()
+
+
+def _remember(last: Floats, measured: Floats, slots: Slots) -> None:
+    """Writes what was ``measured`` [E, S] of the seeds in ``slots`` to ``last`` [E, S, B]; NaN is left out."""
+    env, slot = np.nonzero((slots.blueprint >= 0) & np.isfinite(measured))
+    last[env, slot, slots.blueprint[env, slot]] = measured[env, slot]

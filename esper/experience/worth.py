@@ -32,13 +32,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from esper.config import ExperienceConfig
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
+from esper.lifecycle.slots import Bools, Floats, Ints
 
 ITERATIONS = 12
 MAX_CORRELATION = 0.95
@@ -63,7 +59,8 @@ class Worths:
 
     def draw(self, z: Floats) -> Floats:
         """Returns a draw from the posterior, [S, B], for standard normal ``z`` [S·B]."""
-        return np.asarray(self.mean + (self.root @ z).reshape(self.mean.shape))
+        deviation = (self.root @ z).reshape(self.mean.shape)
+        return np.asarray(self.mean + deviation)
 
 
 class Experience:
@@ -77,29 +74,54 @@ class Experience:
 
     SUMS = ("gains", "gram", "moments", "kept", "counts", "sums", "squares")
 
-    def __init__(self, slots: tuple[str, ...], blueprints: tuple[str, ...], config: ExperienceConfig) -> None:
-        self.slots, self.blueprints, self.config = slots, blueprints, config
+    def __init__(
+        self,
+        slots: tuple[str, ...],
+        blueprints: tuple[str, ...],
+        config: ExperienceConfig,
+    ) -> None:
+        self.slots = slots
+        self.blueprints = blueprints
+        self.config = config
         size = len(slots) * len(blueprints)
-        self._prior = np.linalg.inv(prior_correlations(len(slots), len(blueprints), config))
-        seed, first = np.arange(size), 1 + 2 * len(slots)
-        offsets = 1 + len(slots) * np.arange(2)[:, None] + seed // len(blueprints)
-        self._places = offsets, first + seed
-        """Places in θ of the offsets of each seed's trial and contribution [2, S·B], and of w [S·B]."""
+        correlations = prior_correlations(len(slots), len(blueprints), config)
+        self._prior = np.linalg.inv(correlations)
+        """The inverse of K."""
+        # θ has o_a, then α_t and α_c of each slot, then w.
+        seed = np.arange(size)
+        slot = seed // len(blueprints)
+        self._offsets = np.stack((1 + slot, 1 + len(slots) + slot))
+        """Places in θ of the offsets of each seed's trial and contribution, [2, S·B]."""
+        self._w = 1 + 2 * len(slots) + seed
+        """Places of w, [S·B]."""
         self.gains = np.zeros((2, 2))
         """Σ y yᵀ over episodes, with y = (gain in accuracy, gain by the loss)."""
-        self.gram, self.moments = np.zeros((1 + size, 1 + size)), np.zeros((2, 1 + size))
-        """Σ x xᵀ and Σ y xᵀ over episodes, with x = (1, what was kept)."""
+        self.gram = np.zeros((1 + size, 1 + size))
+        """Σ x xᵀ over episodes, with x = (1, what was kept)."""
+        self.moments = np.zeros((2, 1 + size))
+        """Σ y xᵀ over episodes."""
         self.kept = np.zeros(size)
         """Number of episodes in which each (slot, blueprint) was kept."""
-        self.counts, self.sums, self.squares = (np.zeros((2, size)) for _ in range(3))
-        """Number, Σ y and Σ y² of the trials and of the contributions, [2, S·B]."""
+        self.counts = np.zeros((2, size))
+        """Number of the trials and of the contributions y, [2, S·B]."""
+        self.sums = np.zeros((2, size))
+        """Σ y of them."""
+        self.squares = np.zeros((2, size))
+        """Σ y² of them."""
         self._worths: Worths | None = None
 
     @property
     def episodes(self) -> int:
+        """Number of episodes whose gain is known."""
         return int(self.gram[0, 0])
 
-    def add(self, gains: Floats, kept: Bools, trials: Floats, contributions: Floats) -> None:
+    def add(
+        self,
+        gains: Floats,
+        kept: Bools,
+        trials: Floats,
+        contributions: Floats,
+    ) -> None:
         """Adds N episodes.
 
         Args:
@@ -109,12 +131,15 @@ class Experience:
             trials: the last trial of each seed, pp [N, S, B]; NaN if there is none.
             contributions: the last contribution, likewise.
         """
-        for i, values in enumerate((trials, contributions)):
+        for kind, values in enumerate((trials, contributions)):
             rows = values.reshape(len(gains), len(self.kept))
-            self.counts[i] += np.isfinite(rows).sum(axis=0)
-            self.sums[i] += np.where(np.isfinite(rows), rows, 0.0).sum(axis=0)
-            self.squares[i] += np.where(np.isfinite(rows), rows**2, 0.0).sum(axis=0)
+            measured = np.isfinite(rows)
+            self.counts[kind] += measured.sum(axis=0)
+            self.sums[kind] += np.where(measured, rows, 0.0).sum(axis=0)
+            self.squares[kind] += np.where(measured, rows**2, 0.0).sum(axis=0)
+
         known = np.isfinite(gains).all(axis=1)
+        # A diverged host must not outweigh all others.
         gains = np.maximum(gains[known], -self.config.max_loss)
         x = np.ones((len(gains), len(self.gram)))
         x[:, 1:] = kept[known].reshape(len(gains), len(self.kept))
@@ -133,39 +158,59 @@ class Experience:
 
     def _posterior(self) -> Worths:
         """Alternates between the posterior of θ and the unknown scales; at first, gains alone count."""
-        config, shape = self.config, (len(self.slots), len(self.blueprints))
-        strength, guess = config.strength, config.noise**2
-        scale, noise, line = config.worth_std**2, guess * np.eye(2), np.zeros(2)
-        slopes, errors = np.zeros(2), np.full(2, guess)
-        _, w = self._places
+        config = self.config
+        strength = config.strength
+        guess = config.noise**2
+        w = self._w
+        # The unknowns besides θ: s², Σ_g, o_l and λ_l, λ_t and λ_c, σ_t² and σ_c².
+        scale = config.worth_std**2
+        noise = guess * np.eye(2)
+        loss_offset = 0.0
+        loss_slope = 0.0
+        slopes = np.zeros(2)
+        errors = np.full(2, guess)
         for _ in range(ITERATIONS):
-            gains, moments = without_offset(self.gains, self.moments, self.gram[0], line[0])
-            rows = gain_rows(w, line[1])
+            gains, moments = without_offset(self.gains, self.moments, self.gram[0], loss_offset)
+            rows = gain_rows(w, loss_slope)
             mean, covariance = self._solve(scale, rows, moments, noise, slopes, errors)
             second = covariance + np.outer(mean, mean)  # E[θ θᵀ]
+
             fitted = (rows @ mean) @ moments.T  # [2, 2]
             squares = np.einsum("iap,pq,jbq,ab->ij", rows, second, rows, self.gram, optimize=True)
             missed = gains - fitted - fitted.T + squares  # E[Σ ε εᵀ]
             noise = (strength * guess * np.eye(2) + missed) / (strength + self.episodes)
+
             drawn = (self._prior * second[np.ix_(w, w)]).sum()
             scale = (strength * config.worth_std**2 + drawn) / (strength + len(w))
-            for i in range(2):
-                slopes[i], errors[i] = self._line(i, mean, second, errors[i])
+            for kind in range(2):
+                slope, error = self._line(kind, mean, second, errors[kind])
+                slopes[kind] = slope
+                errors[kind] = error
+
             # Worths whose unit has drifted to that of the loss are stretched back to pp of accuracy (parameter-expanded
             # EM, Liu et al. 1998): without that, a precise loss keeps the slope that it has.
-            line, stretch = self._gain_lines(mean, second, np.diag(noise))
-            scale, slopes = scale * stretch**2, slopes / stretch
+            loss_offset, loss_slope, stretch = self._gain_lines(mean, second, np.diag(noise))
+            scale = scale * stretch**2
+            slopes = slopes / stretch
         posterior = covariance[np.ix_(w, w)]
+        symmetric = (posterior + posterior.T) / 2
+        shape = (len(self.slots), len(self.blueprints))
         return Worths(
             mean=mean[w].reshape(shape),
             error=np.sqrt(np.diag(posterior)).reshape(shape),
-            root=np.asarray(np.linalg.cholesky((posterior + posterior.T) / 2), dtype=np.float64),
+            root=np.asarray(np.linalg.cholesky(symmetric), dtype=np.float64),
             scale=float(np.sqrt(scale)),
             noise=float(np.sqrt(noise[0, 0])),
         )
 
     def _solve(
-        self, scale: float, rows: Floats, moments: Floats, noise: Floats, slopes: Floats, errors: Floats
+        self,
+        scale: float,
+        rows: Floats,
+        moments: Floats,
+        noise: Floats,
+        slopes: Floats,
+        errors: Floats,
     ) -> tuple[Floats, Floats]:
         """Returns mean and covariance of θ.
 
@@ -177,59 +222,104 @@ class Experience:
             slopes: λ_t and λ_c.
             errors: σ_t² and σ_c².
         """
-        offsets, w = self._places
-        precision = np.diag(np.full(w[-1] + 1, self.config.offset_std**-2))
+        w = self._w
+        # The precision of the prior; each measurement adds x xᵀ / σ².
+        size = w[-1] + 1
+        precision = np.diag(np.full(size, self.config.offset_std**-2))
         precision[0, 0] = self.config.baseline_error**-2
         precision[np.ix_(w, w)] = self._prior / scale
-        x, inverse = np.concatenate(rows), gain_precision(noise)
+
+        x = np.concatenate(rows)
+        inverse = gain_precision(noise)
         precision += x.T @ np.kron(inverse, self.gram) @ x
         right = x.T @ (inverse @ moments).ravel()
-        for i in range(2):
-            x = leaning_rows(offsets[i], w, slopes[i])
-            precision += (x.T * self.counts[i]) @ x / errors[i]
-            right += x.T @ self.sums[i] / errors[i]
+        for kind in range(2):
+            x = leaning_rows(self._offsets[kind], w, slopes[kind])
+            precision += (x.T * self.counts[kind]) @ x / errors[kind]
+            right += x.T @ self.sums[kind] / errors[kind]
+
         covariance = np.linalg.inv(precision)
         return covariance @ right, covariance
 
-    def _gain_lines(self, mean: Floats, second: Floats, variances: Floats) -> tuple[Floats, float]:
-        """Returns o_l and λ_l [2], and the factor by which the unit of worths is too small.
+    def _gain_lines(
+        self,
+        mean: Floats,
+        second: Floats,
+        variances: Floats,
+    ) -> tuple[float, float, float]:
+        """Returns o_l, λ_l, and the factor by which the unit of worths is too small.
 
         With f = Σ w over an episode's fossils, gains by the loss are regressed on (1, f), with the priors of o_l and
         λ_l, and gains in accuracy less o_a on f, with that of λ_l; ``variances`` [2] are those of the gains.
         """
-        _, w = self._places
-        squares = (self.gram[1:, 1:] * second[np.ix_(w, w)]).sum()  # E[Σ f²]
-        total, kept = self.gram[0, 1:] @ mean[w], self.gram[0, 1:]
+        w = self._w
+        kept = self.gram[0, 1:]
+        total = kept @ mean[w]  # E[Σ f]
+        together = self.gram[1:, 1:]  # how often two were kept together
+        squares = (together * second[np.ix_(w, w)]).sum()  # E[Σ f²]
         products = self.moments[:, 1:] @ mean[w]  # E[Σ f y], [2]
         weights = variances / self.config.loss_slope_std**2
-        stretch = (products[0] - kept @ second[w, 0] + weights[0]) / (squares + weights[0])
-        stretch = float(np.clip(stretch, 1 / MAX_STRETCH, MAX_STRETCH))
-        least = self.episodes + variances[1] / self.config.baseline_error**2
-        normal = [[least, total], [total, squares + weights[1]]]
-        line = np.linalg.solve(normal, [self.moments[1, 0], products[1] + self.config.loss_slope * weights[1]])
-        return line / (1.0, stretch), stretch
 
-    def _line(self, i: int, mean: Floats, second: Floats, error: float) -> tuple[float, float]:
+        # E[Σ f (y − o_a)] / E[Σ f²], drawn to 1 by the prior.
+        product = products[0] - kept @ second[w, 0]
+        stretch = (product + weights[0]) / (squares + weights[0])
+        stretch = float(np.clip(stretch, 1 / MAX_STRETCH, MAX_STRETCH))
+
+        least = self.episodes + variances[1] / self.config.baseline_error**2
+        normal = [
+            [least, total],
+            [total, squares + weights[1]],
+        ]
+        right = [
+            self.moments[1, 0],
+            products[1] + self.config.loss_slope * weights[1],
+        ]
+        offset, slope = np.linalg.solve(normal, right)
+        return offset, slope / stretch, stretch
+
+    def _line(
+        self,
+        kind: int,
+        mean: Floats,
+        second: Floats,
+        error: float,
+    ) -> tuple[float, float]:
         """Returns λ and σ² of trials (0) or contributions (1), given E[θ], E[θ θᵀ] and the last σ²."""
-        offsets, w = self._places
-        config, n, y = self.config, self.counts[i], self.sums[i]
+        w = self._w
+        config = self.config
+        offsets = self._offsets[kind]
+        n = self.counts[kind]
+        y = self.sums[kind]
         precision = n @ second[w, w] / error + config.slope_std**-2
-        slope = ((y @ mean[w] - n @ second[offsets[i], w]) / error + config.slope / config.slope_std**2) / precision
-        x = leaning_rows(offsets[i], w, slope)
-        missed = self.squares[i].sum() - 2 * y @ (x @ mean) + n @ (x @ second * x).sum(axis=1)
-        return slope, (config.strength * config.noise**2 + missed) / (config.strength + n.sum())
+        right = (y @ mean[w] - n @ second[offsets, w]) / error
+        right += config.slope / config.slope_std**2
+        slope = right / precision
+
+        x = leaning_rows(offsets, w, slope)
+        fitted = x @ mean
+        second_fitted = (x @ second * x).sum(axis=1)  # E[(x θ)²]
+        missed = self.squares[kind].sum() - 2 * y @ fitted + n @ second_fitted  # E[Σ ε²]
+        variance = (config.strength * config.noise**2 + missed) / (config.strength + n.sum())
+        return slope, variance
 
     def table(self) -> dict[str, dict[str, tuple[float, float, int]]]:
         """Returns mean and error of each worth (pp), and how often such a seed was kept, by slot and blueprint."""
-        mean, error, kept = self.worths.mean, self.worths.error, self.kept.reshape(self.worths.mean.shape)
-        return {
-            slot: {
-                name: (float(mean[s, b]), float(error[s, b]), int(kept[s, b])) for b, name in enumerate(self.blueprints)
-            }
-            for s, slot in enumerate(self.slots)
-        }
+        mean = self.worths.mean
+        error = self.worths.error
+        kept = self.kept.reshape(mean.shape)
+        table: dict[str, dict[str, tuple[float, float, int]]] = {}
+        for s, slot in enumerate(self.slots):
+            table[slot] = {}
+            for b, blueprint in enumerate(self.blueprints):
+                table[slot][blueprint] = (
+                    float(mean[s, b]),
+                    float(error[s, b]),
+                    int(kept[s, b]),
+                )
+        return table
 
     def clear(self) -> None:
+        """Forgets all measurements."""
         for name in self.SUMS:
             getattr(self, name)[:] = 0.0
         self._worths = None
@@ -237,7 +327,11 @@ class Experience:
     def state_dict(self) -> dict[str, Any]:
         """Returns the sums, with the names that they belong to."""
         sums = {name: torch.from_numpy(getattr(self, name).copy()) for name in self.SUMS}
-        return {"slots": list(self.slots), "blueprints": list(self.blueprints), **sums}
+        return {
+            "slots": list(self.slots),
+            "blueprints": list(self.blueprints),
+            **sums,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores :meth:`state_dict`. Raises ValueError if it belongs to other slots or blueprints."""
@@ -249,11 +343,13 @@ class Experience:
             )
         sums = {name: state[name].numpy() for name in self.SUMS}
         for name, values in sums.items():
-            own = getattr(self, name)
-            if values.shape != own.shape or not np.isfinite(values).all():
+            if values.shape != getattr(self, name).shape or not np.isfinite(values).all():
                 raise ValueError(f"{name} of the experience has a wrong shape or non-finite values")
-        spectra = [np.linalg.eigvalsh(sums[name]) for name in ("gram", "gains")]
-        if any(values.min() < -1e-9 * max(1.0, values.max()) for values in spectra) or sums["counts"].min() < 0:
+        impossible = sums["counts"].min() < 0
+        for name in ("gram", "gains"):  # sums of squares, so their eigenvalues are not negative
+            spectrum = np.linalg.eigvalsh(sums[name])
+            impossible |= spectrum.min() < -1e-9 * max(1.0, spectrum.max())
+        if impossible:
             raise ValueError("the experience has sums that no measurements can have")
         for name, values in sums.items():
             getattr(self, name)[:] = values
@@ -261,16 +357,27 @@ class Experience:
 
     def fits(self, state: Mapping[str, Any]) -> bool:
         """Whether a saved experience is of the same slots and blueprints."""
-        return (tuple(state["slots"]), tuple(state["blueprints"])) == (self.slots, self.blueprints)
+        slots = tuple(state["slots"])
+        blueprints = tuple(state["blueprints"])
+        return slots == self.slots and blueprints == self.blueprints
 
 
-def without_offset(gains: Floats, moments: Floats, counts: Floats, loss_offset: float) -> tuple[Floats, Floats]:
+def without_offset(
+    gains: Floats,
+    moments: Floats,
+    counts: Floats,
+    loss_offset: float,
+) -> tuple[Floats, Floats]:
     """Returns Σ y yᵀ [2, 2] and Σ y xᵀ [2, 1 + S·B] of gains less the offset of those by the loss.
 
     ``counts`` are Σ x, [1 + S·B].
     """
-    o, sums = np.array([0.0, loss_offset]), moments[:, 0]
-    return gains - np.outer(o, sums) - np.outer(sums, o) + counts[0] * np.outer(o, o), moments - np.outer(o, counts)
+    o = np.array([0.0, loss_offset])
+    sums = moments[:, 0]
+    # Σ (y − o) (y − o)ᵀ and Σ (y − o) xᵀ, multiplied out.
+    cross = np.outer(o, sums)
+    squares = gains - cross - cross.T + counts[0] * np.outer(o, o)
+    return squares, moments - np.outer(o, counts)
 
 
 def gain_precision(noise: Floats) -> Floats:
@@ -282,33 +389,41 @@ def gain_precision(noise: Floats) -> Floats:
     variances = np.diag(noise)
     correlation = abs(noise[0, 1]) / np.sqrt(variances.prod())
     if correlation > MAX_CORRELATION:
-        return np.asarray(np.diag(1 / (variances * (1 + correlation))), dtype=np.float64)
+        return np.diag(1 / (variances * (1 + correlation)))
     return np.asarray(np.linalg.inv(noise), dtype=np.float64)
 
 
 def gain_rows(w: Ints, loss_slope: float) -> Floats:
     """Returns x [2, 1 + S·B, D]: the maps from θ to (o_a, w) and to (0, λ_l w). ``w`` [S·B] are the places in θ."""
-    seed, x = np.arange(len(w)), np.zeros((2, 1 + len(w), w[-1] + 1))
+    seed = np.arange(len(w))
+    size = w[-1] + 1
+    x = np.zeros((2, 1 + len(w), size))
     x[0, 0, 0] = 1.0
-    x[0, 1 + seed, w], x[1, 1 + seed, w] = 1.0, loss_slope
+    x[0, 1 + seed, w] = 1.0
+    x[1, 1 + seed, w] = loss_slope
     return x
 
 
 def leaning_rows(offsets: Ints, w: Ints, slope: float) -> Floats:
     """Returns x [S·B, D] with E[y | θ] = x θ for a trial or contribution y of each seed, given the places in θ of their
     offsets and of w, [S·B] each."""
-    seed, x = np.arange(len(w)), np.zeros((len(w), w[-1] + 1))
-    x[seed, offsets], x[seed, w] = 1.0, slope
+    seed = np.arange(len(w))
+    x = np.zeros((len(w), w[-1] + 1))
+    x[seed, offsets] = 1.0
+    x[seed, w] = slope
     return x
 
 
 def prior_correlations(slots: int, blueprints: int, config: ExperienceConfig) -> Floats:
     """Returns K, [S·B, S·B]."""
     slot, blueprint = np.divmod(np.arange(slots * blueprints), blueprints)
-    same_slot, same_blueprint = slot[:, None] == slot, blueprint[:, None] == blueprint
-    shared, by_blueprint, by_slot = config.shared, config.by_blueprint, config.by_slot
-    own = 1 - shared - by_blueprint - by_slot
+    same_slot = slot[:, None] == slot
+    same_blueprint = blueprint[:, None] == blueprint
+    by_both = 1 - config.shared - config.by_blueprint - config.by_slot
     correlations: Floats = (
-        shared + by_blueprint * same_blueprint + by_slot * same_slot + own * (same_slot & same_blueprint)
+        config.shared
+        + config.by_blueprint * same_blueprint
+        + config.by_slot * same_slot
+        + by_both * (same_slot & same_blueprint)
     )
     return correlations

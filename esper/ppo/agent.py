@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from esper.config import PPOConfig
 from esper.control.controller import Float32s, Masks, PerEnvController
 from esper.ppo.buffer import RolloutBuffer, broken_steps, gae, legal_options
-from esper.ppo.network import RELEVANCE
+from esper.ppo.network import RELEVANCE, State
 from esper.ppo.normalization import RewardNormalizer
 from esper.ppo.policy import Policy
 from esper.ppo.update import PolicyOutput, UpdateStats, imitation_loss, mean_over, ppo_loss, update_policy
@@ -57,14 +57,26 @@ class PPOAgent(Policy):
 
     def act(self, observation: Float32s, masks: Masks) -> NDArray[np.int64]:
         """Returns actions, int64 [E, 8], and stores the step with its observation; :meth:`record` completes it."""
-        shown = None if self.teacher is None else torch.from_numpy(self.teacher.act(observation, masks)).to(self.device)
-        before, starts, legal = self.state, self.starts, self.legal(masks)
-        raw = torch.from_numpy(observation).to(self.device)
+        shown = None
+        if self.teacher is not None:
+            shown = self.tensor(self.teacher.act(observation, masks))
+        before = self.state
+        starts = self.starts
+        legal = self.legal(masks)
+        raw = self.tensor(observation)
         seen, context, decision = self.step(raw, legal, shown)
         with torch.no_grad():
             value = self.network.value(context)
-        inputs = {"raw": raw, "observation": seen, "start": starts}
-        self.buffer.add(before, legal, **inputs, action=decision.action, log_prob=decision.log_prob, value=value)
+        self.buffer.add(
+            before,
+            legal,
+            raw=raw,
+            observation=seen,
+            start=starts,
+            action=decision.action,
+            log_prob=decision.log_prob,
+            value=value,
+        )
         return decision.action.cpu().numpy()
 
     def load_from(self, other: PPOAgent) -> None:
@@ -74,7 +86,15 @@ class PPOAgent(Policy):
 
     def clone_policy(self, n_envs: int, run_seed: int, greedy: bool) -> Policy:
         """Returns a copy of the current policy for ``n_envs`` other envs; it does not learn."""
-        policy = Policy(self.spec, self.layout, n_envs, self.config, run_seed, self.device, greedy)
+        policy = Policy(
+            self.spec,
+            self.layout,
+            n_envs,
+            self.config,
+            run_seed,
+            self.device,
+            greedy,
+        )
         policy.load_policy_state(self.policy_state())
         return policy
 
@@ -101,9 +121,9 @@ class PPOAgent(Policy):
         self.buffer.amend(
             reward=torch.from_numpy(rewards - unscaled).float().to(self.device),
             unscaled=torch.from_numpy(unscaled).float().to(self.device),
-            terminated=torch.from_numpy(terminated).to(self.device),
-            truncated=torch.from_numpy(truncated).to(self.device),
-            valid=torch.from_numpy(~idle).to(self.device),
+            terminated=self.tensor(terminated),
+            truncated=self.tensor(truncated),
+            valid=self.tensor(~idle),
             final_value=values,
         )
 
@@ -116,50 +136,121 @@ class PPOAgent(Policy):
         last_value = self.value_of(last_observation)
         rollout, masks, state = self.buffer.stack()
         self.buffer.clear()
-        rate = self.config.learning_rate * (1 - self.progress if self.config.anneal else 1.0)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        rate = self._set_learning_rate()
         broken = int((broken_steps(rollout) & rollout["valid"]).sum())
         if broken:  # must reach neither the weights nor the running statistics
             return UpdateStats.skipped(broken, rate, self.entropy_coefficient)
-        config, terminated, truncated = self.config, rollout["terminated"], rollout["truncated"]
-        self.rewards.update(rollout["reward"], terminated | truncated, rollout["valid"])
-        scaled = rollout["reward"] / self.rewards.scale + rollout["unscaled"]
-        rewards = scaled.clamp(-config.reward_clip, config.reward_clip)
-        ends = terminated, truncated, rollout["final_value"]
-        advantage, target = gae(rewards, rollout["value"], last_value, *ends, config.gamma, config.gae_lambda)
-        rollout |= {"advantage": advantage, "target": target, "free": masks["op"].sum(dim=-1) > 1}
+
+        self._estimate_advantages(rollout, last_value)
+        rollout["free"] = masks["op"].sum(dim=-1) > 1
         evaluate = partial(self._evaluate, rollout, masks, state)
-        settings = config, self.entropy_coefficient, self.generator
-        loss = ppo_loss if self.teacher is None else imitation_loss
-        stats = update_policy(self.parameters, self.optimizer, evaluate, rollout, *settings, loss)
+        stats = update_policy(
+            self.parameters,
+            self.optimizer,
+            evaluate,
+            rollout,
+            self.config,
+            self.entropy_coefficient,
+            self.generator,
+            ppo_loss if self.teacher is None else imitation_loss,
+        )
         stats.reward_scale = self.rewards.scale
-        with torch.no_grad():
-            entropies = evaluate(torch.arange(self.n_envs)).entropies
-        relevant = RELEVANCE.to(self.device)[rollout["action"][..., 0]]
-        mattered = (rollout["valid"] & rollout["free"])[..., None] & relevant
-        choices = mattered & (legal_options(rollout["action"], masks) > 1)
-        log_head_entropies(stats, entropies, mattered, choices)
+        self._log_entropies(stats, rollout, masks, evaluate)
+        # Last, because the policy was updated on observations that the old statistics have normalised.
         self.observations.update(rollout["raw"][rollout["valid"]])
         return stats
+
+    def _set_learning_rate(self) -> float:
+        """Sets the learning rate for the progress of training, and returns it."""
+        rate = self.config.learning_rate
+        if self.config.anneal:
+            rate *= 1 - self.progress
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def _estimate_advantages(self, rollout: dict[str, Tensor], last_value: Tensor) -> None:
+        """Adds ``advantage`` and ``target`` to ``rollout``; its rewards are scaled by statistics that include them."""
+        config = self.config
+        reward = rollout["reward"]
+        terminated = rollout["terminated"]
+        truncated = rollout["truncated"]
+        self.rewards.update(reward, terminated | truncated, rollout["valid"])
+        # What is unscaled is in the unit of scaled rewards.
+        scaled = reward / self.rewards.scale + rollout["unscaled"]
+        rollout["advantage"], rollout["target"] = gae(
+            scaled.clamp(-config.reward_clip, config.reward_clip),
+            rollout["value"],
+            last_value,
+            terminated,
+            truncated,
+            rollout["final_value"],
+            config.gamma,
+            config.gae_lambda,
+        )
+
+    def _log_entropies(
+        self,
+        stats: UpdateStats,
+        rollout: Mapping[str, Tensor],
+        masks: Mapping[str, Tensor],
+        evaluate: Callable[[Tensor], PolicyOutput],
+    ) -> None:
+        """Sets the mean entropy of each head of the updated policy: over the steps in which the head mattered, and over
+        those in which it also had a choice.
+
+        Numbers are transferred once.
+        """
+        with torch.no_grad():
+            entropies = evaluate(torch.arange(self.n_envs)).entropies  # [T, E, heads]
+        action = rollout["action"]
+        acting = rollout["valid"] & rollout["free"]
+        mattered = acting[..., None] & RELEVANCE.to(self.device)[action[..., 0]]
+        choices = mattered & (legal_options(action, masks) > 1)
+
+        means: list[Tensor] = []
+        for marked in (mattered, choices):
+            means += map(mean_over, entropies.unbind(-1), marked.unbind(-1))
+        counts = choices.flatten(0, -2).sum(dim=0)
+        numbers = torch.cat((torch.stack(means).double(), counts.double())).tolist()
+        heads = len(HEADS)
+        for place, head in enumerate(HEADS):
+            stats.head_entropies[head] = numbers[place]
+            count = int(numbers[2 * heads + place])
+            if count:
+                stats.head_choices[head] = count
+                stats.choice_entropies[head] = numbers[heads + place]
 
     @property
     def entropy_coefficient(self) -> float:
         """Weight of the entropy bonus, from ``entropy_start`` to ``entropy_end`` by the progress of training."""
-        return self.config.entropy_start + (self.config.entropy_end - self.config.entropy_start) * self.progress
+        start = self.config.entropy_start
+        return start + (self.config.entropy_end - start) * self.progress
 
     def _evaluate(
-        self, rollout: Mapping[str, Tensor], masks: Mapping[str, Tensor], state: tuple[Tensor, Tensor], envs: Tensor
+        self,
+        rollout: Mapping[str, Tensor],
+        masks: Mapping[str, Tensor],
+        state: State,
+        envs: Tensor,
     ) -> PolicyOutput:
         """Evaluates the current network on the whole sequences of ``envs``."""
-        initial = (state[0][envs], state[1][envs])
-        scene, _ = self.network.encode(rollout["observation"][:, envs], initial, rollout["start"][:, envs])
+        hidden, cell = state
+        scene, _ = self.network.encode(
+            rollout["observation"][:, envs],
+            (hidden[envs], cell[envs]),
+            rollout["start"][:, envs],
+        )
+        # The heads decide row by row: [T, E, ...] becomes [T · E, ...], and back.
         legal = {name: mask[:, envs].flatten(0, 1) for name, mask in masks.items()}
         action = rollout["action"][:, envs].flatten(0, 1)
-        decision = self.network.decide(scene.rows(), legal, action=action)
+        decision = self.network.decide(scene.rows(), legal, action)
         shape = scene.context.shape[:2]
-        log_prob, entropies = decision.log_prob.view(shape), decision.entropies.view(*shape, len(HEADS))
-        return PolicyOutput(self.network.value(scene.context), log_prob, entropies)
+        return PolicyOutput(
+            self.network.value(scene.context),
+            decision.log_prob.view(shape),
+            decision.entropies.view(*shape, len(HEADS)),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of acting and learning between two steps, as tensors and plain numbers.
@@ -184,17 +275,3 @@ class PPOAgent(Policy):
         self.generator.set_state(state["generator"])
         self.load_memory_state(state["memory"])
         self.progress = float(state["progress"])
-
-
-def log_head_entropies(stats: UpdateStats, entropies: Tensor, mattered: Tensor, choices: Tensor) -> None:
-    """Sets the mean entropy of each head: over the steps in which it ``mattered``, and over those with ``choices``.
-
-    All tensors are [T, E, heads]. The results are transferred once.
-    """
-    means = [mean_over(entropies[..., i], where[..., i]) for where in (mattered, choices) for i in range(len(HEADS))]
-    counts = choices.flatten(0, -2).sum(dim=0)
-    numbers = torch.cat((torch.stack(means).double(), counts.double())).tolist()
-    every, chosen, counted = (numbers[start : start + len(HEADS)] for start in range(0, len(numbers), len(HEADS)))
-    stats.head_entropies = dict(zip(HEADS, every, strict=True))
-    stats.head_choices = {head: int(count) for head, count in zip(HEADS, counted, strict=True) if count}
-    stats.choice_entropies = {head: mean for head, mean, count in zip(HEADS, chosen, counted, strict=True) if count}

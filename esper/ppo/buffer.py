@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from esper.ppo.network import FREE_HEADS, State
+from esper.ppo.network import FREE_HEADS, State, row_at
 
 MASK_NAMES = ("op", "op_slot", "slot_blueprint", *FREE_HEADS)
 
@@ -27,10 +27,16 @@ class RolloutBuffer:
     def __len__(self) -> int:
         return len(self._steps)
 
-    def add(self, state: State, masks: Mapping[str, Tensor], **step: Tensor) -> None:
+    def add(
+        self,
+        state: State,
+        masks: Mapping[str, Tensor],
+        **step: Tensor,
+    ) -> None:
         """Appends one step of all envs; ``state`` is the recurrent state before it. Only the first state is kept."""
         if self.initial_state is None:
-            self.initial_state = (state[0].clone(), state[1].clone())
+            hidden, cell = state
+            self.initial_state = (hidden.clone(), cell.clone())
         self._masks.append({name: masks[name] for name in MASK_NAMES})
         self._steps.append(step)
 
@@ -45,26 +51,44 @@ class RolloutBuffer:
         """
         if self.initial_state is None:
             raise ValueError("the buffer has no steps")
-        steps = {name: torch.stack([step[name] for step in self._steps]) for name in self._steps[0]}
-        masks = {name: torch.stack([mask[name] for mask in self._masks]) for name in MASK_NAMES}
+        steps = _stacked(self._steps)
+        masks = _stacked(self._masks)
         return steps, masks, self.initial_state
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the steps stored so far, for updates that learn from several rounds."""
-        return {"steps": self._steps, "masks": self._masks, "initial": self.initial_state}
+        return {
+            "steps": self._steps,
+            "masks": self._masks,
+            "initial": self.initial_state,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        def here(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Restores :meth:`state_dict` on ``device``."""
+
+        def moved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return {name: tensor.to(device) for name, tensor in tensors.items()}
 
-        self._steps, self._masks = [here(step) for step in state["steps"]], [here(mask) for mask in state["masks"]]
-        initial = state["initial"]
-        self.initial_state = None if initial is None else (initial[0].to(device), initial[1].to(device))
+        self._steps = list(map(moved, state["steps"]))
+        self._masks = list(map(moved, state["masks"]))
+        self.initial_state = None
+        if state["initial"] is not None:
+            hidden, cell = state["initial"]
+            self.initial_state = (hidden.to(device), cell.to(device))
 
     def clear(self) -> None:
         self._steps.clear()
         self._masks.clear()
         self.initial_state = None
+
+
+def _stacked(steps: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Joins the tensors [E, ...] of T steps by name, [T, E, ...]."""
+    stacked = {}
+    for name in steps[0]:
+        values = [step[name] for step in steps]
+        stacked[name] = torch.stack(values)
+    return stacked
 
 
 def gae(
@@ -94,9 +118,10 @@ def gae(
     advantages = torch.zeros_like(rewards)
     following = torch.zeros_like(last_value)
     next_value = last_value
-    for t in range(len(rewards) - 1, -1, -1):
+    for t in reversed(range(len(rewards))):  # each advantage needs the one after it
         ended = terminated[t] | truncated[t]
-        bootstrap = torch.where(terminated[t], 0.0, torch.where(truncated[t], final_values[t], next_value))
+        bootstrap = torch.where(truncated[t], final_values[t], next_value)
+        bootstrap = torch.where(terminated[t], 0.0, bootstrap)
         delta = rewards[t] + gamma * bootstrap - values[t]
         following = delta + gamma * lam * torch.where(ended, 0.0, following)
         advantages[t] = following
@@ -109,17 +134,21 @@ def broken_steps(rollout: Mapping[str, Tensor]) -> Tensor:
     finite = rollout["raw"].isfinite().all(dim=-1)
     for name in ("observation", "log_prob", "value", "reward", "unscaled"):
         values = rollout[name].isfinite()
-        finite = finite & (values.all(dim=-1) if values.ndim > finite.ndim else values)
+        if values.ndim > finite.ndim:
+            values = values.all(dim=-1)
+        finite = finite & values
     return ~finite
 
 
 def legal_options(action: Tensor, masks: Mapping[str, Tensor]) -> Tensor:
     """Counts the legal choices of each head, int64 [T, E, 8], given the earlier heads of ``action`` [T, E, 8]."""
-    op, slot = action[..., 0], action[..., 1]
-
-    def chosen(mask: Tensor, place: Tensor) -> Tensor:
-        """Returns row ``place`` [T, E] of mask [T, E, N, M]."""
-        return mask.gather(2, place[..., None, None].expand(*place.shape, 1, mask.shape[-1]))[..., 0, :]
-
-    rows = (masks["op"], chosen(masks["op_slot"], op), chosen(masks["slot_blueprint"], slot))
-    return torch.stack([row.sum(dim=-1) for row in (*rows, *(masks[name] for name in FREE_HEADS))], dim=-1)
+    op = action[..., 0]
+    slot = action[..., 1]
+    legal = [
+        masks["op"],
+        row_at(masks["op_slot"], op),
+        row_at(masks["slot_blueprint"], slot),
+    ]
+    legal += [masks[head] for head in FREE_HEADS]
+    counts = [options.sum(dim=-1) for options in legal]
+    return torch.stack(counts, dim=-1)

@@ -19,13 +19,18 @@ class MaskedCategorical:
 
     def __init__(self, logits: Tensor, legal: Tensor) -> None:
         self.legal = legal
-        self.log_probs = torch.log_softmax(torch.where(legal, logits.float(), MASKED_LOGIT), dim=-1)  # [N, n]
+        masked = torch.where(legal, logits.float(), MASKED_LOGIT)
+        self.log_probs = torch.log_softmax(masked, dim=-1)  # [N, n]
 
     def sample(self, uniforms: Tensor) -> Tensor:
         """Samples choices [N] by inverting the CDF at ``uniforms`` [N] in [0, 1); every choice is legal."""
-        cumulative = self.log_probs.exp().masked_fill(~self.legal, 0.0).cumsum(dim=-1)
-        chosen = (cumulative <= uniforms[:, None] * cumulative[:, -1:]).sum(dim=-1)
-        last_legal = self.legal.shape[-1] - 1 - self.legal.flip(-1).int().argmax(dim=-1)
+        probs = self.log_probs.exp().masked_fill(~self.legal, 0.0)
+        cumulative = probs.cumsum(dim=-1)
+        total = cumulative[:, -1:]  # 1, but for rounding
+        chosen = (cumulative <= uniforms[:, None] * total).sum(dim=-1)
+        # Rounding may also lead past the last legal option.
+        illegal_after = self.legal.flip(-1).int().argmax(dim=-1)
+        last_legal = self.legal.shape[-1] - 1 - illegal_after
         return torch.minimum(chosen, last_legal)
 
     def mode(self) -> Tensor:
@@ -38,9 +43,11 @@ class MaskedCategorical:
 
     def normalized_entropy(self) -> Tensor:
         """−Σ p ln p / ln(number of legal options) [N], in [0, 1]; 0 if only one choice is legal."""
-        plogp = torch.where(self.legal, self.log_probs.exp() * self.log_probs, 0.0)
+        plogp = self.log_probs.exp() * self.log_probs
+        plogp = torch.where(self.legal, plogp, 0.0)
         options = self.legal.sum(dim=-1)
-        return -plogp.sum(dim=-1) / options.clamp(min=2).float().log() * (options > 1)
+        highest = options.clamp(min=2).float().log()
+        return -plogp.sum(dim=-1) / highest * (options > 1)
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -51,16 +58,23 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def counter_uniforms(
-    run_seed: int, env: NDArray[np.int64], episode: NDArray[np.int64], step: NDArray[np.int64], draws: int
+    run_seed: int,
+    env: NDArray[np.int64],
+    episode: NDArray[np.int64],
+    step: NDArray[np.int64],
+    draws: int,
 ) -> NDArray[np.float64]:
     """Returns uniform numbers in [0, 1), float64 [E, draws], keyed by (run seed, env, episode, step, draw).
 
     An env's numbers depend only on its own counters; ``env``, ``episode`` and ``step`` are int64 [E].
     """
     with np.errstate(over="ignore"):
-        golden = np.uint64(0x9E3779B97F4A7C15)
+        one = np.uint64(1)
+        golden = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / the golden ratio
         key = _mix(np.full(len(env), run_seed, dtype=np.uint64) + golden)
         for counter in (env, episode, step):
-            key = _mix(key * golden + counter.astype(np.uint64) + np.uint64(1))
-        values = _mix(key[:, None] + golden * (np.arange(draws, dtype=np.uint64) + np.uint64(1)))
+            key = _mix(key * golden + counter.astype(np.uint64) + one)
+        draw = np.arange(draws, dtype=np.uint64)
+        values = _mix(key[:, None] + golden * (draw + one))
+    # The upper 53 bits, as many as float64 holds.
     return (values >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -26,11 +26,24 @@ CHOICE_INPUTS = ("profit", "pays", "size", "size_share", "layers", "spatial", "e
 """Inputs of the network about a seed that could be planted. It does not read how sure a worth is: rewards end with an
 episode, so an agent that knew would never try what it knows little about. In training the worth behind ``profit`` is
 drawn from the posterior; whoever acts on draws explores as much as there is to learn (Thompson 1933)."""
-CHOICE_PLACES = torch.tensor([[entry.name for entry in PER_CHOICE].index(name) for name in CHOICE_INPUTS])
-PROFIT_PLACE, PAYS_PLACE = CHOICE_INPUTS.index("profit"), CHOICE_INPUTS.index("pays")
+_NAMES = [entry.name for entry in PER_CHOICE]
+CHOICE_PLACES = torch.tensor([_NAMES.index(name) for name in CHOICE_INPUTS])
+"""Places of these inputs among the entries of a (slot, blueprint)."""
+PROFIT_PLACE = CHOICE_INPUTS.index("profit")
+PAYS_PLACE = CHOICE_INPUTS.index("pays")
 
-# Bool [ops, heads]: whether a head matters for an op. The op head always does.
-RELEVANCE = torch.tensor([[head == "op" or head in RELEVANT[op] for head in HEADS] for op in Op])
+
+def _relevance() -> Tensor:
+    matters = torch.zeros(len(Op), len(HEADS), dtype=torch.bool)
+    matters[:, HEADS.index("op")] = True
+    for op, heads in RELEVANT.items():
+        for head in heads:
+            matters[op, HEADS.index(head)] = True
+    return matters
+
+
+RELEVANCE = _relevance()
+"""Bool [ops, heads]: whether a head matters for an op. The op head always does."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +92,13 @@ class Scene(NamedTuple):
 
     def rows(self) -> Scene:
         """Joins the leading axes [T, E]."""
-        return Scene(*(part.flatten(0, 1) for part in self))
+        return Scene(
+            context=self.context.flatten(0, 1),
+            slots=self.slots.flatten(0, 1),
+            choices=self.choices.flatten(0, 1),
+            profits=self.profits.flatten(0, 1),
+            pays=self.pays.flatten(0, 1),
+        )
 
 
 class SequenceLSTM(nn.Module):
@@ -94,22 +113,34 @@ class SequenceLSTM(nn.Module):
         self.size = size
         self.lstm = nn.LSTM(size, size)
 
-    def forward(self, x: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
+    def forward(
+        self,
+        x: Tensor,
+        state: State,
+        starts: Tensor,
+    ) -> tuple[Tensor, State]:
         """Maps x [T, E, H] to outputs [T, E, H] and the state after the last step.
 
         ``state`` is the state before the first step; ``starts`` bool [T, E] marks the first steps of episodes.
         """
-        cuts = [0, *(int(t) for t in starts.any(dim=1).nonzero().flatten() if t > 0), len(x)]
+        begins = starts.any(dim=1).nonzero().flatten().tolist()
+        cuts = sorted({0, *begins, len(x)})
+        hidden, cell = state
         outputs = []
         for begin, end in pairwise(cuts):
             fresh = starts[begin][:, None]
-            state = (torch.where(fresh, 0.0, state[0]), torch.where(fresh, 0.0, state[1]))
-            out, (h, c) = self.lstm(x[begin:end], (state[0][None].contiguous(), state[1][None].contiguous()))
+            hidden = torch.where(fresh, 0.0, hidden)
+            cell = torch.where(fresh, 0.0, cell)
+            # The kernel's states have an axis of layers in front.
+            before = (hidden[None].contiguous(), cell[None].contiguous())
+            out, (h, c) = self.lstm(x[begin:end], before)
             outputs.append(out)
-            state = (h[0], c[0])
-        return torch.cat(outputs), state
+            hidden = h[0]
+            cell = c[0]
+        return torch.cat(outputs), (hidden, cell)
 
     def initial_state(self, envs: int, device: torch.device) -> State:
+        """Returns the state of ``envs`` envs before their first episode."""
         zeros = torch.zeros(envs, self.size, device=device)
         return zeros, zeros.clone()
 
@@ -128,20 +159,27 @@ class PolicyNetwork(nn.Module):
     def __init__(self, spec: ActionSpec, config: PPOConfig) -> None:
         """``config`` has the width, and the preferences of the initial policy (``prior``, ``prior_*``)."""
         super().__init__()
-        self.spec, width = spec, config.width
+        width = config.width
         part = max(16, width // 4)
         waves = place_waves(len(spec.slots))
         self.waves: Tensor
         self.coefficients: Tensor
         self.register_buffer("waves", waves, persistent=False)  # [S, WAVES]
         self.register_buffer("coefficients", fourier(waves), persistent=False)  # [WAVES, S]
-        self.choice_encoder = nn.Sequential(_two_layers(len(CHOICE_INPUTS), part, part), nn.Tanh())
+        self.choice_encoder = nn.Sequential(
+            _two_layers(len(CHOICE_INPUTS), part, part),
+            nn.Tanh(),
+        )
         self.profit_weight = nn.Parameter(torch.tensor(config.prior * config.prior_profit))
         """Weight of a seed's profit in its score."""
         self.pays_weight = nn.Parameter(torch.tensor(config.prior * config.prior_pays))
         """Weight of whether the best seed pays in the score of planting."""
         self.ops = nn.Embedding(len(Op), part)
-        self.slot_encoder = nn.Sequential(nn.Linear(len(PER_SLOT) - 1 + 2 * part + WAVES, part), nn.Tanh())
+        features = len(PER_SLOT) - 1  # the last entry is an index, which is embedded
+        self.slot_encoder = nn.Sequential(
+            nn.Linear(features + 2 * part + WAVES, part),
+            nn.Tanh(),
+        )
         self.trunk = _two_layers(len(BASE) + WAVES * part, width, width)
         self.norm = nn.LayerNorm(width)
         self.memory = SequenceLSTM(width)
@@ -161,10 +199,19 @@ class PolicyNetwork(nn.Module):
                 nn.init.orthogonal_(module.weight, math.sqrt(2))
                 nn.init.zeros_(module.bias)
         for name, parameter in self.memory.named_parameters():
-            nn.init.orthogonal_(parameter) if "weight" in name else nn.init.zeros_(parameter)
-        for head in (self.op_head, self.slot_query, self.blueprint_query, self.free_heads):
+            if "weight" in name:
+                nn.init.orthogonal_(parameter)
+            else:
+                nn.init.zeros_(parameter)
+        outputs = (self.op_head, self.slot_query, self.blueprint_query, self.free_heads)
+        for head in outputs:
             nn.init.orthogonal_(head[-1].weight, 0.01)  # type: ignore[arg-type]
         nn.init.orthogonal_(self.value_head[-1].weight, 1.0)  # type: ignore[arg-type]
+        self._set_prior(config)
+
+    @torch.no_grad()
+    def _set_prior(self, config: PPOConfig) -> None:
+        """Sets the biases of the ops and of the alpha targets to the preferences of the initial policy."""
         # It advances seeds and leaves them alone. A uniform initial policy prunes nearly every seed, or leaves it at an
         # alpha below 1, which cannot be fossilized, before it pays off; what the agent then learns is not to plant any.
         logits = {
@@ -174,32 +221,52 @@ class PolicyNetwork(nn.Module):
             Op.ADVANCE: config.prior_advance,
         }
         ops = [config.prior * logits.get(op, 0.0) for op in Op]
-        targets = [config.prior * config.prior_full_alpha * (target == 1.0) for target in ALPHA_TARGETS]
-        free = dict(zip(FREE_HEADS, self.free_sizes, strict=True))
-        others = [targets if head == "alpha_target" else [0.0] * size for head, size in free.items()]
-        with torch.no_grad():
-            self.op_head[-1].bias.copy_(torch.tensor(ops))  # type: ignore[operator]
-            self.free_heads[-1].bias.copy_(torch.tensor([x for head in others for x in head]))  # type: ignore[operator]
+        free: list[float] = []
+        for head, size in zip(FREE_HEADS, self.free_sizes, strict=True):
+            if head == "alpha_target":
+                free += [config.prior * config.prior_full_alpha * (target == 1.0) for target in ALPHA_TARGETS]
+            else:
+                free += [0.0] * size
+        self.op_head[-1].bias.copy_(torch.tensor(ops))  # type: ignore[operator]
+        self.free_heads[-1].bias.copy_(torch.tensor(free))  # type: ignore[operator]
 
-    def encode(self, observation: Tensor, state: State, starts: Tensor) -> tuple[Scene, State]:
-        """Returns what the heads decide by, [T, E, ...], and the state after the last step.
+    def encode(
+        self,
+        observation: Tensor,
+        state: State,
+        starts: Tensor,
+    ) -> tuple[Scene, State]:
+        """Returns the inputs of the heads, [T, E, ...], and the state after the last step.
 
         ``observation`` [T, E, D] is normalised, ``state`` is the recurrent state before the first step, and ``starts``
         bool [T, E] marks the first steps of episodes.
         """
         base, slots, choices = split(observation, len(self.waves))
         described = choices[..., CHOICE_PLACES.to(choices.device)]  # [T, E, S, B, C]
-        profits, embeddings = described[..., PROFIT_PLACE], self.choice_encoder(described)
+        profits = described[..., PROFIT_PLACE]
+        embeddings = self.choice_encoder(described)
+
+        # Each slot: its entries, the embeddings of its seed and of the best one for it, and its place.
         planted = slots[..., -1].long()  # 0 for none
-        place = (planted - 1).clamp(min=0)[..., None, None].expand(*planted.shape, 1, embeddings.shape[-1])
-        seed = embeddings.gather(-2, place)[..., 0, :] * (planted > 0)[..., None]
-        best = embeddings.gather(-2, profits.argmax(dim=-1)[..., None, None].expand_as(place))[..., 0, :]
+        seed = row_at(embeddings, (planted - 1).clamp(min=0))
+        seed = seed * (planted > 0)[..., None]
+        best = row_at(embeddings, profits.argmax(dim=-1))
         places = self.waves.expand(*slots.shape[:-1], -1)
-        slot_embeddings = self.slot_encoder(torch.cat((slots[..., :-1], seed, best, places), dim=-1))
+        inputs = (slots[..., :-1], seed, best, places)
+        slot_embeddings = self.slot_encoder(torch.cat(inputs, dim=-1))
+
         summary = (self.coefficients @ slot_embeddings).flatten(-2)  # [T, E, WAVES · part]
-        seen = self.norm(self.trunk(torch.cat((base, summary), dim=-1)))
+        features = self.trunk(torch.cat((base, summary), dim=-1))
+        seen = self.norm(features)
         remembered, state = self.memory(seen, state, starts)
-        return Scene(seen + remembered, slot_embeddings, embeddings, profits, described[..., PAYS_PLACE]), state
+        scene = Scene(
+            context=seen + remembered,
+            slots=slot_embeddings,
+            choices=embeddings,
+            profits=profits,
+            pays=described[..., PAYS_PLACE],
+        )
+        return scene, state
 
     def value(self, context: Tensor) -> Tensor:
         """Returns V(s) [...] for contexts [..., width]."""
@@ -208,15 +275,24 @@ class PolicyNetwork(nn.Module):
     def _op_scores(self, scene: Scene, masks: Masks) -> Tensor:
         """Returns the logits of ops, [N, ops], by the context and by the best seed that may be planted."""
         plantable = masks["slot_blueprint"] & masks["op_slot"][:, Op.GERMINATE, :, None]  # [N, S, B]
-        best = torch.where(plantable, scene.profits, -math.inf).flatten(1).argmax(dim=-1)
+        profits = torch.where(plantable, scene.profits, -math.inf)
+        best = profits.flatten(1).argmax(dim=-1)
         rows = torch.arange(len(best), device=best.device)
-        offer = scene.choices.flatten(1, 2)[rows, best] * plantable.any(dim=(1, 2))[:, None]
-        scores: Tensor = self.op_head(torch.cat((scene.context, offer), dim=-1))
-        scores[:, Op.GERMINATE] += self.pays_weight * (2 * scene.pays.flatten(1)[rows, best] - 1)
+        offer = scene.choices.flatten(1, 2)[rows, best]
+        offer = offer * plantable.any(dim=(1, 2))[:, None]
+        inputs = torch.cat((scene.context, offer), dim=-1)
+        scores: Tensor = self.op_head(inputs)
+
+        pays = scene.pays.flatten(1)[rows, best]
+        scores[:, Op.GERMINATE] += self.pays_weight * (2 * pays - 1)
         return scores
 
     def decide(
-        self, scene: Scene, masks: Masks, action: Tensor | None = None, uniforms: Tensor | None = None
+        self,
+        scene: Scene,
+        masks: Masks,
+        action: Tensor | None = None,
+        uniforms: Tensor | None = None,
     ) -> Decision:
         """Decides N rows: replays ``action`` [N, 8], or samples with ``uniforms`` [N, 8], or takes the most likely.
 
@@ -225,43 +301,83 @@ class PolicyNetwork(nn.Module):
         p(a) = p(op) · p(slot | op) · p(blueprint | op, slot) · Π p(head | op, slot, blueprint) over the heads that
         matter for the op; the other heads are 0.
         """
-        context, slots, choices, profits, _ = scene
+        context = scene.context
         rows = torch.arange(len(context), device=context.device)
-        chosen, log_probs, entropies = list[Tensor](), list[Tensor](), list[Tensor]()
+        choices = _Choices(action, uniforms)
+        op = choices.add(self._op_scores(scene, masks), masks["op"])
 
-        def choose(head: str, logits: Tensor, legal: Tensor) -> Tensor:
-            place = HEADS.index(head)
-            options = MaskedCategorical(logits, legal)
-            if action is not None:
-                choice = action[:, place]
-            else:
-                choice = options.mode() if uniforms is None else options.sample(uniforms[:, place])
-            matters = RELEVANCE.to(context.device)[chosen[0] if chosen else choice, place]
-            choice = torch.where(matters, choice, 0)
-            chosen.append(choice)
-            log_probs.append(torch.where(matters, options.log_prob(choice), 0.0))
-            entropies.append(torch.where(matters, options.normalized_entropy(), 0.0))
-            return choice
+        known = torch.cat((context, self.ops(op)), dim=-1)
+        scores = _scores(self.slot_query(known), scene.slots)
+        slot = choices.add(scores, masks["op_slot"][rows, op])
 
-        op = choose("op", self._op_scores(scene, masks), masks["op"])
-        given = torch.cat((context, self.ops(op)), dim=-1)
-        slot = choose("slot", _scores(self.slot_query(given), slots), masks["op_slot"][rows, op])
-        given = torch.cat((given, slots[rows, slot]), dim=-1)
+        known = torch.cat((known, scene.slots[rows, slot]), dim=-1)
+        seeds = scene.choices[rows, slot]
+        scores = _scores(self.blueprint_query(known), seeds)
+        scores = scores + self.profit_weight * scene.profits[rows, slot]
         affordable = masks["slot_blueprint"][rows, slot]
         affordable = affordable | ~affordable.any(dim=-1, keepdim=True)  # rows whose op needs no blueprint
-        scores = _scores(self.blueprint_query(given), choices[rows, slot]) + self.profit_weight * profits[rows, slot]
-        blueprint = choose("blueprint", scores, affordable)
-        given = torch.cat((given, choices[rows, slot, blueprint]), dim=-1)
-        for head, logits in zip(FREE_HEADS, self.free_heads(given).split(self.free_sizes, dim=-1), strict=True):
-            choose(head, logits, masks[head])
-        log_prob = torch.stack(log_probs, dim=-1).sum(dim=-1)
-        return Decision(torch.stack(chosen, dim=-1), log_prob, torch.stack(entropies, dim=-1))
+        blueprint = choices.add(scores, affordable)
+
+        known = torch.cat((known, seeds[rows, blueprint]), dim=-1)
+        logits = self.free_heads(known).split(self.free_sizes, dim=-1)
+        for head, scores in zip(FREE_HEADS, logits, strict=True):
+            choices.add(scores, masks[head])
+        return choices.decision()
+
+
+class _Choices:
+    """The choices of N rows, head by head in the order of ``HEADS``: replayed from ``action`` [N, 8], or sampled with
+    ``uniforms`` [N, 8], or the most likely ones."""
+
+    def __init__(self, action: Tensor | None, uniforms: Tensor | None) -> None:
+        self.action = action
+        self.uniforms = uniforms
+        self.chosen: list[Tensor] = []
+        self.log_probs: list[Tensor] = []
+        self.entropies: list[Tensor] = []
+
+    def add(self, logits: Tensor, legal: Tensor) -> Tensor:
+        """Chooses for the next head from its ``logits`` and ``legal`` options [N, n]; returns the choices [N]."""
+        head = len(self.chosen)
+        options = MaskedCategorical(logits, legal)
+        if self.action is not None:
+            choice = self.action[:, head]
+        elif self.uniforms is not None:
+            choice = options.sample(self.uniforms[:, head])
+        else:
+            choice = options.mode()
+        op = self.chosen[0] if self.chosen else choice
+        matters = RELEVANCE.to(choice.device)[op, head]
+        choice = torch.where(matters, choice, 0)
+        self.chosen.append(choice)
+        self.log_probs.append(torch.where(matters, options.log_prob(choice), 0.0))
+        self.entropies.append(torch.where(matters, options.normalized_entropy(), 0.0))
+        return choice
+
+    def decision(self) -> Decision:
+        """Returns the choices of all heads."""
+        return Decision(
+            action=torch.stack(self.chosen, dim=-1),
+            log_prob=torch.stack(self.log_probs, dim=-1).sum(dim=-1),
+            entropies=torch.stack(self.entropies, dim=-1),
+        )
+
+
+def row_at(values: Tensor, place: Tensor) -> Tensor:
+    """Returns row ``place`` [...] of ``values`` [..., N, M], [..., M]."""
+    index = place[..., None, None].expand(*place.shape, 1, values.shape[-1])
+    return values.gather(-2, index)[..., 0, :]
 
 
 def _two_layers(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
+    return nn.Sequential(
+        nn.Linear(inputs, hidden),
+        nn.Tanh(),
+        nn.Linear(hidden, outputs),
+    )
 
 
 def _scores(query: Tensor, keys: Tensor) -> Tensor:
     """query [N, d] · keys [N, K, d] / √d → [N, K]."""
-    return (keys @ query[:, :, None])[:, :, 0] / math.sqrt(query.shape[-1])
+    products = (keys @ query[:, :, None])[:, :, 0]
+    return products / math.sqrt(query.shape[-1])

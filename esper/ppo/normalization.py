@@ -14,6 +14,8 @@ from esper.spaces.observation import BASE, PER_CHOICE, PER_SLOT, FeatureKind, sp
 
 MIN_VARIANCE = 1e-8
 """Variance above which an entry of the observation counts as one that varies."""
+SIZES = [len(BASE), len(PER_SLOT), len(PER_CHOICE)]
+"""Number of entries of the host, of a slot, and of a (slot, blueprint)."""
 
 
 class RunningMeanStd:
@@ -27,8 +29,10 @@ class RunningMeanStd:
     def __init__(self, size: int, device: torch.device, config: PPOConfig) -> None:
         self.mean = torch.zeros(size, dtype=torch.float64, device=device)
         self.var = torch.ones(size, dtype=torch.float64, device=device)
-        self.count, self.updates = 0.0, 0
-        self.warm_updates, self.decay = config.observation_warm_updates, config.observation_decay
+        self.count = 0.0
+        self.updates = 0
+        self.warm_updates = config.observation_warm_updates
+        self.decay = config.observation_decay
 
     def merge(self, *groups: Tensor) -> None:
         """Adds rows [N, D], or in groups of columns with different numbers of rows; N = 0 changes nothing.
@@ -37,23 +41,33 @@ class RunningMeanStd:
         """
         if len(groups[0]) == 0:
             return
-        rows = [group.double() for group in groups]
-        mean = torch.cat([group.mean(dim=0) for group in rows])
-        var = torch.cat([group.var(dim=0, unbiased=False) for group in rows])
+        means = []
+        variances = []
+        for group in groups:
+            rows = group.double()
+            means.append(rows.mean(dim=0))
+            variances.append(rows.var(dim=0, unbiased=False))
         total = self.count + len(groups[0])
-        kept = self.count / total if self.updates < self.warm_updates else self.decay
-        shift = mean - self.mean
-        self.var = kept * self.var + (1 - kept) * var + kept * (1 - kept) * shift**2
-        self.mean = self.mean + (1 - kept) * shift
-        self.count, self.updates = total, self.updates + 1
+        # Weight of the statistics so far: their share of all rows, later a constant.
+        kept = self.decay
+        if self.updates < self.warm_updates:
+            kept = self.count / total
+        shift = torch.cat(means) - self.mean
+        added = 1 - kept
+        self.var = kept * self.var + added * torch.cat(variances) + kept * added * shift**2
+        self.mean = self.mean + added * shift
+        self.count = total
+        self.updates += 1
 
     def state_dict(self) -> dict[str, Tensor]:
         counts = torch.tensor([self.count, self.updates], dtype=torch.float64)
         return {"mean": self.mean, "var": self.var, "counts": counts}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.mean, self.var = state["mean"].to(self.mean), state["var"].to(self.var)
-        self.count, self.updates = float(state["counts"][0]), int(state["counts"][1])
+        self.mean = state["mean"].to(self.mean)
+        self.var = state["var"].to(self.var)
+        self.count = float(state["counts"][0])
+        self.updates = int(state["counts"][1])
 
 
 class ObservationStatistics(RunningMeanStd):
@@ -74,7 +88,11 @@ class ObservationStatistics(RunningMeanStd):
     def update(self, batch: Tensor) -> None:
         """Adds raw observations [N, size]; N = 0 changes nothing."""
         base, slots, choices = split(batch, self.slots)
-        self.merge(base, slots.flatten(0, -2), choices.flatten(0, -2))
+        self.merge(
+            base,
+            slots.flatten(0, -2),
+            choices.flatten(0, -2),
+        )
 
     def normalize(self, x: Tensor) -> Tensor:
         """(x − mean) / std, clipped to ±``clip``, for the continuous entries of raw observations; float32.
@@ -83,14 +101,22 @@ class ObservationStatistics(RunningMeanStd):
         another value, such as the size of another host.
         """
         _, _, choices = split(x, self.slots)
-        repeats = 1, self.slots, choices.shape[-3] * choices.shape[-2]
+        blueprints = choices.shape[-2]
 
         def like_x(values: Tensor) -> Tensor:
-            groups = torch.split(values, [len(BASE), len(PER_SLOT), len(PER_CHOICE)])
-            return torch.cat([group.repeat(times) for group, times in zip(groups, repeats, strict=True)])
+            base, slot, choice = torch.split(values, SIZES)
+            parts = (
+                base,
+                slot.repeat(self.slots),
+                choice.repeat(self.slots * blueprints),
+            )
+            return torch.cat(parts)
 
-        scaled = (x - like_x(self.mean.float())) / like_x(torch.sqrt(self.var + MIN_VARIANCE).float())
-        scaled = torch.where(like_x(self.var > MIN_VARIANCE), scaled.clamp(-self.clip, self.clip), 0.0)
+        mean = like_x(self.mean.float())
+        std = like_x(torch.sqrt(self.var + MIN_VARIANCE).float())
+        varies = like_x(self.var > MIN_VARIANCE)
+        scaled = ((x - mean) / std).clamp(-self.clip, self.clip)
+        scaled = torch.where(varies, scaled, 0.0)
         return torch.where(like_x(self.continuous), scaled, x)
 
 
@@ -99,12 +125,15 @@ class RewardNormalizer(RunningMeanStd):
 
     def __init__(self, device: torch.device, config: PPOConfig) -> None:
         super().__init__(1, device, config)
-        self.gamma, self.floor = config.gamma, config.reward_std_floor
+        self.gamma = config.gamma
+        self.floor = config.reward_std_floor
 
     @property
     def scale(self) -> float:
         """The current divisor of rewards; 1 before the first update."""
-        return max(float(self.var.sqrt()), self.floor) if self.updates else 1.0
+        if not self.updates:
+            return 1.0
+        return max(float(self.var.sqrt()), self.floor)
 
     def update(self, rewards: Tensor, ends: Tensor, valid: Tensor) -> None:
         """Adds a rollout: rewards [T, E], episode ends bool [T, E], and valid steps bool [T, E]."""
@@ -112,6 +141,6 @@ class RewardNormalizer(RunningMeanStd):
         seen = []
         for reward, end, real in zip(rewards, ends, valid, strict=True):
             running = running * self.gamma + reward
-            seen.append(running[real])
+            seen.append(running[real])  # idle envs do not count
             running = torch.where(end, 0.0, running)
         self.merge(torch.cat(seen)[:, None])

@@ -13,7 +13,7 @@ from torch import Tensor
 from esper.config import PPOConfig
 from esper.control.controller import Float32s, Masks
 from esper.ppo.distribution import counter_uniforms
-from esper.ppo.network import Decision, PolicyNetwork
+from esper.ppo.network import Decision, PolicyNetwork, Scene, State
 from esper.ppo.normalization import ObservationStatistics
 from esper.spaces.action import HEADS, ActionSpec
 from esper.spaces.observation import ObservationLayout
@@ -36,14 +36,22 @@ class Policy:
         device: torch.device | None = None,
         greedy: bool = False,
     ) -> None:
-        self.config, self.spec, self.layout, self.n_envs, self.run_seed = config, spec, layout, n_envs, run_seed
-        self.device, self.greedy = device or torch.device("cpu"), greedy
+        self.spec = spec
+        self.layout = layout
+        self.n_envs = n_envs
+        self.config = config
+        self.run_seed = run_seed
+        self.device = device or torch.device("cpu")
+        self.greedy = greedy
+        # The initial weights depend on the seed only, and leave the caller's random numbers as they are.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(run_seed)
             self.network = PolicyNetwork(spec, config).to(self.device)
         self.observations = ObservationStatistics(len(spec.slots), self.device, config)
         self.episode = np.full(n_envs, -1)
+        """Number of the episode that each env plays, [E]."""
         self.steps = np.zeros(n_envs, dtype=np.int64)
+        """Steps of these episodes so far, [E]."""
         self.state = self.network.memory.initial_state(n_envs, self.device)
         self.starts = torch.ones(n_envs, dtype=torch.bool, device=self.device)
         self.log_prob: Float32s | None = None
@@ -51,34 +59,49 @@ class Policy:
 
     def begin(self, mask: NDArray[np.bool_] | None = None) -> None:
         """Starts new episodes in the envs of ``mask`` bool [E]; None for all."""
-        started = np.ones(self.n_envs, dtype=np.bool_) if mask is None else mask
-        self.episode[started] += 1
-        self.steps[started] = 0
-        self.starts |= torch.from_numpy(started).to(self.device)
+        if mask is None:
+            mask = np.ones(self.n_envs, dtype=np.bool_)
+        self.episode[mask] += 1
+        self.steps[mask] = 0
+        self.starts |= self.tensor(mask)
 
     def act(self, observation: Float32s, masks: Masks) -> NDArray[np.int64]:
-        _, _, decision = self.step(torch.from_numpy(observation).to(self.device), self.legal(masks))
+        _, _, decision = self.step(self.tensor(observation), self.legal(masks))
         return decision.action.cpu().numpy()
 
+    def tensor(self, array: NDArray[Any]) -> Tensor:
+        """Returns an array as a tensor on the policy's device; on the CPU, they share their memory."""
+        return torch.from_numpy(array).to(self.device)
+
     def legal(self, masks: Masks) -> dict[str, Tensor]:
-        """Copies the masks to tensors on the policy's device."""
-        return {name: torch.from_numpy(mask).to(self.device) for name, mask in masks.items()}
+        """Returns the masks as tensors on the policy's device."""
+        return {name: self.tensor(mask) for name, mask in masks.items()}
 
     @torch.no_grad()
     def step(
-        self, raw: Tensor, legal: Mapping[str, Tensor], action: Tensor | None = None
+        self,
+        raw: Tensor,
+        legal: Mapping[str, Tensor],
+        action: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Decision]:
         """Returns the normalised observation [E, size], its context [E, width] and the decision, and advances the
         recurrent state by one step. ``action`` int64 [E, 8] is the decision, if another controller made it."""
         seen = self.observations.normalize(raw)
-        scene, after = self.network.encode(seen[None], self.state, self.starts[None])
+        scene, after = self._look(seen)
         scene = scene.rows()
         uniforms = None
         if not self.greedy:
-            draws = counter_uniforms(self.run_seed, np.arange(self.n_envs), self.episode, self.steps, len(HEADS))
-            uniforms = torch.from_numpy(draws).to(self.device)
+            draws = counter_uniforms(
+                self.run_seed,
+                np.arange(self.n_envs),
+                self.episode,
+                self.steps,
+                draws=len(HEADS),
+            )
+            uniforms = self.tensor(draws)
         decision = self.network.decide(scene, legal, action, uniforms)
-        self.state, self.starts = after, torch.zeros_like(self.starts)
+        self.state = after
+        self.starts = torch.zeros_like(self.starts)
         self.steps += 1
         self.log_prob = decision.log_prob.cpu().numpy()
         return seen, scene.context, decision
@@ -89,27 +112,44 @@ class Policy:
 
         The recurrent state is read, not advanced.
         """
-        seen = self.observations.normalize(torch.from_numpy(observation).to(self.device))
-        scene, _ = self.network.encode(seen[None], self.state, self.starts[None])
+        seen = self.observations.normalize(self.tensor(observation))
+        scene, _ = self._look(seen)
         return self.network.value(scene.context[0])
 
+    def _look(self, seen: Tensor) -> tuple[Scene, State]:
+        """Returns the scenes [1, E, ...] of one step, and the recurrent state after it."""
+        return self.network.encode(
+            seen[None],
+            self.state,
+            self.starts[None],
+        )
+
     def memory_state(self) -> dict[str, Any]:
+        hidden, cell = self.state
         return {
             "episode": torch.tensor(self.episode),
             "steps": torch.tensor(self.steps),
-            "state": tuple(part.cpu().clone() for part in self.state),
+            "state": (hidden.cpu().clone(), cell.cpu().clone()),
             "starts": self.starts.cpu().clone(),
         }
 
     def load_memory_state(self, state: Mapping[str, Any]) -> None:
-        self.episode, self.steps = state["episode"].numpy().copy(), state["steps"].numpy().copy()
-        hidden, cell = (part.to(self.device, copy=True) for part in state["state"])
-        self.state, self.starts = (hidden, cell), state["starts"].to(self.device, copy=True)
+        self.episode = state["episode"].numpy().copy()
+        self.steps = state["steps"].numpy().copy()
+        hidden, cell = state["state"]
+        self.state = (
+            hidden.to(self.device, copy=True),
+            cell.to(self.device, copy=True),
+        )
+        self.starts = state["starts"].to(self.device, copy=True)
 
     def policy_state(self) -> dict[str, Any]:
         """Returns everything that acting depends on except the running episodes: the network and the observation
         statistics."""
-        return {"network": self.network.state_dict(), "observations": self.observations.state_dict()}
+        return {
+            "network": self.network.state_dict(),
+            "observations": self.observations.state_dict(),
+        }
 
     def load_policy_state(self, state: Mapping[str, Any]) -> None:
         """Loads a saved policy; on hosts like its own, the policy then acts identically, bit for bit.

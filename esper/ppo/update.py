@@ -60,20 +60,34 @@ class UpdateStats:
 
     def add(self, measured: Mapping[str, float]) -> None:
         """Adds one minibatch; :func:`reduce` turns the sums into means."""
-        for name in ("policy_loss", "value_loss", "entropy", "clip_fraction"):
-            setattr(self, name, getattr(self, name) + measured[name])
+        self.policy_loss += measured["policy_loss"]
+        self.value_loss += measured["value_loss"]
+        self.entropy += measured["entropy"]
+        self.clip_fraction += measured["clip_fraction"]
         self.approx_kl = measured["approx_kl"]
         self.ratio_max = max(self.ratio_max, measured["ratio_max"])
         self.ratio_min = min(self.ratio_min, measured["ratio_min"])
 
     @classmethod
-    def skipped(cls, broken_steps: int, learning_rate: float, entropy_coefficient: float) -> UpdateStats:
+    def skipped(
+        cls,
+        broken_steps: int,
+        learning_rate: float,
+        entropy_coefficient: float,
+    ) -> UpdateStats:
         """Returns the statistics of a skipped update: everything it would have measured is NaN."""
-        names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "explained_variance")
-        stats = cls(learning_rate=learning_rate, entropy_coefficient=entropy_coefficient, broken_steps=broken_steps)
-        for name in (*names, "gradient_norm"):
-            setattr(stats, name, math.nan)
-        return stats
+        return cls(
+            policy_loss=math.nan,
+            value_loss=math.nan,
+            entropy=math.nan,
+            approx_kl=math.nan,
+            clip_fraction=math.nan,
+            explained_variance=math.nan,
+            gradient_norm=math.nan,
+            learning_rate=learning_rate,
+            entropy_coefficient=entropy_coefficient,
+            broken_steps=broken_steps,
+        )
 
 
 def update_policy(
@@ -106,8 +120,10 @@ def update_policy(
     learned_from = {name: rollout[name] for name in LEARNED_FROM}
     learned_from["advantage"] = standardize(rollout["advantage"], rollout["valid"] & rollout["free"])
     envs = rollout["advantage"].shape[1]
+    n_minibatches = min(config.n_minibatches, envs)
     for _ in range(config.update_epochs):
-        for chosen in torch.randperm(envs, generator=generator).tensor_split(min(config.n_minibatches, envs)):
+        order = torch.randperm(envs, generator=generator)
+        for chosen in order.tensor_split(n_minibatches):
             part = {name: values[:, chosen] for name, values in learned_from.items()}
             loss, measured = loss_of(evaluate(chosen), part, config, entropy_coefficient)
             if measured["approx_kl"] > config.kl_stop * config.target_kl:
@@ -135,22 +151,31 @@ MEASURED = ("loss", "approx_kl", "clip_fraction", "policy_loss", "value_loss", "
 
 
 def ppo_loss(
-    now: PolicyOutput, part: Mapping[str, Tensor], config: PPOConfig, entropy_coefficient: float
+    now: PolicyOutput,
+    part: Mapping[str, Tensor],
+    config: PPOConfig,
+    entropy_coefficient: float,
 ) -> tuple[Tensor, Measured]:
     """Returns the loss of one minibatch and its ``MEASURED`` numbers, which are transferred in one copy.
 
     With ρ = p_now(a) / p_then(a): L = −min(ρA, clip(ρ, 1−ε, 1+ε)A) + c_v (V − target)² / 2 − c_e H.
     """
-    valid, acting = part["valid"], part["valid"] & part["free"]
+    acting = part["valid"] & part["free"]
+    advantage = part["advantage"]
+    # Steps without a choice, or of envs that were idle, have no actor loss.
     log_ratio = now.log_prob - part["log_prob"]
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
-    policy_loss = -mean_over(torch.minimum(ratio * part["advantage"], clipped * part["advantage"]), acting)
+    gain = torch.minimum(ratio * advantage, clipped * advantage)
+    policy_loss = -mean_over(gain, acting)
+
     error = (now.value - part["target"]) ** 2
     if config.value_clip is not None:
-        near = part["value"] + (now.value - part["value"]).clamp(-config.value_clip, config.value_clip)
+        change = (now.value - part["value"]).clamp(-config.value_clip, config.value_clip)
+        near = part["value"] + change
         error = torch.maximum(error, (near - part["target"]) ** 2)
-    value_loss = 0.5 * mean_over(error, valid)
+    value_loss = 0.5 * mean_over(error, part["valid"])
+
     entropy = mean_over(now.entropies.sum(dim=-1), acting)
     loss = policy_loss + config.value_coefficient * value_loss - entropy_coefficient * entropy
     with torch.no_grad():
@@ -158,51 +183,91 @@ def ppo_loss(
         kl = mean_over(ratio - 1 - log_ratio, acting)
         clip_fraction = mean_over(((ratio - 1).abs() > config.clip).float(), acting)
         taken = torch.where(acting, ratio, 1.0)
-        numbers = (loss, kl, clip_fraction, policy_loss, value_loss, entropy, taken.max(), taken.min())
+        numbers = (
+            loss,
+            kl,
+            clip_fraction,
+            policy_loss,
+            value_loss,
+            entropy,
+            taken.max(),
+            taken.min(),
+        )
         measured = torch.stack([number.detach() for number in numbers]).tolist()
     return loss, dict(zip(MEASURED, measured, strict=True))
 
 
 def imitation_loss(
-    now: PolicyOutput, part: Mapping[str, Tensor], config: PPOConfig, entropy_coefficient: float
+    now: PolicyOutput,
+    part: Mapping[str, Tensor],
+    config: PPOConfig,
+    entropy_coefficient: float,
 ) -> tuple[Tensor, Measured]:
     """Returns the loss of acting like the rollout, and its ``MEASURED`` numbers; there is no entropy bonus.
 
     L = −ln p_now(a) + c_v (V − target)² / 2. The policy that acted was a teacher's, so there are no ratios to it.
     """
-    policy_loss = -mean_over(now.log_prob, part["valid"] & part["free"])
+    acting = part["valid"] & part["free"]
+    policy_loss = -mean_over(now.log_prob, acting)
     value_loss = 0.5 * mean_over((now.value - part["target"]) ** 2, part["valid"])
     loss = policy_loss + config.value_coefficient * value_loss
     with torch.no_grad():
-        entropy = mean_over(now.entropies.sum(dim=-1), part["valid"] & part["free"])
-        means = torch.stack([mean.detach() for mean in (loss, policy_loss, value_loss, entropy)]).tolist()
-    unmoved = {"approx_kl": 0.0, "clip_fraction": 0.0, "ratio_max": 1.0, "ratio_min": 1.0}
-    return loss, {**dict(zip(("loss", "policy_loss", "value_loss", "entropy"), means, strict=True)), **unmoved}
+        entropy = mean_over(now.entropies.sum(dim=-1), acting)
+        numbers = (loss, policy_loss, value_loss, entropy)
+        measured = torch.stack([number.detach() for number in numbers]).tolist()
+    return loss, {
+        "loss": measured[0],
+        "approx_kl": 0.0,
+        "clip_fraction": 0.0,
+        "policy_loss": measured[1],
+        "value_loss": measured[2],
+        "entropy": measured[3],
+        "ratio_max": 1.0,
+        "ratio_min": 1.0,
+    }
 
 
-def reduce(stats: UpdateStats, rollout: Mapping[str, Tensor], healthy: tuple[float, float]) -> UpdateStats:
+def reduce(
+    stats: UpdateStats,
+    rollout: Mapping[str, Tensor],
+    healthy: tuple[float, float],
+) -> UpdateStats:
     """Turns sums into means and adds the explained variance of the targets by the values before the update."""
-    done, measured = max(stats.minibatches, 1), stats.minibatches + stats.stopped_early
-    for name in ("policy_loss", "value_loss", "entropy", "clip_fraction"):
-        setattr(stats, name, getattr(stats, name) / measured if measured else math.nan)  # NaN: all were skipped
-    stats.gradient_norm /= done
-    stats.clipped_gradients /= done
+    measured = stats.minibatches + stats.stopped_early or math.nan  # NaN: all were skipped
+    stats.policy_loss /= measured
+    stats.value_loss /= measured
+    stats.entropy /= measured
+    stats.clip_fraction /= measured
+    learned = max(stats.minibatches, 1)
+    stats.gradient_norm /= learned
+    stats.clipped_gradients /= learned
     stats.gradient_health = gradient_health(stats.gradient_norm, healthy)
+
     valid = rollout["valid"]
-    target, value = rollout["target"][valid], rollout["value"][valid]
-    left, spread, around = (float(x.var(unbiased=False)) for x in (target - value, target, value))
-    stats.explained_variance = 1 - left / spread if spread > 0 else 0.0
-    stats.value_std, stats.target_std = around**0.5, spread**0.5
+    target = rollout["target"][valid]
+    value = rollout["value"][valid]
+    spread = _variance(target)
+    # 1 − Var(target − V) / Var(target), with the values that acted.
+    stats.explained_variance = 0.0
+    if spread > 0:
+        stats.explained_variance = 1 - _variance(target - value) / spread
+    stats.value_std = _variance(value) ** 0.5
+    stats.target_std = spread**0.5
     return stats
+
+
+def _variance(values: Tensor) -> float:
+    return float(values.var(unbiased=False))
 
 
 def gradient_health(norm: float, healthy: tuple[float, float]) -> float:
     """Returns 1 for norms between those of ``healthy``, falling linearly in log10 to 0 two decades outside."""
     if not math.isfinite(norm) or norm <= 0:
         return 0.0
-    decades = math.log10(norm)
-    outside = max(math.log10(healthy[0]) - decades, decades - math.log10(healthy[1]), 0.0)
-    return max(0.0, 1 - outside / 2)
+    lowest, highest = healthy
+    below = math.log10(lowest) - math.log10(norm)
+    above = math.log10(norm) - math.log10(highest)
+    return max(0.0, 1 - max(below, above, 0.0) / 2)
 
 
 def standardize(values: Tensor, where: Tensor) -> Tensor:

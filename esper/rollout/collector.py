@@ -38,8 +38,15 @@ class Collector:
         between_steps: called before each step.
     """
 
-    def __init__(self, rollout: Rollout, control: Rollout | None, between_steps: Callable[[], None]) -> None:
-        self.rollouts = (rollout,) if control is None else (rollout, control)
+    def __init__(
+        self,
+        rollout: Rollout,
+        control: Rollout | None,
+        between_steps: Callable[[], None],
+    ) -> None:
+        self.rollouts = [rollout]
+        if control is not None:
+            self.rollouts.append(control)
         self.between_steps = between_steps
         self.consistent = True
         """Whether the state may be saved: no step or load is in progress."""
@@ -58,7 +65,9 @@ class Collector:
 
         A first interrupt takes effect at the end of a step, a second one at once.
         """
-        began, phases = time.perf_counter(), self.rollouts[0].env.phase_seconds
+        began = time.perf_counter()
+        # Totals of the env: the report subtracts them from those after the round.
+        phases = self.rollouts[0].env.phase_seconds
         for rollout in self.rollouts:
             if not rollout.begun:
                 with self._atomic():
@@ -67,7 +76,9 @@ class Collector:
                 self.between_steps()
                 with self._atomic():
                     rollout.step()
-        tests = [env.test_accuracy() for env in self.envs] if len(self.rollouts) > 1 else []
+        tests = []
+        if len(self.rollouts) > 1:  # agents that learn are compared later, on other hosts
+            tests = [env.test_accuracy() for env in self.envs]
         return Round(self.rollouts[0].stats(), began, phases, tuple(tests))
 
     @contextmanager
@@ -75,7 +86,7 @@ class Collector:
         with interrupts_wait(again=True):
             self.consistent = False
             yield
-            self.consistent = True
+            self.consistent = True  # not after an error: part of the block may be done
 
     def finish(self) -> None:
         """Ends the round: :meth:`play` begins another one."""

@@ -6,7 +6,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -29,9 +29,13 @@ def interrupts_wait(again: bool = False) -> Iterator[None]:
     Args:
         again: a second signal acts at once, unless it is a SIGTERM that repeats the first.
     """
-    # Signals that are ignored or left to the system's default action (not callable) are not deferred.
-    before = {int(number): signal.getsignal(number) for number in SIGNALS} if _on_main_thread() else {}
-    held = {number: act for number, act in before.items() if callable(act)}
+    # Handlers of the signals that are deferred.
+    held: dict[int, Callable[[int, FrameType | None], object]] = {}
+    if _on_main_thread():
+        for deferred in SIGNALS:
+            handler = signal.getsignal(deferred)
+            if callable(handler):  # neither ignored nor left to the system's default action
+                held[deferred] = handler
     came: list[int] = []
     first = 0.0
 
@@ -42,21 +46,25 @@ def interrupts_wait(again: bool = False) -> Iterator[None]:
         if again and repeats:
             return
         came.append(number)
-        if again and len(came) == 1:
-            first = now
-            if number == signal.SIGINT:  # a SIGTERM has no reader: a launcher sends it, also once another rank is lost
-                logger.warning("stopping at the end of this step; a second Ctrl-C stops at once")
-        elif again:
+        if not again:
+            return
+        if len(came) > 1:
             held[number](number, frame)
+            return
+        first = now
+        if number == signal.SIGINT:  # a SIGTERM has no reader: a launcher sends it, also once another rank is lost
+            logger.warning("stopping at the end of this step; a second Ctrl-C stops at once")
 
     try:
         for number in held:
             signal.signal(number, wait)
         yield
     finally:
-        for number, act in held.items():
-            signal.signal(number, act)
-    for number in came[:1] if again else came:  # with `again`, later ones have already acted
+        for number, handler in held.items():
+            signal.signal(number, handler)
+    if again:
+        came = came[:1]  # later ones have already acted
+    for number in came:
         held[number](number, None)
 
 
@@ -66,8 +74,9 @@ def termination_interrupts() -> Iterator[None]:
 
     One that is ignored, as SIGHUP by nohup, stays so.
     """
-    ending = ENDS if _on_main_thread() else ()
-    silent = [number for number in ending if signal.getsignal(number) is signal.SIG_DFL]
+    silent = []
+    if _on_main_thread():
+        silent = [number for number in ENDS if signal.getsignal(number) is signal.SIG_DFL]
     for number in silent:
         signal.signal(number, signal.default_int_handler)
     try:

@@ -39,17 +39,27 @@ def name_of(controller: str | OwnController) -> str:
             f"controller is a {type(controller).__name__}; expected a name, or a function that makes a controller for "
             "an env"
         )
-    called = controller.func if isinstance(controller, partial) else controller
+    called = controller
+    if isinstance(controller, partial):
+        called = controller.func  # a partial has no name of its own
     name = str(getattr(called, "__qualname__", type(called).__name__))
     module = sys.modules.get(getattr(controller, "__module__", None) or "")
     file = str(getattr(module, "__file__", None) or "")
+    # A name is recorded only if it leads back to the same object.
     if getattr(module, name, None) is not controller or not file.endswith(".py"):
         return f"{UNNAMED}{name}"
-    path, here = Path(file).absolute(), Path.cwd()
-    return f"{os.path.relpath(path, here) if path.is_relative_to(here) else path}:{name}"
+    path = Path(file).absolute()
+    folder = Path.cwd()
+    if path.is_relative_to(folder):
+        return f"{os.path.relpath(path, folder)}:{name}"
+    return f"{path}:{name}"
 
 
-def make_own(controller: str | OwnController, env: SlotVectorEnv, run_seed: int) -> Controller:
+def make_own(
+    controller: str | OwnController,
+    env: SlotVectorEnv,
+    run_seed: int,
+) -> Controller:
     """Makes the controller for ``env``; ``run_seed`` is the seed of a ``PerEnvController``.
 
     Raises ConfigError if it is named and cannot be loaded, or if what the callable returns is not a controller.
@@ -69,43 +79,57 @@ def loaded(controller: str | OwnController) -> str | OwnController:
     return controller
 
 
-def _made(make: Callable[..., Any], env: SlotVectorEnv, run_seed: int) -> Controller:
+def _made(
+    make: Callable[..., Any],
+    env: SlotVectorEnv,
+    run_seed: int,
+) -> Controller:
     rule = make if isinstance(make, type) and issubclass(make, PerEnvController) else None
     if rule is not None:
         return rule(env.action_spec, env.layout, env.num_envs, run_seed)
-    made: Controller = make(env)
-    if missing := [member for member in MEMBERS if not hasattr(made, member)]:
+    controller: Controller = make(env)
+    missing = [member for member in MEMBERS if not hasattr(controller, member)]
+    if missing:
         raise ConfigError(
-            f"{name_of(make)} returned {type(made).__name__}, which has no {', '.join(missing)}; a controller has "
-            f"{', '.join(MEMBERS)} (esper.control.controller.Controller)"
+            f"{name_of(make)} returned {type(controller).__name__}, which has no {', '.join(missing)}; a controller "
+            f"has {', '.join(MEMBERS)} (esper.control.controller.Controller)"
         )
-    if np.shape(made.episode) != (env.num_envs,):
+    shape = np.shape(controller.episode)
+    if shape != (env.num_envs,):
         raise ConfigError(
-            f"{name_of(make)}: the controller's episode has shape {list(np.shape(made.episode))}; expected an int "
+            f"{name_of(make)}: the controller's episode has shape {list(shape)}; expected an int "
             f"array [{env.num_envs}], one number per env"
         )
-    return made
+    return controller
 
 
 def confirmed_controller(
-    found: str, given: str | OwnController | None, where: str, option: str = "--controller"
+    recorded: str,
+    named: str | OwnController | None,
+    where: str,
+    option: str = "--controller",
 ) -> str | OwnController:
-    """Returns the controller to resume with, given the name ``found`` in the files of ``where`` and the user's, if any.
+    """Returns the controller to resume with: the one ``recorded`` in the files of ``where``, which the user may have
+    ``named``.
 
     Code is loaded only from a name, or is a callable, that the user gave. Raises ConfigError if that is missing or is
     another controller, or if the recorded one was a callable without a name.
     """
-    if found.startswith(UNNAMED):
+    if recorded.startswith(UNNAMED):
         raise ConfigError(
-            f"{where} cannot be resumed: its controller was the callable {found.removeprefix(UNNAMED)}, which no file "
-            f"and name lead to, so nothing shows that another callable is the same. Use a function or class of a file, "
-            f"{FORM}, for a run that is to be resumed"
+            f"{where} cannot be resumed: its controller was the callable {recorded.removeprefix(UNNAMED)}, which no "
+            f"file and name lead to, so nothing shows that another callable is the same. Use a function or class of a "
+            f"file, {FORM}, for a run that is to be resumed"
         )
-    if given is None:
-        if is_user_code(found):
-            raise refuse_untrusted("controller", found, where, option)
-        return found
-    name = name_of(given)
-    if name != found and not (is_user_code(found) and is_user_code(name) and same_function(found, name)):
-        raise ConfigError(f"{where} is a run of the controller {found!r}, not of {name!r}")
-    return given
+    if named is None:
+        if is_user_code(recorded):
+            raise refuse_untrusted("controller", recorded, where, option)
+        return recorded
+    name = name_of(named)
+    if name != recorded and not _same_code(recorded, name):
+        raise ConfigError(f"{where} is a run of the controller {recorded!r}, not of {name!r}")
+    return named
+
+
+def _same_code(recorded: str, name: str) -> bool:
+    return is_user_code(recorded) and is_user_code(name) and same_function(recorded, name)

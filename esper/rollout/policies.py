@@ -16,7 +16,10 @@ NAMES = ("ppo", "checkpoint:PATH", "pretrained", *CONTROLLERS, FORM)
 
 
 def controller_for(
-    controller: str | OwnController, config: TrainingConfig, env: SlotVectorEnv, run_seed: int
+    controller: str | OwnController,
+    config: TrainingConfig,
+    env: SlotVectorEnv,
+    run_seed: int,
 ) -> Controller:
     """Makes the controller with that name, a trained agent that plays greedily, or one of a user's own, for ``env``.
 
@@ -27,14 +30,22 @@ def controller_for(
     check_name(controller)
     if not isinstance(controller, str) or is_user_code(controller):
         return make_own(controller, env, run_seed)
+    # The others are KIND or KIND:PATH.
     kind, _, path = controller.partition(":")
     if kind in ("pretrained", "checkpoint"):
         return find_policy(path or controller).controller(env, run_seed)
     if kind == "plans":
         _inform(env, path)
         controller = kind
-    parts = (env.action_spec, env.layout, env.num_envs, run_seed)
-    return make_controller(controller, config.task.name, *parts, config)
+    return make_controller(
+        controller,
+        config.task.name,
+        env.action_spec,
+        env.layout,
+        env.num_envs,
+        run_seed,
+        config,
+    )
 
 
 def _inform(env: SlotVectorEnv, path: str) -> None:
@@ -43,30 +54,33 @@ def _inform(env: SlotVectorEnv, path: str) -> None:
     Raises ConfigError if the experience is of other hosts, or if there is none in an evaluation, where nothing could be
     planted.
     """
-    if path:
-        experience = find_policy(path, without_policy=True).experience
-        try:
-            fits = env.gatherer.give(experience)
-        except MISFITS as error:
-            raise ConfigError(f"plans:{path} contains no experience that can be read: {error}") from None
-        if not fits:
+    if not path:
+        if not env.gatherer.learns and env.gatherer.given is None:
             raise ConfigError(
-                f"plans:{path} knows slots {', '.join(experience['slots'])} and blueprints "
-                f"{', '.join(experience['blueprints'])}; this host has {', '.join(env.action_spec.slots)} and "
-                f"{', '.join(env.action_spec.blueprints)}"
+                "plans plays what a run has learned of its seeds: name the run, as in plans:RUN_FOLDER; any run keeps "
+                "its experience, and `esper run --controller plans` learns nothing else"
             )
-    elif not env.gatherer.learns and env.gatherer.given is None:
+        return
+    experience = find_policy(path, without_policy=True).experience
+    try:
+        fits = env.gatherer.give(experience)
+    except MISFITS as error:
+        raise ConfigError(f"plans:{path} contains no experience that can be read: {error}") from None
+    if not fits:
         raise ConfigError(
-            "plans plays what a run has learned of its seeds: name the run, as in plans:RUN_FOLDER; any run keeps its "
-            "experience, and `esper run --controller plans` learns nothing else"
+            f"plans:{path} knows slots {', '.join(experience['slots'])} and blueprints "
+            f"{', '.join(experience['blueprints'])}; this host has {', '.join(env.action_spec.slots)} and "
+            f"{', '.join(env.action_spec.blueprints)}"
         )
 
 
 def check_name(controller: str | OwnController) -> None:
     """Raises ConfigError, listing the known names, unless ``controller`` names one, or is a callable."""
     name = name_of(controller)
+    if not isinstance(controller, str) or is_user_code(name):
+        return
     kind, _, path = name.partition(":")
-    if not isinstance(controller, str) or is_user_code(name) or name == "pretrained" or (kind == "checkpoint" and path):
+    if name == "pretrained" or (kind == "checkpoint" and path):
         return
     if name == "ppo":
         raise ConfigError(

@@ -32,29 +32,39 @@ PRACTICE = 2**31 + 2**30
 """Offset added to a run's seed for practice, so that its draws differ from those of real rounds and held-out hosts."""
 
 
-def practice_env(env: SlotVectorEnv, config: TrainingConfig, horizon: int | None = None) -> PlantedVectorEnv:
+def practice_env(
+    env: SlotVectorEnv,
+    config: TrainingConfig,
+    horizon: int | None = None,
+) -> PlantedVectorEnv:
     """Returns simulated hosts with the slots, blueprints, horizon and no-growth curve of ``env``.
 
     A blueprint has the same size and cost in all slots: the mean of its largest ones where it fits. The curve is
     stretched to ``horizon`` if that is given.
     """
     rules = env.prepare()
-    spec, ppo, baseline = env.action_spec, config.ppo, rules.baseline
-    horizon = horizon or env.horizon
-    curve = np.interp(np.linspace(0, env.horizon, horizon + 1), np.arange(env.horizon + 1), baseline.accuracy)
+    spec = env.action_spec
+    ppo = config.ppo
+    baseline = rules.baseline
     choices = rules.choices
+    horizon = horizon or env.horizon
+    # The curve has a value before training and one after each epoch.
+    epochs = np.linspace(0, env.horizon, horizon + 1)
+    curve = np.interp(epochs, np.arange(env.horizon + 1), baseline.accuracy)
+    worths = (ppo.practice_worth,) * len(spec.blueprints)
     fits = choices.parameters > 0
+    fitting = fits.sum(axis=0)  # number of slots that each blueprint fits in
     law = Law(
         slots=spec.slots,
         blueprints=spec.blueprints,
-        worth=((ppo.practice_worth,) * len(spec.blueprints),) * len(spec.slots),
+        worth=(worths,) * len(spec.slots),
         worth_std=ppo.practice_worth_std,
-        parameters=tuple(int(size) for size in choices.parameters.sum(axis=0) / fits.sum(axis=0)),
-        flops=tuple((choices.flops.sum(axis=0) / fits.sum(axis=0)).tolist()),
+        parameters=tuple(map(int, choices.parameters.sum(axis=0) / fitting)),
+        flops=tuple((choices.flops.sum(axis=0) / fitting).tolist()),
         host_flops=choices.host_flops,
-        fits=() if fits.all() else tuple(tuple(row) for row in fits.tolist()),
+        fits=() if fits.all() else tuple(map(tuple, fits.tolist())),
         at_once=tuple(env.loop.backend.at_once.tolist()),
-        kinds=tuple(tuple(row) for row in choices.kinds.tolist()),
+        kinds=tuple(map(tuple, choices.kinds.tolist())),
         gate_parameters=0,
         host_parameters=env.host_parameters,
         curve=tuple(curve.tolist()),
@@ -73,36 +83,54 @@ def practice_env(env: SlotVectorEnv, config: TrainingConfig, horizon: int | None
 
 def practice_rounds(config: PPOConfig, horizon: int) -> list[int]:
     """Returns the horizon of each practice round: lengths take turns until ``practice_steps`` are used up."""
-    turns = cycle(dict.fromkeys(max(1, round(length * horizon)) for length in config.practice_lengths))
+    lengths = [max(1, round(share * horizon)) for share in config.practice_lengths]
+    turns = cycle(dict.fromkeys(lengths))  # each length once, in their order
     rounds = [next(turns)]
     epochs_left = config.practice_steps // config.practice_envs - rounds[0]
-    while (following := next(turns)) <= epochs_left:
-        rounds.append(following)
-        epochs_left -= following
+    length = next(turns)
+    while length <= epochs_left:
+        rounds.append(length)
+        epochs_left -= length
+        length = next(turns)
     return rounds
 
 
-def pretrain(env: SlotVectorEnv, config: TrainingConfig, report: Callable[[int, int, float], None]) -> PPOAgent:
+def pretrain(
+    env: SlotVectorEnv,
+    config: TrainingConfig,
+    report: Callable[[int, int, float], None],
+) -> PPOAgent:
     """Returns an agent that has practised for ``ppo.practice_steps`` env steps on hosts like those of ``env``.
 
     After each round, ``report`` is called with its number (from 1), the number of rounds, and a mean return. Returns
     depend on the episode length, so that mean is taken over the latest round of each length.
     """
     rounds = practice_rounds(config.ppo, env.horizon)
-    simulated = {horizon: practice_env(env, config, horizon) for horizon in dict.fromkeys(rounds)}
+    hosts = {horizon: practice_env(env, config, horizon) for horizon in dict.fromkeys(rounds)}
     seed = config.run.seed + PRACTICE
     settings = config.ppo.model_copy(update={"entropy_start": config.ppo.practice_entropy})
     agent = PPOAgent(env.action_spec, env.layout, config.ppo.practice_envs, settings, seed)
     returns: dict[int, float] = {}
     for number, horizon in enumerate(rounds):
         agent.progress = number / len(rounds)
-        first = None if horizon in returns else seed + (len(returns) << 32)  # different draws for each length
-        hosts, shown = simulated[horizon], agent.progress < config.ppo.practice_shown
-        parts = hosts.action_spec, hosts.layout, hosts.num_envs
-        agent.teacher = PlansController(*parts, config=config) if shown else None
-        played = play_round(hosts, agent, seed=first, learner=agent)
+        simulated = hosts[horizon]
+        # The teacher plays at first; then the agent does, if any practice is left.
+        agent.teacher = None
+        if agent.progress < config.ppo.practice_shown:
+            agent.teacher = PlansController(
+                simulated.action_spec,
+                simulated.layout,
+                simulated.num_envs,
+                config=config,
+            )
+        first_seed = None
+        if horizon not in returns:
+            first_seed = seed + (len(returns) << 32)  # different draws for each length
+        # Later rounds of a length go on with the next episodes of its hosts.
+        played = play_round(simulated, agent, seed=first_seed, learner=agent)
         agent.update(played.observation)
         returns[horizon] = float(np.mean(played.returns))
-        report(number + 1, len(rounds), float(np.mean(list(returns.values()))))
+        mean = float(np.mean(list(returns.values())))
+        report(number + 1, len(rounds), mean)
     agent.teacher = None
     return agent

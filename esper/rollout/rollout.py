@@ -49,18 +49,29 @@ class Rollout:
         learner: records the result of every step; an agent that learns must be passed here as well.
     """
 
-    def __init__(self, env: SlotVectorEnv, controller: Controller, learner: PPOAgent | None = None) -> None:
-        self.env, self.controller, self.learner = env, controller, learner
+    def __init__(
+        self,
+        env: SlotVectorEnv,
+        controller: Controller,
+        learner: PPOAgent | None = None,
+    ) -> None:
+        self.env = env
+        self.controller = controller
+        self.learner = learner
         self.begun = False
 
     def begin(self, seed: int | None = None) -> None:
         """Resets all envs; ``seed`` sets the run seed, None advances each env to its next episode."""
         start = time.perf_counter()
-        self.observation, self.info = self.env.reset(seed=seed)
+        observation, info = self.env.reset(seed=seed)
+        self.observation = observation
+        self.info = info
         self.controller.begin()
-        self.returns, self.discount = np.zeros(self.env.num_envs), 1.0
+        self.returns = np.zeros(self.env.num_envs)
+        self.discount = 1.0
         self.done = self.info["idle"]
-        self.steps, self.begun = 0, True
+        self.steps = 0
+        self.begun = True
         self.seconds = time.perf_counter() - start
 
     @property
@@ -69,15 +80,24 @@ class Rollout:
 
     def step(self) -> None:
         """Performs one step of every env."""
-        start, env = time.perf_counter(), self.env
+        start = time.perf_counter()
+        env = self.env
         with env.spans("act"):
             actions = self.controller.act(self.observation, self.info["action_mask"])
-        if env.loop.reporter is not None:
+        if env.loop.reporter is not None:  # it reports the actions while the env steps
             env.loop.reporter.log_prob = log_prob_of(self.controller, env.num_envs)
-        self.observation, rewards, terminated, truncated, self.info = env.step(actions)
+        observation, rewards, terminated, truncated, info = env.step(actions)
+        self.observation = observation
+        self.info = info
         if self.learner is not None:
-            governed, idle = self.info["reward_terms"]["governor"], self.info["idle"]
-            self.learner.record(rewards, governed, terminated, truncated, idle, self.observation)
+            self.learner.record(
+                rewards,
+                info["reward_terms"]["governor"],
+                terminated,
+                truncated,
+                info["idle"],
+                observation,
+            )
         self.returns += self.discount * rewards
         self.discount *= env.config.reward.gamma
         self.done = terminated | truncated
@@ -86,12 +106,13 @@ class Rollout:
 
     def stats(self) -> EpisodeStats:
         """Returns the results; call it once the rollout is over."""
-        env, state = self.env, self.env.state
+        state = self.env.state
+        parameters = self.env.host_parameters + state.slots.fossil_parameters
         return EpisodeStats(
             committed=self.info["committed_accuracy"],
             baseline=self.info["baseline_accuracy"],
             returns=self.returns,
-            parameters=(env.host_parameters + state.slots.fossil_parameters).astype(np.float64),
+            parameters=parameters.astype(np.float64),
             fossils=state.slots.fossil.sum(axis=1).astype(np.float64),
             epochs=state.epoch.astype(np.float64),
             rollbacks=state.rollbacks.astype(np.float64),
@@ -114,15 +135,23 @@ class Rollout:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from ``state``; call it instead of :meth:`begin`."""
-        self.observation, self.info = self.env.load_state_dict(state["env"])
+        observation, info = self.env.load_state_dict(state["env"])
+        self.observation = observation
+        self.info = info
         self.controller.load_memory_state(state["controller"])
-        self.returns, self.discount = state["returns"].numpy().copy(), state["discount"]
-        self.done, self.seconds, self.steps = state["done"].numpy().copy(), state["seconds"], state["steps"]
+        self.returns = state["returns"].numpy().copy()
+        self.discount = state["discount"]
+        self.done = state["done"].numpy().copy()
+        self.seconds = state["seconds"]  # pauses do not count
+        self.steps = state["steps"]
         self.begun = True
 
 
 def play_round(
-    env: SlotVectorEnv, controller: Controller, seed: int | None = None, learner: PPOAgent | None = None
+    env: SlotVectorEnv,
+    controller: Controller,
+    seed: int | None = None,
+    learner: PPOAgent | None = None,
 ) -> EpisodeStats:
     """Resets all envs and plays until every episode has ended; arguments as in :class:`Rollout` and its ``begin``."""
     rollout = Rollout(env, controller, learner)

@@ -35,8 +35,14 @@ class SB3Controller:
     Raises ConfigError if the model's spaces are not those of ``env``.
     """
 
-    def __init__(self, model: Any, env: SlotVectorEnv, normalize: Any = None) -> None:
-        self.model, self.normalize = model, normalize
+    def __init__(
+        self,
+        model: Any,
+        env: SlotVectorEnv,
+        normalize: Any = None,
+    ) -> None:
+        self.model = model
+        self.normalize = normalize
         self.joint = _joint_actions(model, env)
         self.masked = "action_masks" in inspect.signature(model.predict).parameters
         self.episode = np.full(env.num_envs, -1)
@@ -47,18 +53,27 @@ class SB3Controller:
 
     def begin(self) -> None:
         self.episode += 1
-        self.starts[:], self.state = True, None
+        self.starts[:] = True
+        self.state = None
 
     def act(self, observation: Float32s, masks: Masks) -> NDArray[np.int64]:
         """Returns actions int64 [E, 8] for observations [E, size] under ``info["action_mask"]``."""
         if self.normalize is not None:
             observation = self.normalize.normalize_obs(observation)
-        legal = {"action_masks": self._legal(masks)} if self.masked else {}
+        options: dict[str, Any] = {}
+        if self.masked:  # other models have no such argument
+            options["action_masks"] = self._legal(masks)
         chosen, self.state = self.model.predict(
-            observation, state=self.state, episode_start=self.starts, deterministic=True, **legal
+            observation,
+            state=self.state,
+            episode_start=self.starts,
+            deterministic=True,
+            **options,
         )
         self.starts = np.zeros_like(self.starts)
-        return np.asarray(chosen if self.joint is None else self.joint[chosen], dtype=np.int64)
+        if self.joint is not None:
+            chosen = self.joint[chosen]
+        return np.asarray(chosen, dtype=np.int64)
 
     def _legal(self, masks: Masks) -> NDArray[np.bool_]:
         if self.joint is not None:
@@ -66,23 +81,33 @@ class SB3Controller:
         return np.concatenate([masks[head] for head in HEADS], axis=1)
 
     def memory_state(self) -> dict[str, Any]:
-        state = None if self.state is None else [torch.tensor(part) for part in self.state]
-        return {"episode": self.episode.tolist(), "starts": self.starts.tolist(), "state": state}
+        state = None
+        if self.state is not None:
+            state = [torch.tensor(part) for part in self.state]
+        return {
+            "episode": self.episode.tolist(),
+            "starts": self.starts.tolist(),
+            "state": state,
+        }
 
     def load_memory_state(self, state: Mapping[str, Any]) -> None:
-        self.episode[:], self.starts = state["episode"], np.array(state["starts"], dtype=np.bool_)
-        self.state = None if state["state"] is None else tuple(part.numpy().copy() for part in state["state"])
+        self.episode[:] = state["episode"]
+        self.starts = np.array(state["starts"], dtype=np.bool_)
+        self.state = None
+        if state["state"] is not None:
+            self.state = tuple(part.numpy().copy() for part in state["state"])
 
 
 def _joint_actions(model: Any, env: SlotVectorEnv) -> NDArray[np.int64] | None:
     """Returns the actions [N, 8] behind the model's ``Discrete``; None for heads. Raises ConfigError for others."""
-    wanted, found = (env.layout.size,), model.observation_space.shape
-    if found != wanted:
+    shape = model.observation_space.shape
+    if shape != (env.layout.size,):
         raise ConfigError(
-            f"the model was trained on observations of shape {found}, but this env's have {wanted}: a model plays "
-            "hosts with as many slots and blueprints as those it learned on"
+            f"the model was trained on observations of shape {shape}, but this env's have {(env.layout.size,)}: a "
+            "model plays hosts with as many slots and blueprints as those it learned on"
         )
-    joint, space = joint_actions(env.action_spec), model.action_space
+    joint = joint_actions(env.action_spec)
+    space = model.action_space
     if isinstance(space, MultiDiscrete) and tuple(space.nvec) == tuple(env.action_spec.sizes):
         return None
     if isinstance(space, Discrete) and space.n == len(joint):

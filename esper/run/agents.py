@@ -63,7 +63,9 @@ class Agent(ABC):
     """The last round after which the agent was validated."""
 
     def __init__(self, maker: EnvMaker, env: SlotVectorEnv) -> None:
-        self.maker, self.env, self.config = maker, env, maker.config
+        self.maker = maker
+        self.env = env
+        self.config = maker.config
 
     def pretrain(self, emit: Emit) -> bool:
         """Practises before the first round and returns True, if that is needed and was not done before."""
@@ -108,43 +110,59 @@ class FixedAgent(Agent):
 
     control: Rollout
 
-    def __init__(self, maker: EnvMaker, env: SlotVectorEnv, follows: str | OwnController) -> None:
+    def __init__(
+        self,
+        maker: EnvMaker,
+        env: SlotVectorEnv,
+        follows: str | OwnController,
+    ) -> None:
         super().__init__(maker, env)
         controller = controller_for(follows, self.config, env, self.config.run.seed)
-        self.policy = controller if isinstance(controller, Policy) else None
         # A policy or its experience may be of the hosts of the run's own seed.
-        informed = env.gatherer.given is not None or not isinstance(controller, PerEnvController)
-        self.seed_offset = HELD_OUT if informed else 0
+        if env.gatherer.given is not None or not isinstance(controller, PerEnvController):
+            self.seed_offset = HELD_OUT
+        self.rollout = Rollout(env, controller)
         # The same run seed, env indices and episode numbers: the same initial weights and batches.
         alone = NoGrowth(env.action_spec, env.layout, env.num_envs)
-        self.rollout, self.control = Rollout(env, controller), Rollout(maker.make(), alone)
+        self.control = Rollout(maker.make(), alone)
         self.results: list[Floats] = []
         """Results of each round, [COLUMNS, E]."""
 
     def policy_state(self) -> State | None:
-        return None if self.policy is None else policy_state(self.policy)
+        controller = self.rollout.controller
+        if not isinstance(controller, Policy):
+            return None
+        return policy_state(controller)
 
     def update(self, number: int, played: Round) -> None:
-        test, alone = played.tests
-        self.results.append(np.stack((test, alone, played.stats.parameters, played.stats.fossils)))
+        test, alone = played.tests  # each [E]
+        columns = (test, alone, played.stats.parameters, played.stats.fossils)
+        self.results.append(np.stack(columns))
 
     def evaluate(self, measured: Emit) -> list[ArmResult]:
         """Returns the arm of the controller and that of the hosts left alone, in the rounds so far."""
         test, alone, parameters, fossils = np.concatenate(self.results, axis=1)
         host = np.full_like(parameters, self.env.host_parameters)
-        name = self.config.run.controller
-        return [ArmResult(name, test, parameters, fossils), ArmResult("none", alone, host, np.zeros_like(fossils))]
+        return [
+            ArmResult(self.config.run.controller, test, parameters, fossils),
+            ArmResult("none", alone, host, np.zeros_like(fossils)),
+        ]
 
     def state_dict(self) -> dict[str, Any]:
-        # One tensor [rounds, E] per column: each tensor adds 250 bytes to the file, whatever its size.
-        results = {name: torch.tensor(np.array([each[i] for each in self.results])) for i, name in enumerate(COLUMNS)}
-        return {"results": results, "memory": [each.controller.memory_state() for each in (self.rollout, self.control)]}
+        results = {}
+        for place, name in enumerate(COLUMNS):
+            # One tensor [rounds, E] per column: each tensor adds 250 bytes to the file, whatever its size.
+            column = [columns[place] for columns in self.results]
+            results[name] = torch.tensor(np.array(column))
+        memory = [self.rollout.controller.memory_state(), self.control.controller.memory_state()]
+        return {"results": results, "memory": memory}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         columns = [state["results"][name].numpy() for name in COLUMNS]
-        self.results = [np.stack(each) for each in zip(*columns, strict=True)]
-        for each, memory in zip((self.rollout, self.control), state["memory"], strict=True):
-            each.controller.load_memory_state(memory)
+        self.results = list(np.stack(columns, axis=1))
+        memory, memory_alone = state["memory"]
+        self.rollout.controller.load_memory_state(memory)
+        self.control.controller.load_memory_state(memory_alone)
 
 
 class LearningAgent(Agent):
@@ -159,18 +177,20 @@ class LearningAgent(Agent):
     def __init__(self, maker: EnvMaker, env: SlotVectorEnv, work: Workload) -> None:
         super().__init__(maker, env)
         self.work = work
+        names = ["none", "random", "heuristic", "plans"]
         # A run that chooses other slots or blueprints is compared without the schedule that names them.
-        shipped = ["schedule"] if shipped_schedule_fits(self.config.task.name, env.action_spec) else []
-        known = ["none", "random", "heuristic", "plans", *shipped]
-        self.baselines = [name for name in known if name != self.config.run.controller]
+        if shipped_schedule_fits(self.config.task.name, env.action_spec):
+            names.append("schedule")
+        learner = self.config.run.controller
+        self.baselines = [name for name in names if name != learner]
         for name in self.baselines:
             controller_for(name, self.config, env, self.config.run.seed)  # fail now if one does not fit
-        self.compared: Results = {name: {} for name in [self.config.run.controller, *self.baselines]}
+        self.compared: Results = {name: {} for name in [learner, *self.baselines]}
         """Results of the evaluation so far."""
 
     @abstractmethod
     def contender(self, env: SlotVectorEnv, run_seed: int) -> Controller:
-        """Returns what is compared, as a controller for ``env`` that does not learn."""
+        """Returns a controller for ``env`` that plays as the agent does, and does not learn."""
 
     def informed(self, make: MakeController) -> MakeController:
         """Wraps ``make``: the env that it makes a controller for starts with the experience of this run."""
@@ -181,32 +201,49 @@ class LearningAgent(Agent):
 
         Returns [] if that is 0. ``measured`` is called after each measurement that has become part of the state.
         """
-        config, seed = self.config, self.config.run.seed + HELD_OUT
-        controllers: dict[str, MakeController] = {
-            config.run.controller: partial(self.contender, run_seed=seed),
-            **{name: partial(controller_for, name, config, run_seed=seed) for name in self.baselines},
-        }
-        informed = {name: self.informed(make) for name, make in controllers.items()}
-        pairs = config.run.evaluation_pairs
-        baseline, compared = self.env.baseline, self.compared
-        return play_arms(self.maker, informed, pairs, seed, measured, baseline, compared, self.work) if pairs else []
+        config = self.config
+        if not config.run.evaluation_pairs:
+            return []
+        seed = config.run.seed + HELD_OUT
+        # Every arm starts with the experience of the run.
+        contender = partial(self.contender, run_seed=seed)
+        controllers = {config.run.controller: self.informed(contender)}
+        for name in self.baselines:
+            baseline = partial(controller_for, name, config, run_seed=seed)
+            controllers[name] = self.informed(baseline)
+        return play_arms(
+            self.maker,
+            controllers,
+            config.run.evaluation_pairs,
+            seed,
+            measured,
+            self.env.baseline,
+            self.compared,
+            self.work,
+        )
 
     def comparison_work(self) -> list[Phase]:
         rounds, hosts = split_pairs(self.config.run.evaluation_pairs, self.env.num_envs)
-        return [arms_work({name: name in ALONE for name in self.compared}, rounds, hosts, self.env.horizon)]
+        alone = {name: name in ALONE for name in self.compared}
+        return [arms_work(alone, rounds, hosts, self.env.horizon)]
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "compared": {
-                name: {number: [host.plain() for host in hosts] for number, hosts in rounds.items()}
-                for name, rounds in self.compared.items()
-            }
-        }
+        compared: dict[str, dict[int, Any]] = {}
+        for name, rounds in self.compared.items():
+            compared[name] = {}
+            for number, hosts in rounds.items():
+                compared[name][number] = [host.plain() for host in hosts]
+        return {"compared": compared}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        sizes = set()
+        # A run may have been interrupted while its arms were played, so rounds may be missing, but not hosts.
         for name, rounds in state["compared"].items():
-            self.compared[name] = {int(k): [HostResult.parse(host) for host in hosts] for k, hosts in rounds.items()}
-        if len({len(hosts) for rounds in self.compared.values() for hosts in rounds.values()}) > 1:
+            self.compared[name] = {}
+            for number, hosts in rounds.items():
+                self.compared[name][int(number)] = list(map(HostResult.parse, hosts))
+                sizes.add(len(hosts))
+        if len(sizes) > 1:
             raise ValueError("rounds of the comparison have different numbers of hosts")
 
 
@@ -240,25 +277,35 @@ class PPORun(LearningAgent):
         super().__init__(maker, env, work)
         # The planted task needs no practice, being simulated itself.
         self.pretrained = maker.task is None or config.ppo.practice_steps == 0
-        settings = config.ppo if self.pretrained else after_practice(config.ppo)
-        device = torch.device(config.ppo.device)
-        self.ppo = PPOAgent(env.action_spec, env.layout, env.num_envs, settings, config.run.seed, device)
+        self.ppo = PPOAgent(
+            env.action_spec,
+            env.layout,
+            env.num_envs,
+            config.ppo if self.pretrained else after_practice(config.ppo),
+            config.run.seed,
+            torch.device(config.ppo.device),
+        )
         self.rollout = Rollout(env, self.ppo, learner=self.ppo)
-        self.rounds_per_update = (config.ppo.episodes_per_update or env.num_envs) // env.num_envs
+        episodes = config.ppo.episodes_per_update or env.num_envs
+        self.rounds_per_update = episodes // env.num_envs
         self.best: dict[str, Any] | None = None
         """The policy that did best on the validation hosts so far."""
-        self.best_return, self.best_round = -math.inf, 0
-        """Its mean return there, and the round after which it was kept."""
+        self.best_return = -math.inf
+        """Its mean return there."""
+        self.best_round = 0
+        """The round after which it was kept."""
 
     def pretrain(self, emit: Emit) -> bool:
         """Practises on simulated hosts that resemble the real ones."""
         if self.pretrained:
             return False
 
+        # Rounds of practice have different lengths; their work is counted as if all had the mean one.
         def practised(number: int, rounds: int, mean_return: float) -> None:
             self.work.advance("practice", self.config.ppo.practice_steps / rounds)
             emit(PracticeRound(number, rounds, mean_return))
 
+        # There is another number of simulated hosts, so another agent practises on them.
         self.ppo.load_from(pretrain(self.env, self.config, practised))
         self.pretrained = True
         return True
@@ -285,7 +332,8 @@ class PPORun(LearningAgent):
         achieved = self.validation_return(between_steps)
         self.validated = number
         if achieved > self.best_return:
-            self.best_return, self.best_round = achieved, number
+            self.best_return = achieved
+            self.best_round = number
             self.best = copy.deepcopy(self.ppo.policy_state())
         return AgentValidated(number, achieved, self.best_round)
 
@@ -293,10 +341,13 @@ class PPORun(LearningAgent):
         """Returns the mean discounted return of the greedy agent on the validation hosts."""
         seed = self.config.run.seed + VALIDATION
         with closing(self.maker.make()) as env:
-            env.baseline, env.gatherer.learns = self.env.baseline, False
+            env.baseline = self.env.baseline
+            env.gatherer.learns = False
             env.gatherer.give(self.env.gatherer.experiences[0].state_dict())
             env.count_epochs = self.work.counter("validation", GROWN)
-            rollout = Rollout(env, self.ppo.clone_policy(env.num_envs, seed, greedy=True))
+            # A copy plays: the agent's episodes and random numbers must not change.
+            policy = self.ppo.clone_policy(env.num_envs, seed, greedy=True)
+            rollout = Rollout(env, policy)
             rollout.begin(seed)
             while not rollout.over:
                 between_steps()
@@ -330,8 +381,10 @@ class PPORun(LearningAgent):
         self.ppo.buffer.load_state_dict(state["buffer"], self.ppo.device)
         if state["best"] is not None:  # fail now if it does not fit
             self.ppo.clone_policy(1, 0, greedy=True).load_policy_state(state["best"])
-        self.pretrained, self.best = bool(state["pretrained"]), state["best"]
-        self.best_return, self.best_round = float(state["best_return"]), int(state["best_round"])
+        self.pretrained = bool(state["pretrained"])
+        self.best = state["best"]
+        self.best_return = float(state["best_return"])
+        self.best_round = int(state["best_round"])
         self.validated = int(state["validated"])
 
 
@@ -351,7 +404,8 @@ def _check_learning(config: ResolvedConfig) -> None:
             f"ppo.gamma is {config.ppo.gamma} and reward.gamma is {config.reward.gamma}: they must be equal, or the "
             f"potential terms of the reward change which policy is optimal"
         )
-    envs, episodes = config.env.n_envs, config.ppo.episodes_per_update
+    envs = config.env.n_envs
+    episodes = config.ppo.episodes_per_update
     if episodes is not None and episodes % envs:
         raise ConfigError(
             f"ppo.episodes_per_update is {episodes}, but a round has {envs} episodes (env.n_envs): "

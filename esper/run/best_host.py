@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv
@@ -12,12 +12,15 @@ from esper.files.grown_host import committed_network, export
 from esper.rollout.collector import Round
 
 
+@dataclass(eq=False)
 class BestHost:
     """Saves the host with the best committed validation accuracy so far, without regard to the test split."""
 
-    def __init__(self, folder: Path, env: SlotVectorEnv) -> None:
-        self.folder, self.env = folder, env
-        self.accuracy = -np.inf
+    folder: Path
+    """The run folder."""
+    env: SlotVectorEnv
+    accuracy: float = -math.inf
+    """That of the saved host, pp."""
 
     def offer(self, played: Round) -> None:
         """Saves the best host of the round if it is better than all before; simulated hosts are not saved."""
@@ -28,6 +31,11 @@ class BestHost:
         self.accuracy = float(committed[winner])
         training = self.env.host(winner)
         test = played.tests[0] if played.tests else self.env.test_accuracy()
-        facts = {"env": winner, "episode": training.episode, "seed": self.env.config.run.seed}
-        accuracies = {"validation_accuracy": self.accuracy, "test_accuracy": float(test[winner])}
-        export(committed_network(training), self.folder / "best_host", {**facts, **accuracies})
+        facts = {
+            "env": winner,
+            "episode": training.episode,
+            "seed": self.env.config.run.seed,
+            "validation_accuracy": self.accuracy,
+            "test_accuracy": float(test[winner]),
+        }
+        export(committed_network(training), self.folder / "best_host", facts)

@@ -20,9 +20,15 @@ class Checkpoints:
     """
 
     def __init__(
-        self, files: RunFolder, config: RunConfig, state: Callable[[], checkpoint.State], last_is_intact: bool
+        self,
+        files: RunFolder,
+        config: RunConfig,
+        state: Callable[[], checkpoint.State],
+        last_is_intact: bool,
     ) -> None:
-        self.files, self.config, self.state = files, config, state
+        self.files = files
+        self.config = config
+        self.state = state
         self._last_is_intact = last_is_intact
         self._unwritten: bytes | None = None
         """An encoded state that is not on disk yet."""
@@ -42,16 +48,25 @@ class Checkpoints:
 
     def save_by_the_clock(self) -> None:
         """Writes the state every ``run.checkpoint_minutes``, so that a kill does not lose a long round."""
-        if time.perf_counter() - self._written_at > 60 * self.config.checkpoint_minutes:
+        seconds = time.perf_counter() - self._written_at
+        if seconds > 60 * self.config.checkpoint_minutes:
             self.save()
 
     def write(self) -> None:
         """Writes the encoded state, if there is one that is not on disk yet."""
         with interrupts_wait():
-            if self._unwritten is not None:
-                self.files.write_checkpoint(self._unwritten, keep=self._last_is_intact)
-                self._unwritten, self._written_at, self._last_is_intact = None, time.perf_counter(), True
+            if self._unwritten is None:
+                return
+            self.files.write_checkpoint(self._unwritten, keep=self._last_is_intact)
+            self._unwritten = None
+            self._written_at = time.perf_counter()
+            self._last_is_intact = True
 
     def _encode(self, finished: bool = False) -> None:
-        written_by = {"config": checkpoint.config_digest(self.files.path), "logs": self.files.log_sizes()}
-        self._unwritten = checkpoint.encode({**written_by, "finished": finished, **self.state()})
+        state = {
+            "config": checkpoint.config_digest(self.files.path),
+            "logs": self.files.log_sizes(),
+            "finished": finished,
+            **self.state(),
+        }
+        self._unwritten = checkpoint.encode(state)

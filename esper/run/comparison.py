@@ -86,30 +86,47 @@ class ComparisonRun:
         ranks: RunRanks | None = None,
         part: Part = WHOLE,
     ) -> None:
-        self.reference, self.part, self.pairs = reference_of(arms, reference), part, pairs
+        self.reference = reference_of(arms, reference)
+        self.pairs = pairs
+        self.part = part
         self.train_seeds = count_seeds(arms, train_seeds)
         """Number of training seeds; None if no arm learns."""
         self.files = ComparisonFolder(Path(folder))
         self.resumed = results is not None
         if not self.resumed:
             require_empty(self.files.path)
+        # All arms share the task, the ranks and the length of an episode of the first one.
         check_devices(arms[0].config.run.device)
-        first = self.first = EnvMaker.of(arms[0].config, task, whole_messages(ranks))
-        self.arms = tuple(resolved(arm, first) for arm in arms)
-        self.progress, self.learned, self.order_seed = progress, learned, order_seed
-        self.all_rounds, self.n_envs = split_pairs(pairs, first.config.env.n_envs)
-        self.seeds, self.rounds = part.share(self.all_rounds, self.n_envs, self.train_seeds)
-        """The training seeds that are played here, counted from 0, and the rounds of each."""
+        self.first = EnvMaker.of(arms[0].config, task, whole_messages(ranks))
+        self.arms = tuple(resolved(arm, self.first) for arm in arms)
+        self.progress = progress
+        self.learned = learned
+        self.order_seed = order_seed
+        rounds, hosts = split_pairs(pairs, self.first.config.env.n_envs)
+        self.all_rounds = rounds
+        """Number of rounds of each training seed, those of other parts among them."""
+        self.n_envs = hosts
+        seeds, rounds_of_seed = part.share(rounds, hosts, self.train_seeds)
+        self.seeds = seeds
+        """The training seeds that are played here, counted from 0."""
+        self.rounds = rounds_of_seed
+        """The rounds of each of them."""
         self.results = self._by_seed(results or {})
         """Results of each training seed, or the one of arms that do not learn."""
         self.result: ComparisonResult | None = None
         """Result of what every arm has finished, training seeds or rounds; set when :meth:`run` ends in any way."""
-        self.work, left = work or Workload(), self._unfinished()
-        self._next = self._open(left[0]) if left else None
+
+        self.work = work or Workload()
+        unfinished = self._unfinished()
+        self._next: SeedComparison | None = None
         """The first training seed that is not finished, ready to be played."""
-        alone, epochs = {arm.name: arm.alone for arm in arms}, first.config.env.episode_length
+        if unfinished:
+            self._next = self._open(unfinished[0])
+        # The work of one training seed, then that of all.
+        alone = {arm.name: arm.alone for arm in arms}
+        epochs = self.first.config.env.episode_length
         self.work.add([arms_work(alone, len(self.rounds), self.n_envs, epochs)])
-        self.work.repeat(len(left))
+        self.work.repeat(len(unfinished))
 
     @classmethod
     def resume(
@@ -136,9 +153,13 @@ class ComparisonRun:
         """
         files = ComparisonFolder(Path(folder))
         settings = files.settings(controllers)
+        user_task = task if isinstance(task, Task) else None
         name = task.name if isinstance(task, Task) else task
         confirmed = confirmed_task(settings.arms[0].config.task.name, name, str(folder))
-        arms = [replace(arm, config=arm.config.with_values(task={"name": confirmed})) for arm in settings.arms]
+        arms = []
+        for arm in settings.arms:
+            config = arm.config.with_values(task={"name": confirmed})
+            arms.append(replace(arm, config=config))
         return cls(
             arms,
             settings.pairs,
@@ -147,7 +168,7 @@ class ComparisonRun:
             train_seeds=settings.train_seeds,
             progress=progress,
             learned=learned,
-            task=task if isinstance(task, Task) else None,
+            task=user_task,
             results=files.results([arm.name for arm in arms]),
             work=work,
             ranks=ranks,
@@ -166,29 +187,39 @@ class ComparisonRun:
                 require_empty(self.files.path)
                 self.files.create(Settings(self.pairs, self.reference, self.train_seeds, self.part, self.arms))
             try:
-                if self._next is not None:
-                    name_score(self.first.score, self.progress)
-                self.work.start()
-                for index in self._unfinished():
-                    self._next = self._next or self._open(index)
-                    with closing(self._next) as one:
-                        one.run(self.pairs, self.rounds, self.results[index], self._save(index), self._tell(one.seed))
-                    self._next = None
+                self._play()
             finally:
-                result = self.result = self._analyse()
-                if result is not None and self.part == WHOLE:
-                    write_json(self.files.path / RESULTS, result.plain())
-        if result is None:
+                self.result = self._analyse()
+                if self.result is not None and self.part == WHOLE:
+                    write_json(self.files.path / RESULTS, self.result.plain())
+        if self.result is None:
             raise RuntimeError(f"{self.files.path} has no round that every arm has finished")
-        return result
+        return self.result
+
+    def _play(self) -> None:
+        """Plays the training seeds that are not finished, one after the other."""
+        if self._next is not None:
+            name_score(self.first.score, self.progress)
+        self.work.start()
+        for index in self._unfinished():
+            if self._next is None:
+                self._next = self._open(index)
+            with closing(self._next) as comparison:
+                comparison.run(
+                    self.pairs,
+                    self.rounds,
+                    self.results[index],
+                    self._save(index),
+                    self._tell(comparison.seed),
+                )
+            self._next = None
 
     def _open(self, index: int) -> SeedComparison:
         seed = self.arms[0].config.run.seed + index
-        folder = self.files.path / f"seed-{seed}"
         return SeedComparison(
             self.arms,
             seed,
-            folder,
+            self.files.path / f"seed-{seed}",
             self.first,
             self.n_envs,
             self.learned,
@@ -199,7 +230,11 @@ class ComparisonRun:
 
     def _unfinished(self) -> list[int]:
         """Returns the training seeds that an arm has not finished, counted from 0."""
-        return [i for i in self.seeds if any(len(own) < len(self.rounds) for own in self.results[i].values())]
+        return [index for index in self.seeds if not self._has_finished(index)]
+
+    def _has_finished(self, index: int) -> bool:
+        played = map(len, self.results[index].values())
+        return min(played) >= len(self.rounds)
 
     @property
     def finished(self) -> bool:
@@ -207,7 +242,12 @@ class ComparisonRun:
         return not self._unfinished()
 
     def _save(self, index: int) -> Save:
-        def save(arm: str, number: int, hosts: list[HostResult], seconds: float) -> None:
+        def save(
+            arm: str,
+            number: int,
+            hosts: list[HostResult],
+            seconds: float,
+        ) -> None:
             self.files.save_round(arm, index * self.all_rounds + number, hosts, seconds)
 
         return save
@@ -225,33 +265,42 @@ class ComparisonRun:
 
     def _by_seed(self, results: Results) -> list[Results]:
         """Splits the saved rounds, which are counted through all training seeds, by training seed."""
-        split: list[Results] = [{arm.name: {} for arm in self.arms} for _ in range(self.train_seeds or 1)]
-        for name, own in results.items():
-            for number, hosts in own.items():
-                split[number // self.all_rounds][name][number % self.all_rounds] = hosts
-        return split
+        by_seed: list[Results] = [{} for _ in range(self.train_seeds or 1)]
+        for arm in self.arms:
+            for of_seed in by_seed:
+                of_seed[arm.name] = {}
+        for name, rounds in results.items():
+            for number, hosts in rounds.items():
+                index, number_of_seed = divmod(number, self.all_rounds)
+                by_seed[index][name][number_of_seed] = hosts
+        return by_seed
 
     def _analyse(self) -> ComparisonResult | None:
         """Returns the result of what every arm has finished; None if there is nothing."""
-        # Without training seeds, every complete round counts.
-        left = [] if self.train_seeds is None else self._unfinished()
-        done = [in_order(self.results[index], self.pairs) for index in self.seeds if index not in left]
-        hosts = {arm.name: [host for seed in done for host in seed[arm.name]] for arm in self.arms}
+        # Only whole training seeds count; without them, every complete round does.
+        counted = list(self.seeds)
+        finished_seeds: int | None = None
+        if self.train_seeds is not None:
+            counted = list(filter(self._has_finished, self.seeds))
+            finished_seeds = len(counted)
+
+        hosts: dict[str, list[HostResult]] = {arm.name: [] for arm in self.arms}
+        for index in counted:
+            played = in_order(self.results[index], self.pairs)
+            for name in hosts:
+                hosts[name] += played[name]
         if not hosts[self.reference]:
             return None
-        seeds = None if self.train_seeds is None else len(done)
-        metrics = analyse(hosts, self.reference, metrics_of(self.first.score), seeds)
-        asked = self.pairs * (self.train_seeds or 1)
         return ComparisonResult(
-            self.arms,
-            self.reference,
-            asked,
-            hosts,
-            metrics,
-            self.files.path,
-            seeds,
-            self.train_seeds,
-            self.files.seconds(),
+            arms=self.arms,
+            reference=self.reference,
+            requested_pairs=self.pairs * (self.train_seeds or 1),
+            hosts=hosts,
+            metrics=analyse(hosts, self.reference, metrics_of(self.first.score), finished_seeds),
+            folder=self.files.path,
+            train_seeds=finished_seeds,
+            requested_seeds=self.train_seeds,
+            seconds=self.files.seconds(),
         )
 
     def close(self) -> None:
@@ -263,26 +312,31 @@ class ComparisonRun:
 def resolved(arm: Arm, first: EnvMaker) -> Arm:
     """Returns the arm with all sizes that its config leaves to the task of ``first``. Raises ConfigError."""
     with errors_name(arm):
-        return replace(arm, config=EnvMaker.of(arm.config, first.task, first.ranks).config)
+        maker = EnvMaker.of(arm.config, first.task, first.ranks)
+    return replace(arm, config=maker.config)
 
 
 def count_seeds(arms: Sequence[Arm], wanted: int | None) -> int | None:
     """Returns the number of training seeds; None if no arm learns. Raises ConfigError if ``wanted`` cannot be it."""
     learns = any(arm.learns for arm in arms)
-    if wanted is not None and not learns:
+    if wanted is None:
+        return MIN_SEEDS if learns else None
+    if not learns:
         raise ConfigError("training seeds are for arms that learn, and no arm does; add one, such as ppo")
-    if wanted is not None and wanted < 1:
+    if wanted < 1:
         raise ConfigError(f"train_seeds is {wanted}; give 1 or more, and {MIN_SEEDS} for a verdict")
-    return None if not learns else MIN_SEEDS if wanted is None else wanted
+    return wanted
 
 
 def reference_of(arms: Sequence[Arm], named: str | None) -> str:
     """Returns the arm that the others are compared with: ``named``, else the first that leaves hosts alone, else the
     last. Raises ConfigError if there are fewer than two arms, or none of that name."""
     names = [arm.name for arm in arms]
-    if len(arms) < 2:
-        raise ConfigError(f"a comparison needs two or more --arm; got {f'only {names[0]}' if names else 'no arm'}")
-    reference = named or next((arm.name for arm in arms if arm.alone), names[-1])
+    if len(names) < 2:
+        present = f"only {names[0]}" if names else "no arm"
+        raise ConfigError(f"a comparison needs two or more --arm; got {present}")
+    alone = [arm.name for arm in arms if arm.alone]
+    reference = named or (alone[0] if alone else names[-1])
     if reference not in names:
         raise ConfigError(f"the reference must be one of the arms {', '.join(names)}; got {reference!r}")
     return reference

@@ -62,22 +62,32 @@ class Experiment(AbstractContextManager["Experiment"]):
     ) -> None:
         if controller is not None:
             config = config.with_values(run={"controller": name_of(controller)})
+        # What is quick to check comes first; loading the data is slow.
         check_devices(config.run.device)
         check_device(config.ppo.device)
         check_trackers(config)
-        self.folder, self.resumed_from, self.finished = Path(folder), resumed_from, False
+        self.folder = Path(folder)
+        self.resumed_from = resumed_from
+        self.finished = False
         resumed = resumed_from is not None
         self.files = RunFolder(self.folder, resumed)
         maker = EnvMaker.of(config, task, whole_messages(ranks))
         self.config = maker.config
         self.telemetry = RunTelemetry(maker.config, self.files, callbacks, resumed)
+        # A resumed run follows the copies in its folder, of a schedule or a checkpoint.
         follows: str | OwnController = config.run.controller
         if controller is not None and not isinstance(controller, str):
             follows = controller
         elif resumed:
             follows = self.files.follows(config.run.controller)
-        intact = resumed_from is None or resumed_from.file.name == checkpoint.NAME
-        self.trainer = Trainer(maker, self.telemetry, self.files, follows, intact, work or Workload())
+        self.trainer = Trainer(
+            maker,
+            self.telemetry,
+            self.files,
+            follows,
+            last_is_intact=resumed_from is None or resumed_from.file.name == checkpoint.NAME,
+            work=work or Workload(),
+        )
 
     @classmethod
     def resume(
@@ -107,14 +117,23 @@ class Experiment(AbstractContextManager["Experiment"]):
         folder = Path(folder)
         if being_written(folder / EVENTS):
             raise ConfigError(f"{folder} is being written by a run in progress: wait for it to end, or stop it")
-        found = checkpoint.newest(folder)
-        if found.state["finished"]:
-            raise ConfigError(f"{folder} is finished: all {found.state['round']} rounds were played and compared")
+        newest = checkpoint.newest(folder)
+        if newest.state["finished"]:
+            raise ConfigError(f"{folder} is finished: all {newest.state['round']} rounds were played and compared")
         config = TrainingConfig.parse(read_toml(folder / CONFIG))
-        given, name = (task, task.name) if isinstance(task, Task) else (None, task)
-        config = config.with_values(task={"name": confirmed_task(config.task.name, name, str(folder))})
-        chosen = confirmed_controller(config.run.controller, controller, str(folder))
-        return cls(config, folder, callbacks, given, controller=chosen, resumed_from=found, work=work, ranks=ranks)
+        user_task = task if isinstance(task, Task) else None
+        name = task.name if isinstance(task, Task) else task
+        confirmed = confirmed_task(config.task.name, name, str(folder))
+        return cls(
+            config.with_values(task={"name": confirmed}),
+            folder,
+            callbacks,
+            user_task,
+            controller=confirmed_controller(config.run.controller, controller, str(folder)),
+            resumed_from=newest,
+            work=work,
+            ranks=ranks,
+        )
 
     @one_thread()
     def run(self) -> RunSummary:
@@ -149,8 +168,11 @@ class Experiment(AbstractContextManager["Experiment"]):
                 self.save_within_round()
                 if self.telemetry.hub is None or not (trainer.done or isinstance(reason, Stopped)):
                     raise
-                compared = trainer.done and not self.config.run.learns
-                summary = self.end(trainer.evaluate() if compared else [], interrupted=True)
+                # A controller that does not learn has results of its complete rounds.
+                arms = []
+                if trainer.done and not self.config.run.learns:
+                    arms = trainer.evaluate()
+                summary = self.end(arms, interrupted=True)
             finally:
                 trainer.checkpoints.write()
         # Sinks may still fail while the hub closes.
@@ -180,17 +202,20 @@ class Experiment(AbstractContextManager["Experiment"]):
         if collector.running and collector.consistent:
             self.trainer.checkpoints.save()
 
-    def _continue_from(self, found: checkpoint.CheckpointFile) -> None:
+    def _continue_from(self, saved: checkpoint.CheckpointFile) -> None:
         """Loads the whole checkpoint before anything in the folder is changed."""
-        trainer, collector = self.trainer, self.trainer.collector
+        trainer = self.trainer
+        collector = trainer.collector
         collector.consistent = False  # an interrupt must not save a half-loaded state, or one that precedes the log cut
         try:
-            trainer.load_state_dict(found.state)
+            trainer.load_state_dict(saved.state)
         except MISFITS as error:
-            raise ConfigError(f"{found.file} belongs to another run or was modified: {error}") from error
-        warnings = [*found.refused, *self.files.cut_logs(found.state["logs"])]
+            raise ConfigError(f"{saved.file} belongs to another run or was modified: {error}") from error
+        warnings = [*saved.refused, *self.files.cut_logs(saved.state["logs"])]
         self.telemetry.open()
-        epochs = collector.running[-1].steps if collector.running else 0
+        epochs = 0
+        if collector.running:
+            epochs = collector.running[-1].steps
         self.telemetry.resume(trainer.env, trainer.done, epochs, warnings)
         collector.consistent = True
 
@@ -198,13 +223,19 @@ class Experiment(AbstractContextManager["Experiment"]):
         """Reports the comparison of the first of ``arms`` with the others, and saves the final state; ``interrupted``
         says whether the run was stopped early."""
         trainer = self.trainer
+        grown_parameters = 0.0
+        fossils = 0.0
+        if arms:
+            grown_parameters = float(arms[0].parameters.mean())
+            fossils = float(arms[0].fossils.mean())
+        pairs = [arms[0].against(other) for other in arms[1:]]
         summary = RunSummary(
             folder=self.folder,
             controller=self.config.run.controller,
-            comparisons=tuple(corrected([arms[0].against(arm) for arm in arms[1:]])),
+            comparisons=tuple(corrected(pairs)),
             host_parameters=trainer.env.host_parameters,
-            grown_parameters=float(arms[0].parameters.mean()) if arms else 0.0,
-            fossils=float(arms[0].fossils.mean()) if arms else 0.0,
+            grown_parameters=grown_parameters,
+            fossils=fossils,
             rounds=trainer.done,
             total_rounds=self.config.run.rounds,
             interrupted=interrupted,

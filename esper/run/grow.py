@@ -88,15 +88,22 @@ def grow(
     check_name(controller)
     if config is None:
         config = TrainingConfig().with_values(env={"baseline_episodes": 1})
-    values = {"n_envs": 1} | ({} if epochs is None else {"episode_length": epochs})
+    # One round of one host is one grown host.
+    values = {"n_envs": 1}
+    if epochs is not None:
+        values["episode_length"] = epochs
     settings = config.with_values(env=values, run={"controller": name_of(controller), "rounds": 1})
+    watch = Watch(callbacks, alone)
+    sinks: list[Sink] = [watch]
+    work = Workload()
     with ExitStack() as stack:
         place = Path(stack.enter_context(TemporaryDirectory()) if folder is None else folder)
-        watch = Watch(callbacks, alone)
-        shown = [progress_sink()] if progress else []
-        work = shown[0].work if shown else Workload()
-        experiment = watch.experiment = _opened(settings, place, [watch, *shown], task, controller, work)
-        summary, interrupted = _run(experiment)
+        if progress:
+            shown = progress_sink()
+            sinks.append(shown)
+            work = shown.work
+        watch.experiment = _opened(settings, place, sinks, task, controller, work)
+        summary, interrupted = _run(watch.experiment)
         return _result(watch, summary, interrupted, None if folder is None else place)
 
 
@@ -106,7 +113,8 @@ class Watch(Sink):
     experiment: Experiment
 
     def __init__(self, callbacks: Sequence[Callable[[Event], None]], alone: bool) -> None:
-        self.callbacks, self.alone = list(callbacks), alone
+        self.callbacks = list(callbacks)
+        self.alone = alone
         self.failures: list[str] = []
 
     def handle(self, event: Event) -> None:
@@ -143,8 +151,10 @@ def _opened(
     if not checkpoint.files(place):
         return Experiment(settings, place, sinks, task, controller=controller, work=work)
     asked = EnvMaker.of(settings, task).config.model_dump(mode="json", exclude_none=True)
-    there = TrainingConfig.parse(read_toml(place / CONFIG)).model_dump(mode="json", exclude_none=True)
-    changed = [f"{name}.{key}" for name in asked for key in asked[name] if asked[name][key] != there[name].get(key)]
+    recorded = TrainingConfig.parse(read_toml(place / CONFIG)).model_dump(mode="json", exclude_none=True)
+    changed: list[str] = []
+    for name, values in asked.items():
+        changed += [f"{name}.{key}" for key, value in values.items() if value != recorded[name].get(key)]
     if changed:
         raise ConfigError(
             f"{place} was grown with another {', '.join(changed)}: give the same arguments to continue, or a new folder"
@@ -159,36 +169,45 @@ def _run(experiment: Experiment) -> tuple[RunSummary | None, bool]:
     """
     try:
         summary = experiment.run()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # before the host had grown to its end
         trainer = experiment.trainer
         if trainer.env.state.epoch[0] < 1 or not trainer.collector.consistent:
             raise
         return None, True
+    # The watch stops runs, too, which is no Ctrl-C.
     return summary, summary.interrupted and not experiment.trainer.stopping
 
 
-def _result(watch: Watch, summary: RunSummary | None, interrupted: bool, folder: Path | None) -> Grown:
+def _result(
+    watch: Watch,
+    summary: RunSummary | None,
+    interrupted: bool,
+    folder: Path | None,
+) -> Grown:
     experiment = watch.experiment
-    env, config = experiment.trainer.env, experiment.config
+    config = experiment.config
+    env = experiment.trainer.env
     assert isinstance(env, GrowthVectorEnv)
-    events = EventLog(experiment.folder / EVENTS).read()[0]
+    events, _ = EventLog(experiment.folder / EVENTS).read()
     training = env.training[0]
     network = committed_network(training)
-    accuracy = float(evaluate(training, training.task.test, [committed_configuration(training)]).accuracy[0])
-    if folder is not None and summary is not None and not summary.comparisons:
+    measured = evaluate(training, training.task.test, [committed_configuration(training)])
+    accuracy = float(measured.accuracy[0])
+    alone: float | None = None
+    if summary is not None and summary.comparisons:
+        alone = env.score.of(summary.comparison.mean_b)
+    elif summary is not None and folder is not None:
         export(network, folder / "best_host", {"test_accuracy": accuracy})
-    refused = [e.reason for e in events if isinstance(e, ActionTaken) and e.op == Op.GERMINATE.name and not e.accepted]
-    history = tuple(event for event in events if isinstance(event, EpochCompleted))
     return Grown(
         network=network,
         accuracy=env.score.of(accuracy),
-        alone=None if summary is None or not summary.comparisons else env.score.of(summary.comparison.mean_b),
+        alone=alone,
         seeds={name: kept.blueprint for name, kept in network.kept.items()},
-        refusals=tuple(dict.fromkeys(refused)),
+        refusals=_refusals(events),
         host_parameters=network.host.parameter_count,
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         tried=_tried(events, env, config),
-        history=history,
+        history=tuple(event for event in events if isinstance(event, EpochCompleted)),
         warnings=(*_divergence(events, config), *watch.failures),
         controller=config.run.controller,
         epochs=env.horizon,
@@ -199,7 +218,22 @@ def _result(watch: Watch, summary: RunSummary | None, interrupted: bool, folder:
     )
 
 
-def _tried(events: Sequence[Event], env: GrowthVectorEnv, config: TrainingConfig) -> tuple[TriedSeed, ...]:
+def _refusals(events: Sequence[Event]) -> tuple[str, ...]:
+    """Returns the distinct reasons why seeds could not be planted."""
+    reasons = []
+    for event in events:
+        if not isinstance(event, ActionTaken) or event.accepted:
+            continue
+        if event.op == Op.GERMINATE.name and event.reason not in reasons:
+            reasons.append(event.reason)
+    return tuple(reasons)
+
+
+def _tried(
+    events: Sequence[Event],
+    env: GrowthVectorEnv,
+    config: TrainingConfig,
+) -> tuple[TriedSeed, ...]:
     """Returns the seeds that were planted; those that are still there with what keeps them from passing on."""
     life = Life(0, 0)
     for event in events:
@@ -210,26 +244,33 @@ def _tried(events: Sequence[Event], env: GrowthVectorEnv, config: TrainingConfig
         seed = life.present.get(env.action_spec.slots[s])
         if seed is None:  # its germination is missing in the log, such as after a full disk
             continue
-        reason, gate = gates.explain((0, s)).reason, GATES[SeedStage(int(slots.stage[0, s]))]
-        unused = f"gate {gate} was open, but {config.run.controller} did not let it pass"
-        seed.standing = f"gate {gate} was closed: {reason}" if reason else unused
+        gate = GATES[SeedStage(int(slots.stage[0, s]))]
+        reason = gates.explain((0, s)).reason
+        if reason:
+            seed.standing = f"gate {gate} was closed: {reason}"
+        else:
+            seed.standing = f"gate {gate} was open, but {config.run.controller} did not let it pass"
     return tuple(life.seeds)
 
 
 def _divergence(events: Sequence[Event], config: ResolvedConfig) -> list[str]:
     """Describes signs that training diverged, with what to try."""
-    found = [_rollback(event) for event in events if isinstance(event, GovernorRollback)]
-    found += [
-        f"a host left alone ends with loss {event.loss[-1]:.3g}, and had {event.loss[0]:.3g} before training"
-        for event in events
-        if isinstance(event, BaselineMeasured) and not event.loss[-1] <= event.loss[0]
-    ]
-    if found:
+    signs = [_rollback(event) for event in events if isinstance(event, GovernorRollback)]
+    for event in events:
+        if not isinstance(event, BaselineMeasured):
+            continue
+        first = event.loss[0]
+        last = event.loss[-1]
+        if not last <= first:  # also if one of them is not a number
+            signs.append(f"a host left alone ends with loss {last:.3g}, and had {first:.3g} before training")
+    if signs:
         rate = config.task.learning_rate
-        found.append(f"lower the learning rate (task.learning_rate is {rate:g}), or normalise the inputs")
-    return found
+        signs.append(f"lower the learning rate (task.learning_rate is {rate:g}), or normalise the inputs")
+    return signs
 
 
 def _rollback(event: GovernorRollback) -> str:
-    loss = f"loss {event.value:.3g}" if math.isfinite(event.value) else "a loss that is not finite"
+    loss = "a loss that is not finite"
+    if math.isfinite(event.value):
+        loss = f"loss {event.value:.3g}"
     return f"epoch {event.epoch}: {event.reason}, {loss}; the host was restored as of epoch {event.restored_epoch}"

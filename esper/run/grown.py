@@ -61,34 +61,53 @@ class Grown:
     @property
     def gain(self) -> float | None:
         """Gain of growing over the host left alone; None if that was not trained to the end."""
-        return None if self.alone is None else self.accuracy - self.alone
+        if self.alone is None:
+            return None
+        return self.accuracy - self.alone
 
     def __repr__(self) -> str:
-        added = self.parameters - self.host_parameters
-        kept = ", ".join(f"{blueprint} in {slot}" for slot, blueprint in self.seeds.items()) or "no seed"
-        score = self.score.value(self._points(self.accuracy))
-        score = score if self.score == ACCURACY else f"{self.score.name} {score}"
-        lines = [
-            f"{score} on test{self._compared()}: {self.controller} kept {kept} "
-            f"({added:,} parameters added to {self.host_parameters:,}) in {count(len(self.history), 'epoch')}"
-        ]
+        lines = [self._outcome()]
         if self.interrupted:
-            again = "" if self.folder is None else f"; the same call continues, with folder={str(self.folder)!r}"
-            lines.append(f"  interrupted after {len(self.history)} of {count(self.epochs, 'epoch')}{again}")
+            lines.append(f"  {self._interruption()}")
         lines += [f"  {seed.words(self.score)}" for seed in self.tried]
         if any(seed.contribution is not None for seed in self.tried):
             lines.append(f"  {MEANING}")
         lines += [f"  not planted: {reason}" for reason in self.refusals]
         lines += [f"  hint: {hint}" for hint in self.hints()]
         lines += [f"  warning: {warning}" for warning in self.warnings]
-        wrap = textwrap.TextWrapper(WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-        return "\n".join(wrap.fill(line) for line in lines)
+        wrap = textwrap.TextWrapper(
+            WIDTH,
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        return "\n".join(map(wrap.fill, lines))
+
+    def _outcome(self) -> str:
+        added = self.parameters - self.host_parameters
+        kept = "no seed"
+        if self.seeds:
+            kept = ", ".join(f"{blueprint} in {slot}" for slot, blueprint in self.seeds.items())
+        score = self.score.value(self._points(self.accuracy))
+        if self.score != ACCURACY:
+            score = f"{self.score.name} {score}"
+        return (
+            f"{score} on test{self._compared()}: {self.controller} kept {kept} "
+            f"({added:,} parameters added to {self.host_parameters:,}) in {count(len(self.history), 'epoch')}"
+        )
+
+    def _interruption(self) -> str:
+        words = f"interrupted after {len(self.history)} of {count(self.epochs, 'epoch')}"
+        if self.folder is not None:
+            words += f"; the same call continues, with folder={str(self.folder)!r}"
+        return words
 
     def _compared(self) -> str:
-        if self.gain is None or self.alone is None:
+        if self.alone is None:
             return ""
-        gain, alone = self._points(self.gain), self._points(self.alone)
-        return f", {self.score.difference(gain)} against {self.score.value(alone)} alone"
+        gain = self.score.difference(self._points(self.accuracy - self.alone))
+        alone = self.score.value(self._points(self.alone))
+        return f", {gain} against {alone} alone"
 
     def _points(self, score: float) -> float:
         """Returns a score in percentage points."""
@@ -97,19 +116,23 @@ class Grown:
     def hints(self) -> list[str]:
         """Explains why seeds that could have been kept were not."""
         hints = []
-        left = [seed for seed in self.tried if not seed.kept and not seed.removed]
-        waiting = [seed for seed in left if seed.stage == "HOLDING"]
         if not self.tried and not self.refusals:
             hints.append(f"{self.controller} planted no seed in {count(len(self.history), 'epoch')}; give it more")
-        if (
-            self.score == ACCURACY
-            and waiting
-            and all((seed.contribution or 0.0) < 2 * self.resolution for seed in waiting)
-        ):
+        late = 0
+        waiting = []
+        for seed in self.tried:
+            if seed.kept or seed.removed:
+                continue
+            if seed.stage == "HOLDING":
+                waiting.append(seed.contribution or 0.0)
+            else:
+                late += 1
+        small = all(contribution < 2 * self.resolution for contribution in waiting)
+        if self.score == ACCURACY and waiting and small:
             hints.append(
                 f"one validation sample is worth {self.resolution:.2f} pp; seeds that are worth less cannot be told "
                 "from useless ones: use a larger validation split, or a host that leaves more to gain"
             )
-        if late := [seed for seed in left if seed.stage != "HOLDING"]:
-            hints.append(f"{count(len(late), 'seed')} had not grown in when the epochs ended; train longer")
+        if late:
+            hints.append(f"{count(late, 'seed')} had not grown in when the epochs ended; train longer")
         return hints

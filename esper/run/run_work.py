@@ -14,25 +14,43 @@ class RunWork:
         work: gets the phases of this run, all but its comparison; several runs may share it.
     """
 
-    def __init__(self, work: Workload, agent: Agent, collector: Collector) -> None:
-        self.work, self.agent, self.collector = work, agent, collector
-        config, env = agent.config, agent.env
-        self.rounds, of_round = config.run.rounds, env.num_envs * env.horizon
-        self.each = [GROWN, 1.0][: len(collector.rollouts)]
+    def __init__(
+        self,
+        work: Workload,
+        agent: Agent,
+        collector: Collector,
+    ) -> None:
+        self.work = work
+        self.agent = agent
+        self.collector = collector
+        config = agent.config
+        env = agent.env
+        self.rounds = config.run.rounds
+        self.units = [GROWN, 1.0][: len(collector.rollouts)]
         """Work of an epoch in each rollout of a round: of hosts that grow, and of the same hosts alone."""
-        self.of_round = of_round * sum(self.each)
-        learns = isinstance(agent, PPORun)
-        self.of_validation = of_round * GROWN if learns else 0.0
-        self.every = config.ppo.validate_every if learns else self.rounds
-        baseline = 0 if env.tier is None else config.env.baseline_episodes  # that of simulated hosts is computed
+        epochs = env.num_envs * env.horizon
+        self.of_round = epochs * sum(self.units)
+        # Only PPO practises and is validated.
+        self.of_validation = 0.0
+        self.every = self.rounds
+        practice = 0.0
+        if isinstance(agent, PPORun):
+            self.of_validation = epochs * GROWN
+            self.every = config.ppo.validate_every
+            if not agent.pretrained:
+                practice = float(config.ppo.practice_steps)
+        baseline = 0.0  # that of simulated hosts is computed
+        if env.tier is not None:
+            baseline = float(config.env.baseline_episodes * env.horizon)
         self.totals = {
-            "baseline": float(baseline * env.horizon),
-            "practice": 0.0 if not isinstance(agent, PPORun) or agent.pretrained else float(config.ppo.practice_steps),
+            "baseline": baseline,
+            "practice": practice,
             "rounds": self.rounds * self.of_round,
             "validation": self._validations(self.rounds) * self.of_validation,
         }
-        guesses = {"practice": PRACTICE_SECONDS}
-        work.add(Phase(name, total, guesses.get(name)) for name, total in self.totals.items())
+        for name, total in self.totals.items():
+            guess = PRACTICE_SECONDS if name == "practice" else None
+            work.add([Phase(name, total, guess)])
 
     def _validations(self, rounds: int) -> int:
         """Returns the number of validations up to the end of that round."""
@@ -42,8 +60,11 @@ class RunWork:
     @property
     def begun(self) -> float:
         """Work of the current round that is done, in units of the workload."""
-        running = zip(self.collector.running, self.each, strict=False)
-        return sum(rollout.steps * rollout.env.num_envs * each for rollout, each in running)
+        work = 0.0
+        # The hosts left alone may not have begun.
+        for rollout, units in zip(self.collector.running, self.units, strict=False):
+            work += rollout.steps * rollout.env.num_envs * units
+        return work
 
     def after_round(self) -> float:
         """Returns the work of all rounds once the current one is complete; hosts that end early count in full."""
@@ -51,11 +72,9 @@ class RunWork:
 
     def resume(self, rounds: int) -> None:
         """Notes what an earlier process has done: everything up to ``rounds`` complete ones, and part of the next."""
-        past = {
-            "baseline": self.totals["baseline"],
-            "practice": self.totals["practice"] * (rounds > 0 or self.begun > 0),
-            "rounds": rounds * self.of_round + self.begun,
-            "validation": self._validations(self.agent.validated) * self.of_validation,
-        }
-        for name, units in past.items():
-            self.work.skip(name, units)
+        begun = self.begun
+        self.work.skip("baseline", self.totals["baseline"])
+        if rounds > 0 or begun > 0:
+            self.work.skip("practice", self.totals["practice"])
+        self.work.skip("rounds", rounds * self.of_round + begun)
+        self.work.skip("validation", self._validations(self.agent.validated) * self.of_validation)

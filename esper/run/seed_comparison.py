@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,31 +73,40 @@ class SeedComparison:
         order_seed: int,
         follows: Callable[[Arm], str],
     ) -> None:
+        self.seed = seed
+        self.n_envs = n_envs
+        self.learned = learned
+        self.work = work
         self.follows = follows
-        self.alone, self.work = [arm.name for arm in arms if arm.alone], work
-        self.seed, self.n_envs, self.names = seed, n_envs, [arm.name for arm in arms]
-        self.epochs, self.task, self.ranks = first.config.env.episode_length, first.task, first.ranks
+        self.names = [arm.name for arm in arms]
+        self.alone = [arm.name for arm in arms if arm.alone]
+        self.epochs = first.config.env.episode_length
+        self.task = first.task
+        self.ranks = first.ranks
         self.order = np.random.default_rng([seed, len(arms), order_seed])
         self.baselines: dict[Any, Baseline] = {}
         self.experiments: dict[str, Experiment] = {}
         self.runners: dict[str, ArmRunner] = {}
+        # If an arm cannot be set up, those before it are closed.
         with ExitStack() as opened:
             for place, arm in enumerate(arms):
-                own = replace(arm, config=arm.config.with_values(run={"seed": seed}))
+                seeded = replace(arm, config=arm.config.with_values(run={"seed": seed}))
                 with errors_name(arm):
                     if arm.learns:
-                        sinks = [_Rounds(arm.name, seed, learned)] if learned else []
-                        experiment = self._experiment(own, folder / _folder_name(place, arm.name), sinks)
+                        experiment = self._experiment(seeded, folder / _folder_name(place, arm.name))
                         self.experiments[arm.name] = opened.enter_context(closing(experiment))
                     else:
-                        runner = self._runner(own)
+                        runner = self._runner(seeded)
                         self.runners[arm.name] = opened.enter_context(closing(runner))
             self._opened = opened.pop_all()
         if not self.experiments and self.task is not None:
             work.add([Phase("baseline", first.config.env.baseline_episodes * self.epochs)])
 
-    def _experiment(self, arm: Arm, folder: Path, sinks: Sequence[Sink]) -> Experiment:
+    def _experiment(self, arm: Arm, folder: Path) -> Experiment:
         """Returns the run of a learning arm, from its last checkpoint if there is one."""
+        sinks = []
+        if self.learned is not None:
+            sinks.append(_Rounds(arm.name, self.seed, self.learned))
         if checkpoint.files(folder):
             task = self.task or arm.config.task.name
             return Experiment.resume(folder, sinks, task, work=self.work, ranks=self.ranks)
@@ -107,7 +116,8 @@ class SeedComparison:
 
     def _runner(self, arm: Arm) -> ArmRunner:
         """Returns the runner of an arm that does not learn."""
-        maker, held_out = EnvMaker.of(arm.config, self.task, self.ranks), self.seed + HELD_OUT
+        maker = EnvMaker.of(arm.config, self.task, self.ranks)
+        held_out = self.seed + HELD_OUT
         if arm.control_of is not None:
             return CONTROLS[arm.controller](maker, arm.control_of, held_out)
         controller = "none" if arm.alone else self.follows(arm)
@@ -129,7 +139,8 @@ class SeedComparison:
             play_rounds(runners, rounds, self.order, results, progress, self.work, save)
             hosts = in_order(results, pairs)
             for name, experiment in self.experiments.items():
-                arms = [ArmResult.of(other, hosts[other]) for other in (name, *(n for n in hosts if n != name))]
+                others = [other for other in hosts if other != name]
+                arms = [ArmResult.of(arm, hosts[arm]) for arm in (name, *others)]
                 with _turn(experiment.trainer):
                     experiment.end(arms, interrupted=False)
         finally:
@@ -144,24 +155,29 @@ class SeedComparison:
             with _turn(experiment.trainer):
                 experiment.start()
                 experiment.trainer.practise()
-        for number in range(max((experiment.config.run.rounds for experiment in experiments), default=0)):
+        rounds = [experiment.config.run.rounds for experiment in experiments]
+        for number in range(max(rounds, default=0)):
             for place in self.order.permutation(len(experiments)):
                 trainer = experiments[place].trainer
+                # Arms may have different numbers of rounds, and some may be done by an earlier process.
                 if trainer.done == number < trainer.config.run.rounds:
                     with _turn(trainer):
                         trainer.play_round()
 
     def _ready(self) -> dict[str, ArmRunner]:
         """Returns the runners of all arms on held-out hosts; learning arms play greedily what they have learned."""
+        held_out = self.seed + HELD_OUT
         for name, experiment in self.experiments.items():
-            agent, held_out = experiment.trainer.agent, self.seed + HELD_OUT
+            trainer = experiment.trainer
+            agent = trainer.agent
             assert isinstance(agent, LearningAgent)
             make = agent.informed(partial(agent.contender, run_seed=held_out))
-            runner = GrowingRunner(experiment.trainer.maker, make, self.n_envs, held_out, self.baselines)
-            runner.env.baseline = experiment.trainer.env.baseline
+            runner = GrowingRunner(trainer.maker, make, self.n_envs, held_out, self.baselines)
+            runner.env.baseline = trainer.env.baseline
             self.runners[name] = self._opened.enter_context(closing(runner))
         runners = {name: self.runners[name] for name in self.names}
-        known_first = {name: runners[name] for name in dict.fromkeys((*self.experiments, *runners))}  # baselines
+        # The baselines of arms that have learned are known, and serve the others.
+        known_first = {name: runners[name] for name in self.experiments} | runners
         prepare_arms(known_first, self.alone, self.n_envs, self.epochs, self.work)
         return runners
 
@@ -170,11 +186,13 @@ class SeedComparison:
         self._opened.close()
 
 
+@dataclass(eq=False)
 class _Rounds(Sink):
     """Passes on the rounds of one arm."""
 
-    def __init__(self, arm: str, seed: int, learned: Learned) -> None:
-        self.arm, self.seed, self.learned = arm, seed, learned
+    arm: str
+    seed: int
+    learned: Learned
 
     def handle(self, event: Event) -> None:
         if isinstance(event, RoundCompleted):
@@ -188,12 +206,14 @@ def _turn(trainer: Trainer) -> Iterator[None]:
     try:
         yield
     finally:
-        trainer.earlier_seconds, trainer.started = trainer.seconds, time.perf_counter()
+        trainer.earlier_seconds = trainer.seconds
+        trainer.started = time.perf_counter()
 
 
 def _folder_name(place: int, arm: str) -> str:
     """``1-sparse``: unique, and without the characters of an arm's name that are special in paths."""
-    return f"{place}-{re.sub(r'[^A-Za-z0-9_.=]+', '-', arm)[:60]}"
+    plain = re.sub(r"[^A-Za-z0-9_.=]+", "-", arm)
+    return f"{place}-{plain[:60]}"
 
 
 @contextmanager

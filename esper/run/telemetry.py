@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from esper.config_resolved import ResolvedConfig
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.training_backend import copies_held
+from esper.evaluation.analysis import ArmComparison
 from esper.evaluation.runner import name_score
 from esper.files.run_folder import RunFolder
 from esper.ppo.update import UpdateStats
@@ -42,8 +43,17 @@ class RunTelemetry:
         resumed: whether the run continues from a checkpoint.
     """
 
-    def __init__(self, config: ResolvedConfig, files: RunFolder, callbacks: Sequence[Sink], resumed: bool) -> None:
-        self.config, self.files, self.callbacks, self.resumed = config, files, callbacks, resumed
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        files: RunFolder,
+        callbacks: Sequence[Sink],
+        resumed: bool,
+    ) -> None:
+        self.config = config
+        self.files = files
+        self.callbacks = callbacks
+        self.resumed = resumed
         self.hub: TelemetryHub | None = None
         """Passes events on to the sinks; None until :meth:`open`."""
         self.spans = Spans(marks=False)
@@ -68,7 +78,8 @@ class RunTelemetry:
 
     def start(self, env: SlotVectorEnv) -> None:
         """Reports the start of a new run."""
-        config, spec = self.config, env.action_spec
+        config = self.config
+        spec = env.action_spec
         tier, refused = _tier(env)
         self.emit(
             RunStarted(
@@ -94,15 +105,38 @@ class RunTelemetry:
         )
         name_score(env.score, self.emit)
 
-    def resume(self, env: SlotVectorEnv, done: int, epochs: int, warnings: Sequence[str]) -> None:
+    def resume(
+        self,
+        env: SlotVectorEnv,
+        done: int,
+        epochs: int,
+        warnings: Sequence[str],
+    ) -> None:
         """Reports that the run continues after ``done`` rounds and ``epochs`` of the next one."""
-        workspace = workspaces.of_run(self.config.run.device)
-        sizes = (done, self.config.run.rounds, env.num_envs, env.horizon)
-        self.emit(RunResumed(*sizes, *_tier(env), time.time(), tuple(warnings), epochs, workspace))
+        tier, refused = _tier(env)
+        self.emit(
+            RunResumed(
+                round=done,
+                rounds=self.config.run.rounds,
+                n_envs=env.num_envs,
+                episode_length=env.horizon,
+                tier=tier,
+                tier_refused=refused,
+                time=time.time(),
+                warnings=tuple(warnings),
+                epochs=epochs,
+                cublas_workspace=workspaces.of_run(self.config.run.device),
+            )
+        )
         name_score(env.score, self.emit)
 
     def round(
-        self, number: int, envs: Sequence[SlotVectorEnv], played: Round, update: UpdateStats | None, env_steps: int
+        self,
+        number: int,
+        envs: Sequence[SlotVectorEnv],
+        played: Round,
+        update: UpdateStats | None,
+        env_steps: int,
     ) -> None:
         """Reports round ``number``, from 1, then the agent's update and any warnings about it.
 
@@ -110,16 +144,22 @@ class RunTelemetry:
             envs: all envs of the run, its controller's first.
             env_steps: env steps of all rounds so far.
         """
-        env, stats, config = envs[0], played.stats, self.config
-        test, alone = (float(accuracy.mean()) for accuracy in played.tests) if played.tests else (None, None)
+        env = envs[0]
+        stats = played.stats
+        test: float | None = None
+        alone: float | None = None
+        if played.tests:
+            tests, tests_alone = played.tests
+            test = float(tests.mean())
+            alone = float(tests_alone.mean())
+        # Epochs and samples are those of the controller's envs only.
         epochs = int(stats.epochs.sum())
-        samples = epochs * config.trained_samples
-        copies = [host for env in envs for host in env.backend.of_each(copies_held)]  # of hosts left alone, too
+        samples = epochs * self.config.trained_samples
         before = played.phases_before
         self.emit(
             RoundCompleted(
                 round=number,
-                rounds=config.run.rounds,
+                rounds=self.config.run.rounds,
                 episodes=env.num_envs,
                 mean_return=float(stats.returns.mean()),
                 committed_accuracy=float(stats.committed.mean()),
@@ -135,48 +175,47 @@ class RunTelemetry:
                 epochs_per_second=epochs / stats.seconds,
                 images_per_second=samples / stats.seconds,
                 phase_seconds={name: after - before.get(name, 0.0) for name, after in env.phase_seconds.items()},
-                memory=memory_used(copies, devices_of(config.run.device)),
+                memory=self._memory(envs),
             )
         )
-        if experience := env.gatherer.experiences[0] if env.gatherer.learns else None:
-            worths = experience.worths
-            self.emit(WorthsEstimated(number, experience.episodes, worths.noise, experience.table()))
+        if env.gatherer.learns:
+            experience = env.gatherer.experiences[0]
+            noise = experience.worths.noise
+            self.emit(WorthsEstimated(number, experience.episodes, noise, experience.table()))
         if update is not None:
             updated = PolicyUpdated(round=number, env_steps=env_steps, **vars(update))
-            for event in (updated, *self.detector.look(updated)):
+            warnings = self.detector.look(updated)
+            for event in (updated, *warnings):
                 self.emit(event)
+
+    def _memory(self, envs: Sequence[SlotVectorEnv]) -> dict[str, int]:
+        """Returns the memory that the run uses, with the copies of all hosts, of those left alone, too."""
+        copies: list[Mapping[str, int]] = []
+        for env in envs:
+            copies += env.backend.of_each(copies_held)
+        return memory_used(copies, devices_of(self.config.run.device))
 
     def end(self, summary: RunSummary) -> None:
         """Reports the end of the run with its comparisons; nothing if it was interrupted before there were any."""
-        comparisons = tuple(
-            Comparison(
-                reference=found.pair.name_b,
-                accuracy=found.pair.mean_a,
-                reference_accuracy=found.pair.mean_b,
-                difference=found.pair.difference,
-                low=found.pair.interval.low,
-                high=found.pair.interval.high,
-                p_value=found.adjusted_p,
-                verdict=found.verdict,
+        if summary.interrupted and not summary.comparisons:
+            return
+        self.emit(
+            RunCompleted(
+                controller=summary.controller,
+                pairs=summary.comparison.pairs if summary.comparisons else 0,
+                comparisons=tuple(map(_comparison, summary.comparisons)),
+                host_parameters=summary.host_parameters,
+                parameters=summary.grown_parameters,
+                fossils=summary.fossils,
+                seconds=summary.seconds,
             )
-            for found in summary.comparisons
         )
-        if comparisons or not summary.interrupted:
-            self.emit(
-                RunCompleted(
-                    controller=summary.controller,
-                    pairs=summary.comparison.pairs if comparisons else 0,
-                    comparisons=comparisons,
-                    host_parameters=summary.host_parameters,
-                    parameters=summary.grown_parameters,
-                    fossils=summary.fossils,
-                    seconds=summary.seconds,
-                )
-            )
 
     def dropped_sinks(self) -> dict[str, str]:
         """Returns why sinks were dropped, by name."""
-        return {} if self.hub is None else {name: sink.words() for name, sink in self.hub.dropped.items()}
+        if self.hub is None:
+            return {}
+        return {name: sink.words() for name, sink in self.hub.dropped.items()}
 
     def close(self) -> None:
         if self.hub is not None:
@@ -185,4 +224,20 @@ class RunTelemetry:
 
 def _tier(env: SlotVectorEnv) -> tuple[str | None, str | None]:
     """Name of the execution tier, and why the configured one was refused (None if it was not)."""
-    return (None, None) if env.tier is None else (env.tier.name, env.tier.refused)
+    if env.tier is None:
+        return None, None
+    return env.tier.name, env.tier.refused
+
+
+def _comparison(result: ArmComparison) -> Comparison:
+    pair = result.pair
+    return Comparison(
+        reference=pair.name_b,
+        accuracy=pair.mean_a,
+        reference_accuracy=pair.mean_b,
+        difference=pair.difference,
+        low=pair.interval.low,
+        high=pair.interval.high,
+        p_value=result.adjusted_p,
+        verdict=result.verdict,
+    )

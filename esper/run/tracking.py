@@ -25,7 +25,11 @@ def check_trackers(config: TrainingConfig) -> None:
     They are imported here instead of in their threads: a worker forked while a thread imports could wait for its import
     locks for ever.
     """
-    missing = {name: str(error) for name in config.track.to if (error := _import_error(MODULES[name])) is not None}
+    missing = {}
+    for name in config.track.to:
+        error = _import_error(MODULES[name])
+        if error is not None:
+            missing[name] = str(error)
     if missing:
         raise ConfigError(
             f"track.to names {', '.join(missing)}, which cannot be imported ({'; '.join(missing.values())}); "
@@ -44,7 +48,10 @@ def _import_error(module: str) -> Exception | None:
 def tracking_sinks(config: TrainingConfig, folder: Path, resumed: bool) -> list[Sink]:
     """Returns a sink for each name in ``track.to``. On resuming, call it after the logs were cut to the checkpoint."""
     track = config.track
-    steps = _steps_done(folder / METRICS) if track.to and resumed else 0
+    # Trackers count in epochs of all hosts, and go on after those of the run so far.
+    steps = 0
+    if track.to and resumed:
+        steps = _steps_done(folder / METRICS)
     sinks: list[Sink] = []
     for name in track.to:
         inner: TensorBoardSink | TrackerSink

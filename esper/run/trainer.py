@@ -46,33 +46,44 @@ class Trainer:
         last_is_intact: bool,
         work: Workload,
     ) -> None:
-        self.maker, self.config, self.telemetry = maker, maker.config, telemetry
+        self.maker = maker
+        self.config = maker.config
+        self.telemetry = telemetry
+        self.work = work
         self.env = maker.make(emit=telemetry.emit)
         telemetry.spans = self.env.spans
         try:
-            learner = LEARNERS.get(self.config.run.controller)
-            self.agent: Agent = learner(maker, self.env, work) if learner else FixedAgent(maker, self.env, follows)
+            self.agent = self._agent(follows)
         except BaseException:
             self.env.close()
             raise
         self.best = BestHost(files.path, self.env)
         self.checkpoints = Checkpoints(files, self.config.run, self.state_dict, last_is_intact)
         self.collector = Collector(self.agent.rollout, self.agent.control, self._between_steps)
-        self.done = self.env_steps = 0
-        """Rounds that are complete, and their env steps."""
+        self.done = 0
+        """Number of rounds that are complete."""
+        self.env_steps = 0
+        """Env steps of these rounds."""
         self.earlier_seconds = 0.0
         """Seconds that the run took before it was resumed."""
         self.started = time.perf_counter()
-        self.work, self.planned = work, RunWork(work, self.agent, self.collector)
+        self.planned = RunWork(work, self.agent, self.collector)
         self.stopping = False
         """Whether the run was asked to stop."""
+
+    def _agent(self, follows: str | OwnController) -> Agent:
+        learner = LEARNERS.get(self.config.run.controller)
+        if learner is None:
+            return FixedAgent(self.maker, self.env, follows)
+        return learner(self.maker, self.env, self.work)
 
     def _between_steps(self) -> None:
         self.checkpoints.save_by_the_clock()
         self._stop_if_asked()
 
     def _stop_if_asked(self) -> None:
-        if self.stopping or (self.maker.ranks is not None and self.maker.ranks.orphaned):
+        ranks = self.maker.ranks
+        if self.stopping or (ranks is not None and ranks.orphaned):
             raise Stopped
 
     def _practised(self, event: Event) -> None:
@@ -89,8 +100,8 @@ class Trainer:
         self.env.baseline = baseline or self.env.baseline
         self.env.count_epochs = self.work.counter("baseline")
         self.env.prepare()
-        for env, each in zip(self.collector.envs, self.planned.each, strict=True):
-            env.count_epochs = self.work.counter("rounds", each)
+        for env, units in zip(self.collector.envs, self.planned.units, strict=True):
+            env.count_epochs = self.work.counter("rounds", units)
             env.baseline = self.env.baseline
             env.run_seed += self.agent.seed_offset
 
@@ -103,31 +114,42 @@ class Trainer:
 
     def play_round(self) -> None:
         """Plays the next round, or what is left of it, and learns from it, reports it and saves."""
-        number, worked = self.done + 1, self.planned.after_round()
-        before = joint_seconds(self.maker.ranks)
+        number = self.done + 1
+        worked = self.planned.after_round()
+        ranks = self.maker.ranks
+        before = joint_seconds(ranks)
         played = self.collector.play()
         with interrupts_wait():  # the rest of a round happens as a whole, or not at all
             self.collector.consistent = False
             stats = self.agent.update(number, played)
             self.best.offer(played)
             self.env_steps += int(played.stats.epochs.sum())
-            self.telemetry.round(number, self.collector.envs, played, stats, self.env_steps)
-            if self.maker.ranks is not None:
-                seconds, *waited = (joint_seconds(self.maker.ranks) - before).tolist()
+            self.telemetry.round(
+                number,
+                self.collector.envs,
+                played,
+                stats,
+                self.env_steps,
+            )
+            if ranks is not None:  # seconds of joint work, and of each rank's waiting
+                seconds, *waited = (joint_seconds(ranks) - before).tolist()
                 self.telemetry.emit(RanksWaited(number, seconds, tuple(waited)))
             self.collector.finish()
             self.work.settle("rounds", worked)
-            self.done, self.collector.consistent = number, True
+            self.done = number
+            self.collector.consistent = True
             self.checkpoints.save_round(number)
         self._validate()
 
     def _validate(self) -> None:
         worked = self.work.done("validation") + self.planned.of_validation
-        if found := self.agent.validate(self.done, self._between_steps):
-            with interrupts_wait():
-                self.telemetry.emit(found)
-                self.work.settle("validation", worked)
-                self.checkpoints.save()
+        validated = self.agent.validate(self.done, self._between_steps)
+        if validated is None:
+            return
+        with interrupts_wait():
+            self.telemetry.emit(validated)
+            self.work.settle("validation", worked)
+            self.checkpoints.save()
 
     def evaluate(self) -> list[ArmResult]:
         return self.agent.evaluate(self._measured)
@@ -139,7 +161,8 @@ class Trainer:
 
     def state_dict(self) -> checkpoint.State:
         """Returns all state needed to resume, and the policy on its own. Raises RuntimeError before the baseline."""
-        parts, baseline = self.maker.parts, self.env.baseline
+        parts = self.maker.parts
+        baseline = self.env.baseline
         if baseline is None:
             raise RuntimeError("a run has no state before its baseline is measured: call prepare() first")
         return {
@@ -157,18 +180,23 @@ class Trainer:
 
     def load_state_dict(self, state: checkpoint.State) -> None:
         """Loads ``state``. Raises one of ``MISFITS`` if it does not belong to this run."""
-        baseline, rounds = state["baseline"], self.config.run.rounds
-        if not 0 <= state["round"] <= rounds or any(
-            type(size) is not int or size < 0 for size in state["logs"].values()
-        ):
+        rounds = self.config.run.rounds
+        sizes_fit = all(type(size) is int and size >= 0 for size in state["logs"].values())
+        if not 0 <= state["round"] <= rounds or not sizes_fit:
             raise ValueError(f"it says round {state['round']} of {rounds}, with log sizes {state['logs']}")
-        self.prepare(Baseline(**{**baseline, **{k: tuple(baseline[k]) for k in ("accuracy", "loss")}}))
+        # With the saved baseline, preparing the envs measures nothing.
+        baseline = dict(state["baseline"])
+        baseline["accuracy"] = tuple(baseline["accuracy"])
+        baseline["loss"] = tuple(baseline["loss"])
+        self.prepare(Baseline(**baseline))
         if self.maker.parts is not None and state["micro_batches"] is not None:
             self.maker.parts.restore(int(state["micro_batches"]))
         self.collector.load_state_dict(state["collector"])
         self.agent.load_state_dict(state["agent"])
-        self.done, self.env_steps = int(state["round"]), int(state["env_steps"])
-        self.best.accuracy, self.earlier_seconds = float(state["best"]), float(state["seconds"])
+        self.done = int(state["round"])
+        self.env_steps = int(state["env_steps"])
+        self.best.accuracy = float(state["best"])
+        self.earlier_seconds = float(state["seconds"])
         self.planned.resume(self.done)
 
     def close(self) -> None:
