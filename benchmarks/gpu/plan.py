@@ -67,7 +67,7 @@ def stream_selections() -> list[list[str]]:
 def pytest_command(selected: list[str], marks: str, report: Path, patience: float) -> list[str]:
     """Verbose pytest with a JUnit report; after ``patience`` seconds in one test it prints where all threads are.
 
-    That reads the stacks of threads that run, which can crash the process, so it comes shortly before the step is ended.
+    That reads the stacks of running threads, which can crash the process, so it comes shortly before the step is ended.
     """
     options = ["-v", "--tb=short", "--color=no", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={patience:g}"]
     return [*MODULE, "pytest", *options, f"--junitxml={report}", "-m", marks, *selected]
