@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from esper.config import ConfigError
 from esper.data.task import Task
-from esper.env.make import EnvMaker
 from esper.evaluation.controls import (
     BiggerRunner,
     Control,
@@ -34,18 +33,14 @@ class StaticComputeRunner(StaticRunner):
     """Trains the grown host's final topology, all of it together, for as much compute."""
 
     kind = "static-compute"
-
-    def make(self, grown: HostResult) -> Control:
-        return at_compute(super().make(grown), grown.flops, self.blueprints)
+    equal_compute = True
 
 
 class BiggerComputeRunner(BiggerRunner):
     """Trains the wider host of the size from new weights, for as much compute."""
 
     kind = "bigger-compute"
-
-    def make(self, grown: HostResult) -> Control:
-        return at_compute(super().make(grown), grown.flops, self.blueprints)
+    equal_compute = True
 
 
 class UniformRunner(StaticRunner):
@@ -55,30 +50,33 @@ class UniformRunner(StaticRunner):
     """
 
     kind = "uniform"
+    equal_compute = True
 
     def make(self, grown: HostResult) -> Control:
         wanted = grown.parameters - self.host.parameter_count
-        sizes = self._sizes()
+        rows = self._rows()
+        sizes = self._sizes(rows)
         if not sizes:
             raise ConfigError("uniform: no blueprint fits in every slot of a row")
         row, name = min(sizes, key=lambda choice: abs(sizes[choice] - wanted))
-        kept = {place.name: KeptSeed(name, "LINEAR_ADD", 1.0) for place in self._rows()[row]}
-        return at_compute(self.built_in(kept), grown.flops, self.blueprints)
+        kept = {place.name: KeptSeed(name, "LINEAR_ADD", 1.0) for place in rows[row]}
+        return self.built_in(kept)
 
     def _rows(self) -> Mapping[str, list[Place]]:
+        """Returns the places of each row: the slots r0c0, r0c1, ... are in row r0."""
         rows = defaultdict(list)
         for place in self.host.sites:
             rows[place.name.partition("c")[0]].append(place)
         return rows
 
-    def _sizes(self) -> dict[tuple[str, str], int]:
+    def _sizes(self, rows: Mapping[str, list[Place]]) -> dict[tuple[str, str], int]:
         """Returns the number of parameters of a seed of each blueprint in every slot of a row, by (row, blueprint)."""
+        topology = self.host.topology
         sizes = {}
-        for row, places in self._rows().items():
-            fitting = [self.blueprints.fitting(self.host.topology, place) for place in places]
-            for name in set.intersection(*(set(found) for found in fitting)):
-                pairs = zip(fitting, places, strict=True)
-                sizes[row, name] = sum(found[name].size(place) for found, place in pairs)
+        for row, places in rows.items():
+            fitting = [set(self.blueprints.fitting(topology, place)) for place in places]
+            for name in set.intersection(*fitting):
+                sizes[row, name] = sum(self.blueprints.at(topology, place, name).size(place) for place in places)
         return dict(sorted(sizes.items()))
 
 
@@ -89,27 +87,31 @@ class Net2NetRunner(BiggerRunner):
     """
 
     kind = "net2net"
+    equal_compute = True
 
-    def __init__(self, maker: EnvMaker, control_of: str, run_seed: int) -> None:
-        super().__init__(maker, control_of, run_seed)
+    def check(self) -> None:
+        super().check()
         require_start(self.kind, self.task)
-        with seeded(0):
-            widen_as_copies(self.host, self._nearest(self.host.parameter_count)())
+        with seeded(0):  # the wide host is thrown away
+            wide = self._nearest(self.host.parameter_count)()
+            widen_as_copies(self.host, wide)
 
     def make(self, grown: HostResult) -> Control:
         task, config, facts = super().make(grown)
-        if self.task.trained:  # its weights are known only when an episode starts
+        if self.task.trained:
+            # The weights of the narrow host are known only when an episode starts.
             task = replace(task, origin=self.task.origin, trained=True, transfer=widen_as_copies)
         else:
             task = replace(task, build_host=_widened(self.task.build_host, task.build_host))
-        return at_compute((task, config, facts), grown.flops, self.blueprints)
+        return task, config, facts
 
 
 def _widened(build_narrow: Callable[[], Host], build_wide: Callable[[], Host]) -> Callable[[], Host]:
     """Returns a factory of wide hosts with the function of narrow ones."""
 
     def build() -> Host:
-        narrow, wide = build_narrow(), build_wide()
+        narrow = build_narrow()
+        wide = build_wide()
         widen_as_copies(narrow, wide)
         return wide
 
@@ -120,26 +122,27 @@ class BesideRunner(ControlRunner):
     """Base class of controls in which another network learns beside the host that was trained before."""
 
     network: type[BesideHost]
+    equal_compute = True
 
-    def __init__(self, maker: EnvMaker, control_of: str, run_seed: int) -> None:
-        super().__init__(maker, control_of, run_seed)
+    def check(self) -> None:
+        super().check()
         require_start(self.kind, self.task)
         if self.task.loss != "cross_entropy":
             raise ConfigError(f"{self.kind} joins probabilities of classes, but {self.task.name} has another loss")
 
-    def beside(self, build_learner: Callable[[], Host], grown: HostResult) -> Control:
-        """Returns the control in which what ``build_learner`` makes learns beside the host."""
-        first = self.task.build_host
+    def beside(self, build_learner: Callable[[], Host]) -> Control:
+        """Returns the control in which a network that ``build_learner`` makes learns beside the host."""
+        build_first = self.task.build_host
         sample = self.task.sample
 
         def build() -> Host:
-            host = self.network(first(), build_learner())
+            host = self.network(build_first(), build_learner())
             host.probe(sample)
             return host
 
         task = replace(self.task, build_host=build, slots=None)
         config = self.config.with_values(env={"slots": None}, task={"freeze": "nothing"})
-        return at_compute((task, config, {}), grown.flops, self.blueprints)
+        return task, config, {}
 
 
 class EnsembleRunner(BesideRunner):
@@ -149,7 +152,7 @@ class EnsembleRunner(BesideRunner):
     network = Ensemble
 
     def make(self, grown: HostResult) -> Control:
-        return self.beside(self.task.from_new_weights().build_host, grown)
+        return self.beside(self.task.from_new_weights().build_host)
 
 
 class DistilledRunner(BesideRunner, BiggerRunner):
@@ -159,7 +162,7 @@ class DistilledRunner(BesideRunner, BiggerRunner):
     network = Distilled
 
     def make(self, grown: HostResult) -> Control:
-        return self.beside(self._nearest(int(grown.parameters)), grown)
+        return self.beside(self._nearest(int(grown.parameters)))
 
 
 class AdapterRunner(ControlRunner):
@@ -171,23 +174,25 @@ class AdapterRunner(ControlRunner):
     kind = "lora"
     adaptive = False
 
-    def __init__(self, maker: EnvMaker, control_of: str, run_seed: int) -> None:
-        super().__init__(maker, control_of, run_seed)
+    def check(self) -> None:
+        super().check()
         require_start(self.kind, self.task)
         if self.adaptive and self.task.device.type == "cuda":
             raise ConfigError(f"{self.kind} counts its steps in Python, which captured steps do not: run.device=cpu")
         import_peft()
-        self._of_rank = size_of_rank(self.host)
+        size_of_rank(self.host)
 
     def make(self, grown: HostResult) -> Control:
-        rank = max(1, round((grown.parameters - self.host.parameter_count) / self._of_rank))
-        # What a pass costs does not depend on the number of steps, which is known only afterwards.
-        first = self._adapted(rank, 1 if self.adaptive else None)
-        task, config, facts = at_compute(first, grown.flops, self.blueprints)
+        added = grown.parameters - self.host.parameter_count
+        rank = max(1, round(added / size_of_rank(self.host)))
+        # The cost of a pass does not depend on the number of steps, which is known only afterwards.
+        control = self._adapted(rank, steps=1 if self.adaptive else None)
+        task, config, facts = at_compute(control, grown.flops, self.blueprints)
         if self.adaptive:
-            steps = config.env.episode_length * (config.trained_samples // config.task.batch_size)
-            task = self._adapted(rank, steps)[0]
-        return task, config, {**facts, "rank": rank, "wanted_parameters": grown.parameters}
+            steps_per_epoch = config.trained_samples // config.task.batch_size
+            task, _, _ = self._adapted(rank, config.env.episode_length * steps_per_epoch)
+        facts |= {"rank": rank, "wanted_parameters": grown.parameters}
+        return task, config, facts
 
     def _adapted(self, rank: int, steps: int | None) -> Control:
         """Returns the control whose adapters have ``rank``; adaptive ones have a plan for ``steps``."""
@@ -200,8 +205,9 @@ class AdapterRunner(ControlRunner):
             return AdaptedHost(host, rank, steps)
 
         transfer = take_frozen if task.trained else None
-        control = replace(task, build_host=build, slots=None, transfer=transfer)
-        return control, self.config.with_values(env={"slots": None}, task={"freeze": "nothing"}), {}
+        adapted = replace(task, build_host=build, slots=None, transfer=transfer)
+        config = self.config.with_values(env={"slots": None}, task={"freeze": "nothing"})
+        return adapted, config, {}
 
 
 class AdaptiveAdapterRunner(AdapterRunner):
@@ -224,16 +230,16 @@ class BiggerTrainedRunner(BiggerRunner):
     """
 
     kind = "bigger-trained"
+    equal_compute = True
 
-    def __init__(self, maker: EnvMaker, control_of: str, run_seed: int) -> None:
-        super().__init__(maker, control_of, run_seed)
+    def check(self) -> None:
+        super().check()
         if not self.task.trained:
             raise ConfigError(f"{self.kind} has a first training, too: set task.start to trained")
 
     def make(self, grown: HostResult) -> Control:
         task, config, facts = super().make(grown)
-        task = replace(task, origin=task.build_host, trained=True)
-        return at_compute((task, config, facts), grown.flops, self.blueprints)
+        return replace(task, origin=task.build_host, trained=True), config, facts
 
 
 def require_start(kind: str, task: Task) -> None:
@@ -242,21 +248,19 @@ def require_start(kind: str, task: Task) -> None:
         raise ConfigError(f"{kind} begins with a host that was trained before: set task.start, such as trained")
 
 
-CONTROLS: dict[str, type[ControlRunner]] = {
-    runner.kind: runner
-    for runner in (
-        StaticRunner,
-        BiggerRunner,
-        SameComputeRunner,
-        StaticComputeRunner,
-        BiggerComputeRunner,
-        UniformRunner,
-        Net2NetRunner,
-        EnsembleRunner,
-        DistilledRunner,
-        AdapterRunner,
-        AdaptiveAdapterRunner,
-        BiggerTrainedRunner,
-    )
-}
+RUNNERS: tuple[type[ControlRunner], ...] = (
+    StaticRunner,
+    BiggerRunner,
+    SameComputeRunner,
+    StaticComputeRunner,
+    BiggerComputeRunner,
+    UniformRunner,
+    Net2NetRunner,
+    EnsembleRunner,
+    DistilledRunner,
+    AdapterRunner,
+    AdaptiveAdapterRunner,
+    BiggerTrainedRunner,
+)
+CONTROLS = {runner.kind: runner for runner in RUNNERS}
 """Arms that are made from the results of another arm."""

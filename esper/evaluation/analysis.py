@@ -20,6 +20,7 @@ from esper.evaluation.statistics import (
     summarise,
 )
 from esper.telemetry.score import ACCURACY, ScoreUnit
+from esper.telemetry.text import labelled, with_unit
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,16 @@ class Metric:
 
     def common(self, arms: Mapping[str, Sequence[HostResult]]) -> float | None:
         """Returns the value that all hosts of all ``arms`` have; None if they differ."""
-        first, *others = {self.of(host) for hosts in arms.values() for host in hosts}
+        values: set[float] = set()
+        for hosts in arms.values():
+            values.update(map(self.of, hosts))
+        first, *others = values
         return None if others else first
 
     @property
     def label(self) -> str:
         """Title and unit."""
-        return f"{self.title}, {self.unit}" if self.unit else self.title
+        return labelled(self.title, self.unit)
 
 
 def _added(host: HostResult) -> float:
@@ -57,19 +61,30 @@ def _per_parameter(host: HostResult) -> float:
 
 
 def _per_compute(host: HostResult) -> float:
-    return 1e9 * host.accuracy / host.flops if host.flops else math.nan
+    # None are counted of a network whose operations are all unknown.
+    if not host.flops:
+        return math.nan
+    return 1e9 * host.accuracy / host.flops
 
 
 def metrics_of(score: ScoreUnit) -> tuple[Metric, ...]:
     """Returns the metrics of a task with this score. The first one, the test score, is the subject of a comparison."""
-    name, decimals = f"Test {score.name}", 2 + score.decimals
+    title = f"Test {score.name}"
+    decimals = 2 + score.decimals
     return (
-        Metric("test_accuracy", name, score.unit, "higher", lambda host: score.of(host.accuracy), decimals),
+        Metric(
+            "test_accuracy",
+            title,
+            score.unit,
+            "higher",
+            lambda host: score.of(host.accuracy),
+            decimals,
+        ),
         Metric("validation_loss", "Final validation loss", "", "lower", lambda host: host.loss, decimals=4),
         Metric("parameters_added", "Parameters added to the task's host", "", "neither", _added, decimals=0),
         Metric(
             "accuracy_per_parameter",
-            f"{name} per 1,000 parameters",
+            f"{title} per 1,000 parameters",
             score.gap,
             "higher",
             lambda host: score.of(_per_parameter(host)),
@@ -78,7 +93,7 @@ def metrics_of(score: ScoreUnit) -> tuple[Metric, ...]:
         Metric("compute", "Compute", "GFLOP", "neither", lambda host: host.flops / 1e9, decimals=3),
         Metric(
             "accuracy_per_compute",
-            f"{name} per GFLOP",
+            f"{title} per GFLOP",
             score.gap,
             "higher",
             lambda host: score.of(_per_compute(host)),
@@ -122,7 +137,9 @@ class ArmComparison:
         above = self.pair.difference > 0
         if self.metric.better == "neither":
             return "more" if above else "less"
-        return "better" if above == (self.metric.better == "higher") else "worse"
+        # The better direction is up or down here.
+        higher_is_better = self.metric.better == "higher"
+        return "better" if above == higher_is_better else "worse"
 
     def line(self, score: ScoreUnit) -> str:
         """Returns the difference in ``score`` with its 95 % interval and the verdict on the first arm, as text.
@@ -130,18 +147,25 @@ class ArmComparison:
         Scores of ``pair`` are in percentage points.
         """
         pair = self.pair
-        low, high = (f"{score.of(end):+.{2 + score.decimals}f}" for end in pair.interval)
-        interval = f"{low} to {high}" if pair.pairs > 1 else "no interval"
-        more = {"inconclusive": f", {pair.few}", "no evidence": " of a difference"}
-        gap = f" {score.gap}" if score.gap else ""
-        difference = f"{score.of(pair.difference):+6.{2 + score.decimals}f}{gap}"
-        return f"{difference}, {interval}: {self.word}{more.get(self.word, '')}"
+        decimals = 2 + score.decimals
+        difference = with_unit(f"{score.of(pair.difference):+6.{decimals}f}", score.gap)
+        interval = "no interval"
+        if pair.pairs > 1:
+            low = score.of(pair.interval.low)
+            high = score.of(pair.interval.high)
+            interval = f"{low:+.{decimals}f} to {high:+.{decimals}f}"
+        verdict = self.word
+        if verdict == "inconclusive":
+            verdict += f", {pair.few}"
+        elif verdict == "no evidence":
+            verdict += " of a difference"
+        return f"{difference}, {interval}: {verdict}"
 
 
 def corrected(pairs: Sequence[PairedComparison], metric: Metric = TEST_ACCURACY) -> list[ArmComparison]:
     """Returns the comparisons with p values corrected for their number (Holm)."""
     adjusted = holm_adjusted([pair.p_value for pair in pairs])
-    return [ArmComparison(pair, p, metric) for pair, p in zip(pairs, adjusted, strict=True)]
+    return [ArmComparison(pair, p_value, metric) for pair, p_value in zip(pairs, adjusted, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -163,16 +187,17 @@ class MetricResult:
             "better": self.metric.better,
             "missing": self.missing,
             "arms": {name: asdict(summary) for name, summary in self.arms.items()},
-            "comparisons": [
-                {
-                    **asdict(found.pair),
-                    "iqm_difference": self.arms[name].iqm - self.arms[found.pair.name_b].iqm,
-                    "adjusted_p": found.adjusted_p,
-                    "word": found.word,
-                    "verdict": found.verdict,
-                }
-                for name, found in self.comparisons.items()
-            ],
+            "comparisons": list(map(self._plain, self.comparisons.values())),
+        }
+
+    def _plain(self, comparison: ArmComparison) -> dict[str, Any]:
+        pair = comparison.pair
+        return {
+            **asdict(pair),
+            "iqm_difference": self.arms[pair.name_a].iqm - self.arms[pair.name_b].iqm,
+            "adjusted_p": comparison.adjusted_p,
+            "word": comparison.word,
+            "verdict": comparison.verdict,
         }
 
 
@@ -190,18 +215,36 @@ def analyse(
 
 
 def _analyse(
-    metric: Metric, hosts: Mapping[str, Sequence[HostResult]], reference: str, train_seeds: int | None
+    metric: Metric,
+    hosts: Mapping[str, Sequence[HostResult]],
+    reference: str,
+    train_seeds: int | None,
 ) -> MetricResult:
-    values = {name: metric.values(own) for name, own in hosts.items()}
-    bad = {name: int((~np.isfinite(own)).sum()) for name, own in values.items()}
-    if all(bad[name] == len(own) for name, own in values.items()):
-        return MetricResult(metric, {}, {}, missing="not measured for these hosts")
+    values = {name: metric.values(of_arm) for name, of_arm in hosts.items()}
+    missing = _missing(values)
+    if missing is not None:
+        return MetricResult(metric, {}, {}, missing)
+    # All comparisons of a metric are corrected together.
+    base = values[reference]
+    pairs = [
+        compare_pairs(of_arm, base, name_a=name, name_b=reference, train_seeds=train_seeds)
+        for name, of_arm in values.items()
+        if name != reference
+    ]
+    return MetricResult(
+        metric,
+        arms={name: summarise(of_arm, train_seeds) for name, of_arm in values.items()},
+        comparisons={comparison.pair.name_a: comparison for comparison in corrected(pairs, metric)},
+    )
+
+
+def _missing(values: Mapping[str, Floats]) -> str | None:
+    """Returns the reason that these values of each arm cannot be compared; None if they can."""
+    bad = {name: int((~np.isfinite(of_arm)).sum()) for name, of_arm in values.items()}
+    if sum(bad.values()) == sum(map(len, values.values())):
+        return "not measured for these hosts"
     if any(bad.values()):
         # Leaving out these pairs would hide the failures of an arm.
         counts = ", ".join(f"{name} {count} of {len(values[name])}" for name, count in bad.items() if count)
-        return MetricResult(metric, {}, {}, missing=f"no verdict: some values are not finite ({counts})")
-    others = [name for name in values if name != reference]
-    base, seeds = values[reference], train_seeds
-    pairs = [compare_pairs(values[name], base, name_a=name, name_b=reference, train_seeds=seeds) for name in others]
-    comparisons = dict(zip(others, corrected(pairs, metric), strict=True))
-    return MetricResult(metric, {name: summarise(own, seeds) for name, own in values.items()}, comparisons)
+        return f"no verdict: some values are not finite ({counts})"
+    return None

@@ -19,8 +19,17 @@ Tables = dict[str, Any]
 
 ALONE = ("none", "no-growth")
 BUILT_IN = (
-    *("no-growth", *CONTROLS, "random", "heuristic", "plateau", "schedule"),
-    *("ppo", "plans", "pretrained", "ppo:RUN_FOLDER", "plans:RUN_FOLDER"),
+    "no-growth",
+    *CONTROLS,
+    "random",
+    "heuristic",
+    "plateau",
+    "schedule",
+    "ppo",
+    "plans",
+    "pretrained",
+    "ppo:RUN_FOLDER",
+    "plans:RUN_FOLDER",
 )
 FORMS = (
     f"{', '.join(BUILT_IN)}; schedule:FILE.toml; {FORM}; NAME=FILE.toml; CONTROLLER:SECTION.KEY=VALUE,...; or "
@@ -36,8 +45,9 @@ SHARED: Mapping[tuple[str, str], str] = {
 }
 """Values that must be the same in all arms, and why."""
 
+PAIRS = "run.evaluation_pairs"
 WITHOUT_EFFECT: Mapping[str, str] = {
-    "run.evaluation_pairs": "--pairs sets the number of hosts",
+    PAIRS: "--pairs sets the number of hosts",
     "run.rounds": "--pairs sets the number of hosts",
     "run.checkpoint_every": "every finished round is saved",
     "ppo": "this arm does not learn during the comparison; ones whose controllers learn are ppo and plans",
@@ -69,8 +79,11 @@ class Arm:
 
     def plain(self) -> dict[str, Any]:
         """Returns all but the name, ready for JSON."""
-        config = self.config.model_dump(mode="json")
-        return {"controller": self.controller, "of": self.control_of, "config": config}
+        return {
+            "controller": self.controller,
+            "of": self.control_of,
+            "config": self.config.model_dump(mode="json"),
+        }
 
 
 @dataclass
@@ -101,9 +114,14 @@ def read_arms(texts: Sequence[str], base: Tables, control_of: str | None = None)
     growing = [name for name, draft in drafts.items() if draft.controller not in (*ALONE, *CONTROLS)]
     arms = []
     for name, draft in drafts.items():
-        grown = _controlled(draft, control_of, growing) if draft.controller in CONTROLS else None
-        tables = merged(base, drafts[grown].tables if grown else {}, draft.tables, common)
-        if isinstance(run := tables.setdefault("run", {}), dict):  # parse() refuses anything else
+        grown = None
+        inherited: Tables = {}
+        if draft.controller in CONTROLS:
+            grown = _controlled(draft, control_of, growing)
+            inherited = drafts[grown].tables
+        tables = merged(base, inherited, draft.tables, common)
+        run = tables.setdefault("run", {})
+        if isinstance(run, dict):  # parse() refuses anything else
             run["controller"] = draft.controller
         try:
             config = TrainingConfig.parse(tables)
@@ -118,21 +136,28 @@ def merged(*layers: Mapping[str, Any]) -> Tables:
     result: Tables = {}
     for tables in layers:
         for key, value in tables.items():
-            both = isinstance(value, dict) and isinstance(result.get(key), dict)
-            result[key] = merged(result[key], value) if both else copy.deepcopy(value)
+            if isinstance(value, dict) and isinstance(result.get(key), dict):
+                result[key] = merged(result[key], value)
+            else:
+                result[key] = copy.deepcopy(value)
     return result
 
 
 def _read(text: str, base: Tables) -> _Draft:
     """Parses one ``--arm``; a controller that it does not name is that of ``base``."""
     name, colon, rest = text.partition(":")
-    if file := re.fullmatch(r"([^:=]+)=(.+)", text):
+    file = re.fullmatch(r"([^:=]+)=(.+)", text)
+    if file:
+        # NAME=FILE.toml
         draft = _from_file(text, file[1].strip(), Path(file[2].strip()), base)
     elif name == "ppo" and rest and not _is_assignment(rest):
+        # ppo:RUN_FOLDER
         draft = _Draft(name, {"run": {"controller": f"checkpoint:{rest}"}})
     elif not colon or name in ("checkpoint", "schedule") or "=" not in rest:
-        draft = _Draft(text, {"run": {"controller": text}})  # _check_controller refuses an unknown one
+        # A controller; _check_controller refuses an unknown one.
+        draft = _Draft(text, {"run": {"controller": text}})
     else:
+        # NAME:controller=CONTROLLER,...
         draft = _inline(text, name.strip(), rest)
     run = {**_section(base, "run"), **_section(draft.tables, "run")}
     draft.controller = str(run.get("controller", ""))
@@ -165,33 +190,40 @@ def _from_file(text: str, name: str, path: Path, base: Tables) -> _Draft:
 def _inline(text: str, name: str, rest: str) -> _Draft:
     """Parses ``NAME:controller=CONTROLLER,SECTION.KEY=VALUE,...``."""
     draft = _Draft(name, {})
+    # A comma ends a value only in front of another key and its equals sign.
     for assignment in re.split(r",(?=\s*[\w.-]+\s*=)", rest):
-        key, _, value = (part.strip() for part in assignment.partition("="))
+        key, _, value = map(str.strip, assignment.partition("="))
         if key == "of":
             draft.control_of = value.strip("\"'")
             continue
+        if key == "controller":
+            key = "run.controller"
         try:
-            set_dotted(draft.tables, f"{'run.controller' if key == 'controller' else key}={value}")
+            set_dotted(draft.tables, f"{key}={value}")
         except ConfigError:
             raise ConfigError(
                 f"--arm {text}: expected controller=..., of=... or SECTION.KEY=VALUE, got {assignment.strip()!r}"
             ) from None
     if "controller" not in _section(draft.tables, "run") and _is_controller(name):
-        draft.tables.setdefault("run", {})["controller"], draft.name = name, text
+        # CONTROLLER:SECTION.KEY=VALUE,... is its own name.
+        draft.tables.setdefault("run", {})["controller"] = name
+        draft.name = text
     return draft
 
 
 def _check_effects(text: str, draft: _Draft) -> None:
     """Raises ConfigError if the arm sets a value of WITHOUT_EFFECT itself."""
-    learns = RunConfig(controller=draft.controller).learns
-    without_effect = dict(list(WITHOUT_EFFECT.items())[: 1 if learns else None])
-    if learns and draft.controller != "ppo":
-        without_effect["ppo"] = f"{draft.controller} does not learn by it"
-    for known, why in without_effect.items():
-        section, _, key = known.partition(".")
-        own = _section(draft.tables, section)
-        if found := next((name for name in own if name == key or not key), None):
-            raise ConfigError(f"--arm {text}: {section}.{found} has no effect here: {why}")
+    without_effect = dict(WITHOUT_EFFECT)
+    # An arm that learns plays rounds of its own, writes checkpoints, and reads the section ppo if it is a ppo.
+    if RunConfig(controller=draft.controller).learns:
+        without_effect = {PAIRS: WITHOUT_EFFECT[PAIRS]}
+        if draft.controller != "ppo":
+            without_effect["ppo"] = f"{draft.controller} does not learn by it"
+    for dotted, why in without_effect.items():
+        section, _, key = dotted.partition(".")
+        for name in _section(draft.tables, section):
+            if name == key or not key:
+                raise ConfigError(f"--arm {text}: {section}.{name} has no effect here: {why}")
 
 
 def _is_controller(name: str) -> bool:
@@ -201,11 +233,12 @@ def _is_controller(name: str) -> bool:
 def _check_controller(draft: _Draft) -> None:
     kind = draft.controller.partition(":")[0]
     if not kind:
-        known = ", ".join((*NAMES, "no-growth", *CONTROLS))
-        raise ConfigError(f"arm {draft.name!r} has no controller; give it one of: {known}")
-    known_kinds = {known.partition(":")[0] for known in NAMES}
-    if kind not in known_kinds and draft.controller not in (*ALONE, *CONTROLS) and not is_user_code(draft.controller):
-        similar = did_you_mean(kind, (*known_kinds, *ALONE, *CONTROLS))
+        names = ", ".join((*NAMES, "no-growth", *CONTROLS))
+        raise ConfigError(f"arm {draft.name!r} has no controller; give it one of: {names}")
+    kinds = {name.partition(":")[0] for name in NAMES}
+    known = kind in kinds or draft.controller in (*ALONE, *CONTROLS) or is_user_code(draft.controller)
+    if not known:
+        similar = did_you_mean(kind, (*kinds, *ALONE, *CONTROLS))
         raise ConfigError(f"unknown controller {draft.controller!r}{similar}; an arm is one of: {FORMS}")
     if draft.control_of is not None and draft.controller not in CONTROLS:
         raise ConfigError(f"arm {draft.name!r}: of= applies only to {', '.join(CONTROLS)}, not to {draft.controller}")
@@ -214,30 +247,39 @@ def _check_controller(draft: _Draft) -> None:
 def _controlled(draft: _Draft, default: str | None, growing: Sequence[str]) -> str:
     """Returns the arm that a control is made for."""
     named = draft.control_of or default
-    if named is None and not growing:
-        raise ConfigError(f"{draft.name} is made for an arm that grows hosts: add one, such as --arm heuristic")
-    if named is not None and named not in growing:
+    if named is None:
+        if not growing:
+            raise ConfigError(f"{draft.name} is made for an arm that grows hosts: add one, such as --arm heuristic")
+        return growing[0]
+    if named not in growing:
         raise ConfigError(
             f"{draft.name} is made for an arm that grows hosts, and {named!r} is not one; these arms do: "
             f"{', '.join(growing) or 'none'}"
         )
-    return named or growing[0]
+    return named
 
 
 def _common(drafts: Mapping[str, _Draft], base: Tables) -> Tables:
     """Returns the values of SHARED that any arm or ``base`` sets, for all arms. Raises ConfigError if they conflict."""
+    # The first one that states a value is named in the error, too.
     common: Tables = {}
-    stated = {"the shared config": base} | {f"arm {name!r}": draft.tables for name, draft in drafts.items()}
+    sources = {"the shared config": base}
+    for name, draft in drafts.items():
+        sources[f"arm {name!r}"] = draft.tables
     for (section, key), why in SHARED.items():
-        given = [(who, tables[section][key]) for who, tables in stated.items() if key in _section(tables, section)]
-        for who, value in given[1:]:
-            if value != given[0][1]:
+        first = None
+        for source, tables in sources.items():
+            values = _section(tables, section)
+            if key not in values:
+                continue
+            if first is None:
+                first = source
+                common.setdefault(section, {})[key] = values[key]
+            elif values[key] != common[section][key]:
                 raise ConfigError(
-                    f"{section}.{key} must be the same for all arms, because {why}; {given[0][0]} has "
-                    f"{given[0][1]!r}, {who} has {value!r}"
+                    f"{section}.{key} must be the same for all arms, because {why}; {first} has "
+                    f"{common[section][key]!r}, {source} has {values[key]!r}"
                 )
-        if given:
-            common.setdefault(section, {})[key] = given[0][1]
     return common
 
 

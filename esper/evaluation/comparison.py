@@ -58,8 +58,12 @@ class ArmResult:
 
     @classmethod
     def of(cls, controller: str, hosts: Sequence[HostResult]) -> ArmResult:
-        columns = zip(*((host.accuracy, host.parameters, host.fossils) for host in hosts), strict=True)
-        return cls(controller, *(np.array(column) for column in columns))
+        return cls(
+            controller,
+            np.array([host.accuracy for host in hosts]),
+            np.array([host.parameters for host in hosts]),
+            np.array([host.fossils for host in hosts]),
+        )
 
     def against(self, other: ArmResult) -> PairedComparison:
         """Compares the accuracies of this arm with those of another one, pair by pair."""
@@ -96,9 +100,11 @@ def compare_controllers(
         check_name(controller)
     check_devices(config.run.device)
     maker = EnvMaker.of(config, task)
-    seed = config.run.seed + HELD_OUT
-    made = {name: partial(controller_for, each, maker.config, run_seed=seed) for name, each in named.items()}
-    return play_arms(maker, made, pairs, seed, progress)
+    seed = config.run.seed + HELD_OUT  # of hosts that no agent learns on
+    makers = {}
+    for name, controller in named.items():
+        makers[name] = partial(controller_for, controller, maker.config, run_seed=seed)
+    return play_arms(maker, makers, pairs, seed, progress)
 
 
 @one_thread()
@@ -121,17 +127,18 @@ def play_arms(
         work: counts what is done.
     """
     work = work or Workload()
-    results = {name: {} for name in controllers} if results is None else results
+    if results is None:
+        results = {name: {} for name in controllers}
     rounds, n_envs = split_pairs(pairs, maker.config.env.n_envs)
     runners: dict[str, GrowingRunner] = {}
-    baselines: dict[Any, Baseline] = {}
-    with ExitStack() as opened:
+    baselines: dict[Any, Baseline] = {}  # measured once for all arms
+    with ExitStack() as stack:  # closes the arms before one that cannot be made
         for name, make in controllers.items():
             runner = GrowingRunner(maker, make, n_envs, run_seed, baselines, count_flops=False)
-            runners[name] = opened.enter_context(closing(runner))
+            runners[name] = stack.enter_context(closing(runner))
         for runner in runners.values():
             runner.env.baseline = runner.env.baseline or baseline
-        work.pause()
+        work.pause()  # envs were made, which says nothing about the pace
         prepare_arms(runners, ALONE, n_envs, maker.config.env.episode_length, work)
         order = np.random.default_rng([run_seed, len(controllers)])
         play_rounds(runners, range(rounds), order, results, progress, work)
@@ -168,15 +175,21 @@ class ComparisonResult:
         return self.arms[0].config.run.seed
 
     def caveats(self) -> list[str]:
-        """Returns what the intervals do not cover, and why a verdict cannot be given, as sentences."""
-        few = self.train_seeds is not None and self.train_seeds < MIN_SEEDS
-        fixed = [arm for arm in self.arms if not arm.learns]
-        return [
-            *([f"Fewer than {MIN_SEEDS} training seeds are always inconclusive."] if few else []),
-            *trained_once([arm.controller for arm in fixed], [arm.name for arm in fixed]),
-        ]
+        """Returns sentences on the limits of the intervals, and on why a verdict cannot be given."""
+        sentences = []
+        if self.train_seeds is not None and self.train_seeds < MIN_SEEDS:
+            sentences.append(f"Fewer than {MIN_SEEDS} training seeds are always inconclusive.")
+        # Agents that were trained elsewhere are one outcome of training.
+        controllers = []
+        names = []
+        for arm in self.arms:
+            if not arm.learns:
+                controllers.append(arm.controller)
+                names.append(arm.name)
+        return sentences + trained_once(controllers, names)
 
     def plain(self) -> dict[str, Any]:
+        """Returns everything, ready for JSON."""
         return {
             "task": self.task,
             "seed": self.seed,
@@ -186,18 +199,21 @@ class ComparisonResult:
             "train_seeds_asked": self.requested_seeds,
             "notes": self.caveats(),
             "reference": self.reference,
-            "arms": {
-                arm.name: {
-                    **arm.plain(),
-                    "values": {
-                        found.metric.name: found.metric.values(self.hosts[arm.name]).tolist() for found in self.metrics
-                    },
-                    "hosts": [host.plain() for host in self.hosts[arm.name]],
-                }
-                for arm in self.arms
-            },
-            "metrics": [found.plain() for found in self.metrics],
+            "arms": {arm.name: self._plain_arm(arm) for arm in self.arms},
+            "metrics": [result.plain() for result in self.metrics],
             "environment": environment_without_paths(),
+        }
+
+    def _plain_arm(self, arm: Arm) -> dict[str, Any]:
+        """Returns an arm, the values of its hosts by metric, and the hosts, ready for JSON."""
+        hosts = self.hosts[arm.name]
+        values = {}
+        for result in self.metrics:
+            values[result.metric.name] = result.metric.values(hosts).tolist()
+        return {
+            **arm.plain(),
+            "values": values,
+            "hosts": [host.plain() for host in hosts],
         }
 
 

@@ -28,7 +28,9 @@ from esper.training.metrics import make_metrics
 from esper.training.step import add_gradients, prepare_epoch
 from esper.training.validate import Configuration, evaluate
 
-INCUBATING, LEARNING, FROZEN = "incubating", "learning", "frozen"
+INCUBATING = "incubating"
+LEARNING = "learning"
+FROZEN = "frozen"
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,10 @@ class EpochKind:
     @classmethod
     def of(cls, host: EnvHost) -> EpochKind:
         """Returns the kind of the epoch that was just validated; call it before the host changes again."""
-        columns = zip(*host.counterfactual.configurations, strict=True)  # the alphas of one site each
-        configurations = zip(*(_branching(alphas) for alphas in columns), strict=True)
-        return cls(tuple(_occupant(site) for site in host.training.sites), tuple(configurations))
+        # Alphas are normalised site by site, that is, by column.
+        columns = zip(*host.counterfactual.configurations, strict=True)
+        configurations = zip(*map(_branching, columns), strict=True)
+        return cls(tuple(map(_occupant, host.training.sites)), tuple(configurations))
 
     @classmethod
     def alone(cls, sites: int) -> EpochKind:
@@ -77,21 +80,30 @@ def _occupant(site: Site) -> Occupant | None:
     seed = site.planted
     if seed is None or site.role is Role.ABSENT:
         return None
-    role = INCUBATING if site.incubating else LEARNING if site.learning else FROZEN
+    role = FROZEN
+    if site.incubating:
+        role = INCUBATING
+    elif site.learning:
+        role = LEARNING
     return Occupant(seed.blueprint.name, seed.style, role)
 
 
 def _branching(alphas: Sequence[float]) -> list[float]:
     """Normalises a site's alphas, keeping which ones are equal: the k-th distinct nonzero value becomes 1 / k."""
-    known = {alpha: 1 / number for number, alpha in enumerate(dict.fromkeys(filter(None, alphas)), 1)}
-    return [known.get(alpha, 0.0) for alpha in alphas]
+    normalised = {0.0: 0.0}
+    for alpha in alphas:
+        if alpha not in normalised:
+            normalised[alpha] = 1 / len(normalised)
+    return [normalised[alpha] for alpha in alphas]
 
 
 class ComputeMeter:
     """Counts the floating-point operations of one task's hosts, as the config trains them."""
 
     def __init__(self, task: Task, config: HostTrainingConfig, blueprints: BlueprintRegistry) -> None:
-        self.task, self.config, self.blueprints = task, config, blueprints
+        self.task = task
+        self.config = config
+        self.blueprints = blueprints
         # Bounded by the number of ways to fill the slots; an entry is two numbers.
         self.a_sample = lru_cache(maxsize=None)(self._a_sample)
 
@@ -99,7 +111,8 @@ class ComputeMeter:
         """Returns the operations of an episode; the first is the untrained host, which is only validated."""
         untrained, *epochs = episode
         trained = sum(times * sum(self.of_epoch(kind)) for kind, times in Counter(epochs).items())
-        return trained + self.of_epoch(untrained)[1]
+        _, validation = self.of_epoch(untrained)
+        return trained + validation
 
     def of_epoch(self, kind: EpochKind) -> tuple[float, float]:
         """Returns the operations of one epoch of this kind: (training, validation after it)."""
@@ -109,28 +122,38 @@ class ComputeMeter:
     def _a_sample(self, kind: EpochKind) -> tuple[float, float]:
         """Returns the operations of this kind per sample: (training, validation)."""
         stand_in = self._stand_in(kind)
-        task, x = self.task, self.task.sample
-        y = task.validation.y[: len(x)]
+        split = self.task.validation
+        x = self.task.sample
+        n = len(x)
+        y = split.y[:n]
         prepare_epoch(stand_in)
         with counting() as training:
             add_gradients(stand_in, x, y, None)
-        few = Split(task.validation.x[:SAMPLE], y, task.validation.table)
-        calibrate = None if stand_in.calibration is None else stand_in.calibration[: len(x)]
+        few = Split(split.x[:SAMPLE], y, split.table)
+        calibration = stand_in.calibration
         with counting() as validation:
-            evaluate(stand_in, few, list(kind.configurations), calibrate)
-        a_sample = validation.get_total_flops() / len(x)
-        if stand_in.calibration is not None:  # half of the passes calibrate, on these samples instead of the split
-            a_sample *= (1 + len(stand_in.calibration) / len(task.validation)) / 2
-        return training.get_total_flops() / len(x), a_sample
+            evaluate(
+                stand_in,
+                few,
+                list(kind.configurations),
+                None if calibration is None else calibration[:n],
+            )
+        validated = validation.get_total_flops() / n
+        if calibration is not None:
+            # Half of the passes calibrate, on these samples instead of the split.
+            validated *= (1 + len(calibration) / len(split)) / 2
+        return training.get_total_flops() / n, validated
 
     def _stand_in(self, kind: EpochKind) -> HostTraining:
         """Returns a throwaway host whose slots are filled like this kind, for counting on a few samples."""
-        stand_in = HostTraining(0, self.task, self.config, make_metrics(1, self.task.device)[0])
+        (metrics,) = make_metrics(1, self.task.device)
+        stand_in = HostTraining(0, self.task, self.config, metrics)
         stand_in.reset(0, 0)
         for site, occupant in zip(stand_in.sites, kind.occupants, strict=True):
-            if occupant is not None:
-                blueprint = self.blueprints.at(stand_in.host.topology, site.place, occupant.blueprint)
-                stand_in.plant(site, blueprint, occupant.style)
-                role = Role.INCUBATING if occupant.role == INCUBATING else Role.BLENDED
-                stand_in.assign(site, role, 0.5, 1.0, learning=occupant.role != FROZEN)
+            if occupant is None:
+                continue
+            blueprint = self.blueprints.at(stand_in.host.topology, site.place, occupant.blueprint)
+            stand_in.plant(site, blueprint, occupant.style)
+            role = Role.INCUBATING if occupant.role == INCUBATING else Role.BLENDED
+            stand_in.assign(site, role, 0.5, 1.0, learning=occupant.role != FROZEN)
         return stand_in

@@ -44,37 +44,51 @@ class ControlRunner(ArmRunner):
     """
 
     kind = ""
+    equal_compute = False
+    """Whether a control trains for the number of epochs that compute as much as the grown host did."""
 
     def __init__(self, maker: EnvMaker, control_of: str, run_seed: int) -> None:
         if maker.task is None:
             raise ConfigError(f"{self.kind} trains a network, but hosts of {maker.config.task.name} are simulated")
-        self.task, self.config, self.ranks = maker.task, resolve(maker.config, maker.task), maker.ranks
-        self.own = self.config.run if self.ranks is None else self.ranks.own(self.config.run)
+        self.task = maker.task
+        self.config = resolve(maker.config, maker.task)
+        self.ranks = maker.ranks
+        self.local_run = self.config.run if self.ranks is None else self.ranks.own(self.config.run)
         """The workers and the device of this process."""
-        self.control_of, self.run_seed = control_of, run_seed
+        self.control_of = control_of
+        self.run_seed = run_seed
         self.blueprints = BLUEPRINTS.copy()
-        with seeded(0):
+        with seeded(0):  # the weights are not used
             self.host = self.task.new_host(self.config.env.slots)
             self.host.probe(self.task.sample.cpu())
+        self.check()
+
+    def check(self) -> None:
+        """Raises ConfigError if hosts of the task cannot have such controls."""
 
     @abstractmethod
     def make(self, grown: HostResult) -> Control:
-        """Returns the control of one grown host."""
+        """Returns the control of one grown host, before its number of epochs is adapted."""
 
     def play(self, number: int, grown: Sequence[HostResult]) -> list[HostResult]:
         """Trains the controls of a round, each rank those of its part: no decision in them waits for another host."""
         if self.ranks is None:
             return self.train(number, grown)
 
-        def part(rows: slice) -> tuple[Any, ...]:
-            return (
-                self.config,
-                train_part,
-                (type(self), self.control_of, self.run_seed, number, grown[rows], rows.start),
-            )
+        n = len(grown)
+        shared = self.ranks.share(n)
 
-        others, mine = OtherRanks(self.ranks, len(grown), MicroBatchPolicy(self.config)), self.ranks.share(len(grown))
-        return list(chain(*others.call("apply", part, mine=lambda: self.train(number, grown[: len(mine)]))))
+        def part(rows: slice) -> tuple[Any, ...]:
+            """Returns the arguments with which another rank trains these rows."""
+            arguments = (type(self), self.control_of, self.run_seed, number, grown[rows], rows.start)
+            return self.config, train_part, arguments
+
+        def mine() -> list[HostResult]:
+            return self.train(number, grown[: len(shared)])
+
+        # In the order of hosts: this rank's part is the first one.
+        others = OtherRanks(self.ranks, n, MicroBatchPolicy(self.config))
+        return list(chain(*others.call("apply", part, mine=mine)))
 
     def train(self, number: int, grown: Sequence[HostResult], first: int = 0) -> list[HostResult]:
         """Trains the control of host i as env ``first`` + i of the round.
@@ -82,24 +96,26 @@ class ControlRunner(ArmRunner):
         It gets the same initial weights for the same layers, the same batches, the same phases of an epoch and the same
         governor.
         """
-        tasks, configs, facts = zip(*(self.make(host) for host in grown), strict=True)
+        controls = list(map(self._control, grown))
+        tasks, configs, facts = zip(*controls, strict=True)
         training = make_trainings(tasks, configs, range(first, first + len(tasks)))
-        meters = [ComputeMeter(*made, self.blueprints) for made in zip(tasks, configs, strict=True)]
+        meters = [ComputeMeter(task, config, self.blueprints) for task, config, _ in controls]
         with (
-            make_executor(self.own, self.task.device) as executor,
+            make_executor(self.local_run, self.task.device) as executor,
             closing(HostTrainer(self.task, training, executor)) as trainer,
         ):
-            pinned = copies_to_pin(self.own, training)
+            pinned = copies_to_pin(self.local_run, training)
             loop, alone = no_growth_loop(trainer, training[0].host.slot_names, pinned)
             watch(alone)
-            loop.state.episode[:] = number - 1
+            loop.state.episode[:] = number - 1  # the next episode is that of this round
             *_, state = loop.without_growth(self.run_seed)
-            accuracy, trained = alone.test_accuracy(state), episodes(alone)
+            accuracy = alone.test_accuracy(state)
+            trained = episodes(alone)
         return [
             HostResult(
                 accuracy=float(accuracy[i]),
                 loss=float(state.committed_loss[i]),
-                parameters=float(each.host.parameter_count),
+                parameters=float(training[i].host.parameter_count),
                 host_parameters=float(self.host.parameter_count),
                 flops=meters[i].flops(trained[i]),
                 epochs=float(state.epoch[i]),
@@ -107,8 +123,12 @@ class ControlRunner(ArmRunner):
                 fossils=0.0,
                 facts={"validation_accuracy": float(state.committed[i]), **facts[i]},
             )
-            for i, each in enumerate(training)
+            for i in range(len(training))
         ]
+
+    def _control(self, grown: HostResult) -> Control:
+        control = self.make(grown)
+        return at_compute(control, grown.flops, self.blueprints) if self.equal_compute else control
 
 
 class StaticRunner(ControlRunner):
@@ -125,7 +145,8 @@ class StaticRunner(ControlRunner):
 
     def built_in(self, kept: Mapping[str, KeptSeed]) -> Control:
         """Returns the control whose host has seeds like those of ``kept``, by slot."""
-        task, slots = self.task, self.config.env.slots
+        task = self.task
+        slots = self.config.env.slots
         names = {slot: seed.blueprint for slot, seed in kept.items()}
         sample = task.sample.cpu()
 
@@ -133,12 +154,15 @@ class StaticRunner(ControlRunner):
             host = task.new_host(slots)
             host.probe(sample)  # initialises lazy layers and finds the sites of a graft
             places = {place.name: place for place in host.sites}
-            blueprints = {slot: self.blueprints.at(host.topology, places[slot], name) for slot, name in names.items()}
+            blueprints = {}
+            for slot, name in names.items():
+                blueprints[slot] = self.blueprints.at(host.topology, places[slot], name)
             whole = assemble(host, kept, blueprints, task.name)
             whole.new_seeds = True
             return whole
 
-        config = self.config.with_values(env={"slots": None})  # they are chosen before the seeds are built in
+        # Slots are chosen before the seeds are built in.
+        config = self.config.with_values(env={"slots": None})
         return replace(task, build_host=build, slots=None), config, {"built_in": names}
 
 
@@ -150,8 +174,8 @@ class BiggerRunner(ControlRunner):
 
     kind = "bigger"
 
-    def __init__(self, maker: EnvMaker, control_of: str, run_seed: int) -> None:
-        super().__init__(maker, control_of, run_seed)
+    def check(self) -> None:
+        super().check()
         self._nearest(self.host.parameter_count)  # refuses a host that cannot be widened
 
     def make(self, grown: HostResult) -> Control:
@@ -160,6 +184,7 @@ class BiggerRunner(ControlRunner):
         return replace(self.task.from_new_weights(), build_host=family), self.config, facts
 
     def _nearest(self, parameters: int) -> HostFamily:
+        """Returns a factory of the host whose number of parameters is nearest to ``parameters``."""
         with seeded(0):  # the weights are not used
             return nearest_in_size(self.task.from_new_weights().build_host, parameters, self.task.sample.cpu())
 
@@ -168,9 +193,10 @@ class SameComputeRunner(ControlRunner):
     """Trains the host alone for the number of epochs nearest to the grown host's compute, on a stretched schedule."""
 
     kind = "same-compute"
+    equal_compute = True
 
     def make(self, grown: HostResult) -> Control:
-        return at_compute((self.task, self.config, {}), grown.flops, self.blueprints)
+        return self.task, self.config, {}
 
 
 def at_compute(control: Control, flops: float, blueprints: BlueprintRegistry) -> Control:
@@ -182,10 +208,13 @@ def at_compute(control: Control, flops: float, blueprints: BlueprintRegistry) ->
     with seeded(0):
         sites = len(task.new_host(config.env.slots).sites)
     training, validation = ComputeMeter(task, config, blueprints).of_epoch(EpochKind.alone(sites))
-    if not training + validation:
+    an_epoch = training + validation
+    if not an_epoch:
         raise ConfigError(f"equal compute: none of the operations in the passes of {task.name} can be counted")
-    epochs = max(1, round((flops - validation) / (training + validation)))  # the untrained host is validated, too
-    return task, config.with_values(env={"episode_length": epochs}), {**facts, "wanted_flops": flops}
+    # The untrained host is validated, too.
+    epochs = max(1, round((flops - validation) / an_epoch))
+    config = config.with_values(env={"episode_length": epochs})
+    return task, config, {**facts, "wanted_flops": flops}
 
 
 def train_part(

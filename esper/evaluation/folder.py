@@ -28,7 +28,9 @@ from esper.rollout.own_controller import confirmed_controller, name_of
 from esper.telemetry.text import plain
 
 FORMAT = 1
-SETTINGS, PLAYED, RESULTS = "comparison.json", "played.jsonl", "results.json"
+SETTINGS = "comparison.json"
+PLAYED = "played.jsonl"
+RESULTS = "results.json"
 FOLLOWED = "followed"
 """Folder of the files that arms follow, each named after its SHA-256."""
 
@@ -43,10 +45,11 @@ class Part:
     @classmethod
     def parse(cls, text: str) -> Part:
         """Reads ``K/N``. Raises ConfigError if it is anything else."""
-        found = re.fullmatch(r"(\d+)/(\d+)", text)
-        if not found or not 1 <= int(found[1]) <= int(found[2]):
+        match = re.fullmatch(r"(\d+)/(\d+)", text)
+        part = cls(int(match[1]), int(match[2])) if match else None
+        if part is None or not 1 <= part.number <= part.count:
             raise ConfigError(f"--part is {text!r}: give K/N, part K of N, such as 1/4 to 4/4 on four machines")
-        return cls(int(found[1]), int(found[2]))
+        return part
 
     def __str__(self) -> str:
         return f"part {self.number}/{self.count}"
@@ -94,18 +97,25 @@ class ComparisonFolder:
 
     def create(self, settings: Settings) -> None:
         """Creates the folder with the settings, what arms follow, and a description of the machine."""
-        followed = {arm.name: _Followed.of(arm) for arm in settings.arms}
-        entries = [
-            {"name": arm.name, "follows_sha256": _sha256(followed[arm.name]), **arm.plain()} for arm in settings.arms
-        ]
-        part = [settings.part.number, settings.part.count]
-        saved = {"format": FORMAT, **settings._asdict(), "part": part, "arms": entries}
+        copied: list[_Followed] = []
+        entries = []
+        for arm in settings.arms:
+            followed = _Followed.of(arm)
+            entries.append({"name": arm.name, "follows_sha256": _sha256(followed), **arm.plain()})
+            if followed is not None and not followed.is_code:
+                copied.append(followed)
+        saved = {
+            "format": FORMAT,
+            **settings._asdict(),
+            "part": [settings.part.number, settings.part.count],
+            "arms": entries,
+        }
         with writable(self.path, "folder", "give another --out"):
             self.path.mkdir(parents=True, exist_ok=True)
-            for file in followed.values():
-                if file is not None and not file.is_code:
-                    (self.path / FOLLOWED).mkdir(exist_ok=True)
-                    write_atomic(self.path / FOLLOWED / file.name, file.content)
+            # Before the settings, which make it the folder of a comparison.
+            for followed in copied:
+                (self.path / FOLLOWED).mkdir(exist_ok=True)
+                write_atomic(self.path / FOLLOWED / followed.name, followed.content)
             write_json(self.path / SETTINGS, saved)
             write_json(self.path / "env.json", describe_environment())
 
@@ -118,21 +128,27 @@ class ComparisonFolder:
         Raises ConfigError for a missing folder, another format, a user-defined controller that is not named again or
         whose file has changed since, or a damaged copy of what an arm follows.
         """
-        settings, arms = self.read(), []
+        settings = self.read()
+        arms = []
         for entry in settings["arms"]:
-            controller = entry["controller"]
-            if is_user_code(controller):
-                named = next((name for name in controllers if same_function(name, controller)), None)
-                controller = name_of(confirmed_controller(controller, named, str(self.path), "--arm"))
-            arm = Arm(entry["name"], controller, TrainingConfig.parse(entry["config"]), entry["of"])
+            controller = self._confirmed(entry["controller"], controllers)
+            config = TrainingConfig.parse(entry["config"])
+            arm = Arm(entry["name"], controller, config, entry["of"])
             followed = _Followed.of(replace(arm, controller=self.follows(arm)))
             if _sha256(followed) != entry["follows_sha256"]:
                 raise ConfigError(
                     f"arm {arm.name!r}: the file that {arm.controller} follows has changed since the comparison began"
                 )
             arms.append(arm)
-        part = Part(*settings.get("part", (1, 1)))
+        part = Part(*settings.get("part", (1, 1)))  # earlier versions had no parts
         return Settings(int(settings["pairs"]), str(settings["reference"]), settings.get("train_seeds"), part, arms)
+
+    def _confirmed(self, controller: str, named: Sequence[str]) -> str:
+        """Returns a saved controller; one that is code as the user has named it again."""
+        if not is_user_code(controller):
+            return controller
+        same = next((name for name in named if same_function(name, controller)), None)
+        return name_of(confirmed_controller(controller, same, str(self.path), "--arm"))
 
     def follows(self, arm: Arm) -> str:
         """Returns the arm's controller, with the path of the copy that is kept here once there is one.
@@ -146,7 +162,9 @@ class ComparisonFolder:
         if copy is None:
             return arm.controller  # it follows nothing
         kind = arm.controller.partition(":")[0]
-        return f"{'checkpoint' if kind == 'pretrained' else kind}:{copy}"
+        if kind == "pretrained":
+            kind = "checkpoint"  # the copy has a path
+        return f"{kind}:{copy}"
 
     def read(self) -> dict[str, Any]:
         """Returns the settings as they were saved. Raises ConfigError for a missing folder or another format."""
@@ -157,14 +175,20 @@ class ComparisonFolder:
             raise ConfigError(f"{self.path} is not the folder of a comparison: it has no {SETTINGS}") from None
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file} cannot be read: {error}") from None
-        if (written := settings.get("format")) != FORMAT:
+        written = settings.get("format")
+        if written != FORMAT:
             raise ConfigError(f"{file} has format {written}, but this version of Esper reads format {FORMAT}")
         return settings
 
     def save_round(self, arm: str, number: int, hosts: Sequence[HostResult], seconds: float) -> None:
         """Appends a round, which took ``seconds``, to the file of played rounds; it is on disk when this returns."""
-        plain_hosts = [host.plain() for host in hosts]
-        line = json.dumps(plain({"arm": arm, "round": number, "seconds": round(seconds, 3), "hosts": plain_hosts}))
+        entry = {
+            "arm": arm,
+            "round": number,
+            "seconds": round(seconds, 3),
+            "hosts": [host.plain() for host in hosts],
+        }
+        line = json.dumps(plain(entry))
         with interrupts_wait(), (self.path / PLAYED).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
             file.flush()
@@ -174,7 +198,8 @@ class ComparisonFolder:
         """Returns the hosts of all saved rounds."""
         results: Results = {name: {} for name in names}
         for entry in self._played():
-            results[entry["arm"]][int(entry["round"])] = [HostResult.parse(host) for host in entry["hosts"]]
+            rounds = results[entry["arm"]]
+            rounds[int(entry["round"])] = [HostResult.parse(host) for host in entry["hosts"]]
         return results
 
     def seconds(self) -> dict[str, float]:
@@ -197,18 +222,23 @@ class ComparisonFolder:
             return []
         content = file.read_bytes()
         complete = content[: content.rfind(b"\n") + 1]
-        if complete != content:
+        if complete != content:  # a crash has cut the last line off
             with file.open("rb+") as open_file:
                 open_file.truncate(len(complete))
-        return [json.loads(line) for line in complete.decode("utf-8").splitlines()]
+        return list(map(json.loads, complete.decode("utf-8").splitlines()))
 
 
 def resume_command(folder: Path, arms: Sequence[Arm]) -> str:
     """Returns the command that resumes a comparison, which names a user-defined task and such controllers again."""
+    command = ["esper", "compare", "--resume", str(folder)]
     task = arms[0].config.task.name
-    own = dict.fromkeys(arm.controller for arm in arms if is_user_code(arm.controller))
-    options = [*(["--task", task] if is_user_task(task) else []), *(part for each in own for part in ("--arm", each))]
-    return shlex.join(["esper", "compare", "--resume", str(folder), *options])
+    if is_user_task(task):
+        command += ["--task", task]
+    # Each once, in the order of arms.
+    for controller in dict.fromkeys(arm.controller for arm in arms):
+        if is_user_code(controller):
+            command += ["--arm", controller]
+    return shlex.join(command)
 
 
 @dataclass(frozen=True)
@@ -224,7 +254,8 @@ class _Followed:
     def of(cls, arm: Arm) -> _Followed | None:
         """Reads it; None if the controller follows none. Raises ConfigError if it cannot be read."""
         file = schedule_file(arm.controller, arm.config.task.name)
-        if is_user_code(arm.controller):
+        is_code = is_user_code(arm.controller)
+        if is_code:
             file = Path(arm.controller.rpartition(":")[0]).expanduser()
         kind, _, other = arm.controller.partition(":")
         if kind in ("checkpoint", "pretrained") or (kind == "plans" and other):
@@ -233,7 +264,7 @@ class _Followed:
         if file is None:
             return None
         try:
-            return cls(file.read_bytes(), file.suffix, is_user_code(arm.controller))
+            return cls(file.read_bytes(), file.suffix, is_code)
         except OSError as error:
             raise ConfigError(f"arm {arm.name!r}: {file} cannot be read: {error.strerror}") from None
 
@@ -248,4 +279,6 @@ class _Followed:
 
 
 def _sha256(followed: _Followed | None) -> str | None:
-    return None if followed is None else followed.sha256
+    if followed is None:
+        return None
+    return followed.sha256

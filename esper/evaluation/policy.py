@@ -43,7 +43,10 @@ from esper.telemetry.workload import GROWN, Phase, Workload
 from esper.training.execution.ranks import RunRanks
 from esper.training.rng import HELD_OUT
 
-ALONE, GREEDY, STOCHASTIC, PLANS = "none", "greedy", "stochastic", "plans"
+ALONE = "none"
+GREEDY = "greedy"
+STOCHASTIC = "stochastic"
+PLANS = "plans"
 
 TASK_SPECIFIC = ("n_envs", "episode_length", "blueprints")
 """Values of the section env that depend on the task, and are dropped for another one."""
@@ -80,7 +83,9 @@ class PolicyEvaluation:
 
     def plain(self) -> dict[str, Any]:
         """Returns everything, ready for JSON."""
-        values = {arm.controller: {name: v.tolist() for name, v in arm.columns.items()} for arm in self.arms}
+        values = {}
+        for arm in self.arms:
+            values[arm.controller] = {name: column.tolist() for name, column in arm.columns.items()}
         return {
             "controller": self.controller,
             "origin": self.origin,
@@ -92,17 +97,17 @@ class PolicyEvaluation:
 
     def score(self) -> dict[str, Any]:
         """Returns only the figures, ready for JSON."""
-        means: dict[str, dict[str, Any]] = {
-            arm.controller: {name: float(values.mean()) for name, values in arm.columns.items()} for arm in self.arms
-        }
-        for found in self.comparisons:
-            pair = found.pair
+        means: dict[str, dict[str, Any]] = {}
+        for arm in self.arms:
+            means[arm.controller] = {name: float(column.mean()) for name, column in arm.columns.items()}
+        for comparison in self.comparisons:
+            pair = comparison.pair
             means[pair.name_a] |= {
                 "difference": pair.difference,
                 "interval": [pair.interval.low, pair.interval.high],
-                "p": found.adjusted_p,
+                "p": comparison.adjusted_p,
                 "higher_same_lower": [pair.wins, pair.ties, pair.losses],
-                "verdict": found.verdict,
+                "verdict": comparison.verdict,
             }
         return {
             "task": self.config.task.name,
@@ -145,34 +150,59 @@ def evaluate_controller(
     """
     if isinstance(controller, str) and not is_user_code(controller):
         controller = find_policy(controller)
-    given, task_name = (task, task.name) if isinstance(task, Task) else (None, task)
-    config = hosts_config(controller if isinstance(controller, SavedPolicy) else None, task_name, changes or {})
-    check_devices(config.run.device)
-    maker = EnvMaker.of(config, given, whole_messages(ranks))
-    if width is not None:
-        maker = maker.with_width(width)
-    config, seed = maker.config, maker.config.run.seed + HELD_OUT
+    saved = controller if isinstance(controller, SavedPolicy) else None
+    maker = _maker(saved, task, width, changes or {}, ranks)
+    config = maker.config
+    seed = config.run.seed + HELD_OUT
     controllers: dict[str, MakeController] = {ALONE: partial(controller_for, ALONE, config, run_seed=seed)}
-    informed: list[bool] = []
+    informed: list[bool] = []  # known when the greedy policy has been made
     if isinstance(controller, SavedPolicy):
-        name, origin = controller.name, controller.origin
+        name = controller.name
+        origin = controller.origin
         controllers[GREEDY] = partial(_informed, controller, seed, informed)
         controllers[STOCHASTIC] = partial(controller.controller, run_seed=seed, greedy=False)
     else:
-        name, origin = name_of(controller), ""
+        name = name_of(controller)
+        origin = ""
         controllers[name] = partial(controller_for, controller, config, run_seed=seed)
+
     work = _planned(work or Workload(), maker, controllers, explore)
     baseline = None
     if explore:
-        if not isinstance(controller, SavedPolicy):
+        if saved is None:
             raise ConfigError(f"{name} gathers no experience: explore is for a trained agent")
-        experience, baseline = explored(maker, controller, explore, work)
+        experience, baseline = explored(maker, saved, explore, work)
         controllers[PLANS] = partial(controller_for, PLANS, config, run_seed=seed)
-        controllers = {each: with_experience(make, experience) for each, make in controllers.items()}
+        # The agent observes it, too.
+        controllers = {arm: with_experience(make, experience) for arm, make in controllers.items()}
+
     name_score(maker.score, progress)
     arms = play_arms(maker, controllers, config.run.evaluation_pairs, seed, progress, baseline, work=work)
     comparisons = corrected([arm.against(arms[0]) for arm in arms[1:]])
-    return PolicyEvaluation(name, origin, config, width, tuple(arms), tuple(comparisons), maker.score, all(informed))
+    return PolicyEvaluation(
+        name,
+        origin,
+        config,
+        width,
+        tuple(arms),
+        tuple(comparisons),
+        unit=maker.score,
+        informed=all(informed),
+    )
+
+
+def _maker(
+    policy: SavedPolicy | None,
+    task: Task | str | None,
+    width: int | None,
+    changes: Mapping[str, Any],
+    ranks: RunRanks | None,
+) -> EnvMaker:
+    """Returns the maker of envs of the hosts; arguments as in :func:`evaluate_controller`."""
+    config = hosts_config(policy, task.name if isinstance(task, Task) else task, changes)
+    check_devices(config.run.device)
+    maker = EnvMaker.of(config, task if isinstance(task, Task) else None, whole_messages(ranks))
+    return maker if width is None else maker.with_width(width)
 
 
 def _informed(policy: SavedPolicy, seed: int, informed: list[bool], env: SlotVectorEnv) -> Policy:
@@ -184,14 +214,20 @@ def _informed(policy: SavedPolicy, seed: int, informed: list[bool], env: SlotVec
 
 def _planned(work: Workload, maker: EnvMaker, controllers: Iterable[str], explore: int) -> Workload:
     """Adds the work of an evaluation, and starts to measure it."""
-    run, env = maker.config.run, maker.config.env
-    rounds, hosts = split_pairs(run.evaluation_pairs, env.n_envs)
-    alone = {name: name == ALONE for name in (*controllers, *([PLANS] if explore else []))}
+    env = maker.config.env
+    rounds, hosts = split_pairs(maker.config.run.evaluation_pairs, env.n_envs)
+    arms = dict.fromkeys(controllers, False)
+    arms[ALONE] = True
+    if explore:
+        arms[PLANS] = False
+    # Simulated hosts have no baseline to measure.
+    baseline = 0 if maker.task is None else env.baseline_episodes * env.episode_length
+    exploration = explore * env.n_envs * env.episode_length * GROWN
     work.add(
         [
-            Phase("baseline", 0 if maker.task is None else env.baseline_episodes * env.episode_length),
-            Phase("exploration", explore * env.n_envs * env.episode_length * GROWN),
-            arms_work(alone, rounds, hosts, env.episode_length),
+            Phase("baseline", baseline),
+            Phase("exploration", exploration),
+            arms_work(arms, rounds, hosts, env.episode_length),
         ]
     )
     work.start()
@@ -200,10 +236,12 @@ def _planned(work: Workload, maker: EnvMaker, controllers: Iterable[str], explor
 
 @one_thread()
 def explored(maker: EnvMaker, policy: SavedPolicy, rounds: int, work: Workload) -> tuple[dict[str, Any], Baseline]:
-    """Returns the experience of ``rounds`` rounds in which the agent samples its actions, on hosts of the run's
-    seed, and their baseline."""
+    """Returns the experience of ``rounds`` rounds in which the agent samples its actions, and the hosts' baseline.
+
+    They are hosts of the run's seed.
+    """
     with closing(maker.make()) as env:
-        work.pause()
+        work.pause()  # the envs were made
         env.count_epochs = work.counter("baseline")
         baseline = env.prepare().baseline
         env.count_epochs = work.counter("exploration", GROWN)
@@ -219,31 +257,47 @@ def hosts_config(policy: SavedPolicy | None, task: str | None, changes: Mapping[
     Without a trained agent, it is the default config. Raises ConfigError for a task that is code and is not named, and
     for a value that is invalid or has no effect.
     """
-    for section, values in changes.items():
-        for key in values if isinstance(values, dict) else ():
-            if f"{section}.{key}".startswith(WITHOUT_EFFECT):
-                raise ConfigError(
-                    f"{section}.{key} has no effect here: a trained agent plays unchanged; choose its hosts with "
-                    "--task and --pairs"
-                )
+    _check_effects(changes)
     if policy is None:
         tables: dict[str, Any] = {"task": {"name": task or TrainingConfig().task.name}}
-    elif policy.config is None:
-        if task is None:
-            raise ConfigError(f"{policy.name} is not in a run folder with a config.toml: name the task with --task")
-        tables = {"task": {"name": task}}
     else:
-        tables = policy.config.model_dump(mode="json", exclude_none=True)
-        learned_on = policy.config.task.name
-        if task is None and is_user_task(learned_on):
-            raise refuse_untrusted("task", learned_on, policy.name)
-        if task is not None and not same_task(learned_on, task):
-            tables["task"] = {}
-            tables["env"] = {key: value for key, value in tables["env"].items() if key not in TASK_SPECIFIC}
-        if not tables["run"]["evaluation_pairs"]:
-            del tables["run"]["evaluation_pairs"]  # its run was not compared
-        tables["task"]["name"] = task or learned_on
+        tables = _tables_of(policy, task)
     config = TrainingConfig.parse(merged(tables, changes))
     if not config.run.evaluation_pairs:
         raise ConfigError("run.evaluation_pairs is 0: an evaluation needs at least 1 host")
     return config
+
+
+def _check_effects(changes: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a value that has no effect on an evaluation."""
+    for section, values in changes.items():
+        if not isinstance(values, dict):
+            continue
+        for key in values:
+            name = f"{section}.{key}"
+            if name.startswith(WITHOUT_EFFECT):
+                raise ConfigError(
+                    f"{name} has no effect here: a trained agent plays unchanged; choose its hosts with "
+                    "--task and --pairs"
+                )
+
+
+def _tables_of(policy: SavedPolicy, task: str | None) -> dict[str, Any]:
+    """Returns the config of an agent's run as nested tables, for hosts of ``task``; None: of its own task."""
+    if policy.config is None:
+        if task is None:
+            raise ConfigError(f"{policy.name} is not in a run folder with a config.toml: name the task with --task")
+        return {"task": {"name": task}}
+    tables = policy.config.model_dump(mode="json", exclude_none=True)
+    learned_on = policy.config.task.name
+    if task is None and is_user_task(learned_on):
+        raise refuse_untrusted("task", learned_on, policy.name)
+    if task is not None and not same_task(learned_on, task):
+        # The defaults of the other task apply.
+        tables["task"] = {}
+        for key in TASK_SPECIFIC:
+            tables["env"].pop(key, None)
+    if not tables["run"]["evaluation_pairs"]:
+        del tables["run"]["evaluation_pairs"]  # its run was not compared
+    tables["task"]["name"] = task or learned_on
+    return tables

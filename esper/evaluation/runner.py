@@ -34,11 +34,11 @@ Progress = Callable[[ArmPlayed | ScoreDefined], None]
 def with_experience(make: MakeController, experience: Mapping[str, Any]) -> MakeController:
     """Wraps ``make``: the env that it makes a controller for starts with ``experience``."""
 
-    def made(env: SlotVectorEnv) -> Controller:
+    def make_with_experience(env: SlotVectorEnv) -> Controller:
         env.gatherer.give(experience)
         return make(env)
 
-    return made
+    return make_with_experience
 
 
 def whole_messages(ranks: RunRanks | None) -> RunRanks | None:
@@ -142,7 +142,9 @@ class GrowingRunner(ArmRunner):
         baselines: dict[Any, Baseline],
         count_flops: bool = True,
     ) -> None:
-        self.run_seed, self.baselines, self.ranks = run_seed, baselines, maker.ranks
+        self.run_seed = run_seed
+        self.baselines = baselines
+        self.ranks = maker.ranks
         self.env = maker.make(n_envs=n_envs)
         self.env.gatherer.learns = False  # no round depends on another one
         try:
@@ -159,20 +161,31 @@ class GrowingRunner(ArmRunner):
         self.env.count_epochs = count
 
     def prepare(self) -> None:
-        env, config = self.env, self.env.config
+        env = self.env
+        config = env.config
         # Equal for envs whose hosts, left alone, are the same.
-        key = (type(env), config.task, config.env.episode_length, config.env.baseline_episodes, config.run.device)
+        key = (
+            type(env),
+            config.task,
+            config.env.episode_length,
+            config.env.baseline_episodes,
+            config.run.device,
+        )
         env.baseline = env.baseline or self.baselines.get(key)
         env.prepare()
         if env.baseline is not None:
             self.baselines[key] = env.baseline
+        # The baseline was that of the config's own seed; the hosts are others.
         env.run_seed = self.run_seed
 
     def play(self, number: int, grown: Sequence[HostResult] = ()) -> list[HostResult]:
         env = self.env
-        env.state.episode[:] = self.controller.episode[:] = number - 1
-        played, accuracy = play_round(env, self.controller), env.test_accuracy()
-        flops = [math.nan] * env.num_envs
+        # The next episode of the env and the controller is that of this round.
+        env.state.episode[:] = number - 1
+        self.controller.episode[:] = number - 1
+        played = play_round(env, self.controller)
+        accuracy = env.test_accuracy()
+        flops = [math.nan] * env.num_envs  # not counted
         if self.meter is not None:
             flops = [self.meter.flops(episode) for episode in env.backend.of_each(episodes)]
         return [
@@ -201,38 +214,54 @@ def arms_work(arms: Mapping[str, bool], rounds: int, hosts: int, epochs: int) ->
 
 
 def prepare_arms(
-    runners: Mapping[str, ArmRunner], alone: Collection[str], hosts: int, epochs: int, work: Workload
+    runners: Mapping[str, ArmRunner],
+    alone: Collection[str],
+    hosts: int,
+    epochs: int,
+    work: Workload,
 ) -> None:
     """Prepares the arms for rounds of ``hosts`` hosts; their work is counted, with that of the baseline."""
     for name, runner in runners.items():
-        each = work_of(name in alone)
-        runner.units = hosts * epochs * each
+        an_epoch = work_of(name in alone)
+        runner.units = hosts * epochs * an_epoch
         runner.count(work.counter("baseline"))
         runner.prepare()
-        runner.count(work.counter("comparison", each))
+        runner.count(work.counter("comparison", an_epoch))
 
 
 def kept_seeds(env: GrowthVectorEnv, i: int) -> dict[str, KeptSeed]:
     """Returns the fossils of host ``i`` by slot, in the order in which the host has its slots."""
-    slots, spec = env.state.slots, env.action_spec
-    return {
-        spec.slots[s]: KeptSeed(
-            spec.blueprints[slots.blueprint[i, s]], STYLES[slots.style[i, s]], float(slots.alpha[i, s])
+    slots = env.state.slots
+    spec = env.action_spec
+    kept = {}
+    for s in np.flatnonzero(slots.fossil[i]).tolist():
+        kept[spec.slots[s]] = KeptSeed(
+            spec.blueprints[slots.blueprint[i, s]],
+            STYLES[slots.style[i, s]],
+            float(slots.alpha[i, s]),
         )
-        for s in np.flatnonzero(slots.fossil[i]).tolist()
-    }
+    return kept
 
 
 def split_pairs(pairs: int, n_envs: int) -> tuple[int, int]:
     """Returns (number of rounds, hosts per round): as few rounds as ``n_envs`` allows, then as few surplus hosts."""
+    # Both quotients are rounded up.
     rounds = -(-pairs // n_envs)
-    return rounds, -(-pairs // max(rounds, 1))
+    hosts = -(-pairs // max(rounds, 1))
+    return rounds, hosts
 
 
 def in_order(results: Results, pairs: int) -> dict[str, list[HostResult]]:
     """Returns the hosts of the rounds that every arm has finished, in the order of their pairs, at most ``pairs``."""
-    complete = sorted(set.intersection(*(set(done) for done in results.values())))
-    return {name: [host for number in complete for host in done[number]][:pairs] for name, done in results.items()}
+    # A round that one arm lacks is left out for all.
+    complete = sorted(set.intersection(*map(set, results.values())))
+    ordered = {}
+    for name, rounds in results.items():
+        hosts: list[HostResult] = []
+        for number in complete:
+            hosts += rounds[number]
+        ordered[name] = hosts[:pairs]
+    return ordered
 
 
 def play_rounds(
@@ -253,23 +282,28 @@ def play_rounds(
     for number in rounds:
         waiting = list(runners)
         while waiting:
+            # A control waits until its arm has played the round.
             ready = [name for name in waiting if runners[name].control_of not in waiting]
             name = ready[order.integers(len(ready))]
             waiting.remove(name)
-            if number in results[name]:
-                work.skip("comparison", runners[name].units)
+            runner = runners[name]
+            if number in results[name]:  # by an earlier process
+                work.skip("comparison", runner.units)
                 continue
-            control_of = runners[name].control_of
-            ranks = runners[name].ranks
-            if ranks is not None and ranks.orphaned:
+            if runner.ranks is not None and runner.ranks.orphaned:
                 raise KeyboardInterrupt
-            grown = () if control_of is None else results[control_of][number]
-            until = work.done("comparison") + runners[name].units
+            grown = () if runner.control_of is None else results[runner.control_of][number]
+
+            # A round that turns out to be less work than planned counts as planned.
+            until = work.done("comparison") + runner.units
             started = time.perf_counter()
-            hosts = results[name][number] = runners[name].play(number, grown)
+            hosts = runner.play(number, grown)
             seconds = time.perf_counter() - started
+            results[name][number] = hosts
             work.settle("comparison", until)
+
             if save is not None:
                 save(name, number, hosts, seconds)
             if progress is not None:
-                progress(ArmPlayed(name, number + 1, rounds.stop, float(np.mean([host.accuracy for host in hosts]))))
+                accuracy = float(np.mean([host.accuracy for host in hosts]))
+                progress(ArmPlayed(name, number + 1, rounds.stop, accuracy))

@@ -79,34 +79,46 @@ class PairedComparison:
     @property
     def few(self) -> str | None:
         """The lack of evidence that forbids a verdict, such as ``under 10 pairs``; None if there is enough."""
-        least, unit = (MIN_SEEDS, "training seeds") if self.trained else (MIN_PAIRS, "pairs")
-        return f"under {least} {unit}" if self.pairs < least else None
+        least = MIN_SEEDS if self.trained else MIN_PAIRS
+        if self.pairs >= least:
+            return None
+        return f"under {least} {self._unit}"
+
+    @property
+    def _unit(self) -> str:
+        return "training seeds" if self.trained else "pairs"
 
     def winner(self, p_value: float | None = None, better: Better = "higher") -> str | None:
         """Returns the name of the better arm (the higher one if neither direction is better), or None without evidence.
 
         Evidence requires ``MIN_PAIRS`` pairs (``MIN_SEEDS`` training seeds), p < ``ALPHA`` and an interval that
-        excludes zero. ``p_value`` replaces
-        the comparison's own p, if it is one of several, by its entry of :func:`holm_adjusted`.
+        excludes zero. ``p_value`` replaces the comparison's own p, if it is one of several, by its entry of
+        :func:`holm_adjusted`.
         """
-        p = self.p_value if p_value is None else p_value
-        if self.few or not p < ALPHA or not self.interval.excludes(0.0):
+        if p_value is None:
+            p_value = self.p_value
+        significant = p_value < ALPHA and self.interval.excludes(0.0)
+        if self.few or not significant:
             return None
-        return self.name_b if (self.difference > 0) == (better == "lower") else self.name_a
+        a_is_higher = self.difference > 0
+        a_is_better = a_is_higher == (better != "lower")
+        return self.name_a if a_is_better else self.name_b
 
     def verdict(self, p_value: float | None = None, better: Better = "higher", decimals: int = 2) -> str:
         """Returns the verdict as one sentence; arguments as in :meth:`winner`."""
         if self.few:
             return f"inconclusive: {self.few}"
-        p = self.p_value if p_value is None else p_value
-        winner = self.winner(p, better)
+        if p_value is None:
+            p_value = self.p_value
+        winner = self.winner(p_value, better)
         if winner is None:
             return "no evidence of a difference"
-        low, high = sorted(abs(limit) for limit in self.interval)
+        comparative = "higher" if better == "neither" else "better"
+        low, high = sorted(map(abs, self.interval))
         return (
-            f"{winner} is {'higher' if better == 'neither' else 'better'} by {abs(self.difference):.{decimals}f} "
-            f"({self.level:.0%} interval {low:.{decimals}f} to {high:.{decimals}f}, p = {p:.2g}, {self.pairs} "
-            f"{'training seeds' if self.trained else 'pairs'})"
+            f"{winner} is {comparative} by {abs(self.difference):.{decimals}f} "
+            f"({self.level:.0%} interval {low:.{decimals}f} to {high:.{decimals}f}, p = {p_value:.2g}, "
+            f"{self.pairs} {self._unit})"
         )
 
 
@@ -129,15 +141,24 @@ def compare_pairs(
         train_seeds: number of training seeds, each with n / train_seeds consecutive hosts, if they are the unit of
             evidence; None: every host is.
     """
-    left, right = _finite(a, name_a), _finite(b, name_b)
+    left = _finite(a, name_a)
+    right = _finite(b, name_b)
     if len(left) != len(right):
         raise ValueError(f"pairs need equal lengths: {name_a} has {len(left)} values, {name_b} has {len(right)}")
+    # The bootstrap draws hosts as well as training seeds; everything else is about the means of seeds.
     interval = bootstrap_interval(left - right, resamples=resamples, seed=seed, train_seeds=train_seeds)
-    left, right = seed_means(left, train_seeds), seed_means(right, train_seeds)
+    left = seed_means(left, train_seeds)
+    right = seed_means(right, train_seeds)
     differences = left - right
-    difference, std = float(differences.mean()), _sample_std(differences)
-    without_spread = math.copysign(math.inf, difference) if difference else 0.0
+    difference = float(differences.mean())
+    std = _sample_std(differences)
+    effect_size = 0.0
+    if std:
+        effect_size = difference / std
+    elif difference:
+        effect_size = math.copysign(math.inf, difference)
     mann_whitney = scipy.stats.mannwhitneyu(left, right, alternative="two-sided")
+    p_value = t_test(differences) if train_seeds else sign_flip_test(differences, resamples, seed)
     return PairedComparison(
         name_a=name_a,
         name_b=name_b,
@@ -146,10 +167,10 @@ def compare_pairs(
         mean_b=float(right.mean()),
         difference=difference,
         difference_std=std,
-        effect_size=difference / std if std else without_spread,
+        effect_size=effect_size,
         level=LEVEL,
         interval=interval,
-        p_value=t_test(differences) if train_seeds else sign_flip_test(differences, resamples, seed),
+        p_value=p_value,
         mann_whitney_u=float(mann_whitney.statistic),
         mann_whitney_p=float(mann_whitney.pvalue),
         wins=int((left > right).sum()),
@@ -161,18 +182,23 @@ def compare_pairs(
 
 def seed_means(values: Floats, train_seeds: int | None) -> Floats:
     """Returns the mean of each training seed's consecutive hosts, [..., train_seeds]; ``values`` [..., n] if None."""
-    return values if train_seeds is None else values.reshape(*values.shape[:-1], train_seeds, -1).mean(axis=-1)
+    if train_seeds is None:
+        return values
+    means: Floats = values.reshape(*values.shape[:-1], train_seeds, -1).mean(axis=-1)
+    return means
 
 
 def t_test(differences: Values) -> float:
     """Two-sided p value of the paired t test on differences [n]; 1 for one value or for zeros, 0 for equal others."""
     values = _finite(differences, "differences")
-    if len(values) == 1 or not values.any():
+    n = len(values)
+    if n == 1 or not values.any():
         return 1.0
     std = _sample_std(values)
     if not std:
         return 0.0
-    return float(2 * scipy.stats.t.sf(abs(values.mean()) * math.sqrt(len(values)) / std, len(values) - 1))
+    t = abs(values.mean()) * math.sqrt(n) / std
+    return float(2 * scipy.stats.t.sf(t, n - 1))
 
 
 def sign_flip_test(differences: Values, resamples: int = 10_000, seed: int = 0) -> float:
@@ -194,17 +220,23 @@ def sign_flip_test(differences: Values, resamples: int = 10_000, seed: int = 0) 
         flips = np.random.default_rng(seed).integers(0, 2, size=(resamples, n))
     # Equal sums added in another order differ in the last bits: the observed assignment must still match itself.
     tolerance = 1e-12 * np.abs(values).sum()
-    hits = np.abs((1.0 - 2.0 * flips) @ values) >= abs(values.sum()) - tolerance
-    return float(hits.mean() if exact else (1 + hits.sum()) / (1 + resamples))
+    sums = (1.0 - 2.0 * flips) @ values  # a flip of 1 is the sign -1
+    hits = np.abs(sums) >= abs(values.sum()) - tolerance
+    if exact:
+        return float(hits.mean())
+    return float((1 + hits.sum()) / (1 + resamples))
 
 
 def holm_adjusted(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down correction (1979): adjusted p values, in the given order, for all comparisons made together."""
     values = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(values, kind="stable")
+    # The smallest is multiplied by n, the next one by n - 1, ...; none may be below the one before.
+    factors = np.arange(len(values), 0, -1)
+    stepped = np.minimum(1.0, factors * values[order])
     adjusted = np.empty_like(values)
-    adjusted[order] = np.maximum.accumulate(np.minimum(1.0, np.arange(len(values), 0, -1) * values[order]))
-    return [float(p) for p in adjusted]
+    adjusted[order] = np.maximum.accumulate(stepped)
+    return list(map(float, adjusted))
 
 
 def iqm(values: npt.ArrayLike, axis: int = -1) -> Floats:
@@ -241,19 +273,25 @@ def bootstrap_interval(
     means of the clusters already.
     """
     array = _finite(values, "values")
-    size, n = len(array), train_seeds or len(array)
+    size = len(array)
+    n = train_seeds or size
     if n == 1:
         return ConfidenceInterval(-math.inf, math.inf)
     if (array == array[0]).all():
-        return ConfidenceInterval(float(array[0]), float(array[0]))
+        value = float(array[0])
+        return ConfidenceInterval(value, value)
+
     generator = np.random.default_rng(seed)
     drawn = generator.integers(0, n, size=(resamples, n))
     if train_seeds is not None:
         hosts = size // n
         within = generator.integers(0, hosts, size=(resamples, n, hosts))
+        # The hosts of a seed lie one after the other.
         drawn = (drawn[:, :, None] * hosts + within).reshape(resamples, size)
     resampled = statistic(array[drawn], axis=-1)
-    tail = scipy.stats.norm.cdf(scipy.stats.t.ppf((1 - level) / 2, n - 1) * math.sqrt(n / (n - 1)))
+
+    quantile = scipy.stats.t.ppf((1 - level) / 2, n - 1)
+    tail = scipy.stats.norm.cdf(quantile * math.sqrt(n / (n - 1)))
     low, high = np.quantile(resampled, [tail, 1 - tail])
     return ConfidenceInterval(float(low), float(high))
 
@@ -279,12 +317,17 @@ def summarise(values: Values, train_seeds: int | None = None) -> Summary:
     """
     array = _finite(values, "values")
     means = seed_means(array, train_seeds)
+
+    def iqm_of_seeds(hosts: Floats, axis: int) -> Floats:
+        """Interquartile mean of the means of training seeds, which are along the last axis."""
+        return iqm(seed_means(hosts, train_seeds), axis)
+
     return Summary(
         float(means.mean()),
         _sample_std(means),
         float(iqm(means)),
         bootstrap_interval(array, train_seeds=train_seeds),
-        bootstrap_interval(array, lambda hosts, axis: iqm(seed_means(hosts, train_seeds)), train_seeds=train_seeds),
+        bootstrap_interval(array, iqm_of_seeds, train_seeds=train_seeds),
     )
 
 
@@ -305,4 +348,6 @@ def _sample_std(values: Floats) -> float:
     """Standard deviation over n - 1: NaN for one value, exactly 0 for equal ones, whose mean may be rounded."""
     if len(values) == 1:
         return math.nan
-    return 0.0 if (values == values[0]).all() else float(values.std(ddof=1))
+    if (values == values[0]).all():
+        return 0.0
+    return float(values.std(ddof=1))

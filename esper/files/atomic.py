@@ -20,7 +20,8 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
     that name; between the two renames it exists only there. Raises OSError, which names the file, if it cannot be
     written.
     """
-    write_together({path: content}, {} if previous is None else {path: previous})
+    renamed = {} if previous is None else {path: previous}
+    write_together({path: content}, renamed)
 
 
 def write_together(contents: Mapping[Path, bytes], renamed: Mapping[Path, Path] = MappingProxyType({})) -> None:
@@ -30,13 +31,14 @@ def write_together(contents: Mapping[Path, bytes], renamed: Mapping[Path, Path] 
     given there. Raises OSError, which names the file, if one cannot be written.
     """
     parts = {path: path.with_name(path.name + ".part") for path in contents}
-    path = next(iter(parts))
+    path = next(iter(parts))  # the file at work, which an error names
     try:
         for path, content in contents.items():
             with parts[path].open("wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
+        # All contents are on disk; the renames need no space.
         for path, part in parts.items():
             if path in renamed and path.exists():
                 path.replace(renamed[path])
@@ -58,4 +60,5 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 def json_bytes(value: dict[str, Any]) -> bytes:
     """Returns the bytes that :func:`write_json` writes."""
-    return (json.dumps(plain(value), indent=2, allow_nan=False) + "\n").encode()
+    text = json.dumps(plain(value), indent=2, allow_nan=False)
+    return f"{text}\n".encode()

@@ -21,7 +21,9 @@ from esper.ppo.policy import Policy
 
 FORMAT = 6
 MARK = b"Esper checkpoint, format "
-NAME, PREVIOUS, CONFIG = "checkpoint.pt", "checkpoint.previous.pt", "config.toml"
+NAME = "checkpoint.pt"
+PREVIOUS = "checkpoint.previous.pt"
+CONFIG = "config.toml"
 KEYS: dict[str, tuple[type, ...]] = {
     "config": (str,),
     "round": (int,),
@@ -37,6 +39,7 @@ KEYS: dict[str, tuple[type, ...]] = {
     "policy": (dict, type(None)),
     "experience": (dict,),
 }
+"""Entries of the state of a run, and the types that each may have."""
 State = dict[str, Any]
 """Nested dicts and lists of tensors, numbers, strings and None."""
 
@@ -58,7 +61,8 @@ def encode(state: State) -> bytes:
     buffer = io.BytesIO()
     torch.save(state, buffer)
     content = buffer.getvalue()
-    return b"%s%d\n%s\n%s" % (MARK, FORMAT, hashlib.sha256(content).hexdigest().encode(), content)
+    digest = hashlib.sha256(content).hexdigest().encode()
+    return b"%s%d\n%s\n%s" % (MARK, FORMAT, digest, content)
 
 
 def write(folder: Path, content: bytes, keep: bool = True) -> None:
@@ -71,7 +75,7 @@ def write(folder: Path, content: bytes, keep: bool = True) -> None:
 
 def files(folder: Path) -> list[Path]:
     """Returns the checkpoints in a run folder, newest first."""
-    return [folder / name for name in (NAME, PREVIOUS) if (folder / name).exists()]
+    return [file for file in (folder / NAME, folder / PREVIOUS) if file.exists()]
 
 
 def config_digest(folder: Path) -> str:
@@ -90,10 +94,10 @@ def read(path: Path) -> State:
     """
     if not path.is_dir():
         return read_file(path)
-    found = newest(path)
-    for why in found.refused:
+    checkpoint = newest(path)
+    for why in checkpoint.refused:
         logger.warning("%s; using the previous checkpoint instead", why)
-    return found.state
+    return checkpoint.state
 
 
 def newest(folder: Path) -> CheckpointFile:
@@ -103,6 +107,7 @@ def newest(folder: Path) -> CheckpointFile:
     """
     config = config_digest(folder) if (folder / CONFIG).exists() else None
     refused: list[str] = []
+    # Without any file, the one that a run would have written is named as missing.
     for file in files(folder) or [folder / NAME]:
         try:
             state = read_file(file)
@@ -131,10 +136,11 @@ def read_file(file: Path) -> State:
     try:
         state = torch.load(io.BytesIO(_checked(content)), map_location="cpu", weights_only=True)
     except Exception as error:  # arbitrary bytes may raise anything
-        why = (str(error).splitlines() or [type(error).__name__])[0]
+        why, *_ = str(error).splitlines() or [type(error).__name__]
         raise ConfigError(f"{file} is not a checkpoint: {why}") from None
     if not isinstance(state, dict):
         raise ConfigError(f"{file} is not a checkpoint: it contains {type(state).__name__}, not dict")
+    # Exact types: True is no number of rounds.
     missing = sorted(key for key, kinds in KEYS.items() if type(state.get(key, ...)) not in kinds)
     if missing:
         raise ConfigError(f"{file} is not a checkpoint of a run: missing or invalid {', '.join(missing)}")
@@ -147,8 +153,9 @@ def _checked(content: bytes) -> bytes:
     if not head.startswith(MARK):
         raise ValueError("it does not begin with the header of an Esper checkpoint")
     if head != b"%s%d" % (MARK, FORMAT):
-        found = head[len(MARK) :][:20].decode(errors="replace")
-        raise ValueError(f"it has format {found}, but this version of Esper reads format {FORMAT}")
+        written = head[len(MARK) :][:20].decode(errors="replace")
+        raise ValueError(f"it has format {written}, but this version of Esper reads format {FORMAT}")
+    # The first line end ends the checksum; further ones are part of the payload.
     digest, _, saved = rest.partition(b"\n")
     if hashlib.sha256(saved).hexdigest().encode() != digest:
         raise ValueError("it is truncated or was modified: its SHA-256 differs from the one stored in it")

@@ -27,7 +27,7 @@ _LOCKS: dict[tuple[int, int], _Lock] = {}
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Owns ``folder`` in the block, which is made if it does not exist. The claim ends with its process at the latest.
+    """Owns ``folder`` in the block, and makes it if it does not exist. The claim ends with its process at the latest.
 
     Reading a folder needs no claim. Raises ConfigError if another process has claimed it, or if it cannot be written.
     """
@@ -35,7 +35,10 @@ def claimed(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         status = folder.stat()
         place = status.st_dev, status.st_ino
-        lock = _LOCKS.get(place) or _Lock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+        # All users in this process share a descriptor, because a second one would be refused.
+        lock = _LOCKS.get(place)
+        if lock is None:
+            lock = _Lock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}; give another --out") from None
     if not lock.users:
@@ -65,18 +68,19 @@ def _take(folder: Path, lock: _Lock) -> None:
 
 
 def new_subfolder(parent: Path, name: str) -> Path:
-    """Makes ``parent/name``, with a number behind the name if it is taken, and returns it.
+    """Returns a new folder ``parent/name``, with a number behind the name if it is taken.
 
     Raises ConfigError if it cannot be written.
     """
     number = 1
+    folder = parent / name
     while True:
-        folder = parent / (name if number == 1 else f"{name}-{number}")
         try:
             folder.mkdir(parents=True)
             return folder
         except FileExistsError:
             number += 1
+            folder = parent / f"{name}-{number}"
         except OSError as error:
             drop_if_empty(folder)
             raise ConfigError(f"{folder} cannot be written: {error.strerror or error}; give --out") from None
@@ -84,6 +88,6 @@ def new_subfolder(parent: Path, name: str) -> Path:
 
 def drop_if_empty(folder: Path) -> None:
     """Removes a folder, if it exists, and the one that it is in, if nothing was written to them."""
-    for each in (folder, folder.parent):
+    for path in (folder, folder.parent):
         with suppress(OSError):  # it has content, or does not exist
-            each.rmdir()
+            path.rmdir()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -56,33 +56,51 @@ def committed_network(training: HostTraining) -> GrownHost:
 
     Living seeds are left out.
     """
-    task, fossils = training.task, training.fossils()
-    kept = {
-        name: KeptSeed(seed.blueprint.name, seed.style.name, training.site_by_name[name].alpha)
-        for name, seed in fossils.items()
-    }
-    blueprints = {name: seed.blueprint for name, seed in fossils.items()}
+    task = training.task
+    fossils = training.fossils()
+    kept = {}
+    blueprints = {}
+    for name, seed in fossils.items():
+        alpha = training.site_by_name[name].alpha
+        kept[name] = KeptSeed(seed.blueprint.name, seed.style.name, alpha)
+        blueprints[name] = seed.blueprint
     with seeded(0):  # all weights are overwritten
         host = task.new_host(training.host.slot_names)
         host.probe(task.sample.cpu())
         network = assemble(host, kept, blueprints, task.name)
-    live = [training.host, *(seed.module for seed in fossils.values())]
-    with torch.no_grad():
-        for old, new in zip(live, (network.host, *network.seeds.values()), strict=True):
-            _with_dtypes_of(new, old.state_dict()).load_state_dict(old.state_dict())
-            for own, first in zip(new.buffers(), old.buffers(), strict=True):
-                own.copy_(first)  # includes non-persistent buffers
+    _copy(training.host, network.host)
+    for name, seed in fossils.items():
+        _copy(seed.module, network.seeds[name])
     network.eval()
     return network
 
 
-def assemble(host: Host, kept: Mapping[str, KeptSeed], blueprints: Mapping[str, Blueprint], task: str) -> GrownHost:
+@torch.no_grad()
+def _copy(source: nn.Module, target: nn.Module) -> None:
+    """Gives ``target`` the weights of ``source``, and its buffers, also those that its state lacks."""
+    state = source.state_dict()
+    _match_precision(target, state.values())
+    target.load_state_dict(state)
+    for copied, buffer in zip(target.buffers(), source.buffers(), strict=True):
+        copied.copy_(buffer)
+
+
+def assemble(
+    host: Host,
+    kept: Mapping[str, KeptSeed],
+    blueprints: Mapping[str, Blueprint],
+    task: str,
+) -> GrownHost:
     """Adds fresh seeds to ``host``, whose sites must be known; ``blueprints`` are by slot.
 
     Initial weights are drawn from torch's global generator.
     """
     places = {site.name: site for site in host.sites}
-    seeds = {name: seed_of(blueprints[name], STYLES[seed.style].operator, places[name]) for name, seed in kept.items()}
+    # The order of random draws is that of the slots in ``kept``.
+    seeds = {}
+    for name, seed in kept.items():
+        operator = STYLES[seed.style].operator
+        seeds[name] = seed_of(blueprints[name], operator, places[name])
     return GrownHost(host, seeds, kept, task)
 
 
@@ -94,19 +112,29 @@ def export(network: GrownHost, stem: Path | str, facts: Mapping[str, Any] = Mapp
     files = HostFiles(Path(stem))
     files.stem.parent.mkdir(parents=True, exist_ok=True)
     host = network.host
-    content = safetensors.torch.save(
-        # Separate copies: safetensors refuses tied weights, and loading writes both copies to the same tensor.
-        {name: tensor.detach().cpu().clone().contiguous() for name, tensor in network.state_dict().items()}
-    )
+    paths = None
+    between: Mapping[str, Any] = {}
+    if isinstance(host, GraftedHost):
+        paths = host.paths
+        between = host.between
+    sites = {}
+    layouts = {}
+    for site in host.sites:
+        sites[site.name] = site.channels
+        if site.topology:  # else that of the host
+            layouts[site.name] = (site.topology, site.order)
+    # Separate copies: safetensors refuses tied weights, and loading writes both copies to the same tensor.
+    weights = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in network.state_dict().items()}
+    content = safetensors.torch.save(weights)
     topology = json_bytes(
         {
             "format": FORMAT,
             "task": network.task,
             "topology": host.topology,
-            "sites": {site.name: site.channels for site in host.sites},
-            "grafted": host.paths if isinstance(host, GraftedHost) else None,
-            "between": host.between if isinstance(host, GraftedHost) else {},
-            "layouts": {site.name: (site.topology, site.order) for site in host.sites if site.topology},
+            "sites": sites,
+            "grafted": paths,
+            "between": between,
+            "layouts": layouts,
             "host_parameters": host.parameter_count,
             "parameters": sum(p.numel() for p in network.parameters()),
             "slots": {name: asdict(seed) for name, seed in network.kept.items()},
@@ -119,7 +147,9 @@ def export(network: GrownHost, stem: Path | str, facts: Mapping[str, Any] = Mapp
 
 
 def load_host(
-    stem: Path | str, model: nn.Module | None = None, blueprints: BlueprintRegistry = BLUEPRINTS
+    stem: Path | str,
+    model: nn.Module | None = None,
+    blueprints: BlueprintRegistry = BLUEPRINTS,
 ) -> GrownHost:
     """Returns the network saved under ``stem``, in eval mode; no code from the files is executed.
 
@@ -147,31 +177,43 @@ def load_host(
 
 
 def _rebuild(
-    facts: dict[str, Any], content: bytes, model: nn.Module | None, blueprints: BlueprintRegistry
+    facts: dict[str, Any],
+    content: bytes,
+    model: nn.Module | None,
+    blueprints: BlueprintRegistry,
 ) -> GrownHost:
+    """Returns the network of a topology file and the ``content`` of its file of weights."""
     if facts["format"] != FORMAT:
         raise ValueError(f"it has format {facts['format']}, but this version of Esper reads format {FORMAT}")
     if hashlib.sha256(content).hexdigest() != facts["weights_sha256"]:
         raise ValueError("the weights do not match the checksum in the topology file")
     kept = {name: KeptSeed(**slot) for name, slot in facts["slots"].items()}
-    layouts = {name: Layout(topology, tuple(order)) for name, (topology, order) in facts.get("layouts", {}).items()}
-    of_slot = {name: layouts[name].topology if name in layouts else facts["topology"] for name in kept}
-    found = {name: blueprints.get(of_slot[name], seed.blueprint) for name, seed in kept.items()}
-    by_width = {name: blueprint for name, blueprint in found.items() if not blueprint.only_added}
-    if sum(blueprint.parameters(int(facts["sites"][name])) for name, blueprint in by_width.items()) > len(content):
+    layouts = {}
+    for name, (topology, order) in facts.get("layouts", {}).items():
+        layouts[name] = Layout(topology, tuple(order))
+    recipes = {}
+    for name, seed in kept.items():
+        topology = layouts[name].topology if name in layouts else facts["topology"]
+        recipes[name] = blueprints.get(topology, seed.blueprint)
+    sites = facts["sites"]
+    sizes = [recipe.parameters(int(sites[name])) for name, recipe in recipes.items() if not recipe.only_added]
+    if sum(sizes) > len(content):
         raise ValueError("its seeds are larger than the file of weights")  # they might not fit into memory
     with seeded(0):  # all weights are overwritten
-        network = assemble(_host_of(facts, model, layouts), kept, found, facts["task"])
+        host = _host_of(facts, model, layouts)
+        network = assemble(host, kept, recipes, facts["task"])
     weights = safetensors.torch.load(content)
-    for name, seed in network.seeds.items():
-        _with_dtypes_of(seed, {key: tensor for key, tensor in weights.items() if key.startswith(f"seeds.{name}.")})
+    for name, module in network.seeds.items():
+        prefix = f"seeds.{name}."
+        _match_precision(module, (tensor for key, tensor in weights.items() if key.startswith(prefix)))
     network.load_state_dict(weights)
     return network
 
 
-def _with_dtypes_of(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> nn.Module:
+def _match_precision(module: nn.Module, weights: Iterable[torch.Tensor]) -> None:
     """Converts the module to double precision if ``weights`` contain float64, so that they load unchanged."""
-    return module.double() if any(tensor.dtype == torch.float64 for tensor in weights.values()) else module
+    if any(tensor.dtype == torch.float64 for tensor in weights):
+        module.double()
 
 
 def _host_of(facts: dict[str, Any], model: nn.Module | None, layouts: Mapping[str, Layout]) -> Host:
@@ -180,18 +222,12 @@ def _host_of(facts: dict[str, Any], model: nn.Module | None, layouts: Mapping[st
         raise ValueError("model= is a host with seeds: pass the host that it was grown from")
     if isinstance(model, Host):
         host = model
-        if set(facts["sites"]) <= set(host.possible_slots):
-            host.use_slots(tuple(facts["sites"]))
-        paths = host.paths if isinstance(host, GraftedHost) else None
-        if (host.topology, paths, set(host.slot_names)) != (facts["topology"], facts["grafted"], set(facts["sites"])):
-            raise ValueError(
-                f"model= has {host.topology} slots {paths or host.slot_names}, but the saved host was grown with "
-                f"{facts['topology']} slots {facts['grafted'] or tuple(facts['sites'])}"
-            )
+        _use_saved_slots(host, facts)
     elif facts["grafted"] is not None:
         if model is None:
             raise ValueError("it was grown from a user-defined model: pass a model of the same architecture as model=")
-        host = graft(model, facts["grafted"], None if facts["topology"] == FOUND else facts["topology"])
+        topology = None if facts["topology"] == FOUND else facts["topology"]
+        host = graft(model, facts["grafted"], topology)
     else:
         if model is not None:
             raise ValueError(
@@ -207,14 +243,31 @@ def _host_of(facts: dict[str, Any], model: nn.Module | None, layouts: Mapping[st
     return host
 
 
+def _use_saved_slots(host: Host, facts: dict[str, Any]) -> None:
+    """Uses the slots of the saved host. Raises ValueError if ``host`` has others, or another topology."""
+    slots = tuple(facts["sites"])
+    if set(slots) <= set(host.possible_slots):
+        host.use_slots(slots)
+    paths = host.paths if isinstance(host, GraftedHost) else None
+    same_topology = host.topology == facts["topology"] and paths == facts["grafted"]
+    if not same_topology or set(host.slot_names) != set(slots):
+        raise ValueError(
+            f"model= has {host.topology} slots {paths or host.slot_names}, but the saved host was grown with "
+            f"{facts['topology']} slots {facts['grafted'] or slots}"
+        )
+
+
 def accuracy(network: nn.Module, x: Any, y: torch.Tensor, batch: int = 2500) -> float:
     """Returns the accuracy of ``network`` on inputs x [N, ...] and targets y [N] or [N, T], in pp.
 
     Inputs may be a dict or a tuple of tensors, as in a ``Split``. ``batch`` is the max number of samples per forward
     pass.
     """
+    split = Split(x, y)
+    hits = 0
     with torch.inference_mode():
-        split = Split(x, y)
-        parts = ((split.inputs(first, first + batch), y[first : first + batch]) for first in range(0, len(y), batch))
-        hits = sum(int((logits_of(call(network, x)).argmax(dim=-1) == y).sum()) for x, y in parts)
+        for first in range(0, len(y), batch):
+            end = first + batch
+            logits = logits_of(call(network, split.inputs(first, end)))
+            hits += int((logits.argmax(dim=-1) == y[first:end]).sum())
     return 100 * hits / int((y != PAD).sum())

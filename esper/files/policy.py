@@ -97,8 +97,10 @@ class SavedPolicy:
         run = self.config.run
         if not run.learns:
             return f"played as {run.controller} on {self.config.task.name}"
-        best = f", best after round {self.best_round}" if self.best_round else ""
-        return f"learned on {self.config.task.name}, {self.rounds} of {run.rounds} rounds{best}, seed {run.seed}"
+        rounds = f"{self.rounds} of {run.rounds} rounds"
+        if self.best_round:
+            rounds += f", best after round {self.best_round}"
+        return f"learned on {self.config.task.name}, {rounds}, seed {run.seed}"
 
     def controller(self, env: SlotVectorEnv, run_seed: int, greedy: bool = True) -> Policy:
         """Returns the policy for the envs of ``env``.
@@ -111,7 +113,8 @@ class SavedPolicy:
             config = TrainingConfig.parse({"ppo": ppo, "reward": {"gamma": ppo["gamma"]}}).ppo
             policy = Policy(env.action_spec, env.layout, env.num_envs, config, run_seed, greedy=greedy)
             policy.load_policy_state(self.state)
-            if env.gatherer.given is None and self.experience["gram"][0, 0] > 0:  # else it was saved without
+            # Experience that was left out when the policy was saved has no episodes.
+            if env.gatherer.given is None and self.experience["gram"][0, 0] > 0:
                 env.gatherer.give(self.experience)
         except RuntimeError as error:
             raise ConfigError(f"{self.name} was trained with a different network or observation: {error}") from None
@@ -137,7 +140,9 @@ class SavedPolicy:
 
 def policy_path(name: str) -> Path:
     """Returns the path that ``name`` refers to; it is ``pretrained``, PATH or ``checkpoint:PATH``."""
-    return PRETRAINED if name == "pretrained" else Path(name.removeprefix("checkpoint:"))
+    if name == "pretrained":
+        return PRETRAINED
+    return Path(name.removeprefix("checkpoint:"))
 
 
 def find_policy(name: str, without_policy: bool = False) -> SavedPolicy:
@@ -153,27 +158,43 @@ def find_policy(name: str, without_policy: bool = False) -> SavedPolicy:
         raise ConfigError(f"no checkpoint at {path}; {VALID}")
     state = checkpoint.read(path)
     folder = path if path.is_dir() else path.parent
-    is_run = (path.is_dir() or path.name == checkpoint.NAME) and (folder / checkpoint.CONFIG).is_file()
     config = None
-    if is_run:
-        tables = read_toml(folder / checkpoint.CONFIG)
-        try:
-            config = TrainingConfig.parse(tables)
-        except ConfigError as error:  # names the file, because the user did not type its values
-            raise ConfigError(f"{folder / checkpoint.CONFIG}: {error}") from None
+    if path in (folder, folder / checkpoint.NAME):
+        config = _config_of(folder)
     if state["policy"] is None and not without_policy:
         controller = f" {config.run.controller}" if config else ""
         raise ConfigError(
             f"{name} contains no policy: its controller{controller} does not learn; {VALID}. `esper compare` plays "
             "controllers that have no policy, for example with --arm heuristic --arm none"
         )
-    policy = state["policy"] or {}
-    best = state["agent"].get("best_round") or None
-    return SavedPolicy(name, policy, state["experience"], config, int(state["round"]), best, folder if is_run else None)
+    return SavedPolicy(
+        name,
+        state["policy"] or {},
+        state["experience"],
+        config,
+        int(state["round"]),
+        state["agent"].get("best_round") or None,
+        folder=None if config is None else folder,
+    )
+
+
+def _config_of(folder: Path) -> TrainingConfig | None:
+    """Reads a run's config, if there is one; an error names the file, because the user did not type its values."""
+    file = folder / checkpoint.CONFIG
+    if not file.is_file():
+        return None
+    tables = read_toml(file)
+    try:
+        return TrainingConfig.parse(tables)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
 
 
 def save_policy(
-    run: SavedPolicy | Path | str, file: Path | str, score: Mapping[str, Any] | None = None, experience: bool = True
+    run: SavedPolicy | Path | str,
+    file: Path | str,
+    score: Mapping[str, Any] | None = None,
+    experience: bool = True,
 ) -> None:
     """Saves what the agent of a run has learned to ``file`` (FILE.safetensors), for ``--controller checkpoint:FILE``.
 
@@ -192,10 +213,14 @@ def save_policy(
     target = check_target(file)
     policy = run if isinstance(run, SavedPolicy) else find_policy(str(run))
     config, packages = policy.provenance()
+    # The agent has nothing to do with the machine that it was trained on.
     config = config.with_values(
-        run={"device": "cpu", "lanes": None}, task={"data": None, "download": False}, ppo={"device": "cpu"}
+        run={"device": "cpu", "lanes": None},
+        task={"data": None, "download": False},
+        ppo={"device": "cpu"},
     )
-    slots, blueprints = (tuple(policy.experience[names]) for names in ("slots", "blueprints"))
+    slots = tuple(policy.experience["slots"])
+    blueprints = tuple(policy.experience["blueprints"])
     learned = policy.experience if experience else Experience(slots, blueprints, config.experience).state_dict()
     tensors = _flat_tensors({**policy.state, "experience": _sums(learned)})
     facts = Facts(
@@ -248,10 +273,11 @@ def _read(file: Path, name: str) -> SavedPolicy:
         raise ConfigError(f"{file} is not a usable policy: {where}: {first['msg']}") from None
     except ValueError as error:  # includes ConfigError
         raise ConfigError(f"{file} is not a usable policy: {error}") from None
-    parts = {
-        part: {key.removeprefix(f"{part}."): t for key, t in tensors.items() if key.startswith(f"{part}.")}
-        for part in PARTS
-    }
+    parts: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
+    for key, tensor in tensors.items():
+        # Names were checked: each begins with its part.
+        part, _, rest = key.partition(".")
+        parts[part][rest] = tensor
     experience = {"slots": facts.slots, "blueprints": facts.blueprints, **parts.pop("experience")}
     state = {**parts, "config": config.ppo.model_dump(mode="json")}
     return SavedPolicy(name, state, experience, config, facts.rounds, facts.best_round, facts=facts)
@@ -260,16 +286,21 @@ def _read(file: Path, name: str) -> SavedPolicy:
 def _check_tensors(tensors: Mapping[str, Tensor], facts: Facts, config: TrainingConfig) -> None:
     """Raises ValueError unless the tensors are those of such a network, and unchanged since they were written."""
     spec = ActionSpec(tuple(facts.slots), tuple(facts.blueprints))
-    policy = Policy(spec, ObservationLayout(spec.slots, spec.blueprints, 1), 1, config.ppo).policy_state()
+    layout = ObservationLayout(spec.slots, spec.blueprints, 1)
+    policy = Policy(spec, layout, 1, config.ppo).policy_state()
     experience = Experience(spec.slots, spec.blueprints, config.experience).state_dict()
     wanted = _flat_tensors({**policy, "experience": _sums(experience)})
     for name in sorted(wanted.keys() | tensors.keys()):
-        expected, actual = _describe(wanted.get(name)), _describe(tensors.get(name))
+        actual = _describe(tensors.get(name))
+        expected = _describe(wanted.get(name))
         if actual != expected:
-            raise ValueError(f"tensor {name} is {actual}; expected {expected if name in wanted else 'no such tensor'}")
+            if name not in wanted:
+                expected = "no such tensor"
+            raise ValueError(f"tensor {name} is {actual}; expected {expected}")
     if digest(tensors) != facts.sha256:
         raise ValueError("the weights do not match the checksum in its header")
-    if broken := [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]:
+    broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+    if broken:
         raise ValueError(f"{', '.join(broken)} contain non-finite values")
 
 
@@ -279,14 +310,19 @@ def _sums(experience: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _describe(tensor: Tensor | None) -> str:
-    return "missing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    if tensor is None:
+        return "missing"
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{dtype} {list(tensor.shape)}"
 
 
 def _flat_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """Returns the tensors of a policy's state by dotted name, on the CPU."""
-    return {
-        f"{part}.{name}": tensor.detach().cpu().contiguous() for part in PARTS for name, tensor in state[part].items()
-    }
+    tensors = {}
+    for part in PARTS:
+        for name, tensor in state[part].items():
+            tensors[f"{part}.{name}"] = tensor.detach().cpu().contiguous()
+    return tensors
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -301,12 +337,16 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 def command_of(config: TrainingConfig) -> str:
     """Returns the `esper run` command with this config, independent of later changes to the task's defaults."""
 
-    def assignments(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-        for key, value in values.items():
-            if isinstance(value, dict):
-                yield from assignments(value, f"{prefix}{key}.")
-            else:
-                yield f"--set {shlex.quote(f'{prefix}{key}={json.dumps(value)}')}"
-
     values = config.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
-    return " ".join(["esper run", *assignments(values)])
+    return " ".join(["esper run", *_assignments(values)])
+
+
+def _assignments(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yields the option for every value in nested tables."""
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _assignments(value, f"{name}.")
+        else:
+            assignment = shlex.quote(f"{name}={json.dumps(value)}")
+            yield f"--set {assignment}"

@@ -20,7 +20,9 @@ from esper.telemetry.sinks.jsonl import JsonlSink
 from esper.telemetry.sinks.metrics_csv import MetricsCsvSink
 
 CONFIG = checkpoint.CONFIG
-EVENTS, METRICS, SCHEDULE = "events.jsonl", "metrics.csv", "schedule.toml"
+EVENTS = "events.jsonl"
+METRICS = "metrics.csv"
+SCHEDULE = "schedule.toml"
 
 
 class RunFolder:
@@ -54,13 +56,19 @@ class RunFolder:
         if kind == "schedule":
             return f"schedule:{self.path / SCHEDULE}"
         if kind == "plans" and other:
-            return f"plans:{self.path}"  # whose checkpoint has the experience, which grew from the other run's
-        return f"checkpoint:{self.path}" if kind in ("checkpoint", "pretrained") else controller
+            # The checkpoint of this run has the experience, which grew from the other run's.
+            return f"plans:{self.path}"
+        if kind in ("checkpoint", "pretrained"):
+            return f"checkpoint:{self.path}"
+        return controller
 
     def sinks(self) -> list[Sink]:
         """Returns the event log and the metrics table. Raises ConfigError if they cannot be opened."""
         with writable(self.path, "run folder", "free disk space, or check its permissions"):
-            return [JsonlSink(self.path / EVENTS), MetricsCsvSink(self.path / METRICS)]
+            return [
+                JsonlSink(self.path / EVENTS),
+                MetricsCsvSink(self.path / METRICS),
+            ]
 
     def keep_baseline(self, event: BaselineMeasured) -> None:
         """Writes the baseline to its own file, for later runs and reports."""
@@ -78,7 +86,12 @@ class RunFolder:
 
     def log_sizes(self) -> dict[str, int]:
         """Returns the size of each log in bytes; both logs are flushed after every line."""
-        return {name: (self.path / name).stat().st_size for name in (EVENTS, METRICS) if (self.path / name).exists()}
+        sizes = {}
+        for name in (EVENTS, METRICS):
+            file = self.path / name
+            if file.exists():
+                sizes[name] = file.stat().st_size
+        return sizes
 
     def cut_logs(self, sizes: dict[str, Any]) -> list[str]:
         """Truncates the logs to ``sizes``, their sizes at the checkpoint; the resumed run writes the rest again.
@@ -89,9 +102,12 @@ class RunFolder:
         with writable(self.path, "run folder", "check its permissions"):
             written = self.log_sizes()
             for name in (EVENTS, METRICS):
-                file, wanted, size = self.path / name, int(sizes.get(name, 0)), written.get(name, 0)
+                file = self.path / name
+                wanted = int(sizes.get(name, 0))
+                size = written.get(name, 0)
                 if size < wanted:
                     lost.append(f"{file} is missing its last {wanted - size} bytes; their content is lost")
+                # What was written after the checkpoint is written again.
                 if size > wanted:
                     os.truncate(file, wanted)
         return lost

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from esper import __version__, _runtime
 from esper.config import ConfigError
 from esper.ops import _native
+from esper.telemetry.text import count
 from esper.training.execution import capabilities, workspaces
 from esper.training.execution.cores import usable_cores
 from esper.training.execution.multi_gpu import chosen_devices
@@ -26,27 +29,37 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def describe_environment() -> dict[str, Any]:
     """Returns versions, hardware and compiled modules, ready for JSON."""
+    packages = {"esper": __version__}
+    for name in PACKAGES:
+        packages[name] = metadata.version(name)
+    modules = {}
+    for module in _native.modules():
+        modules[module.name] = str(module.path) if module.loaded else f"missing: {module.reason}"
     driver = capabilities.driver_version()
+    gpus = []
+    gpus_lack = {}
+    for i in range(torch.cuda.device_count()):
+        gpus.append(torch.cuda.get_device_name(i))
+        lack = capabilities.what_kernels_lack(driver, torch.cuda.get_device_capability(i))
+        if lack is not None:
+            gpus_lack[f"cuda:{i}"] = lack
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "python": platform.python_version(),
-        "packages": {"esper": __version__, **{name: metadata.version(name) for name in PACKAGES}},
+        "packages": packages,
         "source": source(),
         "system": platform.platform(),
         "cpu": cpu_name(),
         "cores": usable_cores(),
-        "instruction_sets": [name for name, there in sorted(_runtime.cpu_features().items()) if there],
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "instruction_sets": sorted(name for name, usable in _runtime.cpu_features().items() if usable),
+        "memory_gib": round(memory / 2**30, 1),
         "cuda": torch.version.cuda,
         "driver": None if driver is None else f"CUDA {capabilities.version_text(driver)}",
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "gpus_lack": {
-            f"cuda:{i}": lack
-            for i in range(torch.cuda.device_count())
-            if (lack := capabilities.what_kernels_lack(driver, torch.cuda.get_device_capability(i))) is not None
-        },
+        "gpus": gpus,
+        "gpus_lack": gpus_lack,
         "cublas_workspace": workspaces.describe(),
         "steps": capabilities.device_capabilities(),
-        "modules": {m.name: str(m.path) if m.loaded else f"missing: {m.reason}" for m in _native.modules()},
+        "modules": modules,
         "built_with": _native.built_with(),
         "native_required": _native.native_required(),
     }
@@ -57,22 +70,32 @@ def summary_lines(paths: bool = True) -> list[str]:
     facts = describe_environment()
     modules = facts["modules"]
     if not paths:
-        modules = {name: where if where.startswith("missing") else "loaded" for name, where in modules.items()}
+        for name, state in modules.items():
+            if not state.startswith("missing"):
+                modules[name] = "loaded"
     packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
-    hardware = f"{facts['cpu']}, {facts['cores']} core{'' if facts['cores'] == 1 else 's'}, {facts['memory_gib']} GiB"
-    return [
+    hardware = f"{facts['cpu']}, {count(facts['cores'], 'core')}, {facts['memory_gib']} GiB"
+    lines = [
         f"Python {facts['python']}; {packages}",
         f"{hardware}; {', '.join(facts['instruction_sets']) or platform.machine()}",
         f"CUDA {facts['cuda'] or 'not supported by this torch'}; driver: {facts['driver'] or 'none'}; "
         f"GPUs: {', '.join(facts['gpus']) or 'none'}",
-        *(f"  {gpu:14s} {lack}" for gpu, lack in facts["gpus_lack"].items()),
-        *([f"cuBLAS workspaces: {facts['cublas_workspace']}"] if facts["cublas_workspace"] else []),
-        *(f"  {device:14s} {offer}" for device, offer in facts["steps"].items()),
-        f"Built with: {facts['built_with']}",
-        *(f"  {name:14s} {where}" for name, where in modules.items()),
-        f"Fallbacks are {'errors' if facts['native_required'] else 'allowed'} "
-        f"({_native.VARIABLE} is {'1' if facts['native_required'] else 'not 1'})",
     ]
+    lines += _table(facts["gpus_lack"])
+    if facts["cublas_workspace"]:
+        lines.append(f"cuBLAS workspaces: {facts['cublas_workspace']}")
+    lines += _table(facts["steps"])
+    lines.append(f"Built with: {facts['built_with']}")
+    lines += _table(modules)
+    if facts["native_required"]:
+        lines.append(f"Fallbacks are errors ({_native.VARIABLE} is 1)")
+    else:
+        lines.append(f"Fallbacks are allowed ({_native.VARIABLE} is not 1)")
+    return lines
+
+
+def _table(rows: Mapping[str, str]) -> list[str]:
+    return [f"  {name:14s} {words}" for name, words in rows.items()]
 
 
 def source(folder: Path = ROOT) -> dict[str, Any] | None:
@@ -82,25 +105,27 @@ def source(folder: Path = ROOT) -> dict[str, Any] | None:
     """
     if not (folder / ".git").exists():
         return None
-    git = ("git", "--no-optional-locks", "-C", str(folder))  # others may be working there
     try:
-        commit = subprocess.run((*git, "rev-parse", "HEAD"), capture_output=True, text=True, check=True, timeout=10)
-        changes = subprocess.run(
-            (*git, "status", "--porcelain", "--untracked-files=no"), capture_output=True, check=True, timeout=10
-        )
+        commit = _git(folder, "rev-parse", "HEAD")
+        changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"commit": commit.stdout.strip(), "dirty": bool(changes.stdout)}
+    return {"commit": commit.decode().strip(), "dirty": bool(changes)}
+
+
+def _git(folder: Path, *arguments: str) -> bytes:
+    """Returns the output of a command of git that takes no locks, because others may be working in the folder."""
+    command = ("git", "--no-optional-locks", "-C", str(folder), *arguments)
+    return subprocess.run(command, capture_output=True, check=True, timeout=10).stdout
 
 
 def cpu_name() -> str:
     """Returns the processor's name as reported by the system."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def check_devices(names: str) -> tuple[torch.device, ...]:
@@ -111,20 +136,25 @@ def check_devices(names: str) -> tuple[torch.device, ...]:
             GPUs.
     """
     devices = tuple(check_device(name.strip()) for name in chosen_devices(names).split(","))
-    numbers = {device.index or 0 for device in devices}
-    if len(devices) > 1 and (any(device.type != "cuda" for device in devices) or len(numbers) < len(devices)):
+    if len(devices) == 1:
+        return devices
+    # A GPU without a number is the first one.
+    numbers = {device.index or 0 for device in devices if device.type == "cuda"}
+    if len(numbers) < len(devices):
         raise ConfigError(f"run.device is {names!r}: several devices must be distinct GPUs, such as cuda:0,cuda:1")
     return devices
 
 
 def check_device(name: str) -> torch.device:
     """Returns the device called ``name``. Raises ConfigError listing this machine's devices if it cannot be used."""
-    there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    usable = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    names = ", ".join(usable)
+    if len(usable) > 1:
+        usable.append("cuda")  # the current GPU
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"unknown device {name!r}; this machine has: {', '.join(there)}") from None
-    known = {torch.device(known) for known in there} | ({torch.device("cuda")} if len(there) > 1 else set())
-    if device not in known:
-        raise ConfigError(f"device {name!r} is not available; this machine has: {', '.join(there)}")
+        raise ConfigError(f"unknown device {name!r}; this machine has: {names}") from None
+    if device not in map(torch.device, usable):
+        raise ConfigError(f"device {name!r} is not available; this machine has: {names}")
     return device

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from esper.telemetry.event import EpisodeCompleted, Event, HostEvent
-from esper.telemetry.seed_history import Life
+from esper.telemetry.seed_history import Life, TriedSeed
 from esper.telemetry.sink import Sink
 
 ALL = "all"
@@ -66,6 +65,7 @@ class BlueprintAnalytics(Sink):
 
     def rows(self) -> list[BlueprintRow]:
         """Returns a row for each blueprint that was planted or refused, the most planted first."""
+        # Blueprints that were planted equally often are in the order of their names.
         rows = [_row(name, sums) for name, sums in self._sums().items()]
         return sorted(rows, key=lambda row: (-row.germinated, row.blueprint))
 
@@ -73,21 +73,26 @@ class BlueprintAnalytics(Sink):
         """Returns the totals over all blueprints, named ``ALL``."""
         total: Sums = defaultdict(float)
         for sums in self._sums().values():
-            _add(total, sums)
+            for name, value in sums.items():
+                total[name] += value
         return _row(ALL, total)
 
     def handle(self, event: Event) -> None:
         if isinstance(event, HostEvent):
             key = event.env, event.episode
-            host = self._hosts.get(key) or self._hosts.setdefault(key, Life(event.episode, event.env))
-            host.handle(event)
-        elif isinstance(event, EpisodeCompleted) and (ended := self._hosts.pop((event.env, event.episode), None)):
-            ended.end = event.epochs
-            _count(ended, self._ended)
+            if key not in self._hosts:
+                self._hosts[key] = Life(event.episode, event.env)
+            self._hosts[key].handle(event)
+        elif isinstance(event, EpisodeCompleted):
+            # None if no event of the host was received.
+            ended = self._hosts.pop((event.env, event.episode), None)
+            if ended is not None:
+                ended.end = event.epochs
+                _count(ended, self._ended)
 
     def _sums(self) -> dict[str, Sums]:
         """Returns sums over all seeds, by blueprint."""
-        sums = {name: own.copy() for name, own in self._ended.items()}
+        sums = {name: ended.copy() for name, ended in self._ended.items()}
         for host in self._hosts.values():
             _count(host, sums)
         return sums
@@ -96,31 +101,57 @@ class BlueprintAnalytics(Sink):
 def _count(host: Life, sums: dict[str, Sums]) -> None:
     """Adds the seeds of a host to the sums of their blueprints."""
     for name, refused in host.refused.items():
-        _add(sums.setdefault(name, defaultdict(float)), {"rejected": refused})
+        sums.setdefault(name, defaultdict(float))["rejected"] += refused
     for seed in host.seeds:
-        fate = "fossilized" if seed.kept else "living" if seed.cause is None else FATES.get(seed.cause, "pruned")
-        measured = {
-            "contribution_kept": seed.contribution_kept if seed.kept else None,
-            "contribution_pruned": seed.contribution if fate == "pruned" else None,
-            "epochs_lived": (host.end if seed.cause is None else seed.until) - seed.planted,
-            "parameters": seed.parameters if seed.kept else None,
-        }
-        known = {name: value for name, value in measured.items() if value is not None and math.isfinite(value)}
-        own = sums.setdefault(seed.blueprint, defaultdict(float))
-        _add(own, {"germinated": 1, "blended": seed.blended, fate: 1, "rejected": seed.refusals, **known})
-        _add(own, {f"{name} known": 1 for name in known})
+        fate = _fate(seed)
+        row = sums.setdefault(seed.blueprint, defaultdict(float))
+        row["germinated"] += 1
+        row["blended"] += seed.blended
+        row["rejected"] += seed.refusals
+        row[fate] += 1
+        # A fossil lives on, too.
+        end = host.end if seed.cause is None else seed.until
+        _measure(row, "epochs_lived", end - seed.planted)
+        if seed.kept:
+            _measure(row, "contribution_kept", seed.contribution_kept)
+            _measure(row, "parameters", seed.parameters)
+        if fate == "pruned":
+            _measure(row, "contribution_pruned", seed.contribution)
 
 
-def _add(sums: Sums, others: Mapping[str, float]) -> None:
-    for name, value in others.items():
+def _fate(seed: TriedSeed) -> str:
+    if seed.kept:
+        return "fossilized"
+    if seed.cause is None:
+        return "living"
+    return FATES.get(seed.cause, "pruned")
+
+
+def _measure(sums: Sums, name: str, value: float | None) -> None:
+    """Adds a value to the sum for a mean, if it is known."""
+    if value is not None and math.isfinite(value):
         sums[name] += value
+        sums[f"{name} known"] += 1
+
+
+def _mean(sums: Sums, name: str) -> float | None:
+    known = sums[f"{name} known"]
+    return sums[name] / known if known else None
 
 
 def _row(name: str, sums: Sums) -> BlueprintRow:
-    counts = "germinated", "blended", "fossilized", "pruned", "cut", "rolled_back", "living", "rejected"
-    means = "contribution_kept", "contribution_pruned", "epochs_lived", "parameters"
     return BlueprintRow(
         name,
-        *(int(sums[count]) for count in counts),
-        *(sums[mean] / sums[f"{mean} known"] if sums[f"{mean} known"] else None for mean in means),
+        int(sums["germinated"]),
+        int(sums["blended"]),
+        int(sums["fossilized"]),
+        int(sums["pruned"]),
+        int(sums["cut"]),
+        int(sums["rolled_back"]),
+        int(sums["living"]),
+        int(sums["rejected"]),
+        _mean(sums, "contribution_kept"),
+        _mean(sums, "contribution_pruned"),
+        _mean(sums, "epochs_lived"),
+        _mean(sums, "parameters"),
     )

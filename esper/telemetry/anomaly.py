@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from esper.config import AnomalyConfig
 from esper.telemetry.event import AnomalyDetected, PolicyUpdated
@@ -48,10 +49,16 @@ class AnomalyDetector:
 
     def look(self, update: PolicyUpdated) -> list[AnomalyDetected]:
         """Returns the anomalies of one update, each once. Figures that are missing in an older log are skipped."""
+        findings = chain(
+            self._not_finite(update),
+            self._ratio(update),
+            self._entropy(update),
+            self._value(update),
+            self._gradient(update),
+        )
         return [
             AnomalyDetected(update.round, kind, head, measured, threshold, words, KINDS[kind])
-            for check in (self._not_finite, self._ratio, self._entropy, self._value, self._gradient)
-            for kind, head, measured, threshold, words in check(update)
+            for kind, head, measured, threshold, words in findings
         ]
 
     def _not_finite(self, update: PolicyUpdated) -> Iterator[Finding]:
@@ -63,7 +70,8 @@ class AnomalyDetector:
             yield "not_finite", None, float(update.skipped_minibatches), 0.0, words
 
     def _ratio(self, update: PolicyUpdated) -> Iterator[Finding]:
-        high, low = self.limits.ratio_high, self.limits.ratio_low
+        high = self.limits.ratio_high
+        low = self.limits.ratio_low
         if update.ratio_max is not None and update.ratio_max > high:
             words = f"an action became {update.ratio_max:.3g} times likelier in one update"
             yield "ratio_exploded", None, update.ratio_max, high, words
@@ -72,23 +80,30 @@ class AnomalyDetector:
             yield "ratio_collapsed", None, update.ratio_min, low, words
 
     def _entropy(self, update: PolicyUpdated) -> Iterator[Finding]:
-        if update.round > self.limits.entropy_until * self.rounds:
+        limits = self.limits
+        # Late in a run, an agent may be sure of its choices.
+        if update.round > limits.entropy_until * self.rounds:
             return
         for head, entropy in update.choice_entropies.items():
             choices = update.head_choices.get(head, 0)
-            if choices >= self.limits.min_choices and entropy < self.limits.entropy:
+            if choices >= limits.min_choices and entropy < limits.entropy:
                 words = f"head {head} has almost stopped exploring: entropy {entropy:.2g} of 1 over {choices:,} choices"
-                yield "entropy_collapsed", head, entropy, self.limits.entropy, words
+                yield "entropy_collapsed", head, entropy, limits.entropy, words
 
     def _value(self, update: PolicyUpdated) -> Iterator[Finding]:
-        limits, values, targets = self.limits, update.value_std, update.target_std
+        limits = self.limits
+        values = update.value_std
+        targets = update.target_std
+        # Early in a run, a critic may still be wrong.
         if update.round <= limits.critic_after or self._too_few(update):
             return
         if values is None or targets is None or targets < limits.target_spread:
             return
-        if values < limits.value_spread * targets:
+        # How much values should differ at least, by how much their targets do.
+        least = limits.value_spread * targets
+        if values < least:
             words = f"the critic's values hardly differ between states: std {values:.2g}, targets {targets:.2g}"
-            yield "value_collapsed", None, values, limits.value_spread * targets, words
+            yield "value_collapsed", None, values, least, words
         if update.explained_variance < limits.explained_variance:
             words = f"the critic predicts worse than a constant: explained variance {update.explained_variance:.2f}"
             yield "value_wrong", None, update.explained_variance, limits.explained_variance, words
@@ -96,13 +111,16 @@ class AnomalyDetector:
     def _gradient(self, update: PolicyUpdated) -> Iterator[Finding]:
         if not update.minibatches or not math.isfinite(update.gradient_norm) or self._too_few(update):
             return
-        small, large = self.limits.gradient_small, self.limits.gradient_large * self.max_grad_norm
-        if update.gradient_norm < small:
-            yield "gradient_vanished", None, update.gradient_norm, small, f"gradient norm {update.gradient_norm:.2g}"
-        if update.gradient_norm > large:
-            clipped = "" if update.clipped_gradients is None else f", {update.clipped_gradients:.0%} of them clipped"
-            words = f"gradient norm {update.gradient_norm:.3g}{clipped}"
-            yield "gradient_exploded", None, update.gradient_norm, large, words
+        norm = update.gradient_norm
+        small = self.limits.gradient_small
+        large = self.limits.gradient_large * self.max_grad_norm
+        if norm < small:
+            yield "gradient_vanished", None, norm, small, f"gradient norm {norm:.2g}"
+        if norm > large:
+            words = f"gradient norm {norm:.3g}"
+            if update.clipped_gradients is not None:
+                words += f", {update.clipped_gradients:.0%} of them clipped"
+            yield "gradient_exploded", None, norm, large, words
 
     def _too_few(self, update: PolicyUpdated) -> bool:
         """Whether the rollout is too short for conclusions from its means."""

@@ -35,8 +35,10 @@ class DroppedSink:
 
     def words(self) -> str:
         """Returns the reason for display, with the number of missed events if it is known."""
+        if not self.missed:
+            return str(self.error)
         events = "1 event" if self.missed == 1 else f"{self.missed:,} events"
-        return f"{self.error}; {events} not written" if self.missed else str(self.error)
+        return f"{self.error}; {events} not written"
 
 
 class TelemetryHub:
@@ -70,13 +72,14 @@ class TelemetryHub:
         self._check_thread()
         if self._closed:
             raise RuntimeError(f"the telemetry hub is closed: {type(event).__name__} cannot be emitted any more")
+        # A sink that was dropped misses this event, too.
         for lost in self._dropped.values():
             lost.missed += 1
-        for name, sink in list(self._active.items()):
+        for name, sink in list(self._active.items()):  # a copy, because a sink may be dropped
             try:
                 sink.handle(event)
             except Exception as error:
-                self._drop(name, error, error.missed if isinstance(error, EventsLost) else 1)
+                self._drop(name, error, missed=1)
                 with contextlib.suppress(Exception):  # already reported; this only releases its files
                     sink.close()
 
@@ -98,7 +101,7 @@ class TelemetryHub:
             try:
                 sink.close()
             except Exception as error:
-                self._drop(name, error, error.missed if isinstance(error, EventsLost) else 0)
+                self._drop(name, error, missed=0)
             except KeyboardInterrupt as error:
                 interrupt = error
         if interrupt is not None:
@@ -111,6 +114,9 @@ class TelemetryHub:
         self.close()
 
     def _drop(self, name: str, error: Exception, missed: int) -> None:
+        """Drops a sink, which missed ``missed`` events unless it has counted them itself."""
+        if isinstance(error, EventsLost):
+            missed = error.missed
         del self._active[name]
         self._dropped[name] = DroppedSink(error, missed)
         logger.warning("telemetry sink %s failed and was dropped: %s: %s", name, type(error).__name__, error)
@@ -125,7 +131,10 @@ def _named(sinks: Iterable[Sink]) -> dict[str, Sink]:
     named: dict[str, Sink] = {}
     seen: Counter[str] = Counter()
     for sink in sinks:
-        name = type(sink.inner if isinstance(sink, BackgroundSink) else sink).__name__
+        writer = sink.inner if isinstance(sink, BackgroundSink) else sink
+        name = type(writer).__name__
         seen[name] += 1
-        named[name if seen[name] == 1 else f"{name}#{seen[name]}"] = sink
+        if seen[name] > 1:
+            name = f"{name}#{seen[name]}"
+        named[name] = sink
     return named

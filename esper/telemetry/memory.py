@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,15 +40,17 @@ def memory_used(copies: Sequence[Mapping[str, int]], devices: Iterable[torch.dev
 
     used: dict[str, int] = {}
     for device in devices:
-        if device.type == "cuda":
-            place = f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
-            used[f"allocated/{place}"] = torch.cuda.memory_allocated(device)
-            used[f"reserved/{place}"] = torch.cuda.memory_reserved(device)
-            used[f"peak_allocated/{place}"] = torch.cuda.max_memory_allocated(device)
-            used[f"peak_reserved/{place}"] = torch.cuda.max_memory_reserved(device)
-    for place in dict.fromkeys(place for host in copies for place in host):
+        if device.type != "cuda":
+            continue
+        index = torch.cuda.current_device() if device.index is None else device.index
+        used[f"allocated/cuda:{index}"] = torch.cuda.memory_allocated(device)
+        used[f"reserved/cuda:{index}"] = torch.cuda.memory_reserved(device)
+        used[f"peak_allocated/cuda:{index}"] = torch.cuda.max_memory_allocated(device)
+        used[f"peak_reserved/cuda:{index}"] = torch.cuda.max_memory_reserved(device)
+    for place in dict.fromkeys(chain.from_iterable(copies)):
         held = [host.get(place, 0) for host in copies]
-        used[f"copies/{place}"], used[f"copies_per_host/{place}"] = sum(held), max(held)
+        used[f"copies/{place}"] = sum(held)
+        used[f"copies_per_host/{place}"] = max(held)
     if STATUS.exists():
         used["resident/cpu"] = resident("VmRSS")
     return used
@@ -75,7 +78,8 @@ def memory_words(used: Mapping[str, int]) -> list[str]:
     places: dict[str, list[str]] = {}
     for name, held in used.items():
         kind, _, place = name.partition("/")
-        places.setdefault(place or "all", []).append(f"{kind.replace('_', ' ')} {size(held)}")
+        words = f"{kind.replace('_', ' ')} {size(held)}"
+        places.setdefault(place or "all", []).append(words)
     return [f"{place}: {', '.join(words)}" for place, words in places.items()]
 
 

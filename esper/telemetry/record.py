@@ -13,10 +13,17 @@ SCHEMA_VERSION = 1
 
 def record(event: Event) -> dict[str, Any]:
     """Returns the event for JSON: "event" (its name), "schema", and its fields; non-finite floats as strings."""
-    return {"event": type(event).__name__, "schema": SCHEMA_VERSION, **plain(dataclasses.asdict(event))}
+    return {
+        "event": type(event).__name__,
+        "schema": SCHEMA_VERSION,
+        **plain(dataclasses.asdict(event)),
+    }
 
 
 def stable_record(event: Event) -> dict[str, Any]:
     """Returns ``record`` without the volatile fields: equal for two runs of the same seed."""
-    volatile = {field.name for field in dataclasses.fields(event) if field.metadata.get("volatile")}
-    return {name: value for name, value in record(event).items() if name not in volatile}
+    stable = record(event)
+    for field in dataclasses.fields(event):
+        if field.metadata.get("volatile"):
+            del stable[field.name]
+    return stable

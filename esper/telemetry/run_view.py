@@ -56,21 +56,17 @@ class RunView:
         self.blueprints.handle(event)
         match event:
             case events.RunStarted() | events.RunResumed():
-                self.rounds, self._epochs_per_round = event.rounds, event.n_envs * event.episode_length
+                self.rounds = event.rounds
+                self._epochs_per_round = event.n_envs * event.episode_length
                 if isinstance(event, events.RunResumed):
                     self.done = event.round
             case events.EpochCompleted():
-                if event.episode != self.episode:
-                    self.hosts.clear()
-                    self.curve_epochs.clear()
-                self.hosts[event.env] = event
-                sums = self.curve_epochs.setdefault(event.epoch, [0.0, 0.0, 0.0])
-                for place, value in enumerate((1.0, event.validation_accuracy, event.baseline_accuracy)):
-                    sums[place] += value
+                self._add_epoch(event)
             case events.StageChanged(blueprint=str() as blueprint):
                 self.planted[event.env, event.slot] = blueprint
             case events.RoundCompleted():
-                self.rounds, self.done = event.rounds, event.round
+                self.rounds = event.rounds
+                self.done = event.round
                 self.completed.append(event)
                 if math.isfinite(event.seconds):
                     self._round_seconds.append(event.seconds)
@@ -81,11 +77,24 @@ class RunView:
             case events.ActionTaken() | events.GovernorRollback() | events.SeedCut():
                 self.recent.append(event)
 
+    def _add_epoch(self, event: events.EpochCompleted) -> None:
+        """Adds an epoch to the round that it is of; the first one of a new round clears the one before."""
+        if event.episode != self.episode:
+            self.hosts.clear()
+            self.curve_epochs.clear()
+        self.hosts[event.env] = event
+        sums = self.curve_epochs.setdefault(event.epoch, [0.0, 0.0, 0.0])
+        sums[0] += 1
+        sums[1] += event.validation_accuracy
+        sums[2] += event.baseline_accuracy
+
     @property
     def score(self) -> ScoreUnit:
         """Display format of the score of hosts."""
-        found = self.last(events.ScoreDefined)
-        return ScoreUnit(found.name, found.unit, found.unit, found.points) if found else ACCURACY
+        defined = self.last(events.ScoreDefined)
+        if defined is None:
+            return ACCURACY
+        return ScoreUnit(defined.name, defined.unit, gap=defined.unit, points=defined.points)
 
     def last(self, event: type[E]) -> E | None:
         """Returns the newest event of that class."""
@@ -102,37 +111,48 @@ class RunView:
     def alone(self) -> str | None:
         """The name of baseline accuracies: those of hosts left alone; None for those of the loop's own model as it is
         without its seeds, which leans on them and says nothing about growth."""
-        return None if self.own_loop and self.last(events.BaselineMeasured) is None else "baseline"
+        if self.own_loop and self.last(events.BaselineMeasured) is None:
+            return None
+        return "baseline"
 
     @property
     def episode(self) -> int:
         """The episode of ``hosts``; -1 before the first epoch."""
-        return next(iter(self.hosts.values())).episode if self.hosts else -1
+        if not self.hosts:
+            return -1
+        return next(iter(self.hosts.values())).episode
 
     @property
     def current(self) -> list[events.EpochCompleted]:
         """The newest epoch of each host, by env, if their round is not completed; otherwise empty."""
-        return [self.hosts[env] for env in sorted(self.hosts)] if self.episode >= self.done else []
+        if self.episode < self.done:
+            return []
+        return [self.hosts[env] for env in sorted(self.hosts)]
 
     @property
     def part_of_round(self) -> float:
         """The part of the current round that is done, 0 to 1."""
-        return min(1.0, sum(epoch.epoch for epoch in self.current) / max(1, self._epochs_per_round))
+        # Hosts of one round may be at different epochs.
+        epochs = sum(epoch.epoch for epoch in self.current)
+        return min(1.0, epochs / max(1, self._epochs_per_round))
 
     @property
     def curve(self) -> list[float]:
         """The mean accuracy of the newest round's hosts by epoch, on validation images."""
-        return [sums[1] / sums[0] for _, sums in sorted(self.curve_epochs.items())]
+        return [accuracy / hosts for _, (hosts, accuracy, _) in sorted(self.curve_epochs.items())]
 
     @property
     def alone_curve(self) -> list[float]:
         """The mean of their baseline at the same epochs."""
-        return [sums[2] / sums[0] for _, sums in sorted(self.curve_epochs.items())]
+        return [baseline / hosts for _, (hosts, _, baseline) in sorted(self.curve_epochs.items())]
 
     @property
     def stages(self) -> Counter[str]:
         """The number of slots of the newest round in each stage."""
-        return Counter(stage for epoch in self.hosts.values() for stage in epoch.stages.values())
+        counts: Counter[str] = Counter()
+        for epoch in self.hosts.values():
+            counts.update(epoch.stages.values())
+        return counts
 
     def seconds_left(self) -> float | None:
         """Estimates the seconds until all rounds are played: the mean duration of a round, times the remaining rounds.
@@ -140,16 +160,21 @@ class RunView:
         A log has no better clock. Where a run is at work, :class:`~esper.telemetry.workload.Workload` knows more. None
         if no duration is known yet.
         """
+        if not self._round_seconds:
+            return None
         left = max(0.0, self.rounds - self.done - self.part_of_round)
-        return left * sum(self._round_seconds) / len(self._round_seconds) if self._round_seconds else None
+        return left * sum(self._round_seconds) / len(self._round_seconds)
 
     def warnings(self) -> list[tuple[int, events.AnomalyDetected]]:
         """Returns how often each anomaly occurred, and its newest event."""
-        return [(len(events), events[-1]) for events in self.anomalies.values()]
+        return [(len(anomalies), anomalies[-1]) for anomalies in self.anomalies.values()]
 
 
 def phase_seconds(event: events.RoundCompleted) -> dict[str, float]:
     """Returns the seconds of a round by phase, including the rest; the sum is the duration of the round."""
-    phases = {name: value for name, value in event.phase_seconds.items() if math.isfinite(value) and value > 0}
+    # A log may hold anything: only durations count.
+    phases = {name: seconds for name, seconds in event.phase_seconds.items() if math.isfinite(seconds) and seconds > 0}
     rest = event.seconds - sum(phases.values())
-    return {**phases, REST: rest} if math.isfinite(rest) and rest > 0 else phases
+    if math.isfinite(rest) and rest > 0:
+        phases[REST] = rest
+    return phases

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from esper.telemetry.text import number
+from esper.telemetry.text import labelled, number, with_unit
 
 
 @dataclass(frozen=True)
@@ -31,25 +31,26 @@ class ScoreUnit:
 
     def value(self, points: float | None, digits: int = 2, unit: bool = True) -> str:
         """Formats a score given in percentage points, with as many ``digits`` as would be shown of those."""
-        return self._format(points, digits, self.unit if unit else "", ",")
+        return self._format(points, digits, self.unit if unit else "", sign=False)
 
     def difference(self, points: float | None, digits: int = 2, unit: bool = True) -> str:
         """Formats a difference of scores with its sign, as :meth:`value` does."""
-        return self._format(points, digits, self.gap if unit else "", "+,")
+        return self._format(points, digits, self.gap if unit else "", sign=True)
 
-    def _format(self, points: float | None, digits: int, unit: str, form: str) -> str:
+    def _format(self, points: float | None, digits: int, unit: str, sign: bool) -> str:
         if points is None or not abs(points) < 1e9:  # in words
-            return number(points, digits, unit if points is not None else "", sign="+" in form)
-        text = f"{self.of(points):{form}.{digits + self.decimals}f}"
-        return f"{text} {unit}" if unit else text
+            return number(points, digits, unit, sign)
+        form = "+" if sign else ""
+        decimals = digits + self.decimals
+        return with_unit(f"{self.of(points):{form},.{decimals}f}", unit)
 
     def label(self, words: str) -> str:
         """Returns ``words`` with the unit of the score, for an axis or a column."""
-        return f"{words}, {self.unit}" if self.unit else words
+        return labelled(words, self.unit)
 
     def gap_label(self, words: str) -> str:
         """Returns ``words`` with the unit of differences."""
-        return f"{words}, {self.gap}" if self.gap else words
+        return labelled(words, self.gap)
 
 
 ACCURACY = ScoreUnit()

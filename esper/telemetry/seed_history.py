@@ -67,19 +67,26 @@ class TriedSeed:
         if self.kept:
             return f"kept at epoch {self.until}"
         if not self.removed:
-            return f"in {self.stage} at the end: {self.standing}" if self.standing else f"in {self.stage} at the end"
-        refused = f"; a gate refused it {count(self.refusals, 'time')}, last: {self.refusal}" if self.refusals else ""
-        return f"{self.removed} at epoch {self.until}, in {self.stage}{refused}"
+            words = f"in {self.stage} at the end"
+            if self.standing:
+                words += f": {self.standing}"
+            return words
+        words = f"{self.removed} at epoch {self.until}, in {self.stage}"
+        if self.refusals:
+            words += f"; a gate refused it {count(self.refusals, 'time')}, last: {self.refusal}"
+        return words
 
     def __str__(self) -> str:
         return self.words(ACCURACY)
 
     def words(self, score: ScoreUnit) -> str:
         """Describes the seed, with its contribution in the unit of the score."""
-        worth = "" if self.contribution is None else f", contribution {score.difference(self.contribution)}"
-        error = "" if self.contribution_error is None else score.value(self.contribution_error, unit=False)
-        error = f" (standard error {error})" if error else ""
-        return f"{self.slot} {self.blueprint}: planted at epoch {self.planted}, {self.end}{worth}{error}"
+        words = f"{self.slot} {self.blueprint}: planted at epoch {self.planted}, {self.end}"
+        if self.contribution is not None:
+            words += f", contribution {score.difference(self.contribution)}"
+        if self.contribution_error is not None:
+            words += f" (standard error {score.value(self.contribution_error, unit=False)})"
+        return words
 
 
 @dataclass(frozen=True)
@@ -127,18 +134,20 @@ class Life:
             case ActionTaken(accepted=False, blueprint=str() as blueprint):
                 self.refused[blueprint] += 1
             case ActionTaken(accepted=False) if seed := self.present.get(event.slot or ""):
-                seed.refusals, seed.refusal = seed.refusals + 1, event.reason
+                seed.refusals += 1
+                seed.refusal = event.reason
             case GovernorRollback():
                 self.rollbacks.append(event.epoch)
 
     def _change(self, event: StageChanged) -> None:
         self.end = max(self.end, event.epoch)
         self.changes.setdefault(event.slot, []).append(event)
-        seed = self.present.get(event.slot)
         planted = event.after == "GERMINATED" or event.before == "DORMANT"  # some are kept at once
         if planted and event.blueprint is not None:
-            seed = self.present[event.slot] = TriedSeed(event.slot, event.blueprint, event.epoch, "", event.epoch)
-            self.seeds.append(seed)
+            new = TriedSeed(event.slot, event.blueprint, event.epoch, stage="", until=event.epoch)
+            self.present[event.slot] = new
+            self.seeds.append(new)
+        seed = self.present.get(event.slot)
         if seed is None:
             return
         seed.until = event.epoch
@@ -157,7 +166,8 @@ class Life:
         self.end = max(self.end, event.epoch)
         new = [seed for seed in self.present.values() if seed.kept and seed.parameters is None]
         added = event.fossil_parameters - self._fossil_parameters
-        if len(new) == 1 and added > 0:  # an env takes one action per epoch
+        # An env takes one action per epoch, so that at most one seed is new.
+        if len(new) == 1 and added > 0:
             new[0].parameters = added
         self._fossil_parameters = event.fossil_parameters
         for slot, seed in self.present.items():
@@ -170,18 +180,23 @@ class Life:
     @property
     def stretches(self) -> list[Stretch]:
         """The stages of every slot that was not free, by slot; those shorter than an epoch have length 0."""
-        return [
-            Stretch(slot, change.after, change.blueprint, change.epoch, until, change.cause)
-            for slot, own in self.changes.items()
-            for change, until in zip(own, [*(later.epoch for later in own[1:]), self.end], strict=True)
-            if change.after != "DORMANT"
-        ]
+        stretches = []
+        for slot, changes in self.changes.items():
+            # A stage lasts until the next change, the last one until the end.
+            ends = [change.epoch for change in changes[1:]]
+            ends.append(self.end)
+            for change, end in zip(changes, ends, strict=True):
+                if change.after == "DORMANT":
+                    continue
+                stretches.append(Stretch(slot, change.after, change.blueprint, change.epoch, end, change.cause))
+        return stretches
 
     def words(self) -> str:
         """Describes the lifecycles for readers who cannot see the chart."""
-        events = [
-            f"{s.slot}: {s.blueprint or 'seed'} {s.stage.lower()} from epoch {s.begin} to {s.end}"
-            for s in self.stretches
-        ]
+        events = []
+        for stretch in self.stretches:
+            seed = stretch.blueprint or "seed"
+            stage = stretch.stage.lower()
+            events.append(f"{stretch.slot}: {seed} {stage} from epoch {stretch.begin} to {stretch.end}")
         events += [f"rollback at epoch {epoch}" for epoch in self.rollbacks]
         return f"host {self.env}: " + ("; ".join(events) or "no seed was planted")

@@ -99,7 +99,8 @@ class Span:
     __slots__ = ("_name", "_owner")
 
     def __init__(self, owner: Spans, name: str) -> None:
-        self._owner, self._name = owner, name
+        self._owner = owner
+        self._name = name
 
     def __enter__(self) -> None:
         self._owner._begin(self._name)

@@ -1,11 +1,17 @@
-"""The stages of seeds as they are shown: their colours, and what each of them means."""
+"""The stages of seeds as they are shown: their colours and their meanings."""
 
 from __future__ import annotations
 
 STAGE_COLORS = {
-    "GERMINATED": "#f0e442", "TRAINING": "#56b4e9", "BLENDING": "#e69f00", "HOLDING": "#cc79a7",
-    "FOSSILIZED": "#40b58f", "PRUNED": "#d55e00", "EMBARGOED": "#bbbbbb", "RESETTING": "#e2e2e2",
-}  # fmt: skip
+    "GERMINATED": "#f0e442",
+    "TRAINING": "#56b4e9",
+    "BLENDING": "#e69f00",
+    "HOLDING": "#cc79a7",
+    "FOSSILIZED": "#40b58f",
+    "PRUNED": "#d55e00",
+    "EMBARGOED": "#bbbbbb",
+    "RESETTING": "#e2e2e2",
+}
 """For colour-blind readers, all light enough for black text."""
 STAGE_WORDS = {
     "GERMINATED": "planted",

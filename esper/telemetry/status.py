@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
+
 from esper.telemetry import event as events
 from esper.telemetry.event import Event
 from esper.telemetry.memory import memory_words
@@ -31,9 +34,15 @@ def accuracies(event: events.RoundCompleted, view: RunView) -> str:
     """
     score = view.score
     if event.test_accuracy is None or event.alone_test_accuracy is None:
-        grown, other, name, split = event.committed_accuracy, event.baseline_accuracy, view.alone, "validation"
+        split = "validation"
+        grown = event.committed_accuracy
+        name = view.alone
+        other = event.baseline_accuracy
     else:
-        grown, other, name, split = event.test_accuracy, event.alone_test_accuracy, "alone", "test"
+        split = "test"
+        grown = event.test_accuracy
+        name = "alone"
+        other = event.alone_test_accuracy
     ours = f"{split} {score.name}: grown {score.value(grown, 1)}"
     if name is None:
         return ours
@@ -52,19 +61,26 @@ def validated(event: events.AgentValidated) -> str:
 def rates(event: events.RoundCompleted) -> str:
     """Formats the throughput of a round; simulated hosts have no images."""
     epochs = f"{event.epochs_per_second:,.1f} epochs/s"
-    return f"{event.images_per_second:,.0f} images/s, {epochs}" if event.samples else epochs
+    if not event.samples:
+        return epochs
+    return f"{event.images_per_second:,.0f} images/s, {epochs}"
 
 
 def accuracy(view: RunView) -> Section:
     """The accuracy, or other score, of the current and of the last round."""
-    lines, score = [], view.score
-    if epochs := view.current:
-        grown = sum(e.validation_accuracy for e in epochs) / len(epochs)
-        baseline = sum(e.baseline_accuracy for e in epochs) / len(epochs)
-        beside = f", baseline {score.value(baseline, 1)} ({score.difference(grown - baseline, 1)})"
-        now = f"this round, epoch {max(e.epoch for e in epochs)}: validation {score.name} {score.value(grown, 1)}"
-        lines.append(now + (beside if view.alone else ""))
-    if last := view.last(events.RoundCompleted):
+    lines = []
+    score = view.score
+    epochs = view.current
+    if epochs:
+        grown = sum(epoch.validation_accuracy for epoch in epochs) / len(epochs)
+        newest = max(epoch.epoch for epoch in epochs)
+        now = f"this round, epoch {newest}: validation {score.name} {score.value(grown, 1)}"
+        if view.alone:
+            baseline = sum(epoch.baseline_accuracy for epoch in epochs) / len(epochs)
+            now += f", baseline {score.value(baseline, 1)} ({score.difference(grown - baseline, 1)})"
+        lines.append(now)
+    last = view.last(events.RoundCompleted)
+    if last is not None:
         lines.append(
             f"round {last.round}: {accuracies(last, view)}, return {number(last.mean_return, 3, sign=True)}, "
             f"{number(last.fossils, 1)} fossils per host"
@@ -77,12 +93,20 @@ def accuracy(view: RunView) -> Section:
 
 def verdict(view: RunView) -> Section:
     """The comparison of the run's controller with others."""
-    completed, shown = view.last(events.RunCompleted), view.score.difference
-    return "verdict", [
-        f"{clean(c.reference, 24):10s} {shown(c.difference)}, 95 % interval "
-        f"{shown(c.low, unit=False)} to {shown(c.high, unit=False)}: {c.verdict.partition(' (')[0]}"
-        for c in (completed.comparisons if completed else ())
-    ] or ["nothing was compared" if completed else "not compared yet"]
+    completed = view.last(events.RunCompleted)
+    if completed is None:
+        return "verdict", ["not compared yet"]
+    difference = view.score.difference
+    lines = []
+    for comparison in completed.comparisons:
+        low = difference(comparison.low, unit=False)
+        high = difference(comparison.high, unit=False)
+        words, _, _ = comparison.verdict.partition(" (")  # figures follow, which are shown already
+        lines.append(
+            f"{clean(comparison.reference, 24):10s} {difference(comparison.difference)}, 95 % interval "
+            f"{low} to {high}: {words}"
+        )
+    return "verdict", lines or ["nothing was compared"]
 
 
 def slots(view: RunView, width: int | None = None) -> Section:
@@ -90,63 +114,86 @@ def slots(view: RunView, width: int | None = None) -> Section:
     epochs = [view.hosts[env] for env in sorted(view.hosts)]
     if not epochs:
         return "slots", []
-    counts = ", ".join(f"{view.stages[stage]} {word}" for stage, word in STAGE_WORDS.items() if view.stages[stage])
-    names = list(dict.fromkeys(slot for epoch in epochs for slot in epoch.stages))
-    rows = [
-        [f"host {e.env}", *(_cell(name, e.stages.get(name, ""), view.planted.get((e.env, name))) for name in names)]
-        for e in epochs[:MAX_HOSTS]
-    ]
+    stages = view.stages
+    counts = ", ".join(f"{stages[stage]} {word}" for stage, word in STAGE_WORDS.items() if stages[stage])
+    names: dict[str, None] = {}  # in the order in which they first occur
+    for epoch in epochs:
+        names |= dict.fromkeys(epoch.stages)
+    rows = [_row(epoch, names, view) for epoch in epochs[:MAX_HOSTS]]
+    # Two spaces stand between cells; without a width, there is room.
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     if width is not None and HEAD_WIDTH + sum(widths) + 2 * len(widths) > width:
-        widths = [0] * len(widths)
-    lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)) for row in rows]
-    more = len(epochs) - MAX_HOSTS
-    return "slots", [
-        f"round {view.episode + 1}: {counts or 'no seeds'}",
-        *lines,
-        *([f"and {more} more hosts"] if more > 0 else []),
-    ]
+        widths = [0] * len(widths)  # no columns
+    lines = [f"round {view.episode + 1}: {counts or 'no seeds'}"]
+    for row in rows:
+        cells = [cell.ljust(size) for cell, size in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells))
+    return "slots", lines + _rest(len(epochs), MAX_HOSTS, "hosts")
 
 
-def _cell(slot: str, stage: str, blueprint: str | None) -> str:
-    contents = "-" if stage in ("DORMANT", "") else f"{blueprint or 'seed'} {STAGE_WORDS.get(stage, stage.lower())}"
-    return clean(f"{slot} {contents}", 60)
+def _row(epoch: events.EpochCompleted, names: Iterable[str], view: RunView) -> list[str]:
+    """Returns the name of a host and the contents of its slots ``names``."""
+    cells = [f"host {epoch.env}"]
+    for slot in names:
+        contents = "-"
+        stage = epoch.stages.get(slot, "DORMANT")
+        if stage not in ("DORMANT", ""):
+            seed = view.planted.get((epoch.env, slot)) or "seed"
+            contents = f"{seed} {STAGE_WORDS.get(stage, stage.lower())}"
+        cells.append(clean(f"{slot} {contents}", 60))
+    return cells
+
+
+def _rest(count: int, most: int, things: str) -> list[str]:
+    """Returns the line that says how many of ``count`` things are not listed; [] if all are."""
+    if count <= most:
+        return []
+    return [f"and {count - most} more {things}"]
 
 
 def blueprints(view: RunView) -> Section:
     """The fate of the most planted blueprints, over all rounds."""
-    rows, lines, meaning = view.blueprints.rows(), [], []
+    rows = view.blueprints.rows()
+    name = view.score.name
+    lines = []
+    meaning = []
     for row in rows[:MAX_BLUEPRINTS]:
         kept = f"{row.fossilized:,} kept"
         if row.contribution_kept is not None:
             kept += f" (contribution {view.score.difference(row.contribution_kept)})"
-            name = view.score.name
+            # Explained once, if any contribution is shown.
             meaning = [
                 f"contribution: {name} with the seed minus {name} without it when it was kept, mean: how much hosts "
                 "lean on it, which is more than what planting it won"
             ]
         removed = f"{row.pruned + row.cut + row.rolled_back:,} removed, {row.living:,} unfinished"
         lines.append(f"{clean(row.blueprint, 24):14s} {row.germinated:,} planted, {kept}, {removed}")
-    more = len(rows) - MAX_BLUEPRINTS
-    return "blueprints", [*lines, *([f"and {more} more blueprints"] if more > 0 else []), *meaning]
+    lines += _rest(len(rows), MAX_BLUEPRINTS, "blueprints")
+    return "blueprints", lines + meaning
 
 
 def worths(view: RunView, most: int = MAX_WORTHS) -> Section:
     """The blueprints that are worth most in each slot where one was kept, by the experience of all rounds."""
-    found, score = view.last(events.WorthsEstimated), view.score
-    if found is None or not found.episodes:
+    estimated = view.last(events.WorthsEstimated)
+    if estimated is None or not estimated.episodes:
         return "worth", []
+    score = view.score
     lines = []
-    for slot, row in list(found.worths.items())[:MAX_SLOTS]:
-        best = sorted(((*worth, name) for name, worth in row.items() if worth[2]), reverse=True)[:most]
-        seeds = (
-            f"{clean(name, 24)} {score.difference(mean, 1)} ± {score.value(error, 1, unit=False)} (kept {kept}x)"
-            for mean, error, kept, name in best
-        )
-        lines += [f"{clean(slot, 24)}: {', '.join(seeds)}"] if best else []
-    more = len(found.worths) - MAX_SLOTS
-    meaning = f"what a kept seed adds to the final {score.name}, estimate ± error over {found.episodes:,} episodes"
-    return "worth", [*lines, *([f"and {more} more slots"] if more > 0 else []), meaning]
+    for slot, row in islice(estimated.worths.items(), MAX_SLOTS):
+        # By the estimated worth, of those that were kept at least once.
+        kept = [(*worth, name) for name, worth in row.items() if worth[2]]
+        kept.sort(reverse=True)
+        seeds = []
+        for mean, error, times, name in kept[:most]:
+            worth = f"{score.difference(mean, 1)} ± {score.value(error, 1, unit=False)}"
+            seeds.append(f"{clean(name, 24)} {worth} (kept {times}x)")
+        if seeds:
+            lines.append(f"{clean(slot, 24)}: {', '.join(seeds)}")
+    lines += _rest(len(estimated.worths), MAX_SLOTS, "slots")
+    lines.append(
+        f"what a kept seed adds to the final {score.name}, estimate ± error over {estimated.episodes:,} episodes"
+    )
+    return "worth", lines
 
 
 def policy(view: RunView) -> Section:
@@ -156,22 +203,28 @@ def policy(view: RunView) -> Section:
         return "policy", []
     heads = ", ".join(f"{name} {number(value)}" for name, value in update.head_entropies.items())
     stopped = ", stopped early" if update.stopped_early else ""
-    return "policy", [
+    lines = [
         f"round {update.round}: entropy {number(update.entropy)}, KL {number(update.approx_kl, 3)}, clipped "
         f"{number(update.clip_fraction)}, explained variance {number(update.explained_variance)}",
         f"{update.minibatches} minibatches{stopped}, gradient norm {number(update.gradient_norm)}, learning rate "
         f"{update.learning_rate:.1e}, {update.env_steps:,} env steps",
         f"entropy by head: {heads}",
-        *([validated(found)] if (found := view.last(events.AgentValidated)) else []),
     ]
+    validation = view.last(events.AgentValidated)
+    if validation is not None:
+        lines.append(validated(validation))
+    return "policy", lines
 
 
 def warnings(view: RunView) -> Section:
     """Anomalies of learning, with advice."""
-    return "warnings", [
-        f"round {event.round}{f', {times} times' if times > 1 else ''}: {event.found}; try: {event.advice}"
-        for times, event in view.warnings()
-    ]
+    lines = []
+    for times, event in view.warnings():
+        when = f"round {event.round}"
+        if times > 1:
+            when += f", {times} times"
+        lines.append(f"{when}: {event.found}; try: {event.advice}")
+    return "warnings", lines
 
 
 def time(view: RunView) -> Section:
@@ -181,15 +234,23 @@ def time(view: RunView) -> Section:
         return "time", []
     phases = phase_seconds(last)
     total = sum(phases.values()) or 1.0
-    ranked = sorted(phases.items(), key=lambda phase: -phase[1])
-    shares = [f"{name} {seconds / total:.0%}" for name, seconds in ranked if seconds / total >= MIN_SHARE]
-    return "time", [f"round {last.round}: {duration(last.seconds)}" + (f": {', '.join(shares)}" if shares else "")]
+    shares = []
+    for name, seconds in sorted(phases.items(), key=lambda phase: -phase[1]):
+        share = seconds / total
+        if share >= MIN_SHARE:
+            shares.append(f"{name} {share:.0%}")
+    line = f"round {last.round}: {duration(last.seconds)}"
+    if shares:
+        line += f": {', '.join(shares)}"
+    return "time", [line]
 
 
 def memory(view: RunView) -> Section:
     """Bytes in use at the end of the last round, a line for each GPU and for CPU memory."""
     last = view.last(events.RoundCompleted)
-    return "memory", memory_words(last.memory) if last else []
+    if last is None:
+        return "memory", []
+    return "memory", memory_words(last.memory)
 
 
 def last_events(view: RunView) -> Section:
@@ -201,10 +262,12 @@ def incident(event: Event) -> tuple[str, str, str]:
     """Describes an event of one host: place, what happened, details."""
     match event:
         case events.GovernorRollback():
+            what = "rollback"
             limits = f"{number(event.value, 4)}, limit {number(event.threshold, 4)}"
-            what, why = "rollback", f"{event.reason} ({limits}), back to epoch {event.restored_epoch}"
+            why = f"{event.reason} ({limits}), back to epoch {event.restored_epoch}"
         case events.SeedCut():
-            what, why = "seed cut", f"{event.blueprint} in {event.slot} became non-finite"
+            what = "seed cut"
+            why = f"{event.blueprint} in {event.slot} became non-finite"
         case events.ActionTaken():
             what = " ".join(filter(None, (event.op, event.blueprint, event.slot)))
             why = "" if event.accepted else f"refused: {event.reason}"

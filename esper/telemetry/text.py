@@ -24,13 +24,16 @@ def clean(value: object, max_length: int = MAX_LENGTH) -> str:
     text = shorten(str(value), max_length)
     if text.isascii() and text.isprintable():
         return text
+    # These two separate words; other control characters are only marked.
     text = text.replace("\n", " ").replace("\t", " ")
     return "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in HIDDEN else c for c in text)
 
 
 def shorten(text: str, max_length: int) -> str:
     """Cuts ``text`` to ``max_length`` characters; a cut text ends with an ellipsis."""
-    return text if len(text) <= max_length else text[: max_length - 1] + "…"
+    if len(text) <= max_length:
+        return text
+    return text[: max_length - 1] + "…"
 
 
 def number(value: float | None, digits: int = 2, unit: str = "", sign: bool = False) -> str:
@@ -41,16 +44,30 @@ def number(value: float | None, digits: int = 2, unit: str = "", sign: bool = Fa
         return "not a number"
     if math.isinf(value):
         return "infinite" if value > 0 else "minus infinite"
+    form = f",.{digits}f"
+    # Zero has no exponent; other values must not be shown as zero.
     if value and (abs(value) >= 1e9 or abs(value) < 0.5 * 10**-digits):
-        text = f"{value:+.2e}" if sign else f"{value:.2e}"
-    else:
-        text = f"{value:+,.{digits}f}" if sign else f"{value:,.{digits}f}"
+        form = ".2e"
+    if sign:
+        form = f"+{form}"
+    return with_unit(f"{value:{form}}", unit)
+
+
+def with_unit(text: str, unit: str) -> str:
+    """``1.5 pp``; without a unit the number alone."""
     return f"{text} {unit}" if unit else text
+
+
+def labelled(words: str, unit: str) -> str:
+    """``accuracy, %``, for an axis or a column; without a unit the words alone."""
+    return f"{words}, {unit}" if unit else words
 
 
 def count(amount: int, noun: str) -> str:
     """``1 round``, ``2 rounds``."""
-    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
+    if amount != 1:
+        noun += "s"
+    return f"{amount} {noun}"
 
 
 def trained_once(controllers: Sequence[str], names: Sequence[str] | None = None) -> list[str]:
@@ -58,19 +75,28 @@ def trained_once(controllers: Sequence[str], names: Sequence[str] | None = None)
 
     An agent that was trained once says nothing about how much others would differ that are trained as it was.
     """
-    known = ("ppo", "plans", "checkpoint", "pretrained")
-    shown = [n for c, n in zip(controllers, names or controllers, strict=True) if c.partition(":")[0] in known]
-    return [f"{', '.join(shown)}: trained once, so the intervals leave out the spread of training."] if shown else []
+    shown = []
+    for controller, name in zip(controllers, names or controllers, strict=True):
+        kind = controller.partition(":")[0]
+        if kind in ("ppo", "plans", "checkpoint", "pretrained"):
+            shown.append(name)
+    if not shown:
+        return []
+    return [f"{', '.join(shown)}: trained once, so the intervals leave out the spread of training."]
 
 
 def duration(seconds: float) -> str:
     """Formats whole seconds as ``45s``, ``2m05s`` or ``1h02m``."""
     if not 0 <= seconds < 1e9:
         return number(seconds, 0, "s")
+    # Rounded first, so that 59.9 seconds are 1m00s.
     minutes, rest = divmod(round(seconds), 60)
     if minutes == 0:
         return f"{rest}s"
-    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m"
 
 
 def plain(value: Any) -> Any:
@@ -80,7 +106,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return list(map(plain, value))
     return value
 
 

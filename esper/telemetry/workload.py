@@ -38,11 +38,13 @@ class Phase:
 
     @property
     def left(self) -> float:
+        """Units to come."""
         left = self.total - self.done
         return left if left > ROUNDING * self.total else 0.0
 
     def pace(self, guess: float) -> float:
         """Returns the seconds per unit: what was measured, mixed with the guess as long as that is little."""
+        # The guess counts as that many units that were measured.
         trust = TRUST * self.total
         return (guess * trust + self.seconds) / (trust + self.timed)
 
@@ -64,14 +66,18 @@ class Workload:
         """Whether :meth:`repeat` was called."""
         self.current: str | None = None
         """Name of the phase that work was last done in."""
-        self.started = self._since = clock()
+        self.started = clock()
+        self._since = self.started
 
     def add(self, phases: Iterable[Phase]) -> None:
         """Adds work; phases of the same name become one."""
-        for phase in () if self.complete else phases:
-            if known := self.phases.get(phase.name):
+        if self.complete:
+            return
+        for phase in phases:
+            known = self.phases.get(phase.name)
+            if known is not None:
                 known.total += phase.total
-            elif phase.total > 0:
+            elif phase.total > 0:  # a phase without work is not shown
                 self.phases[phase.name] = phase
 
     def repeat(self, times: int) -> None:
@@ -82,7 +88,8 @@ class Workload:
 
     def start(self) -> None:
         """Begins to measure: what came before was not work."""
-        self.started = self._since = self.clock()
+        self.started = self.clock()
+        self._since = self.started
 
     def pause(self) -> None:
         """Ends time that was not work, such as that of setting up hosts: it says nothing about the pace."""
@@ -93,11 +100,16 @@ class Workload:
         if not units:
             self.pause()
             return
-        now, phase = self.clock(), self.phases.get(name)
-        seconds, self._since = now - self._since, now
+        # Also for a phase that was not planned, whose time must not count for the next one.
+        now = self.clock()
+        seconds = now - self._since
+        self._since = now
+        phase = self.phases.get(name)
         if phase is None:
             return
-        phase.done, phase.timed, phase.seconds = phase.done + units, phase.timed + units, phase.seconds + seconds
+        phase.done += units
+        phase.timed += units
+        phase.seconds += seconds
         self.current = name
         if self.report is not None:
             try:
@@ -106,23 +118,26 @@ class Workload:
                 self.report = None
                 logger.warning("progress is no longer shown: %s: %s", type(error).__name__, error)
 
-    def counter(self, name: str, each: float = 1.0) -> Callable[[int], None]:
-        """Returns what counts a number of epochs of hosts, of ``each`` units."""
-        return lambda epochs: self.advance(name, each * epochs)
+    def counter(self, name: str, an_epoch: float = 1.0) -> Callable[[int], None]:
+        """Returns a function that counts epochs of hosts, each of ``an_epoch`` units."""
+        return lambda epochs: self.advance(name, an_epoch * epochs)
 
     def settle(self, name: str, until: float) -> None:
-        """Counts what is missing to ``until`` units of a phase, because it turned out to be less work."""
-        if phase := self.phases.get(name):
+        """Counts the units of a phase that are missing to ``until``, because it turned out to be less work."""
+        phase = self.phases.get(name)
+        if phase is not None:
             self.advance(name, max(0.0, until - phase.done))
 
     def skip(self, name: str, units: float) -> None:
         """Notes units that an earlier process has done."""
-        if phase := self.phases.get(name):
+        phase = self.phases.get(name)
+        if phase is not None:
             phase.done += units
 
     def done(self, name: str) -> float:
         """Returns the units of a phase that are done."""
-        return self.phases[name].done if name in self.phases else 0.0
+        phase = self.phases.get(name)
+        return 0.0 if phase is None else phase.done
 
     @property
     def elapsed(self) -> float:
@@ -131,29 +146,46 @@ class Workload:
 
     def seconds_left(self) -> float | None:
         """Estimates the seconds that all phases still take; None before anything was planned and measured."""
-        left = [self._left(phase) for phase in self.phases.values()]
-        return None if None in left or not left else sum(seconds for seconds in left if seconds is not None)
+        known = [seconds for seconds in map(self._left, self.phases.values()) if seconds is not None]
+        # A phase of unknown length makes the whole unknown.
+        if not known or len(known) < len(self.phases):
+            return None
+        return sum(known)
 
     def by_phase(self) -> dict[str, float]:
         """Returns the estimated seconds that each phase still takes, as far as they are known."""
-        known = {name: self._left(phase) for name, phase in self.phases.items()}
-        return {name: seconds for name, seconds in known.items() if seconds}
+        known = {}
+        for name, phase in self.phases.items():
+            seconds = self._left(phase)
+            if seconds:
+                known[name] = seconds
+        return known
 
     def _left(self, phase: Phase) -> float | None:
+        """Estimates the seconds that a phase still takes; None if nothing like it was measured."""
         if not phase.left:
             return 0.0
-        guess = phase.guess
+        guess = self._pace_of_hosts() if phase.guess is None else phase.guess
         if guess is None:
-            hosts = [other for other in self.phases.values() if other.guess is None]
-            timed = sum(other.timed for other in hosts)
-            guess = sum(other.seconds for other in hosts) / timed if timed else None
-        return None if guess is None else phase.left * phase.pace(guess)
+            return None
+        return phase.left * phase.pace(guess)
+
+    def _pace_of_hosts(self) -> float | None:
+        """Returns the seconds per unit in all phases that train hosts; None before any was measured."""
+        hosts = [phase for phase in self.phases.values() if phase.guess is None]
+        timed = sum(phase.timed for phase in hosts)
+        if not timed:
+            return None
+        return sum(phase.seconds for phase in hosts) / timed
 
     @property
     def part(self) -> float:
         """The part of all work that is done, 0 to 1, by time as far as that can be estimated."""
-        left, elapsed = self.seconds_left(), self.elapsed
-        return 0.0 if left is None or not left + elapsed else elapsed / (left + elapsed)
+        left = self.seconds_left()
+        elapsed = self.elapsed
+        if left is None or not left + elapsed:
+            return 0.0
+        return elapsed / (left + elapsed)
 
 
 def work_of(alone: bool) -> float:

@@ -160,7 +160,7 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "p values are not corrected",
             "esper/evaluation/statistics.py",
-            "np.arange(len(values), 0, -1) * values[order]",
+            "factors * values[order]",
             "values[order]",
             "tests/evaluation/test_statistics.py::test_holm_known_values",
         ),
@@ -185,8 +185,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a limit of the alarms is not in the config",
             "esper/telemetry/anomaly.py",
-            "        high, low = self.limits.ratio_high, self.limits.ratio_low\n",
-            "        high, low = 10.0, self.limits.ratio_low\n",
+            "        high = self.limits.ratio_high\n",
+            "        high = 10.0\n",
             "tests/ppo/test_anomaly.py::test_every_limit_is_in_the_configuration",
         ),
     ],

@@ -157,8 +157,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a saved host forgets how its seeds were blended",
             "esper/files/grown_host.py",
-            "seed_of(blueprints[name], STYLES[seed.style].operator,",
-            'seed_of(blueprints[name], STYLES["LINEAR_ADD"].operator,',
+            "        operator = STYLES[seed.style].operator\n",
+            '        operator = STYLES["LINEAR_ADD"].operator\n',
             "tests/files/test_grown_host.py::test_every_style_comes_back",
         ),
     ],
@@ -295,8 +295,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "the alarm of entropies compares with the wrong side",
             "esper/telemetry/anomaly.py",
-            "choices >= self.limits.min_choices and entropy < self.limits.entropy",
-            "choices >= self.limits.min_choices and entropy < -self.limits.entropy",
+            "choices >= limits.min_choices and entropy < limits.entropy",
+            "choices >= limits.min_choices and entropy < -limits.entropy",
             "tests/ppo/test_anomaly.py::test_the_entropy_warning_of_each_head_fires_at_entropies_that_training_reaches",
         ),
         Fault(
@@ -320,7 +320,7 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "the larger mean wins",
             "esper/evaluation/statistics.py",
-            "        if self.few or not p < ALPHA or not self.interval.excludes(0.0):",
+            "        if self.few or not significant:",
             "        if self.few:",
             "tests/evaluation/test_statistics.py::test_the_larger_average_is_no_winner_by_itself",
         ),

@@ -47,7 +47,10 @@ class BackgroundSink:
     ) -> None:
         if capacity < 1 or patience < 0:
             raise ValueError(f"capacity must be at least 1 and patience at least 0, got {capacity} and {patience}")
-        self.inner, self.capacity, self.patience, self.wants = inner, capacity, patience, wants
+        self.inner = inner
+        self.capacity = capacity
+        self.patience = patience
+        self.wants = wants
         self._queue: SimpleQueue[Event | None] = SimpleQueue()  # None marks the end
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
@@ -66,7 +69,9 @@ class BackgroundSink:
 
     def handle(self, event: Event) -> None:
         """Queues the event, or counts it as dropped. Raises EventsLost once ``inner`` has failed."""
-        if self._process != os.getpid() or (self.wants is not None and type(event) not in self.wants):
+        if self._process != os.getpid():
+            return
+        if self.wants is not None and type(event) not in self.wants:
             return
         if self._failure is not None:
             self._closed = True  # nothing is left to wait for

@@ -32,15 +32,21 @@ class ConsoleSink(Sink):
     """
 
     def __init__(self, console: Console, work: Workload | None = None) -> None:
-        self._console, self._view, self.work = console, RunView(), work or Workload()
+        self._console = console
+        self._view = RunView()
+        self.work = work or Workload()
         self._told = False
         self.work.report = self._worked
 
     def _worked(self, work: Workload) -> None:
         """Prints once what the run does and how long that takes, as soon as it can be estimated."""
-        if self._told or work.elapsed < MIN_MEASURED or (left := work.seconds_left()) is None:
+        if self._told or work.elapsed < MIN_MEASURED:
+            return
+        left = work.seconds_left()
+        if left is None:
             return
         self._told = True
+        # A run that is about to end needs no estimate.
         if left >= MIN_MEASURED:
             parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in work.by_phase().items())
             self.print(f"about {duration(left)} left: {parts}")
@@ -51,7 +57,8 @@ class ConsoleSink(Sink):
 
     def _tell(self, event: Event) -> None:
         left = self.work.seconds_left()
-        for line in lines(event, self._view, f"  ETA {duration(left)}" if left else ""):
+        eta = f"  ETA {duration(left)}" if left else ""
+        for line in lines(event, self._view, eta):
             self.print(line)
 
     def start(self) -> None:
@@ -70,14 +77,16 @@ def lines(event: Event, view: RunView, eta: str) -> list[str]:
             return _header(event)
         case events.BaselineMeasured():
             hosts = count(event.episodes, "host")
-            final = f"final validation {view.score.name} {view.score.value(event.accuracy[-1], 1)}"
-            return [f"baseline: {hosts} left alone, {final}"]
+            final = view.score.value(event.accuracy[-1], 1)
+            return [f"baseline: {hosts} left alone, final validation {view.score.name} {final}"]
         case events.PracticeRound() if event.round == event.rounds or event.round % max(1, event.rounds // 4) == 0:
             return [practice(event) + eta]
         case events.RunResumed():
-            within = f", {count(event.epochs, 'epoch')} into the next round" if event.epochs else ""
+            resumed = f"resumed after round {event.round}/{event.rounds}"
+            if event.epochs:
+                resumed += f", {count(event.epochs, 'epoch')} into the next round"
             warnings = [f"  warning: {warning}" for warning in event.warnings]
-            return [f"resumed after round {event.round}/{event.rounds}{within}", *warnings, *_execution(event)]
+            return [resumed, *warnings, *_execution(event)]
         case events.StepsNotCaptured():
             return [f"steps not captured: {event.reason}"]
         case events.RoundCompleted():
@@ -93,8 +102,8 @@ def lines(event: Event, view: RunView, eta: str) -> list[str]:
             return [f"  warning, round {event.round}: {event.found}; try: {event.advice}"]
         case events.ArmPlayed():
             score = view.score.value(event.test_accuracy, 1)
-            what = f"{event.controller}, test {view.score.name} {score}"
-            return [f"comparing, round {event.round}/{event.rounds}: {what}{eta}"]
+            result = f"{event.controller}, test {view.score.name} {score}"
+            return [f"comparing, round {event.round}/{event.rounds}: {result}{eta}"]
         case events.GovernorRollback() | events.SeedCut() | events.MicroBatchHalved():
             place, what, why = incident(event)
             return [f"{what}: {place}: {why}"]
@@ -102,32 +111,41 @@ def lines(event: Event, view: RunView, eta: str) -> list[str]:
 
 
 def _header(event: events.RunStarted) -> list[str]:
-    rounds, hosts = count(event.rounds, "round"), count(event.n_envs, "host")
-    split = f"each batch is split into {event.micro_batches} micro-batches; BatchNorm uses the statistics of each"
-    return [
+    rounds = count(event.rounds, "round")
+    hosts = count(event.n_envs, "host")
+    header = [
         f"task {event.task}, controller {event.controller}, seed {event.seed}",
         f"{rounds} of {hosts}, {count(event.episode_length, 'epoch')} each",
         f"host: {event.host_parameters:,} parameters, slots {', '.join(event.slots)}",
         f"blueprints: {', '.join(event.blueprints)}",
         *_execution(event, f", {event.precision}"),
-        *([split] if event.micro_batches > 1 else []),
-        *([f"copies of hosts in pinned memory: {', '.join(event.pinned_copies)}"] if event.pinned_copies else []),
-        f"run folder: {event.folder}",
     ]
+    if event.micro_batches > 1:
+        split = f"each batch is split into {event.micro_batches} micro-batches"
+        header.append(f"{split}; BatchNorm uses the statistics of each")
+    if event.pinned_copies:
+        header.append(f"copies of hosts in pinned memory: {', '.join(event.pinned_copies)}")
+    header.append(f"run folder: {event.folder}")
+    return header
 
 
 def _execution(event: events.RunStarted | events.RunResumed, precision: str = "") -> list[str]:
+    """Returns the lines about how steps are executed; ``precision`` follows the tier."""
     execution = []
     if event.tier is not None:
-        why = "" if event.tier_refused is None else f"; the configured tier cannot be used: {event.tier_refused}"
-        execution.append(f"steps: {event.tier}{precision}{why}")
+        steps = f"steps: {event.tier}{precision}"
+        if event.tier_refused is not None:
+            steps += f"; the configured tier cannot be used: {event.tier_refused}"
+        execution.append(steps)
     if event.cublas_workspace is not None:
         execution.append(f"cuBLAS workspaces: {event.cublas_workspace}")
     return execution
 
 
 def _round(event: events.RoundCompleted, view: RunView, eta: str) -> str:
-    speed = f"{event.images_per_second:,.0f} images/s" if event.samples else f"{event.epochs_per_second:,.0f} epochs/s"
+    speed = f"{event.epochs_per_second:,.0f} epochs/s"
+    if event.samples:
+        speed = f"{event.images_per_second:,.0f} images/s"
     return (
         f"round {event.round}/{event.rounds}  {accuracies(event, view)}  {event.fossils:.1f} fossils per host  "
         f"{count(event.rollbacks, 'rollback')}  {speed}{eta}"

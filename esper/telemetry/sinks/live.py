@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -48,7 +49,8 @@ class LiveSink(ConsoleSink):
         """Removes the view; prints the last round as a line, unless it was the run's final one."""
         self.work.report = None
         self._live.stop()
-        if (last := self._view.last(events.RoundCompleted)) and last.round < last.rounds:
+        last = self._view.last(events.RoundCompleted)
+        if last is not None and last.round < last.rounds:
             self._tell(last)
 
     def _worked(self, work: Workload) -> None:
@@ -57,42 +59,54 @@ class LiveSink(ConsoleSink):
 
     def _draw(self, always: bool) -> None:
         now = time.perf_counter()
-        if not self._live.is_started or (now - self._drawn < REFRESH_SECONDS and not always):
+        fresh = now - self._drawn < REFRESH_SECONDS
+        if not self._live.is_started or (fresh and not always):
             return
         self._drawn = now
         self._live.update(self.picture(), refresh=True)
 
     def picture(self) -> RenderableType:
         """Returns the view as it is now."""
-        view, width, ascii_only = self._view, self._console.width, self._console.options.ascii_only
+        view = self._view
+        width = self._console.width
+        ascii_only = self._console.options.ascii_only
         blocks = picture.ASCII_BLOCKS if ascii_only else picture.BLOCKS
         wide = width >= picture.WIDE
-        half = (width - 2) // 2 if wide else width
-        last = view.last(events.RoundCompleted)
-        seeds = status.worths(view, most=1)
-        here = [
+        half = (width - 2) // 2 if wide else width  # two columns lie between the sides
+        left = [
             (shorten(view.score.name, picture.HEAD - 1), picture.curves(view, half, blocks)),
             ("slots", picture.slots(view, half, ascii_only)),
-            *([("hosts", picture.hosts(view))] if wide else []),
         ]
-        beside = [
-            picture.plain(*(seeds if seeds[1] else status.blueprints(view))),
+        if wide:
+            left.append(("hosts", picture.hosts(view)))
+        # The worths of seeds say more than their number, once they are known.
+        seeds = status.worths(view, most=1)
+        if not seeds[1]:
+            seeds = status.blueprints(view)
+        right = [
+            picture.plain(*seeds),
             ("agent", picture.agent(view, half, blocks)),
             picture.plain(*status.warnings(view)),
             picture.plain(*status.time(view)),
-            picture.plain("rate", [status.rates(last)] if last else []),
         ]
-        columns = [[picture.part(head, lines) for head, lines in side if lines] for side in (here, beside)]
+        last = view.last(events.RoundCompleted)
+        if last is not None:
+            right.append(picture.plain("rate", [status.rates(last)]))
         progress = picture.progress(view, self.work, width)
         # Last, so that the ^C of an interrupt is not echoed behind a full line: it would wrap, and the view scroll.
         end = Text("")
         if not wide:
-            return Group(*progress, *columns[0], *columns[1], end)
+            return Group(*progress, *_parts(left), *_parts(right), end)
         table = Table.grid(padding=(0, 2), expand=True)
         table.add_column(ratio=1)
         table.add_column(ratio=1)
-        table.add_row(Group(*columns[0]), Group(*columns[1]))
+        table.add_row(Group(*_parts(left)), Group(*_parts(right)))
         return Group(*progress, table, end)
+
+
+def _parts(sections: Iterable[tuple[str, list[Text]]]) -> list[Table]:
+    """Returns the sections that have any lines."""
+    return [picture.part(head, lines) for head, lines in sections if lines]
 
 
 def progress_sink() -> ConsoleSink:

@@ -14,7 +14,11 @@ from esper.telemetry.span import PHASES
 TABLES = {"phase": "phase_seconds", "memory": "memory"}
 """Fields that have a column for each of their entries, by the prefix of these columns."""
 PLAIN_COLUMNS = tuple(field.name for field in dataclasses.fields(RoundCompleted) if field.name not in TABLES.values())
-COLUMNS = (*PLAIN_COLUMNS, *(f"phase/{phase}" for phase in PHASES), *(f"memory/{kind}" for kind in MEMORY))
+COLUMNS = (
+    *PLAIN_COLUMNS,
+    *(f"phase/{phase}" for phase in PHASES),
+    *(f"memory/{kind}" for kind in MEMORY),
+)
 
 
 class MetricsCsvSink(FileSink):
@@ -30,6 +34,7 @@ class MetricsCsvSink(FileSink):
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
+        # The file is open for appending, so that its position is at the end.
         self._file.seek(0)
         header = next(csv.reader(self._file), None)
         if header is not None and header != list(COLUMNS):
@@ -42,10 +47,14 @@ class MetricsCsvSink(FileSink):
             self._writer.writeheader()
 
     def handle(self, event: Event) -> None:
-        if isinstance(event, RoundCompleted):
-            row = {name: getattr(event, name) for name in PLAIN_COLUMNS}
-            row |= {f"phase/{phase}": seconds for phase, seconds in event.phase_seconds.items()}
-            row |= {f"memory/{kind}": held for kind, held in by_kind(event.memory).items()}
-            if unknown := sorted(row.keys() - set(COLUMNS)):
-                raise ValueError(f"unknown columns {', '.join(unknown)}; known: {', '.join(COLUMNS)}")
-            self._writer.writerow(row)
+        if not isinstance(event, RoundCompleted):
+            return
+        row = {name: getattr(event, name) for name in PLAIN_COLUMNS}
+        for phase, seconds in event.phase_seconds.items():
+            row[f"phase/{phase}"] = seconds
+        for kind, held in by_kind(event.memory).items():
+            row[f"memory/{kind}"] = held
+        unknown = sorted(row.keys() - set(COLUMNS))
+        if unknown:
+            raise ValueError(f"unknown columns {', '.join(unknown)}; known: {', '.join(COLUMNS)}")
+        self._writer.writerow(row)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -16,20 +15,36 @@ from esper.telemetry.stages import STAGE_COLORS, STAGE_WORDS
 from esper.telemetry.text import clean, duration, number
 from esper.telemetry.workload import Workload
 
-BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.,-=+*#"
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII_BLOCKS = "_.,-=+*#"
 HEAD = 12
 WIDE = 140
 """Columns from which parts stand side by side."""
-GROWN, ALONE = "bold #009e73", "#888888"
+FIGURES = {
+    "entropy": "entropy",
+    "KL": "approx_kl",
+    "clipped": "clip_fraction",
+    "expl. var.": "explained_variance",
+}
+"""Figures of an update that are shown, and their fields."""
+GROWN = "bold #009e73"
+ALONE = "#888888"
 
 
 def spark(values: Sequence[float], width: int, low: float, high: float, blocks: str = BLOCKS) -> str:
     """Returns the values as blocks between ``low`` and ``high``, squeezed into ``width`` characters; "" without any."""
     columns = min(width, len(values))
-    shown = [values[(column + 1) * len(values) // columns - 1] for column in range(columns)]
-    step = (high - low) / (len(blocks) - 1)
-    heights = [round((value - low) / step) if step > 0 and math.isfinite(value) else 0 for value in shown]
-    return "".join(blocks[min(len(blocks) - 1, max(0, height))] for height in heights)
+    highest = len(blocks) - 1
+    step = (high - low) / highest
+    line = ""
+    for column in range(columns):
+        # The last of the values that share this column.
+        value = values[(column + 1) * len(values) // columns - 1]
+        height = 0
+        if step > 0 and math.isfinite(value):
+            height = round((value - low) / step)
+        line += blocks[min(highest, max(0, height))]
+    return line
 
 
 def part(head: str, lines: Iterable[Text]) -> Table:
@@ -45,10 +60,11 @@ def part(head: str, lines: Iterable[Text]) -> Table:
 def progress(view: RunView, work: Workload, width: int) -> list[Table | Text]:
     """The part of the run that is done, the time that the rest takes, and the phases of the run."""
     left = work.seconds_left()
-    row = Table.grid(padding=(0, 2))
     remaining = "estimating the rest" if left is None else f"about {duration(left)} left"
     bar = ProgressBar(total=1.0, completed=work.part, width=max(10, min(60, width - 44)))
-    row.add_row(bar, Text(f"{work.part:4.0%}  {duration(work.elapsed)} so far, {remaining}", no_wrap=True))
+    words = f"{work.part:4.0%}  {duration(work.elapsed)} so far, {remaining}"
+    row = Table.grid(padding=(0, 2))
+    row.add_row(bar, Text(words, no_wrap=True))
     return [row, phases(view, work)]
 
 
@@ -56,59 +72,90 @@ def phases(view: RunView, work: Workload) -> Text:
     """The phases of the run in their order: done, under way, to come."""
     line = Text()
     for name, phase in work.phases.items():
-        words, numbered = name, name == "rounds" and view.rounds > 0
-        if numbered:
-            words = f"round {min(view.done + 1, view.rounds)}/{view.rounds}" if phase.done else f"{view.rounds} rounds"
         style = "dim"
         if not phase.left:
-            words, style = f"{name} done", "green"
+            style = "green"
         elif name == work.current:
             style = "bold cyan"
-            if not numbered:
-                words = f"{name} {phase.done / phase.total:.0%}"
-        line.append(f"{' > ' if line else ''}", "dim").append(words, style)
+        if line:
+            line.append(" > ", "dim")
+        line.append(_phase(view, work, name), style)
     return line
+
+
+def _phase(view: RunView, work: Workload, name: str) -> str:
+    """Returns the name of a phase, and how far it is."""
+    phase = work.phases[name]
+    if not phase.left:
+        return f"{name} done"
+    if name == "rounds" and view.rounds > 0:
+        if not phase.done:
+            return f"{view.rounds} rounds"
+        return f"round {min(view.done + 1, view.rounds)}/{view.rounds}"
+    if name == work.current:
+        return f"{name} {phase.done / phase.total:.0%}"
+    return name
 
 
 def curves(view: RunView, width: int, blocks: str) -> list[Text]:
     """The accuracy, or other score, with and without growth: by epoch of this round, and by round."""
     lines: list[Text] = []
     room = max(8, min(40, width - HEAD - 50))
-    grown, alone = view.curve, view.alone_curve
+    grown = view.curve
     if grown:
-        epoch = max(view.curve_epochs)
-        lines += _pair(view, f"epoch {epoch}, validation", grown, alone if view.alone else [], room, blocks)
-    rounds = list(view.completed)
-    if rounds:
-        tested = rounds[-1].test_accuracy is not None and rounds[-1].alone_test_accuracy is not None
-        pairs = [
-            (e.test_accuracy, e.alone_test_accuracy) if tested else (e.committed_accuracy, e.baseline_accuracy)
-            for e in rounds
-        ]
-        known = [(a, b) for a, b in pairs if a is not None and b is not None]
-        others = [b for _, b in known] if view.alone or tested else []
-        label = f"round {rounds[-1].round}, {'test' if tested else 'validation'}"
-        lines += _pair(view, label, [a for a, _ in known], others, room, blocks)
+        label = f"epoch {max(view.curve_epochs)}, validation"
+        alone = view.alone_curve if view.alone else []
+        lines += _pair(view, label, grown, alone, room, blocks)
+    if view.completed:
+        last = view.completed[-1]
+        tested = last.test_accuracy is not None and last.alone_test_accuracy is not None
+        if tested:
+            label = f"round {last.round}, test"
+            grown, alone = _tests(view)
+        else:
+            label = f"round {last.round}, validation"
+            grown = [event.committed_accuracy for event in view.completed]
+            alone = [event.baseline_accuracy for event in view.completed] if view.alone else []
+        lines += _pair(view, label, grown, alone, room, blocks)
     return lines
+
+
+def _tests(view: RunView) -> tuple[list[float], list[float]]:
+    """Returns the test accuracies of grown hosts and of hosts left alone, of the rounds that have both."""
+    grown = []
+    alone = []
+    for event in view.completed:
+        if event.test_accuracy is not None and event.alone_test_accuracy is not None:
+            grown.append(event.test_accuracy)
+            alone.append(event.alone_test_accuracy)
+    return grown, alone
 
 
 def _pair(
-    view: RunView, label: str, grown: Sequence[float], alone: Sequence[float], room: int, blocks: str
+    view: RunView,
+    label: str,
+    grown: Sequence[float],
+    alone: Sequence[float],
+    room: int,
+    blocks: str,
 ) -> list[Text]:
-    low, high = min((*grown, *alone)), max((*grown, *alone))
+    """Two curves on one scale, each with its last value; ``alone`` may be empty."""
+    low = min((*grown, *alone))
+    high = max((*grown, *alone))
     score = view.score
-    lines = [
-        Text.assemble(
-            (f"{spark(grown, room, low, high, blocks):{room}s}", GROWN),
-            f" {score.value(grown[-1], 1)} ",
-            ("grown", GROWN),
-            f", {label}" + (f": {score.difference(grown[-1] - alone[-1], 1)}" if alone else ""),
-        )
-    ]
-    if alone:
-        shown = f"{spark(alone, room, low, high, blocks):{room}s}"
-        lines.append(Text.assemble((shown, ALONE), f" {score.value(alone[-1], 1)} ", ("without growth", ALONE)))
-    return lines
+    line = Text()
+    line.append(spark(grown, room, low, high, blocks).ljust(room), GROWN)
+    line.append(f" {score.value(grown[-1], 1)} ")
+    line.append("grown", GROWN)
+    line.append(f", {label}")
+    if not alone:
+        return [line]
+    line.append(f": {score.difference(grown[-1] - alone[-1], 1)}")
+    below = Text()
+    below.append(spark(alone, room, low, high, blocks).ljust(room), ALONE)
+    below.append(f" {score.value(alone[-1], 1)} ")
+    below.append("without growth", ALONE)
+    return [line, below]
 
 
 def slots(view: RunView, width: int, ascii_only: bool) -> list[Text]:
@@ -118,18 +165,27 @@ def slots(view: RunView, width: int, ascii_only: bool) -> list[Text]:
     if not total:
         return []
     room = max(8, min(60, width - HEAD - 2))
-    bar, names = Text(), Text()
-    shares = [(stage, counts[stage]) for stage in STAGE_WORDS if counts[stage]]
-    ends = [round(room * end / total) for end in accumulate(seeds for _, seeds in shares)]
-    start = 0
-    for (stage, seeds), end in zip(shares, ends, strict=True):
-        bar.append(STAGE_WORDS[stage][0].upper() * (end - start), f"black on {STAGE_COLORS[stage]}")
-        names.append(f"{'  ' if names else ''}").append(f" {seeds} ", f"black on {STAGE_COLORS[stage]}")
-        names.append(f" {STAGE_WORDS[stage]}")
-        start = end
-    free = total - sum(seeds for _, seeds in shares)
-    bar.append(("." if ascii_only else "·") * (room - start), "dim")
-    return [bar, names.append(f"{'  ' if names else ''}{free} free", "dim")]
+    bar = Text()
+    names = Text()
+    planted = 0
+    for stage, word in STAGE_WORDS.items():
+        seeds = counts[stage]
+        if not seeds:
+            continue
+        # The ends of parts are rounded, not their lengths, which then add up.
+        planted += seeds
+        end = round(room * planted / total)
+        style = f"black on {STAGE_COLORS[stage]}"
+        bar.append(word[0].upper() * (end - len(bar)), style)
+        if names:
+            names.append("  ")
+        names.append(f" {seeds} ", style)
+        names.append(f" {word}")
+    dot = "." if ascii_only else "·"
+    bar.append(dot * (room - len(bar)), "dim")
+    gap = "  " if names else ""
+    names.append(f"{gap}{total - planted} free", "dim")
+    return [bar, names]
 
 
 def hosts(view: RunView, most: int = status.MAX_HOSTS) -> list[Text]:
@@ -138,33 +194,34 @@ def hosts(view: RunView, most: int = status.MAX_HOSTS) -> list[Text]:
     for env, epoch in sorted(view.hosts.items())[:most]:
         line = Text(f"host {env:<3d}")
         for slot, stage in epoch.stages.items():
-            seed = (view.planted.get((env, slot)) or "seed") if stage in STAGE_WORDS else "-"
-            style = f"black on {STAGE_COLORS[stage]}" if stage in STAGE_WORDS else "dim"
-            line.append(f" {clean(seed, 12):12s}", style).append(" ")
+            seed = "-"
+            style = "dim"
+            if stage in STAGE_WORDS:
+                seed = view.planted.get((env, slot)) or "seed"
+                style = f"black on {STAGE_COLORS[stage]}"
+            line.append(f" {clean(seed, 12):12s}", style)
+            line.append(" ")
         lines.append(line)
     return lines
 
 
 def agent(view: RunView, width: int, blocks: str) -> list[Text]:
     """The last update of the agent, with the history of each figure."""
-    updates = list(view.updates)
-    if not updates:
+    if not view.updates:
         return []
-    history: dict[str, list[float]] = {
-        "return": [event.mean_return for event in view.completed],
-        "entropy": [update.entropy for update in updates],
-        "KL": [update.approx_kl for update in updates],
-        "clipped": [update.clip_fraction for update in updates],
-        "expl. var.": [update.explained_variance for update in updates],
-    }
-    columns = max(1, min(len(history), (width - HEAD) // 33))
+    history: dict[str, list[float]] = {"return": [event.mean_return for event in view.completed]}
+    for name, field in FIGURES.items():
+        history[name] = [getattr(update, field) for update in view.updates]
     cells = []
     for name, values in history.items():
         if values:
             line = spark(values, 12, min(values), max(values), blocks)
             cells.append(f"{name:10s} {line:12s} {number(values[-1], 3):>8s}")
+    # A cell takes 33 characters with the space behind it.
+    columns = max(1, min(len(history), (width - HEAD) // 33))
     return [Text("  ".join(cells[start : start + columns])) for start in range(0, len(cells), columns)]
 
 
 def plain(head: str, lines: Iterable[str]) -> tuple[str, list[Text]]:
+    """Returns a heading and its lines as text of the view."""
     return head, [Text(clean(line, status.MAX_LINE)) for line in lines]

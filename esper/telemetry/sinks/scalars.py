@@ -16,25 +16,52 @@ from esper.telemetry.event import (
     RunCompleted,
 )
 
-TAGS = {
-    PolicyUpdated: {
-        "losses": "policy_loss value_loss entropy approx_kl explained_variance",
-        "ppo": "gradient_norm entropy_coefficient reward_scale minibatches skipped_minibatches ratio_max ratio_min",
-        "charts": "learning_rate",
-    },
-    RoundCompleted: {
-        "esper": "committed_accuracy baseline_accuracy test_accuracy alone_test_accuracy fossils rollbacks "
-        "illegal_actions images_per_second"
-    },
+TAGS: dict[type[Event], tuple[str, ...]] = {
+    PolicyUpdated: (
+        "losses/policy_loss",
+        "losses/value_loss",
+        "losses/entropy",
+        "losses/approx_kl",
+        "losses/explained_variance",
+        "ppo/gradient_norm",
+        "ppo/entropy_coefficient",
+        "ppo/reward_scale",
+        "ppo/minibatches",
+        "ppo/skipped_minibatches",
+        "ppo/ratio_max",
+        "ppo/ratio_min",
+        "charts/learning_rate",
+        "losses/clipfrac",
+    ),
+    RoundCompleted: (
+        "esper/committed_accuracy",
+        "esper/baseline_accuracy",
+        "esper/test_accuracy",
+        "esper/alone_test_accuracy",
+        "esper/fossils",
+        "esper/rollbacks",
+        "esper/illegal_actions",
+        "esper/images_per_second",
+        "charts/episodic_return",
+        "charts/SPS",
+    ),
 }
-"""Fields that are scalars named like themselves, by event and first part of the tag."""
+"""Tags of an event's fields; the last part is the name of the field, unless it is renamed."""
 RENAMED = {
-    PolicyUpdated: {"losses/clipfrac": "clip_fraction"},
-    RoundCompleted: {"charts/episodic_return": "mean_return", "charts/SPS": "epochs_per_second"},
+    "losses/clipfrac": "clip_fraction",
+    "charts/episodic_return": "mean_return",
+    "charts/SPS": "epochs_per_second",
 }
-"""Other tags and their fields."""
+"""Fields of the other tags."""
 KINDS: frozenset[type[Event]] = frozenset(
-    (RoundCompleted, RanksWaited, PolicyUpdated, PracticeRound, AnomalyDetected, RunCompleted)
+    (
+        RoundCompleted,
+        RanksWaited,
+        PolicyUpdated,
+        PracticeRound,
+        AnomalyDetected,
+        RunCompleted,
+    )
 )
 """Events that have scalars."""
 PRACTICE = "practice/episodic_return"
@@ -55,13 +82,19 @@ class Scalars:
             case RoundCompleted():
                 self.steps += event.epochs
                 self._cut_short = event.round < event.rounds
-                length = {"charts/episodic_length": event.epochs / event.episodes} if event.episodes else {}
-                phases = {f"seconds/{phase}": seconds for phase, seconds in event.phase_seconds.items()}
-                memory = {f"memory/{name}": float(held) for name, held in event.memory.items()}
-                return {**_fields(event), **length, **phases, **memory}
+                scalars = _fields(event)
+                if event.episodes:
+                    scalars["charts/episodic_length"] = event.epochs / event.episodes
+                for phase, seconds in event.phase_seconds.items():
+                    scalars[f"seconds/{phase}"] = seconds
+                for name, held in event.memory.items():
+                    scalars[f"memory/{name}"] = float(held)
+                return scalars
             case PolicyUpdated():
-                heads = {f"entropy/{head}": value for head, value in event.choice_entropies.items()}
-                return {**_fields(event), **heads}
+                scalars = _fields(event)
+                for head, entropy in event.choice_entropies.items():
+                    scalars[f"entropy/{head}"] = entropy
+                return scalars
             case RanksWaited() if event.seconds:
                 return {f"ranks/waited_{rank}": share / event.seconds for rank, share in enumerate(event.waited)}
             case AnomalyDetected():
@@ -73,6 +106,10 @@ class Scalars:
 
 def _fields(event: RoundCompleted | PolicyUpdated) -> dict[str, float]:
     """Returns the measured values by tag; fields that are None are left out."""
-    tags = {f"{group}/{name}": name for group, names in TAGS[type(event)].items() for name in names.split()}
-    values = {tag: getattr(event, field) for tag, field in {**tags, **RENAMED[type(event)]}.items()}
-    return {tag: float(value) for tag, value in values.items() if value is not None}
+    scalars = {}
+    for tag in TAGS[type(event)]:
+        _, _, name = tag.partition("/")
+        value = getattr(event, RENAMED.get(tag, name))
+        if value is not None:  # not measured, or not in an older log
+            scalars[tag] = float(value)
+    return scalars

@@ -29,7 +29,9 @@ class TensorBoardSink:
     wants = KINDS
 
     def __init__(self, folder: str | Path, steps: int = 0, resumed: bool = False, config: str = "") -> None:
-        self.folder, self.resumed, self.config = Path(folder), resumed, config
+        self.folder = Path(folder)
+        self.resumed = resumed
+        self.config = config
         self.scalars = Scalars(steps)
         self._writers: dict[str, SummaryWriter] = {}
 
@@ -41,24 +43,29 @@ class TensorBoardSink:
         for tag, value in self.scalars.of(event).items():
             writer.add_scalar(tag, value, self.scalars.steps)
         if isinstance(event, RoundCompleted):
-            for each in self._writers.values():
-                each.flush()
+            for open_writer in self._writers.values():
+                open_writer.flush()
 
     def close(self) -> None:
         for writer in self._writers.values():
             writer.close()
 
     def _writer(self, below: str) -> Any:
-        if below not in self._writers:
-            from torch.utils.tensorboard import SummaryWriter  # slow to import, and few runs need it
+        """Returns the writer to the subfolder ``below``, which is opened when it is first needed."""
+        if below in self._writers:
+            return self._writers[below]
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and few runs need it
 
-            # Later steps were written by the interrupted run.
-            purge = self.scalars.steps + 1 if self.resumed and not below else None
-            _wait_for_a_later_name(self.folder / below)
-            writer = self._writers[below] = SummaryWriter(str(self.folder / below), purge_step=purge)
-            if self.config and not self.resumed and not below:
-                writer.add_text("config", "    " + self.config.replace("\n", "\n    "), 0)
-        return self._writers[below]
+        folder = self.folder / below
+        # Later steps were written by the interrupted run.
+        purge = self.scalars.steps + 1 if self.resumed and not below else None
+        _wait_for_a_later_name(folder)
+        writer = SummaryWriter(str(folder), purge_step=purge)
+        self._writers[below] = writer
+        if self.config and not self.resumed and not below:
+            indented = self.config.replace("\n", "\n    ")  # verbatim in Markdown
+            writer.add_text("config", f"    {indented}", 0)
+        return writer
 
 
 def _wait_for_a_later_name(folder: Path) -> None:

@@ -28,7 +28,8 @@ def without_terminal() -> Iterator[None]:
 
     A question would wait in its thread, under the display of the run, for an answer that nobody gives.
     """
-    before, sys.stdin = sys.stdin, io.StringIO()
+    before = sys.stdin
+    sys.stdin = io.StringIO()
     try:
         yield
     finally:
@@ -55,10 +56,20 @@ class TrackerSink:
 
     wants = KINDS
 
-    def __init__(self, library: str, folder: str | Path, project: str, config: dict[str, Any], steps: int = 0) -> None:
+    def __init__(
+        self,
+        library: str,
+        folder: str | Path,
+        project: str,
+        config: dict[str, Any],
+        steps: int = 0,
+    ) -> None:
         if library not in LIBRARIES:
             raise ValueError(f"unknown tracker {library!r}; known: {', '.join(LIBRARIES)}")
-        self.library, self.folder, self.project, self.config = library, Path(folder), project, config
+        self.library = library
+        self.folder = Path(folder)
+        self.project = project
+        self.config = config
         self.state = self.folder / f"{library}.json"
         self.scalars = Scalars(steps)
         self._module: Any = None
@@ -73,7 +84,8 @@ class TrackerSink:
             self._module.log({PRACTICE: event.mean_return, "practice/round": event.round})
             return
         numbers = self.scalars.of(event)
-        position = [self.scalars.steps, ORDER.index(type(event)) if type(event) in ORDER else 0]
+        place = ORDER.index(type(event)) if type(event) in ORDER else 0
+        position = [self.scalars.steps, place]
         if numbers and position > self._sent:
             # Not the library's own step, which must increase: practice would advance it.
             self._module.log({**numbers, STEP: self.scalars.steps})
@@ -86,7 +98,8 @@ class TrackerSink:
     def _begin(self) -> None:
         if self.state.exists():
             state = json.loads(self.state.read_text(encoding="utf-8"))
-            self._id, self._sent = str(state["id"]), [int(place) for place in state["sent"]]
+            self._id = str(state["id"])
+            self._sent = list(map(int, state["sent"]))
         self._module = importlib.import_module(self.library)
         name = self.folder.absolute().name
         identity = {"name": f"{name}-{self._id}"}  # trackio identifies runs by name
