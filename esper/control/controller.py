@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from esper.config import ConfigError
 from esper.lifecycle.stage import STAGES, SeedStage
 from esper.spaces.action import HEADS, ActionSpec, Op
+from esper.spaces.arrays import Bools, Floats, Ints
+from esper.spaces.arrays import Float32s as Float32s
 from esper.spaces.observation import ObservationLayout
 
-Float32s = NDArray[np.float32]
-Masks = Mapping[str, NDArray[np.bool_]]
+Masks = Mapping[str, Bools]
 
 
 class Controller(Protocol):
@@ -28,13 +28,13 @@ class Controller(Protocol):
     log-probabilities [E] of the actions that it has just returned.
     """
 
-    episode: NDArray[np.int64]
+    episode: Ints
     """[E]: number of the episode that each env plays."""
 
     def begin(self) -> None:
         """Starts a new episode in every env."""
 
-    def act(self, observation: Float32s, masks: Masks) -> NDArray[np.int64]:
+    def act(self, observation: Float32s, masks: Masks) -> Ints:
         """Returns actions int64 [E, 8] for observations [E, size] under ``info["action_mask"]``."""
 
     def memory_state(self) -> dict[str, Any]:
@@ -44,19 +44,19 @@ class Controller(Protocol):
         """Continues the episodes in which ``state`` was taken."""
 
 
-def log_prob_of(controller: Controller, n_envs: int) -> NDArray[np.float64] | None:
+def log_prob_of(controller: Controller, n_envs: int) -> Floats | None:
     """Returns the log-probabilities [E] of the actions that ``controller`` has just returned; None if it has none.
 
     Raises ConfigError for another shape.
     """
-    given = getattr(controller, "log_prob", None)
-    if given is None:
+    log_prob = getattr(controller, "log_prob", None)
+    if log_prob is None:
         return None
-    found = np.asarray(given, dtype=np.float64)
-    if found.shape != (n_envs,):
+    values = np.asarray(log_prob, dtype=np.float64)
+    if values.shape != (n_envs,):
         name = type(controller).__name__
-        raise ConfigError(f"log_prob of {name} has shape {list(found.shape)}; expected [{n_envs}], one number per env")
-    return found
+        raise ConfigError(f"log_prob of {name} has shape {list(values.shape)}; expected [{n_envs}], one number per env")
+    return values
 
 
 class PerEnvController(ABC):
@@ -65,12 +65,21 @@ class PerEnvController(ABC):
     EPISODE_STATE: tuple[str, ...] = ()
     """Names of the attributes that hold its state in running episodes: lists of plain values, one per env."""
 
-    def __init__(self, spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int = 0) -> None:
-        self.spec, self.layout, self.n_envs, self.run_seed = spec, layout, n_envs, run_seed
+    def __init__(
+        self,
+        spec: ActionSpec,
+        layout: ObservationLayout,
+        n_envs: int,
+        run_seed: int = 0,
+    ) -> None:
+        self.spec = spec
+        self.layout = layout
+        self.n_envs = n_envs
+        self.run_seed = run_seed
         self.episode = np.full(n_envs, -1)
         self.steps = np.zeros(n_envs, dtype=np.int64)
 
-    def begin(self, mask: NDArray[np.bool_] | None = None) -> None:
+    def begin(self, mask: Bools | None = None) -> None:
         """Starts new episodes in the envs of ``mask`` bool [E]; None for all."""
         for env in range(self.n_envs):
             if mask is None or mask[env]:
@@ -78,20 +87,25 @@ class PerEnvController(ABC):
                 self.steps[env] = 0
                 self.begin_episode(env)
 
-    def act(self, observation: Float32s, masks: Masks) -> NDArray[np.int64]:
+    def act(self, observation: Float32s, masks: Masks) -> Ints:
         actions = np.zeros((self.n_envs, len(HEADS)), dtype=np.int64)
         for env in range(self.n_envs):
-            view = EnvView(self.spec, self.layout, observation[env], {name: mask[env] for name, mask in masks.items()})
+            masks_of_env = {name: mask[env] for name, mask in masks.items()}
+            view = EnvView(self.spec, self.layout, observation[env], masks_of_env)
             actions[env] = self.choose(env, view)
             self.steps[env] += 1
         return actions
 
     def memory_state(self) -> dict[str, Any]:
-        own = {name: copy.deepcopy(getattr(self, name)) for name in self.EPISODE_STATE}
-        return {"episode": self.episode.tolist(), "steps": self.steps.tolist(), "own": own}
+        return {
+            "episode": self.episode.tolist(),
+            "steps": self.steps.tolist(),
+            "own": {name: copy.deepcopy(getattr(self, name)) for name in self.EPISODE_STATE},
+        }
 
     def load_memory_state(self, state: Mapping[str, Any]) -> None:
-        self.episode[:], self.steps[:] = state["episode"], state["steps"]
+        self.episode[:] = state["episode"]
+        self.steps[:] = state["steps"]
         for name in self.EPISODE_STATE:
             setattr(self, name, copy.deepcopy(state["own"][name]))
 
@@ -99,7 +113,7 @@ class PerEnvController(ABC):
         """Resets the controller's state for this env."""
 
     @abstractmethod
-    def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:
+    def choose(self, env: int, view: EnvView) -> Ints:
         """Returns the action int64 [8] of one env."""
 
 
@@ -113,9 +127,11 @@ class EnvView:
     masks: Masks
 
     def value(self, name: str) -> float:
+        """Returns an entry of the host."""
         return float(self.layout.read(self.observation, name))
 
     def slot(self, slot: str, name: str) -> float:
+        """Returns an entry of a slot and its seed."""
         return self.value(f"{slot}/{name}")
 
     @property
@@ -126,6 +142,7 @@ class EnvView:
     @property
     def epochs_left(self) -> int:
         """Number of epochs that are left."""
+        # The entry is a symlog, which of a number that is not negative is log1p.
         return round(math.expm1(self.value("epochs_left")))
 
     def choice(self, slot: str, blueprint: str, name: str) -> float:
@@ -140,21 +157,33 @@ class EnvView:
         return round(self.slot(slot, "age") * self.layout.horizon)
 
     def stage(self, slot: str) -> SeedStage:
+        # One of these entries is 1, and the others are 0.
         return next(stage for stage in STAGES if self.slot(slot, f"stage_{stage.name.lower()}") > 0)
 
     def blueprint(self, slot: str) -> str | None:
         index = round(self.slot(slot, "blueprint"))
-        return self.spec.blueprints[index - 1] if index else None
+        if index == 0:
+            return None
+        return self.spec.blueprints[index - 1]
 
-    def legal(self, op: Op, slot: str, blueprint: str | None = None) -> bool:
-        place = self.spec.slots.index(slot)
-        if not self.masks["op_slot"][op, place]:
+    def legal(
+        self,
+        op: Op,
+        slot: str,
+        blueprint: str | None = None,
+    ) -> bool:
+        """Returns whether an op is legal in a slot, and for GERMINATE with this blueprint, if one is given."""
+        s = self.spec.slots.index(slot)
+        if not self.masks["op_slot"][op, s]:
             return False
-        return blueprint is None or bool(self.masks["slot_blueprint"][place, self.spec.blueprints.index(blueprint)])
+        if blueprint is None:
+            return True
+        b = self.spec.blueprints.index(blueprint)
+        return bool(self.masks["slot_blueprint"][s, b])
 
 
 class NoGrowth(PerEnvController):
     """Always WAITs, so that the host trains without growing."""
 
-    def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:
+    def choose(self, env: int, view: EnvView) -> Ints:
         return self.spec.encode(Op.WAIT)

@@ -21,7 +21,10 @@ WITH_SETTINGS: dict[str, Callable[..., PerEnvController]] = {
     "plateau": PlateauController,
 }
 """Controllers that read their section of the config."""
-SIMPLE: dict[str, Callable[..., PerEnvController]] = {"random": RandomController, "none": NoGrowth}
+SIMPLE: dict[str, Callable[..., PerEnvController]] = {
+    "random": RandomController,
+    "none": NoGrowth,
+}
 NAMES = (*WITH_SETTINGS, *SIMPLE, "plans:RUN", "schedule", "schedule:FILE.toml")
 
 
@@ -44,11 +47,15 @@ def make_controller(
         return SIMPLE[name](spec, layout, n_envs, run_seed)
     path = schedule_file(name, task)
     if path is None:
-        raise ConfigError(f"unknown controller {name!r}{did_you_mean(name, NAMES)}; known: {', '.join(NAMES)}")
+        guess = did_you_mean(name, NAMES)
+        raise ConfigError(f"unknown controller {name!r}{guess}; known: {', '.join(NAMES)}")
     try:
         return ScriptedController(read_schedule(path), spec, layout, n_envs, run_seed)
     except ConfigError as error:
-        raise ConfigError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+        message = str(error)
+        if str(path) not in message:
+            message = f"{path}: {message}"
+        raise ConfigError(message) from None
 
 
 def schedule_file(name: str, task: str) -> Path | None:
@@ -59,4 +66,6 @@ def schedule_file(name: str, task: str) -> Path | None:
     kind, _, file = name.partition(":")
     if kind != "schedule" or name == "schedule:":
         return None
-    return Path(file) if file else shipped_schedule(task)
+    if not file:
+        return shipped_schedule(task)
+    return Path(file)

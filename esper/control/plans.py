@@ -11,16 +11,24 @@ the env shows means, and the plan is the best one known."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from esper.config import TrainingConfig
 from esper.control.controller import EnvView, PerEnvController
 from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import ActionSpec, Op, nearest_tempo
+from esper.spaces.arrays import Ints
 from esper.spaces.observation import ObservationLayout
+
+
+class Candidate(NamedTuple):
+    """A seed that could be planted. The largest one in the order of these fields is planted first."""
+
+    at_once: float
+    size: float
+    profit: float
+    slot: str
+    blueprint: str
 
 
 class PlansController(PerEnvController):
@@ -40,7 +48,8 @@ class PlansController(PerEnvController):
         config: TrainingConfig | None = None,
     ) -> None:
         super().__init__(spec, layout, n_envs, run_seed)
-        rule, horizon = (config or TrainingConfig()).plans, layout.horizon
+        rule = (config or TrainingConfig()).plans
+        horizon = layout.horizon
         self.patience = rule.patience
         self.tempo = nearest_tempo(rule.ramp * horizon)
         self.life = max(rule.min_life_epochs, math.ceil(rule.life * horizon))
@@ -53,32 +62,50 @@ class PlansController(PerEnvController):
     def begin_episode(self, env: int) -> None:
         self.given_up[env] = []
 
-    def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:
+    def choose(self, env: int, view: EnvView) -> Ints:
         for op in (Op.FOSSILIZE, Op.ADVANCE):
             for slot in self.spec.slots:
+                # What is blended now could not be kept before the end.
                 late = view.stage(slot) is SeedStage.TRAINING and view.epochs_left < self.blend
                 if view.legal(op, slot) and view.slot(slot, "gate_passed") and not late:
                     return self.spec.encode(op, slot)
+
         for slot in self.spec.slots:
             if view.legal(Op.PRUNE, slot) and self._stuck(view, slot):
                 self.given_up[env].append(slot)
                 return self.spec.encode(Op.PRUNE, slot)
-        if view.epochs_left < self.life or not (seeds := list(self._promising(env, view))):
-            return self.spec.encode(Op.WAIT)
-        *_, slot, name = max(seeds)
-        return self.spec.encode(Op.GERMINATE, slot, name, tempo=self.tempo)
 
-    def _promising(self, env: int, view: EnvView) -> Iterator[tuple[float, float, float, str, str]]:
-        """Yields the best seed for each slot that may be planted and pays: whether it is a part of the host at once,
-        its size and profit, and the names of slot and blueprint."""
+        if view.epochs_left < self.life:
+            return self.spec.encode(Op.WAIT)
+        candidates = self._candidates(env, view)
+        if not candidates:
+            return self.spec.encode(Op.WAIT)
+        best = max(candidates)
+        return self.spec.encode(Op.GERMINATE, best.slot, best.blueprint, tempo=self.tempo)
+
+    def _candidates(self, env: int, view: EnvView) -> list[Candidate]:
+        """Returns the seed of the largest profit for each slot in which one may be planted and pays."""
+        candidates = []
         for slot in self.spec.slots:
             if slot in self.given_up[env]:
                 continue
             legal = [name for name in self.spec.blueprints if view.legal(Op.GERMINATE, slot, name)]
-            profit, name = max(((view.choice(slot, name, "profit"), name) for name in legal), default=(0.0, ""))
+            # Of equal profits the last name wins.
+            profits = [(view.choice(slot, name, "profit"), name) for name in legal]
+            profit, name = max(profits, default=(0.0, ""))
             if profit > 0:
-                yield view.choice(slot, name, "at_once"), view.choice(slot, name, "size"), profit, slot, name
+                candidate = Candidate(
+                    view.choice(slot, name, "at_once"),
+                    view.choice(slot, name, "size"),
+                    profit,
+                    slot,
+                    name,
+                )
+                candidates.append(candidate)
+        return candidates
 
     def _stuck(self, view: EnvView, slot: str) -> bool:
+        """True for a seed that has waited for its gate for longer than patience lasts."""
         waits = view.stage(slot) in (SeedStage.TRAINING, SeedStage.HOLDING)
+        # Both are fractions of the horizon.
         return waits and view.slot(slot, "epochs_in_stage") > self.patience

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from numpy.typing import NDArray
-
 from esper.config import TrainingConfig
 from esper.control.controller import EnvView
 from esper.control.heuristic import HeuristicController
 from esper.spaces.action import ActionSpec, Op
+from esper.spaces.arrays import Ints
 from esper.spaces.observation import ObservationLayout
 
 
@@ -36,7 +34,8 @@ class PlateauController(HeuristicController):
         config = config or TrainingConfig()
         super().__init__(spec, layout, n_envs, run_seed, config)
         self.margin = config.plateau.margin
-        self.window = max(config.plateau.min_window_epochs, math.ceil(config.plateau.window * layout.horizon))
+        window = math.ceil(config.plateau.window * layout.horizon)
+        self.window = max(config.plateau.min_window_epochs, window)
         """Length of a plateau in epochs."""
         self.best: list[list[float]] = [[] for _ in range(n_envs)]
         """Best accuracy (pp) at each decision since the last seed was planted."""
@@ -45,14 +44,17 @@ class PlateauController(HeuristicController):
         super().begin_episode(env)
         self.best[env] = []
 
-    def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:
+    def choose(self, env: int, view: EnvView) -> Ints:
         self.best[env].append(100 * view.value("best_accuracy"))
         action = super().choose(env, view)
+        # A plateau begins anew.
         if action[0] == Op.GERMINATE:
             self.best[env] = self.best[env][-1:]
         return action
 
     def _may_plant(self, env: int, view: EnvView) -> bool:
         best = self.best[env]
-        stalls = len(best) > self.window and best[-1] - best[-1 - self.window] <= self.margin
-        return stalls and super()._may_plant(env, view)
+        if len(best) <= self.window:
+            return False
+        risen = best[-1] - best[-1 - self.window]
+        return risen <= self.margin and super()._may_plant(env, view)

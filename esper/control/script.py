@@ -6,14 +6,13 @@ import logging
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from esper.config import ConfigError, read_toml
 from esper.control.controller import EnvView, PerEnvController
 from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import RELEVANT, ActionSpec, Op
+from esper.spaces.arrays import Ints
 from esper.spaces.observation import ObservationLayout
 
 logger = logging.getLogger(__name__)
@@ -48,9 +47,15 @@ class ScriptedController(PerEnvController):
     EPISODE_STATE = ("pending",)
 
     def __init__(
-        self, schedule: list[ScheduleEntry], spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int = 0
+        self,
+        schedule: list[ScheduleEntry],
+        spec: ActionSpec,
+        layout: ObservationLayout,
+        n_envs: int,
+        run_seed: int = 0,
     ) -> None:
         super().__init__(spec, layout, n_envs, run_seed)
+        # Entries of one epoch keep the order of the file.
         self.schedule = sorted(schedule, key=lambda entry: entry.epoch)
         self.actions = [encode(entry, spec) for entry in self.schedule]
         self.pending: list[list[int]] = [[] for _ in range(n_envs)]
@@ -60,7 +65,7 @@ class ScriptedController(PerEnvController):
     def begin_episode(self, env: int) -> None:
         self.pending[env] = list(range(len(self.schedule)))
 
-    def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:
+    def choose(self, env: int, view: EnvView) -> Ints:
         waiting: set[str] = set()  # slots with an earlier entry that was not executed yet
         for place in self.pending[env]:
             entry = self.schedule[place]
@@ -78,30 +83,37 @@ class ScriptedController(PerEnvController):
             return False
         if op is Op.GERMINATE:
             self._say_if_too_large(entry, view)
-        return view.legal(op, entry.slot, entry.blueprint if op is Op.GERMINATE else None)
+            return view.legal(op, entry.slot, entry.blueprint)
+        return view.legal(op, entry.slot)
 
     def _say_if_too_large(self, entry: ScheduleEntry, view: EnvView) -> None:
         """Logs once that the seed of ``entry`` is not planted because the host has no budget for its parameters."""
-        name, place = entry.blueprint or "", self.spec.slots.index(entry.slot)
-        affordable = bool(view.masks["slot_blueprint"][place, self.spec.blueprints.index(name)])
-        if view.stage(entry.slot) is SeedStage.DORMANT and not affordable and (entry.slot, name) not in self.too_large:
-            self.too_large.add((entry.slot, name))
-            logger.warning(
-                "schedule: %s is not planted in %s while it would exceed the budget of what seeds may add "
-                "(env.parameter_budget, env.flop_budget)",
-                name,
-                entry.slot,
-            )
+        name = entry.blueprint or ""
+        s = self.spec.slots.index(entry.slot)
+        b = self.spec.blueprints.index(name)
+        affordable = view.masks["slot_blueprint"][s, b]
+        if affordable or view.stage(entry.slot) is not SeedStage.DORMANT:
+            return
+        if (entry.slot, name) in self.too_large:
+            return
+        self.too_large.add((entry.slot, name))
+        logger.warning(
+            "schedule: %s is not planted in %s while it would exceed the budget of what seeds may add "
+            "(env.parameter_budget, env.flop_budget)",
+            name,
+            entry.slot,
+        )
 
 
-def encode(entry: ScheduleEntry, spec: ActionSpec) -> NDArray[np.int64]:
+def encode(entry: ScheduleEntry, spec: ActionSpec) -> Ints:
     """Encodes an entry as an action int64 [8]. Raises ConfigError for a value unknown to this host or registry."""
     known = [op.name for op in Op if op is not Op.WAIT]
     if entry.op not in known:
         raise ConfigError(f"schedule, epoch {entry.epoch}: unknown op {entry.op!r}; known: {', '.join(known)}")
-    heads: dict[str, Any] = {head: getattr(entry, head) for head in RELEVANT[Op[entry.op]]}
+    op = Op[entry.op]
+    heads: dict[str, Any] = {head: getattr(entry, head) for head in RELEVANT[op]}
     try:
-        return spec.encode(Op[entry.op], **heads)
+        return spec.encode(op, **heads)
     except ValueError as error:
         raise ConfigError(f"schedule, epoch {entry.epoch}: {error}") from None
 

@@ -12,6 +12,9 @@ from esper.env.state import EnvState
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.training.governor import Panic
 
+Rollbacks = dict[int, tuple[Panic, int]]
+"""Reason and restored epoch of each rollback, by env."""
+
 
 class Backend(ABC):
     """E hosts with S slots. ``active`` bool [E] are the hosts that take part; ``state`` is changed in place.
@@ -26,11 +29,21 @@ class Backend(ABC):
     """Blueprints whose seeds are a part of their host at once, [B]."""
 
     @abstractmethod
-    def reset(self, starting: Bools, run_seed: int, episodes: Ints) -> None:
+    def reset(
+        self,
+        starting: Bools,
+        run_seed: int,
+        episodes: Ints,
+    ) -> None:
         """Makes new hosts for these episodes [E], in the envs of ``starting`` bool [E]."""
 
     @abstractmethod
-    def plant(self, where: Bools, blueprint: Ints, style: Ints) -> tuple[Ints, dict[int, str]]:
+    def plant(
+        self,
+        where: Bools,
+        blueprint: Ints,
+        style: Ints,
+    ) -> tuple[Ints, dict[int, str]]:
         """Plants a seed in each slot of ``where`` bool [E, S]; ``blueprint`` and ``style`` are indices [E, 1].
 
         Returns the number of parameters of each seed, [E, 1], and by env why a seed could not be planted.
@@ -50,8 +63,8 @@ class Backend(ABC):
     def take_first_snapshots(self, starting: Bools, state: EnvState) -> None:  # noqa: B027
         """Starts to govern hosts, after their first validation."""
 
-    def govern(self, active: Bools, state: EnvState) -> dict[int, tuple[Panic, int]]:
-        """Rolls bad hosts back and cuts broken seeds; returns reason and restored epoch of each rollback, by env."""
+    def govern(self, active: Bools, state: EnvState) -> Rollbacks:
+        """Rolls bad hosts back and cuts broken seeds; returns the rollbacks."""
         return {}
 
     @abstractmethod

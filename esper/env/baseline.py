@@ -27,7 +27,7 @@ class Baseline:
         Losses are clipped at the baseline's worst one, that of the untrained host; non-finite ones count as that, which
         keeps rewards finite.
         """
-        return np.asarray(np.fmin(loss, max(self.loss)) / self.final_loss_std)
+        return np.asarray(self._clipped(loss) / self.final_loss_std)
 
     def gain_by_loss(self, loss: Floats) -> Floats:
         """Returns the gain in accuracy that ``loss`` [...] stands for, pp: its distance below the final loss, times the
@@ -36,12 +36,20 @@ class Baseline:
         Losses are clipped as in :meth:`in_stds`.
         """
         moved = float(np.ptp(self.loss))
-        worth = float(np.ptp(self.accuracy)) / moved if moved > 0 else 0.0
-        return np.asarray((self.loss[-1] - np.fmin(loss, max(self.loss))) * worth)
+        worth = 0.0
+        if moved > 0:
+            worth = float(np.ptp(self.accuracy)) / moved
+        below = self.loss[-1] - self._clipped(loss)
+        return np.asarray(below * worth)
+
+    def _clipped(self, loss: Floats) -> Floats:
+        # Of a number and NaN, fmin takes the number.
+        return np.fmin(loss, max(self.loss))
 
     def check(self, horizon: int) -> None:
         """Raises ValueError when the curves are not those of an episode of ``horizon`` epochs."""
-        if len(self.accuracy) != horizon + 1 or len(self.loss) != horizon + 1:
+        points = horizon + 1
+        if len(self.accuracy) != points or len(self.loss) != points:
             raise ValueError(
                 f"the baseline has {len(self.accuracy) - 1} epochs, the episode {horizon}: measure it again"
             )

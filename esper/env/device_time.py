@@ -23,7 +23,10 @@ class TrainingTime:
     def __init__(self, spans: Spans, devices: Iterable[torch.device]) -> None:
         self._spans = spans
         self._timers = [CUDATimer(device) for device in devices if device.type == "cuda"]
-        self._queued = self._validated = 0.0
+        self._queued = 0.0
+        """Seconds that it took to queue the last epoch."""
+        self._validated = 0.0
+        """Seconds of "validate" before it."""
 
     @contextmanager
     def queueing(self) -> Iterator[None]:
@@ -34,7 +37,8 @@ class TrainingTime:
         if not self._timers:
             yield
             return
-        self._validated, began = self._spans.seconds.get("validate", 0.0), perf_counter()
+        self._validated = self._spans.seconds.get("validate", 0.0)
+        began = perf_counter()
         with ExitStack() as timed:
             for timer in self._timers:
                 timed.enter_context(timer)
@@ -46,7 +50,10 @@ class TrainingTime:
 
         It reads the timestamps, which waits for nothing once the results of validation have been transferred.
         """
-        if self._timers:
-            after = max(timer.seconds for timer in self._timers) - self._queued
-            validated = self._spans.seconds.get("validate", 0.0) - self._validated
-            self._spans.move("validate", "train", max(0.0, min(after, validated)))
+        if not self._timers:
+            return
+        # For what the GPUs worked beyond the block the CPU waited in "validate", at most as long as that phase took.
+        slowest = max(timer.seconds for timer in self._timers)
+        after = slowest - self._queued
+        validated = self._spans.seconds.get("validate", 0.0) - self._validated
+        self._spans.move("validate", "train", max(0.0, min(after, validated)))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.attribution.counterfactual import CounterfactualHelper
@@ -17,6 +15,7 @@ from esper.env.measurements import record_seeds, record_validation, role_of
 from esper.env.state import EnvState
 from esper.lifecycle.slots import Slots
 from esper.seeds.site import Site
+from esper.spaces.arrays import Bools
 from esper.training.governor import Governor, Panic
 from esper.training.host_training import HOST, HostTraining, count_not_finite
 from esper.training.metrics import EpochMetrics
@@ -30,17 +29,31 @@ class EnvHost:
     :meth:`validate` runs where the host trains, :meth:`read` and :meth:`govern` on the main thread.
     """
 
-    def __init__(self, training: HostTraining, governor: Governor, slots: tuple[str, ...], row: int) -> None:
-        self.training, self.governor, self.row = training, governor, row
+    def __init__(
+        self,
+        training: HostTraining,
+        governor: Governor,
+        slots: tuple[str, ...],
+        row: int,
+    ) -> None:
+        self.training = training
+        self.governor = governor
+        self.row = row
         self.index = training.index
         self.slot_sites = [training.site_by_name[name] for name in slots]
         """Sites in the order of the arrays' slots; ``training.sites`` are in the order of execution."""
         self.counterfactual = CounterfactualHelper()
         self.not_finite = 0.0
         """Number of non-finite values in losses, scores, the host with its buffers, fossils, and their gradients."""
-        self.finite: NDArray[np.bool_] = np.ones(len(slots), dtype=np.bool_)
+        self.finite: Bools = np.ones(len(slots), dtype=np.bool_)
         """[S]: False for a seed that had a non-finite value."""
-        self.governance = Governance(row, training, self.slot_sites, self.counterfactual, governor)
+        self.governance = Governance(
+            row,
+            training,
+            self.slot_sites,
+            self.counterfactual,
+            governor,
+        )
 
     # Executors report errors by index, epoch and batch.
     @property
@@ -60,42 +73,93 @@ class EnvHost:
         training = self.training
         every = training.config.env.counterfactual_every or 1
         plan = self.counterfactual.plan(training.sites, costly=training.epoch % every == 0)
-        evaluate(training, training.task.validation, plan, training.calibration, training.totals)
-        fossils = (training.seed_groups[name].parameters for name in training.fossils())
-        committed = chain(training.host_group.parameters, *fossils)
-        not_finite = count_not_finite(training.host, training.finite_buffers, committed).view(1)
-        true = torch.ones((), device=training.device)
-        finite = torch.stack([true if site.planted is None else site.planted.finite for site in self.slot_sites])
-        self.packed = torch.cat((not_finite, finite.double(), training.gradient_stats.packed()))
+        evaluate(
+            training,
+            training.task.validation,
+            plan,
+            training.calibration,
+            training.totals,
+        )
 
-    def read(self, packed: Tensor, totals: EpochMetrics, state: EnvState) -> None:
+        committed = [*training.host_group.parameters]
+        for name in training.fossils():
+            committed += training.seed_groups[name].parameters
+        not_finite = count_not_finite(training.host, training.finite_buffers, committed)
+
+        finite = []
+        true = torch.ones((), device=training.device)
+        for site in self.slot_sites:
+            flag = true if site.planted is None else site.planted.finite
+            finite.append(flag)
+
+        # One tensor, so that the transfer to the CPU is one copy.
+        self.packed = torch.cat(
+            (
+                not_finite.view(1),
+                torch.stack(finite).double(),
+                training.gradient_stats.packed(),
+            )
+        )
+
+    def read(
+        self,
+        packed: Tensor,
+        totals: EpochMetrics,
+        state: EnvState,
+    ) -> None:
         """Writes the transferred epoch into ``state``; ``packed`` float64 and the host's ``totals`` are on the CPU."""
-        row, training, results, head = self.row, self.training, self.counterfactual, 1 + len(self.slot_sites)
+        row = self.row
+        training = self.training
+        results = self.counterfactual
+
         loss_sum, right, count, _, bad_losses = totals.training.tolist()
-        found = Evaluation(totals.stats(len(results.configurations)), totals.correct(len(results.configurations)))
-        scores = found.correct.double().numpy() * (training.task.points / 100)  # 1 is 100 pp
-        results.record(scores, found.loss.numpy(), training.task.counts)
-        state.train_loss[row] = loss_sum / count if count else 0.0
-        state.train_accuracy[row] = training.task.points * right / count if count else 0.0
+        state.train_loss[row] = 0.0
+        state.train_accuracy[row] = 0.0
+        if count:
+            state.train_loss[row] = loss_sum / count
+            state.train_accuracy[row] = training.task.points * right / count
+
+        configurations = len(results.configurations)
+        evaluation = Evaluation(totals.stats(configurations), totals.correct(configurations))
+        scores = evaluation.correct.double().numpy() * (training.task.points / 100)  # 1 is 100 pp
+        results.record(scores, evaluation.loss.numpy(), training.task.counts)
         record_validation(state, row, results)
+
+        # The order is that of ``packed``, see validate().
+        after_flags = 1 + len(self.slot_sites)
+        bad_elements = float(packed[0])
+        self.finite = packed[1:after_flags].numpy() > 0
+        summaries = training.gradient_stats.summaries(packed[after_flags:])
+        record_seeds(
+            state.slots,
+            row,
+            [site.name for site in self.slot_sites],
+            results,
+            summaries,
+            training.config.env.gates,
+        )
+
         # Losses and scores with fossils only and with every seed off enter rewards and the snapshot's record.
-        measured = [state.loss[row], state.committed_loss[row], state.all_off_loss[row]]
-        measured += [state.accuracy[row], state.committed[row], state.all_off[row]]
-        self.finite = packed[1:head].numpy() > 0
-        self.not_finite = bad_losses + float(packed[0]) + sum(not math.isfinite(value) for value in measured)
-        summaries = training.gradient_stats.summaries(packed[head:])
+        measured = [
+            state.loss[row],
+            state.committed_loss[row],
+            state.all_off_loss[row],
+            state.accuracy[row],
+            state.committed[row],
+            state.all_off[row],
+        ]
+        bad_measurements = sum(not math.isfinite(value) for value in measured)
         committed = {HOST, *training.fossils()}
-        self.not_finite += sum(summary.not_finite for name, summary in summaries.items() if name in committed)
-        names = [site.name for site in self.slot_sites]
-        record_seeds(state.slots, row, names, results, summaries, training.config.env.gates)
+        bad_gradients = sum(summary.not_finite for name, summary in summaries.items() if name in committed)
+        self.not_finite = bad_losses + bad_elements + bad_measurements + bad_gradients
 
     def take_first_snapshot(self, state: EnvState) -> None:
         """Starts to govern, after the first validation.
 
         Raises ValueError if the host is not finite before any training, since no snapshot could restore it.
         """
-        loss = float(state.loss[self.row])
         if self.not_finite:
+            loss = float(state.loss[self.row])
             raise ValueError(
                 f"env {self.index}: the host is not finite before any training (validation loss {loss:g}); check its "
                 "initial weights and the validation data"
@@ -104,13 +168,23 @@ class EnvHost:
 
     def govern(self, state: EnvState) -> tuple[Panic, int] | None:
         """Does what :meth:`Governance.govern` describes, after :meth:`read`."""
-        return self.governance.govern(state, float(state.train_loss[self.row]), self.not_finite, self.finite)
+        train_loss = float(state.train_loss[self.row])
+        return self.governance.govern(state, train_loss, self.not_finite, self.finite)
 
 
-def assign_roles(host: Restorable, sites: Sequence[Site], slots: Slots, row: int) -> None:
+def assign_roles(
+    host: Restorable,
+    sites: Sequence[Site],
+    slots: Slots,
+    row: int,
+) -> None:
     """Gives the seed of each of ``sites``, in the order of the arrays' slots, the role, alphas and learning flag that
     follow from the lifecycle in ``row``."""
-    fields = (slots.stage, slots.alpha, slots.incubation_target, slots.learning)
-    for site, stage, alpha, target, learning in zip(sites, *(values[row].tolist() for values in fields), strict=True):
+    stages = slots.stage[row].tolist()
+    alphas = slots.alpha[row].tolist()
+    targets = slots.incubation_target[row].tolist()
+    learning = slots.learning[row].tolist()
+    for s, site in enumerate(sites):
         if site.seed is not None:
-            host.assign(site, role_of(stage, alpha), alpha, target, learning)
+            role = role_of(stages[s], alphas[s])
+            host.assign(site, role, alphas[s], targets[s], learning[s])

@@ -23,7 +23,11 @@ from esper.spaces.action import ALPHA_SPEEDS, ALPHA_TARGETS, HEADS, TEMPOS, Op
 from esper.telemetry.span import Spans
 
 Actions = NDArray[np.int64]
-_TEMPOS, _TARGETS, _SPEEDS = np.array(TEMPOS), np.array(ALPHA_TARGETS), np.array(ALPHA_SPEEDS)
+
+# Values of heads by the indices of actions.
+_TEMPOS = np.array(TEMPOS)
+_TARGETS = np.array(ALPHA_TARGETS)
+_SPEEDS = np.array(ALPHA_SPEEDS)
 
 
 class EpochLoop:
@@ -46,14 +50,19 @@ class EpochLoop:
         reporter: Reporter | None,
         spans: Spans,
     ) -> None:
-        self.backend, self.config, self.reporter, self.spans = backend, config.env, reporter, spans
+        envs = len(horizons)
+        self.backend = backend
+        self.config = config.env
+        self.reporter = reporter
+        self.spans = spans
         self.max_rollbacks = config.governor.max_rollbacks
         self.horizons = np.array(horizons)
+        # Horizons differ only between hosts that are left alone, which have no gates.
         durations = [Durations.of(config, horizon) for horizon in horizons]
         self.durations = durations[0]
-        self.plateau_epochs = np.array([each.plateau_epochs for each in durations])
-        self.state = EnvState.fresh(len(horizons), slots=Slots.fresh(len(horizons), slots))
-        self.best_by_epoch = np.zeros((len(horizons), max(horizons) + 1))
+        self.plateau_epochs = np.array([of_env.plateau_epochs for of_env in durations])
+        self.state = EnvState.fresh(envs, slots=Slots.fresh(envs, slots))
+        self.best_by_epoch = np.zeros((envs, max(horizons) + 1))
         """[E, T + 1]: the best accuracy measured until each epoch, by which a plateau is recognised."""
 
     def step(self, actions: Actions) -> None:
@@ -73,11 +82,13 @@ class EpochLoop:
 
     def finish_epoch(self) -> None:
         """Ends an epoch after training: validates, governs, and advances all clocks."""
-        state, active = self.state, ~self.state.done
+        state = self.state
+        active = ~state.done
         state.epoch += active
         self._shift_history(active)
         with self.spans("validate"):
             self.backend.measure(active, state)
+        # The governor judges what was just measured, and a rollback replaces it.
         with self.spans("govern"):
             removed = self._govern(active)
         with self.spans("decide"):
@@ -89,50 +100,97 @@ class EpochLoop:
         """Runs an episode of each host that is left alone; yields the state after each validation, also the first."""
         self.start(np.ones_like(self.state.done), run_seed)
         yield self.state
+        shape = (len(self.horizons), len(HEADS))
+        waits = np.full(shape, Op.WAIT, dtype=np.int64)
         while not self.state.done.all():
-            self.step(np.full((len(self.horizons), len(HEADS)), Op.WAIT, dtype=np.int64))
+            self.step(waits)
             yield self.state
 
     def start(self, starting: Bools, run_seed: int) -> None:
         """Starts the next episode of the envs in ``starting`` bool [E] with new hosts, and validates these."""
-        state, here = self.state, starting[:, None]
+        state = self.state
         state.clear(starting, keep=("episode",))
         state.slots.clear(starting)
         state.write(starting, episode=state.episode + 1, done=False)
+
         self.backend.reset(starting, run_seed, state.episode)
         with self.spans("validate"):
             self.backend.measure(starting, state)
         self.backend.take_first_snapshots(starting, state)
-        state.write(here, loss_ago=state.loss[:, None], accuracy_ago=state.accuracy[:, None])
+
+        # The history before the first epoch is the first measurement.
+        state.write(
+            starting[:, None],
+            loss_ago=state.loss[:, None],
+            accuracy_ago=state.accuracy[:, None],
+        )
         state.write(starting, best_accuracy=state.accuracy)
         self.best_by_epoch[starting, 0] = state.accuracy[starting]
         self._gates().update()
 
     def _apply(self, actions: Actions, active: Bools) -> None:
         """Applies the actions; those refused change nothing: ADVANCE or FOSSILIZE by a gate, GERMINATE by a failure."""
-        op, slot, blueprint, style, tempo, target, speed, curve = (actions[:, i, None] for i in range(len(HEADS)))
-        state, slots = self.state, self.state.slots
-        chosen = (slot == np.arange(slots.stage.shape[1])) & active[:, None]
-        refused = ((op == Op.ADVANCE) | (op == Op.FOSSILIZE)) & chosen & ~slots.gate_passed
-        gates = self.reporter.explain(state, self._gates(), actions, active) if self.reporter else {}
-        before = Occupancy.of(slots)
-        germinates = chosen & (op == Op.GERMINATE)
+        state = self.state
+        slots = state.slots
+        # Heads as columns [E, 1], which broadcast over the slots.
+        op, slot, blueprint, style, tempo, target, speed, curve = actions.T[:, :, None]
         style = np.where(self.backend.only_added[blueprint], STYLE_ADDED[style], style)
+        target_alpha = _TARGETS[target]
+        steps = _SPEEDS[speed]
+
+        chosen = (slot == np.arange(slots.stage.shape[1])) & active[:, None]
+        gated = (op == Op.ADVANCE) | (op == Op.FOSSILIZE)
+        refused = gated & chosen & ~slots.gate_passed
+        gates = {}
+        if self.reporter is not None:  # before anything changes
+            gates = self.reporter.explain(state, self._gates(), actions, active)
+        before = Occupancy.of(slots)
+
+        germinates = chosen & (op == Op.GERMINATE)
         sizes, failures = self.backend.plant(germinates, blueprint, style)
-        refused[list(failures)] |= germinates[list(failures)]
+        failed = list(failures)  # rows of envs
+        refused[failed] |= germinates[failed]
+
         does = {kind: chosen & (op == kind) & ~refused for kind in Op}
+        # Some seeds are a part of their host at once, and pass no stages.
         joins = does[Op.GERMINATE] & self.backend.at_once[blueprint]
         transitions.join(slots, joins, blueprint, style, sizes)
-        waits = does[Op.GERMINATE] & ~joins
-        transitions.germinate(slots, waits, blueprint, style, _TEMPOS[tempo], _TARGETS[target], sizes)
+        transitions.germinate(
+            slots,
+            does[Op.GERMINATE] & ~joins,
+            blueprint,
+            style,
+            _TEMPOS[tempo],
+            target_alpha,
+            sizes,
+        )
         transitions.advance(slots, does[Op.ADVANCE])
         transitions.fossilize(slots, does[Op.FOSSILIZE])
-        transitions.set_alpha_target(slots, does[Op.SET_ALPHA_TARGET], _TARGETS[target], _SPEEDS[speed], curve)
-        transitions.prune(slots, does[Op.PRUNE], _SPEEDS[speed], curve)
+        transitions.set_alpha_target(
+            slots,
+            does[Op.SET_ALPHA_TARGET],
+            target_alpha,
+            steps,
+            curve,
+        )
+        transitions.prune(slots, does[Op.PRUNE], steps, curve)
         self.backend.remove(before.removed(slots))
-        state.write(active, last_op=op[:, 0], succeeded=~refused.any(axis=1), rolled_back=False)
+
+        state.write(
+            active,
+            last_op=op[:, 0],
+            succeeded=~refused.any(axis=1),
+            rolled_back=False,
+        )
         if self.reporter is not None:
-            self.reporter.acted(state, actions, active, gates, failures, before)
+            self.reporter.acted(
+                state,
+                actions,
+                active,
+                gates,
+                failures,
+                before,
+            )
 
     def _shift_history(self, active: Bools) -> None:
         """Shifts losses and accuracies by one epoch, before the new ones are measured."""
@@ -159,38 +217,56 @@ class EpochLoop:
 
         If the governor ``removed`` a seed in this epoch, the slot's cooldown begins with the next one.
         """
-        state, slots = self.state, self.state.slots
-        before, opened = Occupancy.of(slots), []
+        slots = self.state.slots
+        before = Occupancy.of(slots)
         transitions.tick(slots, active[:, None] & ~removed, self.durations.embargo)
         ticked = Occupancy.of(slots)
+
+        opened = []
         if self.config.auto_advance:
-            opened = open_automatic_gates(self._gates(), self.config, self.durations, active)
+            opened = open_automatic_gates(
+                self._gates(),
+                self.config,
+                self.durations,
+                active,
+            )
         self.backend.remove(before.removed(slots))
+        # What the next mask and observation show.
         self._gates().update()
         if self.reporter is not None:
-            self.reporter.ticked(state, opened, before, ticked)
+            self.reporter.ticked(self.state, opened, before, ticked)
 
     def _gates(self) -> Gates:
-        return Gates(self.state.slots, self.state.anomaly_pending, self.config.gates, self.durations)
+        return Gates(
+            self.state.slots,
+            self.state.anomaly_pending,
+            self.config.gates,
+            self.durations,
+        )
 
     def _note_best(self, active: Bools) -> None:
         """Keeps the best accuracy so far; among equal ones, the first."""
-        state, rows = self.state, np.flatnonzero(active)
+        state = self.state
         state.epochs_since_best += active
         better = active & (state.accuracy > state.best_accuracy)
         state.write(better, best_accuracy=state.accuracy, epochs_since_best=0)
+        rows = np.flatnonzero(active)
         self.best_by_epoch[rows, state.epoch[rows]] = state.best_accuracy[rows]
 
     def _end(self, active: Bools) -> None:
         """Ends the episodes that are over, and truncates those that ``env.stop_on`` names."""
-        state, limits = self.state, self.config.stop_on
-        over = active & ((state.epoch >= self.horizons) | (state.rollbacks >= self.max_rollbacks))
+        state = self.state
+        at_horizon = state.epoch >= self.horizons
+        at_last_rollback = state.rollbacks >= self.max_rollbacks
+        over = active & (at_horizon | at_last_rollback)
+
         stops = np.zeros_like(active)
-        if "divergence" in limits:
+        if "divergence" in self.config.stop_on:
             stops |= state.rolled_back
-        if "plateau" in limits:
+        if "plateau" in self.config.stop_on:
             quiet = ~state.anomaly_pending & ~state.slots.living.any(axis=1)
             stops |= quiet & (self._risen() <= self.config.plateau_margin)
+        # An episode that is over anyway is terminated, not truncated.
         state.truncated |= active & ~over & stops
         state.done |= over | state.truncated
 

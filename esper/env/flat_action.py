@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 
 from esper.env.info import Info
 from esper.spaces.action import ActionSpec, joint_actions
+from esper.spaces.arrays import Bools, Float32s, Ints
 from esper.spaces.mask import legal_joint_actions
-
-Float32s = NDArray[np.float32]
-Ints = NDArray[np.int64]
 
 if TYPE_CHECKING:
     VectorWrapperOfActions = VectorWrapper[Float32s, Ints, Float32s, Ints, NDArray[Any]]
@@ -34,8 +32,10 @@ class FlatTable:
 
     def look_up(self, chosen: Any) -> Ints:
         """Returns the actions [..., 8] of indices [...]. Raises ValueError for an index out of range."""
-        numbers, last = np.asarray(chosen), len(self.actions) - 1
-        if not np.issubdtype(numbers.dtype, np.integer) or (numbers < 0).any() or (numbers > last).any():
+        numbers = np.asarray(chosen)
+        last = len(self.actions) - 1
+        integers = np.issubdtype(numbers.dtype, np.integer)
+        if not integers or (numbers < 0).any() or (numbers > last).any():
             raise ValueError(f"an action must be an integer from 0 to {last}, not {chosen!r}")
         return np.asarray(self.actions[numbers])
 
@@ -69,12 +69,14 @@ class FlatAction(gymnasium.ActionWrapper[Float32s, np.int64, Ints], RecordConstr
         """Returns the joint action [8] at that index. Raises ValueError for an index out of range."""
         return self.table.look_up(action)
 
-    def action_masks(self) -> NDArray[np.bool_]:
+    def action_masks(self) -> Bools:
         """Returns the currently legal actions, bool [N], as sb3-contrib reads them."""
         return self._legal.astype(np.bool_)
 
     def _flat(self, info: Info) -> Info:
-        self._legal = self.table.legal({name: mask[None] for name, mask in info["action_mask"].items()})[0]
+        # The table takes masks of many envs.
+        masks = {name: mask[None] for name, mask in info["action_mask"].items()}
+        self._legal = self.table.legal(masks)[0]
         return {**info, "action_mask": self._legal.copy()}
 
 
@@ -101,16 +103,17 @@ class FlatActionVector(VectorWrapperOfActions):
         observation, rewards, terminated, truncated, info = self.env.step(self.table.look_up(actions))
         return observation, rewards, terminated, truncated, self._flat(info)
 
-    def action_masks(self) -> NDArray[np.bool_]:
+    def action_masks(self) -> Bools:
         """Returns the currently legal actions, bool [E, N]."""
         return self._legal.astype(np.bool_)
 
     def _flat(self, info: Info) -> Info:
         self._legal = self.table.legal(info["action_mask"])
         info = {**info, "action_mask": self._legal.copy()}
-        if "final_info" in info:
-            ended = info["_final_info"]
-            final = self.table.legal(info["final_info"]["action_mask"])
-            final[~ended] = 0  # without a final state, not even WAIT is legal
-            info["final_info"] = {**info["final_info"], "action_mask": final}
+        if "final_info" not in info:
+            return info
+        final_info = info["final_info"]
+        legal = self.table.legal(final_info["action_mask"])
+        legal[~info["_final_info"]] = 0  # without a final state, not even WAIT is legal
+        info["final_info"] = {**final_info, "action_mask": legal}
         return info

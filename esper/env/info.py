@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from esper.spaces.arrays import Bools, Float32s
 
 Info = dict[str, Any]
 
@@ -20,11 +21,16 @@ def of_env(info: Info, env: int) -> Info:
         if isinstance(value, dict):
             part[key] = of_env(value, env)
         elif not key.startswith("_"):
-            part[key] = value[env].copy() if isinstance(value[env], np.ndarray) else value[env].item()
+            entry = value[env]
+            part[key] = entry.copy() if isinstance(entry, np.ndarray) else entry.item()
     return part
 
 
-def final_entries(observation: NDArray[np.float32], info: Info, ended: NDArray[np.bool_]) -> Info:
+def final_entries(
+    observation: Float32s,
+    info: Info,
+    ended: Bools,
+) -> Info:
     """Returns the info entries that Gymnasium's vector envs add in a step in which ``ended`` (bool [E]) episodes reset.
 
     ``final_obs`` is an object array [E] of observations, None for episodes that continue. ``final_info`` is ``info`` of
@@ -34,17 +40,22 @@ def final_entries(observation: NDArray[np.float32], info: Info, ended: NDArray[n
     last = np.full(len(ended), None, dtype=object)
     for env in np.flatnonzero(ended):
         last[env] = observation[env].copy()
-    final_info = _where(ended, info)
-    return {"final_obs": last, "_final_obs": ended.copy(), "final_info": final_info, "_final_info": ended.copy()}
+    return {
+        "final_obs": last,
+        "_final_obs": ended.copy(),
+        "final_info": _where(ended, info),
+        "_final_info": ended.copy(),
+    }
 
 
-def _where(ended: NDArray[np.bool_], info: Info) -> Info:
+def _where(ended: Bools, info: Info) -> Info:
     part: Info = {}
     for key, value in info.items():
         if isinstance(value, dict):
             part[key] = _where(ended, value)
         else:
-            part[key] = np.zeros_like(value)
-            part[key][ended] = value[ended]
+            final = np.zeros_like(value)
+            final[ended] = value[ended]
+            part[key] = final
         part[f"_{key}"] = ended.copy()
     return part

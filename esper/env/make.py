@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -47,7 +47,12 @@ class EnvMaker:
     """Copies of the task on the other devices of ``config.run.device``."""
 
     @classmethod
-    def of(cls, config: TrainingConfig, task: Task | None = None, ranks: RunRanks | None = None) -> EnvMaker:
+    def of(
+        cls,
+        config: TrainingConfig,
+        task: Task | None = None,
+        ranks: RunRanks | None = None,
+    ) -> EnvMaker:
         """Moves ``task``, or the loaded task ``config.task.name`` if it is None, to ``config.run.device``.
 
         The maker's config names the devices that ``auto`` stands for on this machine, which is that of rank 0.
@@ -63,18 +68,27 @@ class EnvMaker:
             return cls(planted.resolve(config), None)
         else:
             if ranks is not None:
-                ranks.start(dict.fromkeys(range(1, ranks.size), (0, "load", 0, config)))  # while this rank loads it
+                _call_others(ranks, "load", config)  # while this rank loads it
             task = load_task(config.task.name, DataOptions.of(config.task))
+
         config = recorded(config)
         task = started(task, config.task.start)
-        config, run = resolve(config, task), config.run if ranks is None else ranks.own(config.run)
+        resolved = resolve(config, task)
+        run = config.run if ranks is None else ranks.own(config.run)
         if ranks is not None:
-            ranks.check(config.env.n_envs)
+            ranks.check(resolved.env.n_envs)
+
         devices = devices_of(run.device)
         if any(device.type == "cuda" for device in devices):
             workspaces.bound()  # before anything uses cuBLAS
-        task, *elsewhere = (task.to(device) for device in devices)
-        return cls(config, task, MicroBatchPolicy(config), ranks, tuple(elsewhere))
+        tasks = [task.to(device) for device in devices]
+        return cls(
+            resolved,
+            tasks[0],
+            MicroBatchPolicy(resolved),
+            ranks,
+            tuple(tasks[1:]),
+        )
 
     @property
     def score(self) -> ScoreUnit:
@@ -90,15 +104,16 @@ class EnvMaker:
         with seeded(0):  # the weights are not used
             build_host = at_width(self.task.build_host, width)
         if self.ranks is not None:
-            self.ranks.start(dict.fromkeys(range(1, self.ranks.size), (0, "widen", 0, self.config, width)))
+            _call_others(self.ranks, "widen", self.config, width)
         return self.with_hosts(build_host)
 
     def with_hosts(self, build_host: Callable[[], Host]) -> EnvMaker:
         """Returns a maker for other hosts of this process. Raises ConfigError for simulated ones."""
         if self.task is None:
             raise ConfigError(f"hosts of {self.config.task.name} are simulated and cannot be replaced")
-        task, *elsewhere = (task.with_hosts(build_host) for task in (self.task, *self.elsewhere))
-        return replace(self, task=task, elsewhere=tuple(elsewhere))
+        task = self.task.with_hosts(build_host)
+        elsewhere = tuple(copy.with_hosts(build_host) for copy in self.elsewhere)
+        return replace(self, task=task, elsewhere=elsewhere)
 
     def make(
         self,
@@ -107,7 +122,9 @@ class EnvMaker:
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
     ) -> SlotVectorEnv:
         """Makes an env; ``n_envs`` replaces the config's, ``emit`` receives its events (simulated hosts have none)."""
-        config = self.config.with_values(env={"n_envs": n_envs}) if n_envs else self.config
+        config = self.config
+        if n_envs:
+            config = config.with_values(env={"n_envs": n_envs})
         if self.task is None:
             return PlantedVectorEnv(config, autoreset_mode=autoreset_mode)
         return GrowthVectorEnv(
@@ -119,6 +136,13 @@ class EnvMaker:
             elsewhere=self.elsewhere,
             ranks=self.ranks,
         )
+
+
+def _call_others(ranks: RunRanks, method: str, *arguments: Any) -> None:
+    """Calls a method of ``RankServer`` on all other ranks."""
+    # It concerns no group of hosts, and no count of micro-batches.
+    call = (0, method, 0, *arguments)
+    ranks.start(dict.fromkeys(range(1, ranks.size), call))
 
 
 def make_env(
@@ -173,11 +197,11 @@ def make_single(**keywords: Any) -> SingleEnv:
     It takes the keywords of :func:`make_vector` except ``num_envs`` and ``autoreset_mode``, which raise TypeError. If
     they do not name a run seed, the first reset without a seed draws one.
     """
-    if refused := {"num_envs", "autoreset_mode"} & set(keywords):
+    refused = {"num_envs", "autoreset_mode"} & set(keywords)
+    if refused:
         raise TypeError(f"{', '.join(sorted(refused))}: not available for one env; use gymnasium.make_vec for many")
-    return SingleEnv(
-        make_vector(1, autoreset_mode=AutoresetMode.DISABLED, **keywords), draws=not _names_a_seed(**keywords)
-    )
+    env = make_vector(1, autoreset_mode=AutoresetMode.DISABLED, **keywords)
+    return SingleEnv(env, draws=not _names_a_seed(**keywords))
 
 
 def _names_a_seed(
@@ -186,18 +210,25 @@ def _names_a_seed(
     **_more: Any,
 ) -> bool:
     """Whether keywords of :func:`make_vector` set the run seed."""
-    given: Collection[str] = ()
+    if "seed" in run:
+        return True
+    if config is None:
+        return False
     if isinstance(config, TrainingConfig):
-        given = config.run.model_fields_set
-    elif config is not None:
-        given = config.get("run", ())
-    return "seed" in given or "seed" in run
+        return "seed" in config.run.model_fields_set
+    return "seed" in config.get("run", ())
 
 
 def _configured(
-    num_envs: int, task: str | None, config: TrainingConfig | Mapping[str, Any] | None, keywords: Mapping[str, Any]
+    num_envs: int,
+    task: str | None,
+    config: TrainingConfig | Mapping[str, Any] | None,
+    keywords: Mapping[str, Any],
 ) -> TrainingConfig:
-    base = config if isinstance(config, TrainingConfig) else TrainingConfig.parse(dict(config or {}))
+    """Returns the config of :func:`make_vector`'s arguments."""
+    base = config
+    if not isinstance(base, TrainingConfig):
+        base = TrainingConfig.parse(dict(base or {}))
     if base.env.n_envs not in (None, num_envs):
         raise ConfigError(f"num_envs is {num_envs}, but env.n_envs of the config is {base.env.n_envs}; omit the latter")
     tables: dict[str, dict[str, Any]] = {name: {} for name in TrainingConfig.model_fields}
@@ -205,9 +236,10 @@ def _configured(
         if name in PLAIN:
             tables[PLAIN[name]][name] = value
         elif name not in tables:
-            own = ["num_envs", "task", "config", "autoreset_mode"]
-            known = ", ".join([*own, *(section for section in tables if section != "task"), *sorted(PLAIN)])
-            raise TypeError(f"got an unexpected keyword argument {name!r}; known: {known}")
+            # ``task`` is a name here, and no section.
+            sections = [section for section in tables if section != "task"]
+            known = ["num_envs", "task", "config", "autoreset_mode", *sections, *sorted(PLAIN)]
+            raise TypeError(f"got an unexpected keyword argument {name!r}; known: {', '.join(known)}")
         elif not isinstance(value, Mapping):
             raise TypeError(f"{name} must be a dict of values of that section of the config, not {value!r}")
         else:

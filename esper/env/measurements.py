@@ -21,18 +21,28 @@ def role_of(stage: int, alpha: float) -> Role:
         return Role.INCUBATING
     if stage == SeedStage.FOSSILIZED:
         return Role.FOSSIL
-    return Role.BLENDED if stage in (SeedStage.BLENDING, SeedStage.HOLDING) and alpha > 0 else Role.ABSENT
+    if stage in (SeedStage.BLENDING, SeedStage.HOLDING) and alpha > 0:
+        return Role.BLENDED
+    return Role.ABSENT
 
 
-def record_validation(state: EnvState, row: int, results: CounterfactualHelper) -> None:
+def record_validation(
+    state: EnvState,
+    row: int,
+    results: CounterfactualHelper,
+) -> None:
     """Writes accuracy (pp) and loss of the three networks that an epoch validates; NaN for one that is not."""
-    for accuracy, loss, name in (
+    for accuracy, loss, network in (
         (state.accuracy, state.loss, results.all_on),
         (state.committed, state.committed_loss, results.committed),
         (state.all_off, state.all_off_loss, ALL_OFF),
     ):
-        known = results.measured(name)
-        accuracy[row], loss[row] = (results.accuracy(name), results.loss_of(name)) if known else (math.nan, math.nan)
+        if results.measured(network):
+            accuracy[row] = results.accuracy(network)
+            loss[row] = results.loss_of(network)
+        else:
+            accuracy[row] = math.nan
+            loss[row] = math.nan
 
 
 def record_seeds(
@@ -47,32 +57,65 @@ def record_seeds(
 
     ``summaries`` are those of the epoch's gradients, by slot and ``HOST``.
     """
-    host, decay = summaries.get(HOST), config.gradient_ratio_decay
+    host = summaries.get(HOST)
     for s, name in enumerate(names):
-        at, mine = (row, s), summaries.get(name)
-        if mine is not None and host is not None:
-            ratio, old = mine.ratio_to(host), float(slots.gradient_ratio[at])
-            if math.isfinite(ratio):
-                slots.gradient_ratio[at] = ratio if math.isnan(old) else decay * old + (1 - decay) * ratio
-            slots.gradient_norm[at] = mine.norm
-            slots.gradient_health[at] = mine.health_by(config.vanishing_weight, config.exploding_weight)
-            slots.vanishing[at], slots.exploding[at] = mine.vanishing, mine.exploding
-        _record_contribution(slots, at, name, results)
+        seed = summaries.get(name)
+        if seed is not None and host is not None:
+            _record_gradients(slots, (row, s), seed, host, config)
+        _record_contribution(slots, (row, s), name, results)
 
 
-def _record_contribution(slots: Slots, at: tuple[int, int], name: str, results: CounterfactualHelper) -> None:
-    trial, contribution = results.trial_of(name), results.contribution(name)
+def _record_gradients(
+    slots: Slots,
+    at: tuple[int, int],
+    seed: GradientSummary,
+    host: GradientSummary,
+    config: GateConfig,
+) -> None:
+    ratio = seed.ratio_to(host)
+    if math.isfinite(ratio):
+        decay = config.gradient_ratio_decay
+        before = float(slots.gradient_ratio[at])
+        # An exponential moving average, which begins with the first ratio.
+        if not math.isnan(before):
+            ratio = decay * before + (1 - decay) * ratio
+        slots.gradient_ratio[at] = ratio
+    slots.gradient_norm[at] = seed.norm
+    slots.gradient_health[at] = seed.health_by(config.vanishing_weight, config.exploding_weight)
+    slots.vanishing[at] = seed.vanishing
+    slots.exploding[at] = seed.exploding
+
+
+def _record_contribution(
+    slots: Slots,
+    at: tuple[int, int],
+    name: str,
+    results: CounterfactualHelper,
+) -> None:
+    trial = results.trial_of(name)
     if trial is not None:
-        slots.trial[at], slots.trial_error[at] = trial.difference, trial.error
+        slots.trial[at] = trial.difference
+        slots.trial_error[at] = trial.error
+
+    contribution = results.contribution(name)
     before = float(slots.contribution[at])
-    slots.epochs_since_measured[at] += not math.isnan(before)
+    if not math.isnan(before):
+        slots.epochs_since_measured[at] += 1
     if contribution is not None:
-        slots.contribution_change[at] = contribution.difference - (0.0 if math.isnan(before) else before)
-        slots.contribution[at], slots.contribution_error[at] = contribution.difference, contribution.error
+        # The first contribution is a change from 0.
+        change = contribution.difference
+        if not math.isnan(before):
+            change -= before
+        slots.contribution_change[at] = change
+        slots.contribution[at] = contribution.difference
+        slots.contribution_error[at] = contribution.error
         slots.epochs_since_measured[at] = 0
     elif results.lean:  # nothing measures it again, and an old number would be taken for the present one
-        slots.contribution[at] = slots.contribution_error[at] = math.nan
-        slots.contribution_change[at] = slots.epochs_since_measured[at] = 0
+        slots.contribution[at] = math.nan
+        slots.contribution_error[at] = math.nan
+        slots.contribution_change[at] = 0
+        slots.epochs_since_measured[at] = 0
+
     interaction = results.interaction(name)
     if interaction is not None:
         slots.interaction[at] = interaction

@@ -28,11 +28,29 @@ FIRST_INDEX = 1_000_000
 """Env index of the first baseline host: streams of random numbers that no env of a run shares."""
 
 
-def no_growth_loop(trainer: HostTrainer, slots: tuple[str, ...], pinned: int = 0) -> tuple[EpochLoop, TrainingBackend]:
+def no_growth_loop(
+    trainer: HostTrainer,
+    slots: tuple[str, ...],
+    pinned: int = 0,
+) -> tuple[EpochLoop, TrainingBackend]:
     """Returns a phase loop for the hosts of ``trainer``, each with the horizon of its own config, and its backend."""
-    spans, config = Spans(), trainer.hosts[0].config
-    hosts = TrainingBackend(trainer, ActionSpec(slots, ()), BLUEPRINTS, spans, pinned)
-    return EpochLoop(hosts, config, [host.horizon for host in trainer.hosts], len(slots), None, spans), hosts
+    spans = Spans()
+    hosts = TrainingBackend(
+        trainer,
+        ActionSpec(slots, ()),
+        BLUEPRINTS,
+        spans,
+        pinned,
+    )
+    loop = EpochLoop(
+        hosts,
+        trainer.hosts[0].config,
+        [host.horizon for host in trainer.hosts],
+        len(slots),
+        None,
+        spans,
+    )
+    return loop, hosts
 
 
 def measure_baseline(
@@ -52,26 +70,62 @@ def measure_baseline(
     count = config.env.baseline_episodes
     config = config.with_values(env={"stop_on": [], "recalibrate": False})  # whole episodes, with running statistics
     indices = range(FIRST_INDEX, FIRST_INDEX + count)
-    mine = indices if ranks is None else indices[: len(ranks.share(count))]
+    # This rank has the first hosts.
+    mine = indices
+    if ranks is not None:
+        mine = indices[: len(ranks.share(count))]
+
     of_host = [tasks[device_index(index, len(tasks))] for index in mine]
     training = make_trainings(of_host, [config] * len(mine), mine, len(tasks))
     prepare_hosts(config.run, training, executor)
+
     with ExitStack() as opened:
-        trainer = opened.enter_context(closing(HostTrainer(tasks[0], training, executor, policy)))
-        slots, spans = training[0].host.slot_names, Spans()
-        local = TrainingBackend(trainer, ActionSpec(slots, ()), BLUEPRINTS, spans, governed=False)
+        trainer = HostTrainer(tasks[0], training, executor, policy)
+        opened.enter_context(closing(trainer))
+        slots = training[0].host.slot_names
+        spans = Spans()
+        local = TrainingBackend(
+            trainer,
+            ActionSpec(slots, ()),
+            BLUEPRINTS,
+            spans,
+            governed=False,
+        )
         local.count_epochs = count_epochs
-        hosts = local if ranks is None else opened.enter_context(spread(RankedBackend(ranks, local, config, indices)))
-        loop = EpochLoop(hosts, config, [training[0].horizon] * count, len(slots), None, spans)
-        curves: list[Floats] = []
+        hosts: TrainingBackend | RankedBackend = local
+        if ranks is not None:
+            hosts = RankedBackend(ranks, local, config, indices)
+            opened.enter_context(spread(hosts))
+
+        horizon = training[0].horizon
+        loop = EpochLoop(
+            hosts,
+            config,
+            [horizon] * count,
+            len(slots),
+            None,
+            spans,
+        )
+        accuracies: list[Floats] = []
+        losses: list[Floats] = []
         for state in loop.without_growth(run_seed):
-            if curves:  # the first state is that of untrained hosts
+            if accuracies:  # the first state is that of untrained hosts
                 count_epochs(count)
-            curves.append(np.stack((state.accuracy, state.loss)))
-    accuracy, loss = np.stack(curves, axis=1).transpose(0, 2, 1)  # each [E, T + 1]
+            accuracies.append(state.accuracy.copy())
+            losses.append(state.loss.copy())
+    return _baseline(np.stack(accuracies), np.stack(losses))
+
+
+def _baseline(accuracy: Floats, loss: Floats) -> Baseline:
+    """Returns the mean curves of hosts; ``accuracy`` and ``loss`` are [T + 1, E]."""
+    # Hosts are the last axis: the last bits of a sum depend on the layout.
+    final_loss = loss[-1]
+    std = 0.0
+    if len(final_loss) > 1:
+        std = float(final_loss.std(ddof=1))
     return Baseline(
-        accuracy=tuple(accuracy.mean(axis=0).tolist()),
-        loss=tuple(loss.mean(axis=0).tolist()),
-        final_loss_std=max(float(loss[:, -1].std(ddof=1)) if count > 1 else 0.0, MIN_STD),
-        episodes=count,
+        accuracy=tuple(accuracy.mean(axis=1).tolist()),
+        loss=tuple(loss.mean(axis=1).tolist()),
+        final_loss_std=max(std, MIN_STD),
+        episodes=len(final_loss),
     )

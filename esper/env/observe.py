@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from esper.env.state import EnvState, Rules
 from esper.experience.gather import ERROR, KEPT, MEAN, WORTH, Gatherer
@@ -11,34 +10,58 @@ from esper.lifecycle.slots import Floats, Slots
 from esper.lifecycle.stage import STAGES
 from esper.rewards.terms import RewardState, rent_price, rent_rate
 from esper.spaces.action import Op
+from esper.spaces.arrays import Float32s
 from esper.spaces.observation import HISTORY, KINDS, ObservationLayout, clamp_pp, symlog
 
 # Fields of slots by how they are observed. The layout replaces NaN (not measured) by 0.
 AS_THEY_ARE = (
-    *("alpha", "alpha_target", "alpha_velocity", "incubation_target", "fading"),
-    *("gradient_health", "vanishing", "exploding", "gate_score", "gate_passed"),
+    "alpha",
+    "alpha_target",
+    "alpha_velocity",
+    "incubation_target",
+    "fading",
+    "gradient_health",
+    "vanishing",
+    "exploding",
+    "gate_score",
+    "gate_passed",
 )
 EPOCHS = ("epochs_since_measured", "epochs_in_stage", "age")
 PERCENTAGE_POINTS = (
-    *("trial", "trial_error", "interaction"),
-    *("contribution", "contribution_change", "contribution_error"),
+    "trial",
+    "trial_error",
+    "interaction",
+    "contribution",
+    "contribution_change",
+    "contribution_error",
 )
 
 
 def observe(
-    state: EnvState, seen: RewardState, rules: Rules, layout: ObservationLayout, gatherer: Gatherer
-) -> NDArray[np.float32]:
+    state: EnvState,
+    seen: RewardState,
+    rules: Rules,
+    layout: ObservationLayout,
+    gatherer: Gatherer,
+) -> Float32s:
     """Returns the observations of all envs, float32 [E, size]; ``seen`` is what rewards read of the same state."""
-    base = {
-        **_base(state, seen, rules),
-        "experience": np.log1p(gatherer.episodes),
-        "worth_scale": symlog(gatherer.scale),
-    }
+    base = _base(state, seen, rules)
+    base["experience"] = np.log1p(gatherer.episodes)
+    base["worth_scale"] = symlog(gatherer.scale)
     return layout.vectors(base, _slots(state.slots, rules), _choices(gatherer, rules))
 
 
-def _base(state: EnvState, seen: RewardState, rules: Rules) -> dict[str, Floats]:
-    slots, config, horizon = state.slots, rules.config, rules.horizon
+def _base(
+    state: EnvState,
+    seen: RewardState,
+    rules: Rules,
+) -> dict[str, Floats]:
+    slots = state.slots
+    config = rules.config
+    horizon = rules.horizon
+    choices = rules.choices
+    added_flops = choices.flops_of(slots).sum(axis=1)
+    # Fractions, and logarithms of what has no bound.
     values = {
         "epoch": state.epoch / horizon,
         "epochs_left": symlog(np.float64(horizon) - state.epoch),
@@ -51,11 +74,11 @@ def _base(state: EnvState, seen: RewardState, rules: Rules) -> dict[str, Floats]
         "gates_passed": slots.gate_passed.mean(axis=1),
         "last_op_succeeded": state.succeeded,
         "rolled_back": state.rolled_back,
-        "host_parameters": np.log1p(rules.choices.host_parameters) / 10,
+        "host_parameters": np.log1p(choices.host_parameters) / 10,
         "added_parameters": slots.parameters.sum(axis=1) / rules.budget,
         "fossil_parameters": seen.fossil_parameters / rules.budget,
-        "host_flops": np.log1p(rules.choices.host_flops) / 20,
-        "added_flops": np.log1p(rules.choices.in_hosts(rules.choices.flops_of(slots).sum(axis=1))),
+        "host_flops": np.log1p(choices.host_flops) / 20,
+        "added_flops": np.log1p(choices.in_hosts(added_flops)),
         "rent": rent_rate(seen.weighted_share, config.reward),
         "seeds_left": 1 - slots.living.sum(axis=1) / config.env.max_seeds,
         "committed_accuracy": state.committed / 100,
@@ -71,7 +94,8 @@ def _base(state: EnvState, seen: RewardState, rules: Rules) -> dict[str, Floats]
         "anomaly_pending": state.anomaly_pending,
         "potential": state.potential,
     }
-    losses, accuracies = symlog(state.loss_ago), state.accuracy_ago / 100
+    losses = symlog(state.loss_ago)
+    accuracies = state.accuracy_ago / 100
     for i in range(HISTORY):
         values[f"loss_{i + 1}_ago"] = losses[:, i]
         values[f"accuracy_{i + 1}_ago"] = accuracies[:, i]
@@ -83,31 +107,40 @@ def _base(state: EnvState, seen: RewardState, rules: Rules) -> dict[str, Floats]
 
 
 def _slots(slots: Slots, rules: Rules) -> dict[str, Floats]:
-    horizon, steady = rules.horizon, slots.steady
-    return {
-        **{f"stage_{stage.name.lower()}": slots.stage == stage for stage in STAGES},
-        **{name: getattr(slots, name) for name in AS_THEY_ARE},
-        **{name: getattr(slots, name) / horizon for name in EPOCHS},
-        **{name: clamp_pp(getattr(slots, name)) for name in PERCENTAGE_POINTS},
+    steady = slots.steady
+    direction = np.copysign(1.0, slots.alpha_target - slots.alpha_start)
+    progress = slots.alpha_done / np.maximum(slots.alpha_steps, 1)
+    flops = rules.choices.flops_of(slots)
+    values = {
         "gradient_norm": symlog(slots.gradient_norm),
         "gradient_ratio": symlog(slots.gradient_ratio),
-        "alpha_mode": np.where(steady, 0.0, np.copysign(1.0, slots.alpha_target - slots.alpha_start)),
-        "alpha_progress": np.where(steady, 1.0, slots.alpha_done / np.maximum(slots.alpha_steps, 1)),
+        "alpha_mode": np.where(steady, 0.0, direction),
+        "alpha_progress": np.where(steady, 1.0, progress),
         "contribution_measured": ~np.isnan(slots.contribution),
         "parameters": np.log1p(slots.parameters) / 10,
-        "flops": np.log1p(rules.choices.in_hosts(rules.choices.flops_of(slots))),
+        "flops": np.log1p(rules.choices.in_hosts(flops)),
         "blueprint": 1.0 + slots.blueprint,
     }
+    for stage in STAGES:
+        values[f"stage_{stage.name.lower()}"] = slots.stage == stage
+    for name in AS_THEY_ARE:
+        values[name] = getattr(slots, name)
+    for name in EPOCHS:
+        values[name] = getattr(slots, name) / rules.horizon
+    for name in PERCENTAGE_POINTS:
+        values[name] = clamp_pp(getattr(slots, name))
+    return values
 
 
 def _choices(gatherer: Gatherer, rules: Rules) -> dict[str, Floats]:
     """Returns what describes each (slot, blueprint), [E, S, B] or broadcast to that."""
     choices = rules.choices
+    # In typical worths of the env's experience.
     worths = gatherer.seen / gatherer.scale[:, None, None, None]
-    price = rent_price(rules.share(choices.parameters, choices.flops), rules.config.reward)
-    profit = gatherer.seen[..., WORTH] - price
+    share = rules.share(choices.parameters, choices.flops)
+    profit = gatherer.seen[..., WORTH] - rent_price(share, rules.config.reward)
     profit = np.where(choices.parameters > 0, profit, 0.0)  # where a blueprint does not fit, there is nothing to gain
-    return {
+    values = {
         "worth": worths[..., WORTH],
         "profit": profit / gatherer.scale[:, None, None],
         "pays": profit > 0,
@@ -117,5 +150,6 @@ def _choices(gatherer: Gatherer, rules: Rules) -> dict[str, Floats]:
         "size": np.log1p(choices.parameters) / 10,
         "size_share": np.log1p(choices.parameters / choices.host_parameters),
         "flops_share": np.log1p(choices.in_hosts(choices.flops)),
-        **dict(zip(KINDS, choices.kinds.T, strict=True)),
     }
+    values.update(zip(KINDS, choices.kinds.T, strict=True))
+    return values

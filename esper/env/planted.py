@@ -20,21 +20,25 @@ from esper.seeds.blueprints import choose
 from esper.telemetry.span import Spans
 
 NAME = "planted"
-N_ENVS, EPISODE_LENGTH = 64, 50
-ROUNDS, LEARNING_ROUNDS = 1, 60
+N_ENVS = 64
+EPISODE_LENGTH = 50
+ROUNDS = 1
+LEARNING_ROUNDS = 60
 
 
 def resolve(config: TrainingConfig) -> ResolvedConfig:
     """Returns the config with the planted task's sizes in place of None."""
-    env, run = config.env, config.run
-    chosen = {
+    env = config.env
+    sizes = {
         "n_envs": env.n_envs or N_ENVS,
         "episode_length": env.episode_length or EPISODE_LENGTH,
         "slots": env.slots,
         "at_once": bool(env.at_once),
     }
-    rounds = run.rounds or (LEARNING_ROUNDS if run.learns else ROUNDS)
-    return ResolvedConfig.parse(config.tables_with({"env": chosen, "run": {"rounds": rounds}}))
+    default = LEARNING_ROUNDS if config.run.learns else ROUNDS
+    rounds = config.run.rounds or default
+    tables = config.tables_with({"env": sizes, "run": {"rounds": rounds}})
+    return ResolvedConfig.parse(tables)
 
 
 class PlantedVectorEnv(SlotVectorEnv):
@@ -49,15 +53,37 @@ class PlantedVectorEnv(SlotVectorEnv):
         law: Law | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
     ) -> None:
-        config, law = resolve(config or TrainingConfig()), law or Law()
+        config = resolve(config or TrainingConfig())
+        law = law or Law()
         law = law.only(choose(config.env.blueprints, law.blueprints, "simulated hosts"))
-        n_envs, horizon = config.env.n_envs, config.env.episode_length
+        spec = law.spec
+        n_envs = config.env.n_envs
         self.law = law
-        self.backend: PlantedBackend = PlantedBackend(law, n_envs, horizon, config.env.counterfactual_every or 1)
-        spec, spans = law.spec, Spans(marks=config.run.mark_phases)
-        super().__init__(config, spec, self.backend, spans, law.choices, autoreset_mode)
-        self.gatherer = Gatherer(spec, n_envs, config.experience, law.world_envs, law.world_episodes)
+        self.backend: PlantedBackend = PlantedBackend(
+            law,
+            n_envs,
+            config.env.episode_length,
+            config.env.counterfactual_every or 1,
+        )
+        super().__init__(
+            config,
+            spec,
+            self.backend,
+            Spans(marks=config.run.mark_phases),
+            law.choices,
+            autoreset_mode,
+        )
+        # Envs of one world share their experience.
+        self.gatherer = Gatherer(
+            spec,
+            n_envs,
+            config.experience,
+            law.world_envs,
+            law.world_episodes,
+        )
         self.baseline = self._no_growth()
 
     def _no_growth(self) -> Baseline:
-        return self.baseline or self.law.baseline(self.horizon, self.config.env.baseline_episodes)
+        if self.baseline is not None:
+            return self.baseline
+        return self.law.baseline(self.horizon, self.config.env.baseline_episodes)

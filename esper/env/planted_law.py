@@ -19,7 +19,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,6 +30,8 @@ from esper.env.state import Choices
 from esper.lifecycle.slots import Floats, Ints
 from esper.spaces.action import ActionSpec
 from esper.spaces.observation import KINDS
+
+T = TypeVar("T")
 
 CHANCE = math.log(10)
 """Loss of a host that guesses among ten classes."""
@@ -39,7 +43,11 @@ class Law:
 
     slots: tuple[str, ...] = ("r0c0", "r0c1", "r0c2")
     blueprints: tuple[str, ...] = ("moss", "fern", "oak", "ivy")
-    worth: tuple[tuple[float, ...], ...] = ((3.0, 8.0, -4.0, -3.0), (-3.0, 3.0, 9.0, -5.0), (7.0, -4.0, -5.0, 3.0))
+    worth: tuple[tuple[float, ...], ...] = (
+        (3.0, 8.0, -4.0, -3.0),
+        (-3.0, 3.0, 9.0, -5.0),
+        (7.0, -4.0, -5.0, 3.0),
+    )
     """Worth of a seed by slot, then blueprint, pp."""
     worth_std: float = 0.0
     """If above 0, every world has its own worths: these plus normal noise with this standard deviation, pp."""
@@ -93,37 +101,47 @@ class Law:
     def only(self, blueprints: tuple[str, ...]) -> Law:
         """Returns the law for hosts in which only these blueprints can be planted."""
         places = [self.blueprints.index(name) for name in blueprints]
+
+        def of_these(values: Sequence[T]) -> tuple[T, ...]:
+            if not values:  # the default of a field
+                return ()
+            return tuple(values[place] for place in places)
+
         return replace(
             self,
             blueprints=blueprints,
-            worth=tuple(tuple(row[place] for place in places) for row in self.worth),
-            parameters=tuple(self.parameters[place] for place in places),
-            kinds=tuple(self.kinds[place] for place in places) if self.kinds else (),
-            at_once=tuple(self.at_once[place] for place in places) if self.at_once else (),
-            flops=tuple(self.flops[place] for place in places) if self.flops else (),
-            fits=tuple(tuple(row[place] for place in places) for row in self.fits),
+            worth=tuple(map(of_these, self.worth)),
+            parameters=of_these(self.parameters),
+            kinds=of_these(self.kinds),
+            at_once=of_these(self.at_once),
+            flops=of_these(self.flops),
+            fits=tuple(map(of_these, self.fits)),
         )
 
     @property
     def spec(self) -> ActionSpec:
         """The slots, and the blueprints that fit in each."""
-        offered = tuple(
-            tuple(name for name, fits in zip(self.blueprints, row, strict=True) if fits) for row in self.fits
-        )
-        return ActionSpec(self.slots, self.blueprints, offered)
+        offered = []
+        for row in self.fits:
+            fitting = tuple(name for name, fits in zip(self.blueprints, row, strict=True) if fits)
+            offered.append(fitting)
+        return ActionSpec(self.slots, self.blueprints, tuple(offered))
 
     @property
     def choices(self) -> Choices:
         """The sizes of these hosts and seeds, which are known beforehand."""
+        shape = (len(self.slots), len(self.blueprints))
         sizes = np.array(self.parameters) + self.gate_parameters
+        # A multiplication and an addition for each parameter.
         flops = np.array(self.flops) if self.flops else 2.0 * sizes
-        fits = np.array(self.fits or [[True] * len(self.blueprints)] * len(self.slots))
+        fits = np.array(self.fits) if self.fits else np.ones(shape, dtype=np.bool_)
+        kinds = np.array(self.kinds) if self.kinds else np.zeros((shape[1], len(KINDS)))
         return Choices(
             host_parameters=self.host_parameters,
             host_flops=self.host_flops,
             parameters=np.where(fits, sizes, 0),
             flops=np.where(fits, flops, 0.0),
-            kinds=np.array(self.kinds) if self.kinds else np.zeros((len(self.blueprints), len(KINDS))),
+            kinds=kinds,
         )
 
     def host_accuracy(self, epoch: Ints, horizon: int) -> Floats:
@@ -140,5 +158,9 @@ class Law:
     def baseline(self, horizon: int, episodes: int) -> Baseline:
         """Returns the no-growth baseline: curves without seeds and noise, and a standard deviation from ``spread``."""
         accuracy = self.host_accuracy(np.arange(horizon + 1), horizon)
-        spread = max(CHANCE * self.spread / 90, MIN_STD)
-        return Baseline(tuple(accuracy.tolist()), tuple(self.loss(accuracy).tolist()), spread, episodes)
+        return Baseline(
+            accuracy=tuple(accuracy.tolist()),
+            loss=tuple(self.loss(accuracy).tolist()),
+            final_loss_std=max(CHANCE * self.spread / 90, MIN_STD),
+            episodes=episodes,
+        )

@@ -11,6 +11,7 @@ from esper.config import RunConfig, TrainingConfig
 from esper.config_resolved import HostTrainingConfig
 from esper.data.task import DataOptions, Task
 from esper.data.tasks import load_task
+from esper.env.backend import Rollbacks
 from esper.env.choices import max_seed_parameters
 from esper.env.start import started
 from esper.env.state import EnvState, table_of, write_table
@@ -25,11 +26,13 @@ from esper.training.execution import workspaces
 from esper.training.execution.faults import is_expected
 from esper.training.execution.ranks import RunRanks
 from esper.training.execution.tiers import make_executor, prepare_hosts
-from esper.training.governor import Panic
 from esper.training.host_state import host_state
 from esper.training.host_trainer import HostTrainer
 from esper.training.micro_batching import MicroBatchPolicy
 from esper.training.placement import copies_to_pin
+
+Epoch = tuple[Floats, Floats, Rollbacks]
+"""The tables of envs after validation and after governing, and the rollbacks."""
 
 
 @dataclass(frozen=True)
@@ -51,38 +54,62 @@ class Reply:
     splits: tuple[MicroBatchHalved, ...] = ()
 
 
-OF_BACKEND = frozenset({"reset", "plant", "remove", "shapley", "of_each", "state_dict"})
+OF_BACKEND = frozenset(
+    {
+        "reset",
+        "plant",
+        "remove",
+        "shapley",
+        "of_each",
+        "state_dict",
+    }
+)
 """Methods of a backend that rank 0 calls as they are."""
 
 
 class RankHosts:
     """One group of hosts of this rank, with the state of their envs as rank 0 sent it last."""
 
-    def __init__(self, group: HostGroup, task: Task, run: RunConfig) -> None:
-        self.policy, self.splits = MicroBatchPolicy(group.config), list[Event]()
+    def __init__(
+        self,
+        group: HostGroup,
+        task: Task,
+        run: RunConfig,
+    ) -> None:
+        count = len(group.indices)
+        self.splits: list[Event] = []
+        self.policy = MicroBatchPolicy(group.config)
         self.policy.on_split = self.splits.append
-        count, slots = len(group.indices), len(group.spec.slots)
         self.backend = _make_hosts(group, task, run, self.policy)
-        self.state, self.all = EnvState.fresh(count, slots=Slots.fresh(count, slots)), slice(0, count)
+        self.state = EnvState.fresh(count, slots=Slots.fresh(count, len(group.spec.slots)))
+        self.all = slice(0, count)
 
-    def answer(self, method: str, micro_batches: int, *arguments: Any) -> Reply:
+    def answer(
+        self,
+        method: str,
+        micro_batches: int,
+        *arguments: Any,
+    ) -> Reply:
         """Calls a method of the backend, or one of these, which need the state of envs or one host."""
+        # Another rank may have run out of memory since, and all split batches alike.
         self.policy.restore(micro_batches)
         self.splits.clear()
         owner = self.backend if method in OF_BACKEND else self
         result = getattr(owner, method)(*arguments)
-        return Reply(result, tuple(split for split in self.splits if isinstance(split, MicroBatchHalved)))
+        splits = tuple(event for event in self.splits if isinstance(event, MicroBatchHalved))
+        return Reply(result, splits)
 
-    def epoch(self, active: Bools, table: Floats) -> tuple[Floats, Floats, dict[int, tuple[Panic, int]]]:
+    def epoch(self, active: Bools, table: Floats) -> Epoch:
         """Trains, validates and governs; returns the state after validation, that after governing, and rollbacks."""
         write_table(self.state, self.all, table)
         self.backend.train(active, self.state)
         self.backend.measure(active, self.state)
         measured = table_of(self.state, self.all)
         rollbacks = self.backend.govern(active, self.state)
-        return measured, table_of(self.state, self.all), rollbacks
+        governed = table_of(self.state, self.all)
+        return measured, governed, rollbacks
 
-    def measure(self, active: Bools, table: Floats) -> tuple[Floats, Floats, dict[int, tuple[Panic, int]]]:
+    def measure(self, active: Bools, table: Floats) -> Epoch:
         """Validates new hosts, which are not governed yet."""
         write_table(self.state, self.all, table)
         self.backend.measure(active, self.state)
@@ -104,16 +131,30 @@ class RankHosts:
         self.backend.load_state_dict(saved, self.state)
 
 
-def _make_hosts(group: HostGroup, task: Task, run: RunConfig, policy: MicroBatchPolicy) -> TrainingBackend:
+def _make_hosts(
+    group: HostGroup,
+    task: Task,
+    run: RunConfig,
+    policy: MicroBatchPolicy,
+) -> TrainingBackend:
     """Makes the hosts of ``group`` on the executor of ``run``, as rank 0 makes its own."""
-    config, blueprints, count = group.config, BLUEPRINTS.copy(), len(group.indices)
-    training = make_trainings([task] * count, [config] * count, group.indices)
+    blueprints = BLUEPRINTS.copy()
+    count = len(group.indices)
+    training = make_trainings([task] * count, [group.config] * count, group.indices)
     executor = make_executor(run, task.device)
     try:
         prepare_hosts(run, training, executor)
-        pinned = copies_to_pin(run, training, max_seed_parameters(training[0], group.spec, blueprints))
+        largest = max_seed_parameters(training[0], group.spec, blueprints)
+        pinned = copies_to_pin(run, training, largest)
         trainer = HostTrainer(task, training, executor, policy)
-        return TrainingBackend(trainer, group.spec, blueprints, Spans(), pinned, group.governed)
+        return TrainingBackend(
+            trainer,
+            group.spec,
+            blueprints,
+            Spans(),
+            pinned,
+            group.governed,
+        )
     except BaseException:
         executor.close()
         raise
@@ -127,9 +168,11 @@ class RankServer:
     """
 
     def __init__(self, ranks: RunRanks, task: Task | None = None) -> None:
-        self.ranks, self.groups = ranks, dict[int, RankHosts]()
-        self.given, self.tasks = task, dict[tuple[str, str, str], Task]()
-        """``tasks``: those in use, by name, start and device."""
+        self.ranks = ranks
+        self.task = task
+        self.groups: dict[int, RankHosts] = {}
+        self.tasks: dict[tuple[str, str, str], Task] = {}
+        """The tasks in use, by name, start and device."""
 
     def serve(self) -> None:
         """Trains hosts for rank 0 until it dismisses this rank. Raises RankLost if rank 0 is gone."""
@@ -140,20 +183,27 @@ class RankServer:
             for group in self.groups.values():
                 group.backend.close()
 
-    def handle(self, name: int, method: str, micro_batches: int, *arguments: Any) -> Reply:
+    def handle(
+        self,
+        name: int,
+        method: str,
+        micro_batches: int,
+        *arguments: Any,
+    ) -> Reply:
         """Executes a call for the group ``name``."""
         if method == "load":
             (config,) = arguments
-            self.tasks.pop(self._key(config), None)
+            self.tasks.pop(self._key(config), None)  # its hosts may have had another width
             self._task_of(config)
         elif method == "widen":
             config, width = arguments
             task = self._task_of(config)
             self.tasks[self._key(config)] = task.with_hosts(at_width(task.build_host, width))
         elif method == "apply":
-            config, function, given = arguments
-            task, own = self._task_of(config), config.model_copy(update={"run": self.ranks.own(config.run)})
-            return Reply(function(task, own, *given))
+            config, function, more = arguments
+            task = self._task_of(config)
+            of_rank = config.model_copy(update={"run": self.ranks.own(config.run)})
+            return Reply(function(task, of_rank, *more))
         elif method == "make":
             (group,) = arguments
             task = self._task_of(group.config)
@@ -167,12 +217,14 @@ class RankServer:
     def _task_of(self, config: TrainingConfig) -> Task:
         """Returns the task of a config on this rank's device."""
         key = self._key(config)
-        if key not in self.tasks:
-            task = started(self.given or load_task(config.task.name, DataOptions.of(config.task)), config.task.start)
-            place = torch.device(key[2])
-            if place.type == "cuda":
-                workspaces.bound()  # before anything uses cuBLAS
-            self.tasks[key] = task.to(place)
+        if key in self.tasks:
+            return self.tasks[key]
+        task = self.task or load_task(config.task.name, DataOptions.of(config.task))
+        task = started(task, config.task.start)
+        device = torch.device(key[2])
+        if device.type == "cuda":
+            workspaces.bound()  # before anything uses cuBLAS
+        self.tasks[key] = task.to(device)
         return self.tasks[key]
 
     def _key(self, config: TrainingConfig) -> tuple[str, str, str]:

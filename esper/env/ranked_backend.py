@@ -17,15 +17,14 @@ from esper.attribution.paired import Paired
 from esper.config import ConfigError
 from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Task
-from esper.env.backend import Backend
+from esper.env.backend import Backend, Rollbacks
 from esper.env.env_host import assign_roles
-from esper.env.rank_hosts import HostGroup, Reply
+from esper.env.rank_hosts import Epoch, HostGroup, Reply
 from esper.env.state import EnvState, table_of, write_changes
 from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.training.execution.messages import RankLost
 from esper.training.execution.ranks import RankFailed, RunRanks
-from esper.training.governor import Panic
 from esper.training.host_state import load_host_state
 from esper.training.host_training import HostTraining
 from esper.training.micro_batching import MicroBatchPolicy
@@ -42,11 +41,22 @@ class OtherRanks:
         policy: how batches are split here, which is the same everywhere.
     """
 
-    def __init__(self, ranks: RunRanks, count: int, policy: MicroBatchPolicy) -> None:
-        self.ranks, self.count, self.policy, self.name = ranks, count, policy, ranks.new_name()
-        shares = {rank: ranks.share(count, rank) for rank in range(1, ranks.size)}
-        self.shares = {rank: slice(share.start, share.stop) for rank, share in shares.items() if share}
+    def __init__(
+        self,
+        ranks: RunRanks,
+        count: int,
+        policy: MicroBatchPolicy,
+    ) -> None:
+        self.ranks = ranks
+        self.count = count
+        self.policy = policy
+        self.name = ranks.new_name()
+        self.shares: dict[int, slice] = {}
         """Rows of the hosts of every other rank that has some."""
+        for rank in range(1, ranks.size):
+            share = ranks.share(count, rank)
+            if share:
+                self.shares[rank] = slice(share.start, share.stop)
         self.sent: dict[int, Floats] = {}
         """State of the envs that each of them was sent last, by its first row."""
 
@@ -54,23 +64,40 @@ class OtherRanks:
         """Returns the arguments of calls that need the state of envs."""
 
         def arguments(rows: slice) -> tuple[Any, ...]:
-            table = self.sent[rows.start] = table_of(state, rows)
+            table = table_of(state, rows)
+            self.sent[rows.start] = table  # what comes back is compared with it
             return active[rows], table
 
         return arguments
 
-    def call(self, method: str, arguments: Arguments = lambda _: (), mine: Callable[[], Any] | None = None) -> Any:
+    def call(
+        self,
+        method: str,
+        arguments: Arguments = lambda _: (),
+        mine: Callable[[], Any] | None = None,
+    ) -> Any:
         """Calls all ranks, does this rank's part meanwhile, and returns the results in the order of hosts."""
+        results = []
         self.start(method, arguments)
-        own = [] if mine is None else [mine()]
-        return [*own, *(result for _, result in self.finish())]
+        if mine is not None:
+            results.append(mine())
+        for _, result in self.finish():
+            results.append(result)
+        return results
 
-    def start(self, method: str, arguments: Arguments, active: Bools | None = None) -> None:
+    def start(
+        self,
+        method: str,
+        arguments: Arguments,
+        active: Bools | None = None,
+    ) -> None:
         """Calls ``method`` of the other ranks that have ``active`` hosts, after the end of the call before."""
-        wanted = {rank: rows for rank, rows in self.shares.items() if active is None or active[rows].any()}
-        count = self.policy.count
+        calls = {}
+        for rank, rows in self.shares.items():
+            if active is None or active[rows].any():
+                calls[rank] = (self.name, method, self.policy.count, *arguments(rows))
         # Without any, too: else its caller would take the answers to the call before for its own.
-        self.ranks.start({rank: (self.name, method, count, *arguments(rows)) for rank, rows in wanted.items()})
+        self.ranks.start(calls)
 
     def finish(self) -> list[tuple[slice, Any]]:
         """Returns the results of the last call with their rows, in the order of hosts; none if no rank was called."""
@@ -83,17 +110,19 @@ class OtherRanks:
 
     def ask(self, env: int, method: str) -> Any:
         """Returns the result of ``method`` of the rank that has the host of env ``env``, called with the host's row."""
-        self.start(method, lambda rows: (env - rows.start,), np.arange(self.count) == env)
+        of_env = np.arange(self.count) == env
+        self.start(method, lambda rows: (env - rows.start,), of_env)
         ((_, result),) = self.finish()
         return result
 
     def _split(self, reply: Reply) -> None:
         """Splits batches as the rank does, because memory ran out there."""
         for event in reply.splits:
-            if self.policy.count != event.micro_batches:
-                self.policy.restore(event.micro_batches)
-                if self.policy.on_split is not None:
-                    self.policy.on_split(event)
+            if self.policy.count == event.micro_batches:
+                continue
+            self.policy.restore(event.micro_batches)
+            if self.policy.on_split is not None:
+                self.policy.on_split(event)
 
 
 class RankedBackend(Backend):
@@ -105,34 +134,58 @@ class RankedBackend(Backend):
         config: that of all hosts.
     """
 
-    def __init__(self, ranks: RunRanks, local: TrainingBackend, config: HostTrainingConfig, indices: range) -> None:
-        self.local, self.count = local, len(indices)
-        self.only_added, self.at_once = local.only_added, local.at_once
+    def __init__(
+        self,
+        ranks: RunRanks,
+        local: TrainingBackend,
+        config: HostTrainingConfig,
+        indices: range,
+    ) -> None:
+        self.local = local
+        self.count = len(indices)
+        self.only_added = local.only_added
+        self.at_once = local.at_once
         self.others = OtherRanks(ranks, self.count, local.trainer.policy)
         self.mine = slice(0, len(local.each))
-        self._after: dict[int, tuple[Floats, Floats, dict[int, tuple[Panic, int]]]] = {}
+        self._after: dict[int, Epoch] = {}
         """State before and after governing, and the rollbacks, of epochs whose rollbacks are not written yet."""
         self._training = False
         """Whether the other ranks train an epoch whose results have not arrived."""
-        spec, governed = local.spec, local.governed
-        self.others.call("make", lambda rows: (HostGroup(config, spec, tuple(indices[rows]), governed),))
 
-    def reset(self, starting: Bools, run_seed: int, episodes: Ints) -> None:
+        def group(rows: slice) -> tuple[HostGroup]:
+            return (HostGroup(config, local.spec, tuple(indices[rows]), local.governed),)
+
+        self.others.call("make", group)
+
+    def reset(
+        self,
+        starting: Bools,
+        run_seed: int,
+        episodes: Ints,
+    ) -> None:
         self.others.start("reset", lambda rows: (starting[rows], run_seed, episodes[rows]), starting)
         self.local.reset(starting[self.mine], run_seed, episodes[self.mine])
 
-    def plant(self, where: Bools, blueprint: Ints, style: Ints) -> tuple[Ints, dict[int, str]]:
-        sizes, failures = np.zeros((len(where), 1), dtype=np.int64), dict[int, str]()
-        in_envs = np.asarray(where.any(axis=1))
+    def plant(
+        self,
+        where: Bools,
+        blueprint: Ints,
+        style: Ints,
+    ) -> tuple[Ints, dict[int, str]]:
+        in_envs = np.any(where, axis=1)
         self.others.start("plant", lambda rows: (where[rows], blueprint[rows], style[rows]), in_envs)
         mine = self.local.plant(where[self.mine], blueprint[self.mine], style[self.mine])
-        for rows, (grown, failed) in [(self.mine, mine), *self.others.finish()]:
-            sizes[rows] = grown
-            failures |= {rows.start + row: reason for row, reason in failed.items()}
+
+        sizes = np.zeros((len(where), 1), dtype=np.int64)
+        failures: dict[int, str] = {}
+        for rows, (of_rows, failed) in [(self.mine, mine), *self.others.finish()]:
+            sizes[rows] = of_rows
+            for row, reason in failed.items():
+                failures[rows.start + row] = reason
         return sizes, failures
 
     def remove(self, where: Bools) -> None:
-        self.others.start("remove", lambda rows: (where[rows],), np.asarray(where.any(axis=1)))
+        self.others.start("remove", lambda rows: (where[rows],), np.any(where, axis=1))
         self.local.remove(where[self.mine])
 
     def train(self, active: Bools, state: EnvState) -> None:
@@ -148,8 +201,9 @@ class RankedBackend(Backend):
         self._training = False
         self.local.measure(active[self.mine], state)
         for rows, (measured, governed, rollbacks) in self.others.finish():
+            # The others have governed already, but here governing comes later.
             write_changes(state, rows, self.others.sent[rows.start], measured)
-            self._after[rows.start] = measured, governed, rollbacks
+            self._after[rows.start] = (measured, governed, rollbacks)
 
     def take_first_snapshots(self, starting: Bools, state: EnvState) -> None:
         self._after.clear()
@@ -157,17 +211,20 @@ class RankedBackend(Backend):
         self.local.take_first_snapshots(starting[self.mine], state)
         self.others.finish()
 
-    def govern(self, active: Bools, state: EnvState) -> dict[int, tuple[Panic, int]]:
+    def govern(self, active: Bools, state: EnvState) -> Rollbacks:
         rollbacks = self.local.govern(active[self.mine], state)
         for rows in self.others.shares.values():
-            if rows.start in self._after:
-                before, after, there = self._after.pop(rows.start)
-                write_changes(state, rows, before, after)
-                rollbacks |= {rows.start + row: rollback for row, rollback in there.items()}
+            if rows.start not in self._after:
+                continue
+            measured, governed, of_rank = self._after.pop(rows.start)
+            write_changes(state, rows, measured, governed)
+            for row, rollback in of_rank.items():
+                rollbacks[rows.start + row] = rollback
         return rollbacks
 
     def test_accuracy(self, state: EnvState) -> Floats:
-        return np.concatenate(self.others.call("test_accuracy", mine=lambda: self.local.test_accuracy(state)))
+        accuracies = self.others.call("test_accuracy", mine=lambda: self.local.test_accuracy(state))
+        return np.concatenate(accuracies)
 
     def shapley(self, env: int) -> dict[str, Paired]:
         if env < self.mine.stop:
@@ -175,18 +232,27 @@ class RankedBackend(Backend):
         values: dict[str, Paired] = self.others.ask(env, "shapley")
         return values
 
-    def copy_of(self, env: int, task: Task, config: HostTrainingConfig, state: EnvState) -> HostTraining:
+    def copy_of(
+        self,
+        env: int,
+        task: Task,
+        config: HostTrainingConfig,
+        state: EnvState,
+    ) -> HostTraining:
         """Returns a copy of the host of env ``env``, which another rank has, on the device of ``task``."""
         (training,) = make_trainings([task], [config], [env])
         load_host_state(training, self.others.ask(env, "host_state"), self.local.blueprints)
-        assign_roles(training, [training.site_by_name[name] for name in self.local.spec.slots], state.slots, env)
+        sites = [training.site_by_name[name] for name in self.local.spec.slots]
+        assign_roles(training, sites, state.slots, env)
         return training
 
     def of_each(self, question: Callable[[Any], list[Any]]) -> list[Any]:
-        return list(chain(*self.others.call("of_each", lambda _: (question,), mine=lambda: question(self.local))))
+        answers = self.others.call("of_each", lambda _: (question,), lambda: question(self.local))
+        return list(chain(*answers))
 
     def state_dict(self) -> Any:
-        return list(chain(*self.others.call("state_dict", mine=self.local.state_dict)))
+        states = self.others.call("state_dict", mine=self.local.state_dict)
+        return list(chain(*states))
 
     def load_state_dict(self, saved: Any, state: EnvState) -> None:
         """Resumes. Raises KeyError or ValueError if ``saved`` belongs to different hosts."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
-from numpy.typing import NDArray
 
 from esper.env.info import Info, of_env
 from esper.env.slot_env import SlotVectorEnv, accepted_seed
+from esper.spaces.arrays import Bools, Float32s, Ints
 
 
-class SingleEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
+class SingleEnv(gymnasium.Env[Float32s, Ints]):
     """The only env of a vector env.
 
     Observations are float32 [layout.size], actions int64 [8], rewards float; info is that of the vector env without
@@ -28,24 +28,35 @@ class SingleEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
     metadata = {"render_modes": []}  # noqa: RUF012  Gymnasium's declaration
 
     def __init__(self, env: SlotVectorEnv, draws: bool = False) -> None:
-        if env.num_envs != 1 or env.metadata["autoreset_mode"] is not AutoresetMode.DISABLED:
-            mode = env.metadata["autoreset_mode"].name
-            raise ValueError(f"expected a vector env of one env, autoreset DISABLED; got {env.num_envs} with {mode}")
-        self.env, self.draws = env, draws
-        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
-        self.action_spec, self.layout = env.action_spec, env.layout
+        mode = env.metadata["autoreset_mode"]
+        if env.num_envs != 1 or mode is not AutoresetMode.DISABLED:
+            raise ValueError(
+                f"expected a vector env of one env, autoreset DISABLED; got {env.num_envs} with {mode.name}"
+            )
+        self.env = env
+        self.draws = draws
+        self.observation_space = env.single_observation_space
+        self.action_space = env.single_action_space
+        self.action_spec = env.action_spec
+        self.layout = env.layout
 
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[NDArray[np.float32], Info]:
+    def reset(
+        self,
+        *,
+        seed: int | None = None,
+        options: Info | None = None,
+    ) -> tuple[Float32s, Info]:
         """Starts an episode. ``options`` are ignored."""
         seed = accepted_seed(seed)
         super().reset(seed=seed)
+        # Only the first reset draws: later ones go on with the run seed.
         if seed is None and self.draws:
             seed = int(self.np_random.integers(2**63))
         self.draws = False
         observation, info = self.env.reset(seed=seed)
         return observation[0], of_env(info, 0)
 
-    def step(self, action: NDArray[np.int64]) -> tuple[NDArray[np.float32], float, bool, bool, Info]:
+    def step(self, action: Ints) -> tuple[Float32s, float, bool, bool, Info]:
         """Executes an action and trains the host for one epoch.
 
         Raises ResetNeeded if no episode is going on, and ValueError for an action of another shape or out of range.
@@ -56,9 +67,15 @@ class SingleEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
         if action.shape != self.action_space.shape:
             raise ValueError(f"the action has shape {action.shape}, expected {self.action_space.shape}")
         observation, rewards, terminated, truncated, info = self.env.step(action[None])
-        return observation[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), of_env(info, 0)
+        return (
+            observation[0],
+            float(rewards[0]),
+            bool(terminated[0]),
+            bool(truncated[0]),
+            of_env(info, 0),
+        )
 
-    def action_masks(self) -> NDArray[np.bool_]:
+    def action_masks(self) -> Bools:
         """Returns the concatenated masks of the heads, bool [sum of head sizes], as sb3-contrib reads them."""
         return np.asarray(self.env.action_masks()[0])
 

@@ -32,6 +32,7 @@ from esper.lifecycle.slots import Bools, Floats
 from esper.rewards.modes import Reward
 from esper.rewards.terms import Transition
 from esper.spaces.action import HEADS, ActionSpec, Op
+from esper.spaces.arrays import Float32s as Float32s
 from esper.spaces.mask import ActionMask
 from esper.spaces.observation import LIMIT, ObservationLayout
 from esper.telemetry.score import ACCURACY
@@ -39,7 +40,6 @@ from esper.telemetry.span import Spans
 from esper.training.execution.tiers import Tier
 from esper.training.rng import RngStream, derive_seed
 
-Float32s = NDArray[np.float32]
 AUTORESET_MODES = (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
 
 
@@ -48,8 +48,8 @@ def accepted_mode(mode: AutoresetMode | str) -> AutoresetMode:
     for known in AUTORESET_MODES:
         if mode in (known, known.value):
             return known
-    wanted = " or ".join(f"AutoresetMode.{known.name} ({known.value!r})" for known in AUTORESET_MODES)
-    raise ValueError(f"autoreset_mode must be {wanted}, not {mode!r}")
+    names = [f"AutoresetMode.{known.name} ({known.value!r})" for known in AUTORESET_MODES]
+    raise ValueError(f"autoreset_mode must be {' or '.join(names)}, not {mode!r}")
 
 
 def accepted_seed(seed: object) -> int | None:
@@ -71,7 +71,8 @@ def accepted_seed(seed: object) -> int | None:
 
 def reset_mask(options: dict[str, Any] | None, n_envs: int) -> Bools:
     """Returns the envs to reset, bool [E]: those of ``options["reset_mask"]``, or all. Raises ValueError for others."""
-    mask = np.asarray((options or {}).get("reset_mask", np.ones(n_envs, dtype=np.bool_)))
+    all_envs = np.ones(n_envs, dtype=np.bool_)
+    mask = np.asarray((options or {}).get("reset_mask", all_envs))
     if mask.shape != (n_envs,) or mask.dtype != np.bool_:
         raise ValueError(f"options['reset_mask'] must be a bool array [{n_envs}], not {mask.dtype} {list(mask.shape)}")
     return mask
@@ -107,10 +108,21 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
     ) -> None:
         self.autoreset_mode = accepted_mode(autoreset_mode)
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
-        self.config, self.action_spec, self.backend, self.spans = config, spec, backend, spans
+        self.config = config
+        self.action_spec = spec
+        self.backend = backend
+        self.spans = spans
         self.choices = checked(choices, config)
-        self.num_envs, self.horizon = config.env.n_envs, config.env.episode_length
-        self.loop = EpochLoop(backend, config, [self.horizon] * self.num_envs, len(spec.slots), reporter, spans)
+        self.num_envs = config.env.n_envs
+        self.horizon = config.env.episode_length
+        self.loop = EpochLoop(
+            backend,
+            config,
+            [self.horizon] * self.num_envs,
+            len(spec.slots),
+            reporter,
+            spans,
+        )
         self.state = self.loop.state
         self.done = self.state.done
         """True for envs whose episode has ended and not been reset, [E]."""
@@ -131,12 +143,12 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.reward_terms = {name: np.zeros(self.num_envs) for name in self.reward.names}
         self.gatherer = Gatherer(spec, self.num_envs, config.experience)
         """The experience of these hosts with their seeds."""
-        self.count_epochs: Callable[[int], None] = lambda hosts: (
-            None
-        )  # called after each epoch, the baseline's too; with 0 after what was none
+        self.count_epochs: Callable[[int], None] = lambda _hosts: None
+        """Called after each epoch, the baseline's too; with 0 after what was none."""
         self.tier: Tier | None = None
         """Execution tier of training steps; None for simulated hosts."""
-        self.pinned = 0  # snapshots of each host in pinned CPU memory, the older first, for a limit on GPU memory
+        self.pinned = 0
+        """Snapshots of each host in pinned CPU memory, the older first, for a limit on GPU memory."""
 
     @property
     def host_parameters(self) -> int:
@@ -159,7 +171,12 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
     def _no_growth(self) -> Baseline:
         """Returns the no-growth curves, for episodes of ``horizon`` epochs."""
 
-    def _report(self, rules: Rules, envs: list[int], rewards: Floats) -> None:
+    def _report(
+        self,
+        rules: Rules,
+        envs: list[int],
+        rewards: Floats,
+    ) -> None:
         """Reports the epoch of these envs."""
 
     def test_accuracy(self) -> Floats:
@@ -171,10 +188,15 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state needed to resume between two steps: dicts and lists of copied tensors and plain values."""
-        tables = changing_arrays(self).items()
-        copies = {name: {key: copied(values) for key, values in table.items()} for name, table in tables}
-        hosts, experience = self.backend.state_dict(), self.gatherer.state_dict()
-        return {"run_seed": self.run_seed, "arrays": copies, "hosts": hosts, "experience": experience}
+        copies = {}
+        for name, arrays in changing_arrays(self).items():
+            copies[name] = {key: copied(values) for key, values in arrays.items()}
+        return {
+            "run_seed": self.run_seed,
+            "arrays": copies,
+            "hosts": self.backend.state_dict(),
+            "experience": self.gatherer.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, Info]:
         """Resumes from ``state`` and returns the observation and info at that point.
@@ -184,23 +206,28 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         rules = self.prepare()
         self.run_seed = state["run_seed"]
         for name, arrays in changing_arrays(self).items():
+            saved = state["arrays"][name]
             for key, values in arrays.items():
-                values[...] = state["arrays"][name][key].numpy()
+                values[...] = saved[key].numpy()
         self.backend.load_state_dict(state["hosts"], self.state)
         self.gatherer.load_state_dict(state["experience"])
         return self._observe(rules), info_of(self, rules, self.done)
 
     def reset(
-        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | list[int | None] | None = None,
+        options: dict[str, Any] | None = None,
     ) -> tuple[Float32s, Info]:
         """Starts episodes: all, or those of ``options["reset_mask"]`` (bool [E]). ``seed`` sets the run seed.
 
         Raises ValueError for a reset mask of another dtype or shape, for a seed that is no integer of 0 or more, and
         for a list of seeds: envs derive their own from the run seed. The env is then as before.
         """
-        run_seed, starting = accepted_seed(seed), reset_mask(options, self.num_envs)
+        run_seed = accepted_seed(seed)
+        starting = reset_mask(options, self.num_envs)
         if self.rules is None:
-            starting = np.ones_like(starting)
+            starting = np.ones_like(starting)  # the first reset starts all
         if run_seed is not None:
             super().reset(seed=run_seed)  # Gymnasium's own generator, which is not used here
             self.run_seed = run_seed
@@ -219,22 +246,28 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         rules = self.rules
         if rules is None:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
-        actions, idle = accepted_actions(self, np.asarray(actions, dtype=np.int64)), self.done.copy()
+        actions = accepted_actions(self, np.asarray(actions, dtype=np.int64))
+        idle = self.done.copy()
         self.loop.step(actions)
         self.count_epochs(int((~idle).sum()))
         return self._result(rules, idle)
 
     def _result(self, rules: Rules, idle: Bools) -> tuple[Float32s, Floats, Bools, Bools, Info]:
         """Returns the result of an epoch in which the envs ``idle`` bool [E] did not take part."""
+        active = ~idle
         with self.spans("decide"):
-            rewards = self._pay(rules, ~idle)
-            self._report(rules, np.flatnonzero(~idle).tolist(), rewards)
-            gather(self, rules, ~idle)
+            # The reward starts from the state that _observe() kept, which the next observation replaces.
+            rewards = self._pay(rules, active)
+            self._report(rules, np.flatnonzero(active).tolist(), rewards)
+            gather(self, rules, active)
             observation = self._observe(rules)
-        terminated, truncated = self.done & ~self.state.truncated, self.state.truncated.copy()
+
+        truncated = self.state.truncated.copy()
+        terminated = self.done & ~truncated
         info = info_of(self, rules, idle)
         ended = terminated | truncated
         if self.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP and ended.any():
+            # Copied before the reset overwrites the state.
             final = final_entries(observation, info, ended)
             observation, info = self.reset(options={"reset_mask": ended})
             info |= final
@@ -247,13 +280,24 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
 
     def _observe(self, rules: Rules) -> Float32s:
         """Sets the masks and keeps the state that the next reward starts from; returns the observations [E, size]."""
-        state, durations = self.state, self.loop.durations
+        state = self.state
         state.potential[:] = self.reward.potential
-        self.mask: ActionMask = legal_actions(state.slots, self.config.env, durations, rules.affordable(state.slots))
+        self.mask: ActionMask = legal_actions(
+            state.slots,
+            self.config.env,
+            self.loop.durations,
+            rules.affordable(state.slots),
+        )
         if self.loop.reporter is not None:
             self.loop.reporter.mask = self.mask
         self._seen = reward_state(state, rules)
-        return observe(state, self._seen, rules, self.layout, self.gatherer)
+        return observe(
+            state,
+            self._seen,
+            rules,
+            self.layout,
+            self.gatherer,
+        )
 
     def _pay(self, rules: Rules, active: Bools) -> Floats:
         """Returns the rewards [E] of the step from the last observed state to the present one."""
@@ -269,7 +313,8 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             budget=rules.budget,
         )
         self.reward_terms = self.reward.pay(transition, active)
-        rewards = np.asarray(np.sum(list(self.reward_terms.values()), axis=0))
+        terms = list(self.reward_terms.values())
+        rewards = np.asarray(np.sum(terms, axis=0))
         state.total_reward += np.where(active, rewards, 0.0)
         return rewards
 
@@ -279,7 +324,8 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
 
 def checked(choices: Choices, config: ResolvedConfig) -> Choices:
     """Returns ``choices``. Raises ConfigError if ``config`` has prices in operations, and those are not known."""
-    if not choices.host_flops and (config.reward.rent_in == "flops" or config.env.flop_budget is not None):
+    needed = config.reward.rent_in == "flops" or config.env.flop_budget is not None
+    if needed and not choices.host_flops:
         raise ConfigError(
             "the operations of a forward pass of this host are not known, so reward.rent_in must be parameters, and "
             "env.flop_budget must not be set"
@@ -294,27 +340,38 @@ def start_episodes(env: SlotVectorEnv, starting: Bools) -> None:
     for term in env.reward_terms.values():
         term[starting] = 0.0
     env.loop.start(starting, env.run_seed)
-    env.gatherer.start(starting, env.state.episode, partial(worth_normals, env.run_seed, env.choices.parameters.size))
+    normals = partial(worth_normals, env.run_seed, env.choices.parameters.size)
+    env.gatherer.start(starting, env.state.episode, normals)
 
 
-def worth_normals(run_seed: int, size: int, env: int, episode: int) -> Floats:
+def worth_normals(
+    run_seed: int,
+    size: int,
+    env: int,
+    episode: int,
+) -> Floats:
     """Returns the normal numbers [size] that the worths of an episode are drawn with."""
-    return np.random.default_rng(derive_seed(run_seed, env, episode, RngStream.EXPERIENCE)).standard_normal(size)
+    seed = derive_seed(run_seed, env, episode, RngStream.EXPERIENCE)
+    return np.random.default_rng(seed).standard_normal(size)
 
 
 def gather(env: SlotVectorEnv, rules: Rules, active: Bools) -> None:
     """Adds what the epoch showed of seeds, and the episodes of ``active`` envs that have ended."""
     state = env.state
     env.gatherer.watch(state.slots)
-    baseline = rules.baseline
-    gains = np.stack((state.committed - baseline.accuracy[-1], baseline.gain_by_loss(state.committed_loss)), axis=1)
-    env.gatherer.end(active & state.done, np.where(state.epoch[:, None] >= env.horizon, gains, np.nan), state.slots)
+    by_accuracy = state.committed - rules.baseline.accuracy[-1]
+    by_loss = rules.baseline.gain_by_loss(state.committed_loss)
+    gains = np.stack((by_accuracy, by_loss), axis=1)
+    # An episode that was cut short has no gain: the baseline is that of whole ones.
+    whole = state.epoch[:, None] >= env.horizon
+    env.gatherer.end(active & state.done, np.where(whole, gains, np.nan), state.slots)
 
 
 def info_of(env: SlotVectorEnv, rules: Rules, idle: Bools) -> Info:
     """Returns the info dict of the present state; copies, because the env itself uses these arrays."""
+    masks = env.mask.heads(env.action_spec)
     return {
-        "action_mask": {name: mask.copy() for name, mask in env.mask.heads(env.action_spec).items()},
+        "action_mask": {name: mask.copy() for name, mask in masks.items()},
         "reward_terms": {name: term.copy() for name, term in env.reward_terms.items()},
         "illegal_actions": env.illegal_actions.copy(),
         "idle": idle.copy(),
@@ -329,14 +386,17 @@ def accepted_actions(env: SlotVectorEnv, actions: Actions) -> Actions:
 
     Raises ValueError for actions of another shape or out of range.
     """
-    if actions.shape != (env.num_envs, len(HEADS)):
-        raise ValueError(f"actions have shape {actions.shape}, expected {(env.num_envs, len(HEADS))}")
+    shape = (env.num_envs, len(HEADS))
+    if actions.shape != shape:
+        raise ValueError(f"actions have shape {actions.shape}, expected {shape}")
     for head, size, column in zip(HEADS, env.action_spec.sizes, actions.T, strict=True):
         if column.min() < 0 or column.max() >= size:
             raise ValueError(f"{head} must be one of 0 to {size - 1}, not {column.tolist()}")
     legal = env.mask.legal(np.arange(env.num_envs), actions)
-    env.illegal_actions += ~legal & ~env.done
-    return np.where((legal & ~env.done)[:, None], actions, Op.WAIT)
+    active = ~env.done
+    env.illegal_actions += active & ~legal
+    executed = active & legal
+    return np.where(executed[:, None], actions, Op.WAIT)
 
 
 def changing_arrays(env: SlotVectorEnv) -> dict[str, dict[str, NDArray[Any]]]:
@@ -344,7 +404,10 @@ def changing_arrays(env: SlotVectorEnv) -> dict[str, dict[str, NDArray[Any]]]:
     return {
         "envs": env.state.arrays(),
         "slots": env.state.slots.arrays(),
-        "loop": {"best_by_epoch": env.loop.best_by_epoch, "illegal_actions": env.illegal_actions},
+        "loop": {
+            "best_by_epoch": env.loop.best_by_epoch,
+            "illegal_actions": env.illegal_actions,
+        },
         "potentials": env.reward.stored,
         "reward_terms": env.reward_terms,
     }

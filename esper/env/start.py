@@ -60,25 +60,31 @@ def recorded(config: TrainingConfig) -> TrainingConfig:
 
     Raises ConfigError if the config has another: a run is not resumed from other weights.
     """
-    start, known = config.task.start, config.task.start_sha256
+    start = config.task.start
+    known = config.task.start_sha256
     if start in (NEW, TRAINED):
         return config
-    found = hashlib.sha256(weights_file(start).read_bytes()).hexdigest()
-    if known not in (None, found):
-        raise ConfigError(f"task.start is {start}, whose weights have changed: SHA-256 {found}, and {known} before")
-    return config.with_values(task={"start_sha256": found})
+    checksum = hashlib.sha256(weights_file(start).read_bytes()).hexdigest()
+    if known not in (None, checksum):
+        raise ConfigError(f"task.start is {start}, whose weights have changed: SHA-256 {checksum}, and {known} before")
+    return config.with_values(task={"start_sha256": checksum})
 
 
 def weights_file(start: str) -> Path:
     """Returns the file of weights that ``task.start`` names. Raises ConfigError if there is none."""
     path = Path(start).expanduser()
-    candidates = [path, HostFiles(path).weights, HostFiles(path / BEST_HOST).weights]
+    candidates = [
+        path,
+        HostFiles(path).weights,
+        HostFiles(path / BEST_HOST).weights,
+    ]
     if path.suffix == ".json":
+        # The description of a saved host names its weights, too.
         candidates.insert(0, HostFiles(path.with_suffix("")).weights)
-    file = next((each for each in candidates if each.is_file()), None)
-    if file is None:
-        raise ConfigError(f"task.start is {start!r}, where no weights are; give one of: {FORMS}")
-    return file
+    for file in candidates:
+        if file.is_file():
+            return file
+    raise ConfigError(f"task.start is {start!r}, where no weights are; give one of: {FORMS}")
 
 
 def _network_in(file: Path, task: Task) -> Host:
@@ -89,7 +95,11 @@ def _network_in(file: Path, task: Task) -> Host:
     if file.suffix == ".safetensors" and HostFiles(stem).topology.is_file():
         grown = load_host(stem, host)
         return grown if grown.kept else grown.host
-    host.probe(task.sample.cpu() if isinstance(task.sample, Tensor) else task.sample)
+    # Lazy layers get their weights in a first pass.
+    sample = task.sample
+    if isinstance(sample, Tensor):
+        sample = sample.cpu()
+    host.probe(sample)
     host.load_state_dict(_read(file))
     return host
 

@@ -73,7 +73,9 @@ class Choices:
 
     def in_hosts(self, flops: Floats) -> Floats:
         """Returns operations in units of those of the host; 0 if these are not known."""
-        return flops / self.host_flops if self.host_flops else np.zeros_like(flops)
+        if not self.host_flops:
+            return np.zeros_like(flops)
+        return flops / self.host_flops
 
     def flops_of(self, slots: Slots) -> Floats:
         """Returns the operations of each seed in ``slots``, [E, S]; 0 for an empty slot."""
@@ -97,13 +99,14 @@ class Rules:
 
     def affordable(self, slots: Slots) -> Bools:
         """Returns the blueprints that fit in each slot and within what is left of the budgets, [E, S, B]."""
-        size, choices = self.choices.parameters, self.choices
+        choices = self.choices
+        fits = choices.parameters > 0
         left = self.budget - slots.parameters.sum(axis=1)
-        within = (size > 0) & (size <= left[:, None, None])
+        within = fits & (choices.parameters <= left[:, None, None])
         if self.config.env.flop_budget is not None:
-            budget = self.config.env.flop_budget * choices.host_flops
-            left = budget - choices.flops_of(slots).sum(axis=1)
-            within &= choices.flops <= left[:, None, None]
+            flop_budget = self.config.env.flop_budget * choices.host_flops
+            flops_left = flop_budget - choices.flops_of(slots).sum(axis=1)
+            within &= choices.flops <= flops_left[:, None, None]
         return np.asarray(within)
 
     def share(self, parameters: Floats | Ints, flops: Floats) -> Floats:
@@ -114,36 +117,44 @@ class Rules:
         return parameters / max(self.choices.host_parameters, reward.rent_host_floor)
 
     @cached_property
-    def _curves(self) -> tuple[Floats, Floats]:
-        return np.array(self.baseline.accuracy), self.baseline.in_stds(np.array(self.baseline.loss))
+    def _accuracies(self) -> Floats:
+        return np.array(self.baseline.accuracy)
+
+    @cached_property
+    def _losses(self) -> Floats:
+        return self.baseline.in_stds(np.array(self.baseline.loss))
 
     def baseline_at(self, epoch: Ints, ahead: int = 0) -> Floats:
         """Returns b_t at these epochs, or ``ahead`` epochs later, pp; the last value beyond the horizon."""
-        return self._curves[0][np.minimum(epoch + ahead, self.horizon)]
+        return self._accuracies[np.minimum(epoch + ahead, self.horizon)]
 
     def baseline_loss_at(self, epoch: Ints, ahead: int = 0) -> Floats:
         """Returns the no-growth loss at these epochs, or ``ahead`` later, in standard deviations of the final one."""
-        return self._curves[1][np.minimum(epoch + ahead, self.horizon)]
+        return self._losses[np.minimum(epoch + ahead, self.horizon)]
 
 
 def reward_state(state: EnvState, rules: Rules) -> RewardState:
     """Copies the inputs of rewards, [E] each, so that later changes do not affect them."""
     slots = state.slots
-    all_off_loss = rules.baseline.in_stds(state.all_off_loss)
+    baseline = rules.baseline
+    flops = rules.choices.flops_of(slots)
+    share = rules.share(
+        (slots.alpha * slots.parameters).sum(axis=1),
+        (slots.alpha * flops).sum(axis=1),
+    )
+    # A loss that is NaN beside an accuracy is a bad one, and both are NaN if they were not measured.
+    measured = ~np.isnan(state.all_off)
+    all_off_loss = np.where(measured, baseline.in_stds(state.all_off_loss), np.nan)
     return RewardState(
         accuracy=state.accuracy.copy(),
         committed=state.committed.copy(),
         all_off=state.all_off.copy(),
         baseline=rules.baseline_at(state.epoch),
-        loss=rules.baseline.in_stds(state.loss),
-        committed_loss=rules.baseline.in_stds(state.committed_loss),
-        # A loss that is NaN beside an accuracy is a bad one, and both are NaN if they were not measured.
-        all_off_loss=np.where(np.isnan(state.all_off), np.nan, all_off_loss),
+        loss=baseline.in_stds(state.loss),
+        committed_loss=baseline.in_stds(state.committed_loss),
+        all_off_loss=all_off_loss,
         baseline_loss=rules.baseline_loss_at(state.epoch),
-        weighted_share=rules.share(
-            (slots.alpha * slots.parameters).sum(axis=1),
-            (slots.alpha * rules.choices.flops_of(slots)).sum(axis=1),
-        ),
+        weighted_share=share,
         fossil_parameters=slots.fossil_parameters,
         stage=slots.stage.copy(),
         epochs_in_stage=slots.epochs_in_stage.copy(),
@@ -157,22 +168,35 @@ def copied(values: NDArray[Any]) -> Tensor:
 
 def table_of(state: EnvState, rows: slice) -> Floats:
     """Returns a copy of all values of these envs, float64 [rows, values]; flags and integers are exact in it."""
-    arrays = (*state.arrays().values(), *state.slots.arrays().values())
-    columns = [values[rows].reshape(len(values[rows]), -1).astype(np.float64) for values in arrays]
+    columns = []
+    for values in _all_arrays(state):
+        of_rows = values[rows]
+        columns.append(of_rows.reshape(len(of_rows), -1).astype(np.float64))
     return np.concatenate(columns, axis=1)
 
 
 def write_table(state: EnvState, rows: slice, table: Floats) -> None:
     """Overwrites all values of these envs with those of a table of :func:`table_of`."""
     column = 0
-    for values in (*state.arrays().values(), *state.slots.arrays().values()):
-        width = values[0].size
-        values[rows] = table[:, column : column + width].reshape(-1, *values.shape[1:])
-        column += width
+    for values in _all_arrays(state):
+        end = column + values[0].size
+        values[rows] = table[:, column:end].reshape(-1, *values.shape[1:])
+        column = end
 
 
-def write_changes(state: EnvState, rows: slice, before: Floats, after: Floats) -> None:
+def _all_arrays(state: EnvState) -> list[NDArray[Any]]:
+    """Returns the arrays of envs and of their slots, in the order of a table's columns."""
+    return [*state.arrays().values(), *state.slots.arrays().values()]
+
+
+def write_changes(
+    state: EnvState,
+    rows: slice,
+    before: Floats,
+    after: Floats,
+) -> None:
     """Writes the values of these envs that differ, bit for bit, between two tables, and leaves all others."""
+    # As integers, since NaN is equal to NaN then.
     table = table_of(state, rows)
     changed = before.view(np.int64) != after.view(np.int64)
     table[changed] = after[changed]

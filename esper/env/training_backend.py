@@ -13,7 +13,7 @@ from esper.attribution.counterfactual import max_configurations
 from esper.attribution.paired import Paired
 from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Task
-from esper.env.backend import Backend
+from esper.env.backend import Backend, Rollbacks
 from esper.env.choices import joining, only_added
 from esper.env.device_time import TrainingTime
 from esper.env.env_host import EnvHost, assign_roles
@@ -25,7 +25,7 @@ from esper.seeds.site import GerminationFailed
 from esper.spaces.action import STYLES, ActionSpec
 from esper.telemetry.span import Spans
 from esper.training.execution.multi_gpu import device_index
-from esper.training.governor import Governor, Panic
+from esper.training.governor import Governor
 from esper.training.host_state import host_state, load_host_state
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
@@ -36,22 +36,33 @@ from esper.training.validate import committed_configuration, evaluate
 
 
 def make_trainings(
-    tasks: Sequence[Task], configs: Sequence[HostTrainingConfig], indices: Sequence[int], devices: int = 1
+    tasks: Sequence[Task],
+    configs: Sequence[HostTrainingConfig],
+    indices: Sequence[int],
+    devices: int = 1,
 ) -> list[HostTraining]:
     """Makes one host for each task, config and index; those of one device share one block of totals.
 
     ``devices`` is the number of devices that the tasks lie on, in turn.
     """
-    with seeded(0):
+    with seeded(0):  # a host to count its sites
         sites = len(tasks[0].new_host(configs[0].env.slots).sites)
     places = [device_index(index, devices) for index in indices]
-    rows = {}
+    blocks = {}
     for place, task in dict(zip(places, tasks, strict=True)).items():
-        samples, dtype = len(task.validation), task.objective.dtype
-        block = make_metrics(places.count(place), task.device, max_configurations(sites), samples, dtype)
-        rows[place] = iter(block)
-    totals = [next(rows[place]) for place in places]
-    return [HostTraining(*each) for each in zip(indices, tasks, configs, totals, strict=True)]
+        blocks[place] = make_metrics(
+            places.count(place),
+            task.device,
+            max_configurations(sites),
+            len(task.validation),
+            task.objective.dtype,
+        )
+
+    trainings = []
+    for index, task, config, place in zip(indices, tasks, configs, places, strict=True):
+        totals = blocks[place].pop(0)  # the next row
+        trainings.append(HostTraining(index, task, config, totals))
+    return trainings
 
 
 class TrainingBackend(Backend):
@@ -73,49 +84,76 @@ class TrainingBackend(Backend):
         pinned: int = 0,
         governed: bool = True,
     ) -> None:
-        self.trainer, self.spec, self.blueprints, self.governed = trainer, spec, blueprints, governed
-        first = trainer.hosts[0].host
-        parts = (first.topology, first.sites, spec, blueprints)
-        self.only_added = only_added(*parts)
-        self.at_once = joining(*parts) & trainer.hosts[0].config.env.at_once
+        self.trainer = trainer
+        self.spec = spec
+        self.blueprints = blueprints
+        self.governed = governed
+        # Hosts of one task have the same sites.
+        host = trainer.hosts[0].host
+        may_join = joining(host.topology, host.sites, spec, blueprints)
+        self.at_once = may_join & trainer.hosts[0].config.env.at_once
+        self.only_added = only_added(host.topology, host.sites, spec, blueprints)
         self.each = []
         for row, training in enumerate(trainer.hosts):
-            classes = training.task.classes if training.task.loss == "cross_entropy" else None
-            governor = Governor(training.config.governor, training.durations, classes, pinned)
+            task = training.task
+            # The loss of a guess is known for classes only.
+            classes = task.classes if task.loss == "cross_entropy" else None
+            governor = Governor(
+                training.config.governor,
+                training.durations,
+                classes,
+                pinned,
+            )
             self.each.append(EnvHost(training, governor, spec.slots, row))
-        self.training_time = TrainingTime(spans, dict.fromkeys(training.device for training in trainer.hosts))
+        devices = dict.fromkeys(training.device for training in trainer.hosts)
+        self.training_time = TrainingTime(spans, devices)
         self.look: Callable[[EnvHost], Any] | None = None
         """Called after each validation of a host, before anything changes; what it returns is kept in ``seen``."""
-        self.count_epochs: Callable[[int], None] = lambda hosts: None
+        self.count_epochs: Callable[[int], None] = lambda _hosts: None
         """Called with 0 after hosts were trained to start from, see SlotVectorEnv."""
         self.seen: list[list[Any]] = [[] for _ in self.each]
         """By host, of its current episode: first of the untrained host, then of its epochs."""
 
-    def reset(self, starting: Bools, run_seed: int, episodes: Ints) -> None:
-        for host in self._of(starting):
+    def reset(
+        self,
+        starting: Bools,
+        run_seed: int,
+        episodes: Ints,
+    ) -> None:
+        hosts = self._of(starting)
+        for host in hosts:
             host.training.reset(run_seed, int(episodes[host.row]))
             host.governor.reset()
             self.seen[host.row] = []
         if self.trainer.hosts[0].task.trained:
-            give_starts([host.training for host in self._of(starting)], self.trainer.executor)
+            give_starts([host.training for host in hosts], self.trainer.executor)
             self.count_epochs(0)
 
-    def plant(self, where: Bools, blueprint: Ints, style: Ints) -> tuple[Ints, dict[int, str]]:
-        sizes, failures = np.zeros((len(where), 1), dtype=np.int64), {}
+    def plant(
+        self,
+        where: Bools,
+        blueprint: Ints,
+        style: Ints,
+    ) -> tuple[Ints, dict[int, str]]:
+        sizes = np.zeros((len(where), 1), dtype=np.int64)
+        failures = {}
         for row, s in np.argwhere(where).tolist():
-            host = self.each[row]
+            training = self.each[row].training
+            site = self.each[row].slot_sites[s]
             name = self.spec.blueprints[int(blueprint[row, 0])]
-            recipe = self.blueprints.at(host.training.host.topology, host.slot_sites[s].place, name)
+            recipe = self.blueprints.at(training.host.topology, site.place, name)
+            blend = BLEND_STYLES[STYLES[int(style[row, 0])]]
             try:
-                host.training.plant(host.slot_sites[s], recipe, BLEND_STYLES[STYLES[int(style[row, 0])]])
-                sizes[row] = host.slot_sites[s].parameters
+                training.plant(site, recipe, blend)
+                sizes[row] = site.parameters
             except GerminationFailed as failure:
                 failures[row] = str(failure)
         return sizes, failures
 
     def remove(self, where: Bools) -> None:
         for row, s in np.argwhere(where).tolist():
-            self.each[row].training.remove(self.each[row].slot_sites[s])
+            host = self.each[row]
+            host.training.remove(host.slot_sites[s])
 
     def train(self, active: Bools, state: EnvState) -> None:
         hosts = self._of(active)
@@ -125,24 +163,36 @@ class TrainingBackend(Backend):
             self.trainer.epoch([host.training for host in hosts])
 
     def measure(self, active: Bools, state: EnvState) -> None:
-        hosts, blocks = self._of(active), defaultdict[int, list[EnvHost]](list)
+        hosts = self._of(active)
         self.trainer.repeatable(EnvHost.validate, hosts)
+
+        # The hosts of one device share one block of totals.
+        blocks = defaultdict[int, list[EnvHost]](list)
         for host in hosts:
             blocks[id(host.training.totals.accumulators)].append(host)
         for of_one_device in blocks.values():
             _transfer(of_one_device, state)
+
         if self.look is not None:
             for host in hosts:
                 self.seen[host.row].append(self.look(host))
 
     def take_first_snapshots(self, starting: Bools, state: EnvState) -> None:
-        for host in self._of(starting) if self.governed else ():
+        if not self.governed:
+            return
+        for host in self._of(starting):
             host.take_first_snapshot(state)
 
-    def govern(self, active: Bools, state: EnvState) -> dict[int, tuple[Panic, int]]:
+    def govern(self, active: Bools, state: EnvState) -> Rollbacks:
         self.training_time.move_gpu_seconds()
-        outcomes = {host.row: host.govern(state) for host in self._of(active)} if self.governed else {}
-        return {env: rolled for env, rolled in outcomes.items() if rolled is not None}
+        if not self.governed:
+            return {}
+        rollbacks: Rollbacks = {}
+        for host in self._of(active):
+            rollback = host.govern(state)
+            if rollback is not None:
+                rollbacks[host.row] = rollback
+        return rollbacks
 
     def shapley(self, env: int) -> dict[str, Paired]:
         """Returns the Shapley values of an env's seeds by slot, of its last validation; {} unless all were measured."""
@@ -163,13 +213,20 @@ class TrainingBackend(Backend):
         return question(self)
 
     def state_dict(self) -> Any:
-        return [{"training": host_state(host.training), "governor": host.governor.state_dict()} for host in self.each]
+        states = []
+        for host in self.each:
+            state = {
+                "training": host_state(host.training),
+                "governor": host.governor.state_dict(),
+            }
+            states.append(state)
+        return states
 
     def load_state_dict(self, saved: Any, state: EnvState) -> None:
         """Resumes. Raises KeyError or ValueError if ``saved`` belongs to different hosts."""
-        for host, mine in zip(self.each, saved, strict=True):
-            load_host_state(host.training, mine["training"], self.blueprints)
-            host.governor.load_state_dict(mine["governor"], host.training.device)
+        for host, of_host in zip(self.each, saved, strict=True):
+            load_host_state(host.training, of_host["training"], self.blueprints)
+            host.governor.load_state_dict(of_host["governor"], host.training.device)
             assign_roles(host.training, host.slot_sites, state.slots, host.row)
 
     def close(self) -> None:
@@ -191,5 +248,8 @@ def _transfer(hosts: list[EnvHost], state: EnvState) -> None:
     """Transfers the epoch of hosts on one device and reads it: once all totals, once all flags and statistics."""
     totals = hosts[0].training.totals.accumulators.read()
     packed = torch.cat([host.packed for host in hosts]).cpu()
-    for host, mine in zip(hosts, torch.split(packed, [len(host.packed) for host in hosts]), strict=True):
-        host.read(mine, EpochMetrics(totals, host.training.totals.place), state)
+    start = 0
+    for host in hosts:
+        end = start + len(host.packed)
+        host.read(packed[start:end], EpochMetrics(totals, host.training.totals.place), state)
+        start = end

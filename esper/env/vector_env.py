@@ -80,38 +80,65 @@ class GrowthVectorEnv(SlotVectorEnv):
         n_envs = config.env.n_envs
         arithmetic = Arithmetic(config.task.precision, task.device)
         config = config.with_values(task={"precision": arithmetic.precision})
+        # Hosts are tried out before any of them is kept.
         with seeded(0), arithmetic.casting():
             check_hosts(task, arithmetic.image_dtype)
+        self.task = task
         self.tasks = (task, *elsewhere)[:n_envs]
-        self.ranks, run = ranks, config.run if ranks is None else ranks.own(config.run)
+        self.ranks = ranks
+        self.emit = emit
+
+        run = config.run if ranks is None else ranks.own(config.run)
         mine = range(n_envs) if ranks is None else ranks.share(n_envs)
         of_env = [self.tasks[device_index(i, len(self.tasks))] for i in mine]
         self.training = make_trainings(of_env, [config] * len(mine), mine, len(self.tasks))
         """The hosts of this process, the first ones; :meth:`host` returns any."""
         self.blueprints = (blueprints or BLUEPRINTS).copy()
-        host = self.training[0].host
+        first = self.training[0]
+        host = first.host
         spec = spec_of(host.topology, host.sites, self.blueprints, config.env.blueprints)
-        choices = choices_of(self.training[0], spec, self.blueprints)
-        self.task, self.emit = task, emit
-        spans = Spans(marks=config.run.mark_phases)
+        choices = choices_of(first, spec, self.blueprints)
+
         self.parts = parts or MicroBatchPolicy(config)
+        self.reporter = None
         if emit is not ignore:
             self.parts.on_split = self._emit
-        self.executor = make_executor(run, *(each.device for each in self.tasks))
+            self.reporter = Reporter(self._emit, spec, config.env, n_envs)
+
+        spans = Spans(marks=config.run.mark_phases)
+        self.executor = make_executor(run, *(task.device for task in self.tasks))
         tier = prepare_hosts(run, self.training, self.executor)
-        pinned = copies_to_pin(run, self.training, max_seed_parameters(self.training[0], spec, self.blueprints))
+        largest = max_seed_parameters(first, spec, self.blueprints)
+        pinned = copies_to_pin(run, self.training, largest)
         trainer = HostTrainer(task, self.training, self.executor, self.parts)
-        self.reporter = Reporter(self._emit, spec, config.env, n_envs) if emit is not ignore else None
-        self.local = TrainingBackend(trainer, spec, self.blueprints, spans, pinned)
+        self.local = TrainingBackend(
+            trainer,
+            spec,
+            self.blueprints,
+            spans,
+            pinned,
+        )
         """The hosts of this process."""
         self.backend: TrainingBackend | RankedBackend = self.local
         if ranks is not None:
             self.backend = RankedBackend(ranks, self.local, config, range(n_envs))
-        super().__init__(config, spec, self.backend, spans, choices, autoreset_mode, self.reporter)
-        self.baseline, self.tier, self.pinned, self.score = baseline, tier, pinned, task.score_shown
-        self.local.count_epochs = lambda hosts: self.count_epochs(hosts)
+        super().__init__(
+            config,
+            spec,
+            self.backend,
+            spans,
+            choices,
+            autoreset_mode,
+            self.reporter,
+        )
+        self.baseline = baseline
+        self.tier = tier
+        self.pinned = pinned
+        self.score = task.score_shown
+        self.local.count_epochs = lambda hosts: self.count_epochs(hosts)  # looked up at each call: it is set later
         self._not_captured: set[str] = set()
         """Reasons why steps are not captured, as far as they were reported."""
+        # Staging of shared batches is timed among the phases.
         if trainer.batches is not None:
             trainer.batches.spans = spans
 
@@ -125,30 +152,56 @@ class GrowthVectorEnv(SlotVectorEnv):
         """Measures the baseline unless it was given."""
         baseline = self.baseline
         if baseline is None:
-            settings = self.run_seed, self.parts, self.count_epochs, self.ranks
-            baseline = measure_baseline(self.tasks, self.config, self.executor, *settings)
+            baseline = measure_baseline(
+                self.tasks,
+                self.config,
+                self.executor,
+                self.run_seed,
+                self.parts,
+                self.count_epochs,
+                self.ranks,
+            )
         baseline.check(self.horizon)
-        self._emit(BaselineMeasured(baseline.episodes, baseline.accuracy, baseline.loss, baseline.final_loss_std))
+        measured = BaselineMeasured(
+            baseline.episodes,
+            baseline.accuracy,
+            baseline.loss,
+            baseline.final_loss_std,
+        )
+        self._emit(measured)
         return baseline
 
-    def _report(self, rules: Rules, envs: list[int], rewards: Floats) -> None:
+    def _report(
+        self,
+        rules: Rules,
+        envs: list[int],
+        rewards: Floats,
+    ) -> None:
         """Reports new reasons why steps are not captured, then the epoch of each env.
 
         With ``ESPER_REQUIRE_NATIVE=1``, such a reason is an error if the config names the tier.
         """
         for reason in self.executor.reasons():
-            if reason not in self._not_captured:
-                self._not_captured.add(reason)
-                self._emit(StepsNotCaptured(reason))
-                if self.config.run.tier == "graph":
-                    _native.refuse_fallback("steps are queued by Python, and not captured", reason)
+            if reason in self._not_captured:
+                continue
+            self._not_captured.add(reason)
+            self._emit(StepsNotCaptured(reason))
+            if self.config.run.tier == "graph":
+                _native.refuse_fallback("steps are queued by Python, and not captured", reason)
+
         if self.reporter is None:
             return
         for env in envs:
             terms = {name: float(term[env]) for name, term in self.reward_terms.items()}
             with self.spans("telemetry"):
-                shapley = self.backend.shapley
-                self.reporter.epoch_ended(self.state, env, terms, float(rewards[env]), rules, shapley)
+                self.reporter.epoch_ended(
+                    self.state,
+                    env,
+                    terms,
+                    float(rewards[env]),
+                    rules,
+                    self.backend.shapley,
+                )
 
     def _emit(self, event: Event) -> None:
         with self.spans("telemetry"):

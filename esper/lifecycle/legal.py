@@ -14,7 +14,12 @@ from esper.spaces.mask import ActionMask
 IS_BUSY = stage_table({SeedStage.GERMINATED, SeedStage.TRAINING, *COOLDOWN})
 
 
-def legal_actions(slots: Slots, config: EnvConfig, durations: Durations, affordable: Bools) -> ActionMask:
+def legal_actions(
+    slots: Slots,
+    config: EnvConfig,
+    durations: Durations,
+    affordable: Bools,
+) -> ActionMask:
     """Returns the masks of all envs in their current state.
 
     - GERMINATE: empty slots of hosts with room for a seed, within the budget.
@@ -25,14 +30,18 @@ def legal_actions(slots: Slots, config: EnvConfig, durations: Durations, afforda
 
     ``affordable`` [E, S, B] are the blueprints that fit in each slot, within the budget.
     """
-    envs, places = slots.stage.shape
+    # Gates that open by themselves leave nothing to ADVANCE.
     by_hand = stage_table([stage for stage in ADVANCES if GATES[stage] not in config.auto_advance])
+    old_enough = slots.age >= durations.min_prune_age
+    steady = slots.steady
+
+    envs, places = slots.stage.shape
     op_slot = np.zeros((envs, len(Op), places), dtype=np.bool_)
     op_slot[:, Op.GERMINATE] = _has_room(slots, config)[:, None] & (slots.stage == SeedStage.DORMANT)
     op_slot[:, Op.ADVANCE] = by_hand[slots.stage]
     op_slot[:, Op.FOSSILIZE] = slots.stage == SeedStage.HOLDING
-    op_slot[:, Op.PRUNE] = slots.living & (slots.age >= durations.min_prune_age) & slots.steady
-    op_slot[:, Op.SET_ALPHA_TARGET] = IS_RAMPED[slots.stage] & slots.steady
+    op_slot[:, Op.PRUNE] = slots.living & old_enough & steady
+    op_slot[:, Op.SET_ALPHA_TARGET] = IS_RAMPED[slots.stage] & steady
     return ActionMask.build(op_slot, affordable)
 
 
@@ -41,7 +50,13 @@ def _has_room(slots: Slots, config: EnvConfig) -> Bools:
 
     Living seeds also count against ``max_fossils``: a seed that could never be kept is not planted.
     """
-    living, fossils = slots.living.sum(axis=1), slots.fossil.sum(axis=1)
-    kept = config.max_fossils if config.max_fossils is not None else slots.stage.shape[1]
-    room = (living < config.max_seeds) & (living + fossils < kept)
-    return np.asarray(room & ~IS_BUSY[slots.stage].any(axis=1) if config.one_incubating else room)
+    living = slots.living.sum(axis=1)
+    seeds = living + slots.fossil.sum(axis=1)
+    max_fossils = config.max_fossils
+    if max_fossils is None:
+        max_fossils = slots.stage.shape[1]
+
+    room = (living < config.max_seeds) & (seeds < max_fossils)
+    if config.one_incubating:
+        room &= ~IS_BUSY[slots.stage].any(axis=1)
+    return np.asarray(room)

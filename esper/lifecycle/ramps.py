@@ -13,9 +13,9 @@ from enum import Enum
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
 from esper.spaces import action
+from esper.spaces.arrays import Bools, Floats, Ints
 
 
 class AlphaCurve(Enum):
@@ -31,9 +31,15 @@ class AlphaCurve(Enum):
             return t
         if self is AlphaCurve.COSINE:
             return (1 - math.cos(math.pi * t)) / 2
+        # A logistic function comes near 0 and 1 only, so it is stretched over the whole range.
         steepness = float(self.value.removeprefix("logistic_"))
-        first, now, last = (1 / (1 + math.exp(-steepness * (u - 0.5))) for u in (0.0, t, 1.0))
-        return (now - first) / (last - first)
+        first = _logistic(0.0, steepness)
+        last = _logistic(1.0, steepness)
+        return (_logistic(t, steepness) - first) / (last - first)
+
+
+def _logistic(t: float, steepness: float) -> float:
+    return 1 / (1 + math.exp(-steepness * (t - 0.5)))
 
 
 class BlendOperator(Enum):
@@ -54,40 +60,30 @@ class BlendStyle:
     curve: AlphaCurve
 
 
-STYLES: Mapping[str, BlendStyle] = MappingProxyType(
-    {
-        style.name: style
-        for style in (
-            BlendStyle("LINEAR_ADD", BlendOperator.ADD, AlphaCurve.LINEAR),
-            BlendStyle("LINEAR_MULTIPLY", BlendOperator.MULTIPLY, AlphaCurve.LINEAR),
-            BlendStyle("SIGMOID_ADD", BlendOperator.ADD, AlphaCurve.LOGISTIC_12),
-            BlendStyle("GATED_GATE", BlendOperator.GATE, AlphaCurve.LINEAR),
-        )
-    }
+_BLEND_STYLES = (
+    BlendStyle("LINEAR_ADD", BlendOperator.ADD, AlphaCurve.LINEAR),
+    BlendStyle("LINEAR_MULTIPLY", BlendOperator.MULTIPLY, AlphaCurve.LINEAR),
+    BlendStyle("SIGMOID_ADD", BlendOperator.ADD, AlphaCurve.LOGISTIC_12),
+    BlendStyle("GATED_GATE", BlendOperator.GATE, AlphaCurve.LINEAR),
 )
+STYLES: Mapping[str, BlendStyle] = MappingProxyType({style.name: style for style in _BLEND_STYLES})
 
 # Tables by the indices of actions.
 _CURVES = [AlphaCurve(name) for name in action.ALPHA_CURVES]
 _STYLES = [STYLES[name] for name in action.STYLES]
-STYLE_CURVE: NDArray[np.int64] = np.array([_CURVES.index(style.curve) for style in _STYLES])
+STYLE_CURVE: Ints = np.array([_CURVES.index(style.curve) for style in _STYLES])
 """Curve of the first ramp, by style."""
-STYLE_ADDED: NDArray[np.int64] = np.array(
-    [
-        next(
-            number
-            for number, other in enumerate(_STYLES)
-            if (other.operator, other.curve) == (BlendOperator.ADD, style.curve)
-        )
-        for style in _STYLES
-    ]
-)
+_ADDS = {style.curve: number for number, style in enumerate(_STYLES) if style.operator is BlendOperator.ADD}
+STYLE_ADDED: Ints = np.array([_ADDS[style.curve] for style in _STYLES])
 """The style with the operator ADD and the same curve, by style."""
-STYLE_OPERATOR: NDArray[np.int64] = np.array([list(BlendOperator).index(style.operator) for style in _STYLES])
-STYLE_IS_GATED: NDArray[np.bool_] = np.array([style.operator is BlendOperator.GATE for style in _STYLES])
+_OPERATORS = list(BlendOperator)
+STYLE_OPERATOR: Ints = np.array([_OPERATORS.index(style.operator) for style in _STYLES])
+STYLE_IS_GATED: Bools = np.array([style.operator is BlendOperator.GATE for style in _STYLES])
 
 MAX_STEPS = max(*action.TEMPOS, *action.ALPHA_SPEEDS)
-PROGRESS: NDArray[np.float64] = np.zeros((len(_CURVES), MAX_STEPS + 1, MAX_STEPS + 1))
+PROGRESS: Floats = np.zeros((len(_CURVES), MAX_STEPS + 1, MAX_STEPS + 1))
 """Progress of ramps, [curves, steps, done]."""
-for _c, _steps in np.ndindex(len(_CURVES), MAX_STEPS + 1):
-    for _done in range(_steps + 1 if _steps else 0):
-        PROGRESS[_c, _steps, _done] = _CURVES[_c].at(_done / _steps)
+for _number, _curve in enumerate(_CURVES):
+    for _steps in range(1, MAX_STEPS + 1):  # a ramp without steps jumps, and has no progress
+        for _done in range(_steps + 1):
+            PROGRESS[_number, _steps, _done] = _curve.at(_done / _steps)

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.lifecycle.stage import COOLDOWN, LIVING, ON, SeedStage
-
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from esper.spaces.arrays import Bools as Bools
+from esper.spaces.arrays import Floats as Floats
+from esper.spaces.arrays import Ints as Ints
 
 
 def stage_table(stages: Collection[SeedStage]) -> Bools:
@@ -23,15 +22,29 @@ def stage_table(stages: Collection[SeedStage]) -> Bools:
     return table
 
 
-IS_LIVING, IS_ON, IS_COOLING = stage_table(LIVING), stage_table(ON), stage_table(COOLDOWN)
+IS_LIVING = stage_table(LIVING)
+IS_ON = stage_table(ON)
+IS_COOLING = stage_table(COOLDOWN)
 HAS_SEED = stage_table({*LIVING, SeedStage.FOSSILIZED})
 IS_RAMPED = stage_table({SeedStage.BLENDING, SeedStage.HOLDING})
 """Stages in which alpha moves by ramps."""
 
 # Metadata of array fields: dtype, initial value, and axes after the leading ones.
-INT: dict[str, Any] = {"dtype": np.int64, "empty": 0, "shape": ()}
-FLOAT: dict[str, Any] = {"dtype": np.float64, "empty": 0.0, "shape": ()}
-FLAG: dict[str, Any] = {"dtype": np.bool_, "empty": False, "shape": ()}
+INT: dict[str, Any] = {
+    "dtype": np.int64,
+    "empty": 0,
+    "shape": (),
+}
+FLOAT: dict[str, Any] = {
+    "dtype": np.float64,
+    "empty": 0.0,
+    "shape": (),
+}
+FLAG: dict[str, Any] = {
+    "dtype": np.bool_,
+    "empty": False,
+    "shape": (),
+}
 MEASURED: dict[str, Any] = {**FLOAT, "empty": float("nan")}
 
 
@@ -40,20 +53,21 @@ class Arrays:
     """A dataclass of arrays with the same leading axes."""
 
     @classmethod
-    def fresh(cls, *axes: int, **given: Arrays) -> Self:
-        """Makes arrays with initial values and these leading axes; ``given`` are the fields that are not arrays."""
-        made: dict[str, Any] = {
-            f.name: np.full((*axes, *f.metadata["shape"]), f.metadata["empty"], f.metadata["dtype"])
-            for f in fields(cls)
-            if f.metadata
-        }
-        return cls(**given, **made)
+    def fresh(cls, *axes: int, **inner: Arrays) -> Self:
+        """Makes arrays with initial values and these leading axes; ``inner`` are the fields that are not arrays."""
+        arrays: dict[str, Any] = {}
+        for f in fields(cls):
+            if f.metadata:
+                shape = (*axes, *f.metadata["shape"])
+                arrays[f.name] = np.full(shape, f.metadata["empty"], f.metadata["dtype"])
+        return cls(**inner, **arrays)
 
     def clear(self, where: Bools, keep: Collection[str] = ()) -> None:
         """Resets the entries of ``where`` (bool over the leading axes) to initial values, except in fields ``keep``."""
         for f in fields(self):
             if f.metadata and f.name not in keep:
-                getattr(self, f.name)[where] = f.metadata["empty"]
+                values = getattr(self, f.name)
+                values[where] = f.metadata["empty"]
 
     def write(self, where: Bools, **values: Any) -> None:
         """Writes each value, an array or a number, into the field of that name at the entries of ``where``."""
@@ -116,11 +130,11 @@ class Slots(Arrays):
     @property
     def steady(self) -> Bools:
         """True if no ramp of alpha is running."""
-        return np.asarray(self.alpha_done >= self.alpha_steps)
+        return self.alpha_done >= self.alpha_steps
 
     @property
     def lowering(self) -> Bools:
-        return np.asarray(~self.steady & (self.alpha_target < self.alpha_start))
+        return ~self.steady & (self.alpha_target < self.alpha_start)
 
     @property
     def living(self) -> Bools:
@@ -152,7 +166,17 @@ class Slots(Arrays):
 
 
 MEASUREMENTS = (
-    *("trial", "trial_error", "contribution", "contribution_error", "contribution_change", "interaction"),
-    *("epochs_since_measured", "gradient_norm", "gradient_ratio", "gradient_health", "vanishing", "exploding"),
+    "trial",
+    "trial_error",
+    "contribution",
+    "contribution_error",
+    "contribution_change",
+    "interaction",
+    "epochs_since_measured",
+    "gradient_norm",
+    "gradient_ratio",
+    "gradient_health",
+    "vanishing",
+    "exploding",
 )
 """Fields of Slots that are measured of a seed."""

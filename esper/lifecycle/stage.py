@@ -43,7 +43,11 @@ ON = frozenset({S.BLENDING, S.HOLDING, S.FOSSILIZED})
 """Stages in which the seed is in the forward pass."""
 COOLDOWN = frozenset({S.PRUNED, S.EMBARGOED, S.RESETTING})
 ADVANCES: Mapping[SeedStage, SeedStage] = MappingProxyType(
-    {S.GERMINATED: S.TRAINING, S.TRAINING: S.BLENDING, S.BLENDING: S.HOLDING}
+    {
+        S.GERMINATED: S.TRAINING,
+        S.TRAINING: S.BLENDING,
+        S.BLENDING: S.HOLDING,
+    }
 )
 """The stage to which ADVANCE leads, by the current stage."""
 
@@ -55,5 +59,6 @@ class IllegalTransition(ValueError):
 def check_transition(before: SeedStage, after: SeedStage) -> None:
     """Raises IllegalTransition, listing the legal ones, unless ``before`` → ``after`` is in the table."""
     if after not in TRANSITIONS[before]:
-        legal = ", ".join(stage.name for stage in sorted(TRANSITIONS[before])) or "nothing: it is final"
+        names = [stage.name for stage in sorted(TRANSITIONS[before])]
+        legal = ", ".join(names) or "nothing: it is final"
         raise IllegalTransition(f"{before.name} cannot become {after.name}; it can become {legal}")

@@ -14,27 +14,33 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from esper.config import RewardConfig
 from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import Op
+from esper.spaces.arrays import Bools, Floats, Ints
 
-CLIMBED = (SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED)
+CLIMBED = (
+    SeedStage.GERMINATED,
+    SeedStage.TRAINING,
+    SeedStage.BLENDING,
+    SeedStage.HOLDING,
+    SeedStage.FOSSILIZED,
+)
 """The stages of ``RewardConfig.stage_potentials``."""
-Floats = NDArray[np.float64]
 Value = Floats | float
-Count = NDArray[np.int64] | int
-Flag = NDArray[np.bool_] | bool
+Count = Ints | int
+Flag = Bools | bool
 
 
 @cache
 def _by_stage(potentials: tuple[float, ...]) -> tuple[Floats, Floats]:
     """Returns Φ(stage), and Φ(next) − Φ(stage) or 0 without a next stage, indexed by a stage's value."""
-    here, climb = np.zeros((2, max(SeedStage) + 1))
-    here[list(CLIMBED)] = potentials
+    potential = np.zeros(max(SeedStage) + 1)
+    potential[list(CLIMBED)] = potentials
+    climb = np.zeros_like(potential)  # a fossil has no next stage
     climb[list(CLIMBED[:-1])] = np.diff(potentials)
-    return here, climb
+    return potential, climb
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,8 @@ class RewardState:
     weighted_share: Value
     """Σ alpha · size over seeds, in sizes of the host; see ``Rules.share``."""
     fossil_parameters: Count
-    stage: NDArray[np.int64]
-    epochs_in_stage: NDArray[np.int64]
+    stage: Ints
+    epochs_in_stage: Ints
     """Stages of the slots and epochs spent in them, [E, S]."""
 
 
@@ -76,7 +82,8 @@ class Transition:
 
 def benefit(t: Transition, config: RewardConfig) -> Floats:
     """(c − b) / benefit_scale at termination."""
-    return np.where(t.terminated, (t.after.committed - t.after.baseline) / config.benefit_scale, 0.0)
+    gained = t.after.committed - t.after.baseline
+    return np.where(t.terminated, gained / config.benefit_scale, 0.0)
 
 
 def loss_benefit(t: Transition, config: RewardConfig) -> Floats:
@@ -103,13 +110,19 @@ def rent_price(share: Value, config: RewardConfig) -> Floats:
     return config.benefit_scale * rent_rate(share, config)
 
 
-def stage_potential(state: RewardState, dwell: int, config: RewardConfig) -> Floats:
+def stage_potential(
+    state: RewardState,
+    dwell: int,
+    config: RewardConfig,
+) -> Floats:
     """Σ over slots of Φ(stage) + stage_climb · (Φ(next) − Φ(stage)) · min(epochs in stage / dwell, 1); a fossil: Φ."""
-    here, climb = _by_stage(config.stage_potentials)
-    risen = config.stage_climb * climb[state.stage] * np.minimum(state.epochs_in_stage / dwell, 1.0)
+    potential, climb = _by_stage(config.stage_potentials)
+    # The way to the next stage's potential, of which epochs in this stage cover a part.
+    dwelt = np.minimum(state.epochs_in_stage / dwell, 1.0)
+    risen = config.stage_climb * climb[state.stage] * dwelt
     total = np.zeros(np.shape(state.accuracy))
     for slot in range(state.stage.shape[-1]):  # one by one: the order is part of the result
-        total = total + here[state.stage[..., slot]] + risen[..., slot]
+        total = total + potential[state.stage[..., slot]] + risen[..., slot]
     return total
 
 
@@ -126,9 +139,13 @@ def loss_contribution_potential(state: RewardState) -> Value:
 def action_cost(t: Transition, config: RewardConfig) -> Floats:
     """−cost of the action: 0 for WAIT; GERMINATE, a refused ADVANCE or FOSSILIZE, and the rest cost differently."""
     op = np.asarray(t.op)
-    refused = ~np.asarray(t.succeeded) & ((op == Op.ADVANCE) | (op == Op.FOSSILIZE))
-    paid = np.where(op == Op.GERMINATE, config.germinate_cost, config.action_cost)
-    return -np.where(op == Op.WAIT, 0.0, np.where(refused, config.refused_cost, paid))
+    # Only a gate charges for a refusal: a GERMINATE that failed costs what it always does.
+    gated = (op == Op.ADVANCE) | (op == Op.FOSSILIZE)
+    refused = gated & ~np.asarray(t.succeeded)
+
+    cost = np.where(op == Op.GERMINATE, config.germinate_cost, config.action_cost)
+    cost = np.where(refused, config.refused_cost, cost)
+    return -np.where(op == Op.WAIT, 0.0, cost)
 
 
 def governor(t: Transition, config: RewardConfig) -> Floats:
@@ -139,10 +156,13 @@ def governor(t: Transition, config: RewardConfig) -> Floats:
 def advantage(t: Transition, config: RewardConfig) -> Floats:
     """((a − b)' − (a − b)) / benefit_scale each epoch; at termination, c replaces a'."""
     final = np.where(t.terminated, t.after.committed, t.after.accuracy)
-    gained = (final - t.after.baseline) - (t.before.accuracy - t.before.baseline)
+    after = final - t.after.baseline
+    before = t.before.accuracy - t.before.baseline
+    gained = after - before
     return np.asarray(gained / config.benefit_scale)
 
 
 def fossil_cost(t: Transition, config: RewardConfig) -> Floats:
     """−sparse_parameter_cost · fossil parameters / budget at termination."""
-    return np.where(t.terminated, -config.sparse_parameter_cost * t.after.fossil_parameters / t.budget, 0.0)
+    cost = -config.sparse_parameter_cost * t.after.fossil_parameters / t.budget
+    return np.where(t.terminated, cost, 0.0)

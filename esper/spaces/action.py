@@ -14,7 +14,8 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from esper.spaces.arrays import Ints
 
 
 class Op(IntEnum):
@@ -26,12 +27,27 @@ class Op(IntEnum):
     ADVANCE = 5
 
 
-HEADS = ("op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
+HEADS = (
+    "op",
+    "slot",
+    "blueprint",
+    "style",
+    "tempo",
+    "alpha_target",
+    "alpha_speed",
+    "alpha_curve",
+)
 STYLES = ("LINEAR_ADD", "LINEAR_MULTIPLY", "SIGMOID_ADD", "GATED_GATE")
 TEMPOS = (3, 5, 8)
 ALPHA_TARGETS = (0.5, 0.7, 1.0)
 ALPHA_SPEEDS = (0, 3, 5, 8)
-ALPHA_CURVES = ("linear", "cosine", "logistic_6", "logistic_12", "logistic_24")
+ALPHA_CURVES = (
+    "linear",
+    "cosine",
+    "logistic_6",
+    "logistic_12",
+    "logistic_24",
+)
 
 RELEVANT: Mapping[Op, tuple[str, ...]] = MappingProxyType(
     {
@@ -57,7 +73,9 @@ class ActionSpec:
 
     def offers(self, slot: str) -> tuple[str, ...]:
         """Returns the blueprints that fit in ``slot``."""
-        return self.offered[self.slots.index(slot)] if self.offered else self.blueprints
+        if not self.offered:
+            return self.blueprints
+        return self.offered[self.slots.index(slot)]
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -74,28 +92,43 @@ class ActionSpec:
         alpha_target: float = 1.0,
         alpha_speed: int = 0,
         alpha_curve: str = "linear",
-    ) -> NDArray[np.int64]:
+    ) -> Ints:
         """Returns the action int64 [8] with these values; heads that do not matter for ``op`` are 0.
 
         Raises ValueError listing the choices if a value is missing or is not a choice of its head, or if a blueprint
         does not fit the slot.
         """
-        values = (slot, blueprint, style, tempo, alpha_target, alpha_speed, alpha_curve)
+        values = {
+            "slot": slot,
+            "blueprint": blueprint,
+            "style": style,
+            "tempo": tempo,
+            "alpha_target": alpha_target,
+            "alpha_speed": alpha_speed,
+            "alpha_curve": alpha_curve,
+        }
         action = np.zeros(len(HEADS), dtype=np.int64)
         action[0] = op
-        for head, value in zip(HEADS[1:], values, strict=True):
-            if head in RELEVANT[op]:
-                action[HEADS.index(head)] = self._index(head, value)
-        if op is Op.GERMINATE and blueprint not in (fitting := self.offers(self.slots[action[1]])):
-            raise ValueError(
-                f"blueprint {blueprint!r} does not fit in slot {slot}, where these do: {', '.join(fitting)}"
-            )
+        # In the order of HEADS, so that the first wrong value is the one that is named.
+        for head in RELEVANT[op]:
+            action[HEADS.index(head)] = self._index(head, values[head])
+
+        if op is Op.GERMINATE:
+            fitting = self.offers(self.slots[action[1]])
+            if blueprint not in fitting:
+                raise ValueError(
+                    f"blueprint {blueprint!r} does not fit in slot {slot}, where these do: {', '.join(fitting)}"
+                )
         return action
 
-    def decode(self, action: NDArray[np.int64]) -> dict[str, Any]:
+    def decode(self, action: Ints) -> dict[str, Any]:
         """Returns the values of the heads that matter for the op of ``action`` int64 [8], by head, "op" first."""
-        relevant = ("op", *RELEVANT[Op(int(action[0]))])
-        return {head: self.choices(head)[int(action[HEADS.index(head)])] for head in relevant}
+        op = Op(int(action[0]))
+        values = {}
+        for head in ("op", *RELEVANT[op]):
+            choice = int(action[HEADS.index(head)])
+            values[head] = self.choices(head)[choice]
+        return values
 
     def choices(self, head: str) -> tuple[object, ...]:
         """Returns the values behind a head's indices."""
@@ -119,15 +152,19 @@ class ActionSpec:
         return choices.index(value)
 
 
-def joint_actions(spec: ActionSpec) -> NDArray[np.int64]:
+def joint_actions(spec: ActionSpec) -> Ints:
     """Returns every joint action once, int64 [N, 8], WAIT first; heads that do not matter for an op are 0."""
     rows: list[tuple[int, ...]] = []
     for op in Op:
-        choices = [range(n) if head in RELEVANT[op] else (0,) for head, n in zip(HEADS, spec.sizes, strict=True)]
-        rows += itertools.product((int(op),), *choices[1:])
+        choices = [range(op, op + 1)]  # the op itself
+        for head, size in zip(HEADS[1:], spec.sizes[1:], strict=True):
+            count = size if head in RELEVANT[op] else 1
+            choices.append(range(count))
+        rows += itertools.product(*choices)
     return np.array(rows, dtype=np.int64)
 
 
 def nearest_tempo(epochs: float) -> int:
     """Returns the tempo that is nearest to a number of epochs; of two that are equally near, the shorter one."""
+    # Tempos are in rising order, and min returns the first of equal ones.
     return min(TEMPOS, key=lambda tempo: abs(tempo - epochs))

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from esper.spaces.action import HEADS, RELEVANT, ActionSpec, Op
-
-Bools = NDArray[np.bool_]
+from esper.spaces.arrays import Bools, Ints
 
 
 @dataclass(frozen=True)
@@ -30,33 +28,48 @@ class ActionMask:
 
         An op is legal if it has a slot; GERMINATE needs a slot that can afford a blueprint.
         """
-        op_slot = op_slot.copy()
+        op_slot = op_slot.copy()  # the caller's table stays as it is
         op_slot[:, Op.GERMINATE] &= slot_blueprint.any(axis=2)
         op_slot[:, Op.WAIT] = True
-        return cls(np.asarray(op_slot.any(axis=2)), op_slot, slot_blueprint)
+        return cls(np.any(op_slot, axis=2), op_slot, slot_blueprint)
 
-    def legal(self, env: int | NDArray[np.int64], row: NDArray[np.int64]) -> Bools:
+    def legal(self, env: int | Ints, row: Ints) -> Bools:
         """Returns whether an env's action [8] is legal; also for many, with envs [E] and rows [E, 8].
 
         The entries must be in range.
         """
-        op, slot, blueprint = row[..., 0], row[..., 1], row[..., 2]
-        planted = (op != Op.GERMINATE) | self.slot_blueprint[env, slot, blueprint]
-        return np.asarray((op == Op.WAIT) | (self.op_slot[env, op, slot] & planted))
+        op = row[..., 0]
+        slot = row[..., 1]
+        blueprint = row[..., 2]
+        affordable = (op != Op.GERMINATE) | self.slot_blueprint[env, slot, blueprint]
+        return np.asarray((op == Op.WAIT) | (self.op_slot[env, op, slot] & affordable))
 
-    def illegal(self, spec: ActionSpec, env: int, row: NDArray[np.int64]) -> dict[str, tuple[str, ...]]:
+    def illegal(
+        self,
+        spec: ActionSpec,
+        env: int,
+        row: Ints,
+    ) -> dict[str, tuple[str, ...]]:
         """Returns the names of an env's illegal choices by head, given the heads of the action ``row`` [8] before it.
 
         Heads that do not matter for its op, and heads whose choices are all legal, are missing.
         """
-        op, slot = Op(int(row[0])), int(row[1])
-        tables = {"op": self.op[env], "slot": self.op_slot[env, op], "blueprint": self.slot_blueprint[env, slot]}
-        masked = {
-            head: tuple(str(spec.choices(head)[choice]) for choice in np.flatnonzero(~legal).tolist())
-            for head, legal in tables.items()
-            if head == "op" or head in RELEVANT[op]
+        op = Op(int(row[0]))
+        slot = int(row[1])
+        tables = {
+            "op": self.op[env],
+            "slot": self.op_slot[env, op],
+            "blueprint": self.slot_blueprint[env, slot],
         }
-        return {head: names for head, names in masked.items() if names}
+        masked = {}
+        for head, legal in tables.items():
+            if head != "op" and head not in RELEVANT[op]:
+                continue
+            choices = spec.choices(head)
+            names = tuple(str(choices[choice]) for choice in np.flatnonzero(~legal).tolist())
+            if names:
+                masked[head] = names
+        return masked
 
     def heads(self, spec: ActionSpec) -> dict[str, Bools]:
         """Returns ``info["action_mask"]``: a mask bool [E, n] per head, and the joint tables "op_slot" [E, ops, S] and
@@ -69,15 +82,27 @@ class ActionMask:
         masks["op"] = self.op
         # If only WAIT is legal, the slot does not matter: all True, since a mask needs at least one legal choice.
         masks["slot"] = _or_all(self.op_slot[:, 1:].any(axis=1))
-        masks["blueprint"] = _or_all((self.slot_blueprint & self.op_slot[:, Op.GERMINATE, :, None]).any(axis=1))
-        return {**masks, "op_slot": self.op_slot, "slot_blueprint": self.slot_blueprint}
+        plantable = self.slot_blueprint & self.op_slot[:, Op.GERMINATE, :, None]
+        masks["blueprint"] = _or_all(plantable.any(axis=1))
+
+        # A choice may be legal by itself only, so a controller that chooses exactly needs the joint tables.
+        masks["op_slot"] = self.op_slot
+        masks["slot_blueprint"] = self.slot_blueprint
+        return masks
 
 
-def legal_joint_actions(actions: NDArray[np.int64], masks: Mapping[str, Bools]) -> Bools:
+def legal_joint_actions(actions: Ints, masks: Mapping[str, Bools]) -> Bools:
     """Returns whether each joint action [N, 8] is legal, bool [E, N]; ``masks`` is ``info["action_mask"]``."""
-    mask = ActionMask(masks["op"], masks["op_slot"], masks["slot_blueprint"])
-    return mask.legal(np.arange(len(mask.op))[:, None], actions)
+    mask = ActionMask(
+        masks["op"],
+        masks["op_slot"],
+        masks["slot_blueprint"],
+    )
+    # Envs [E, 1] and actions [N, 8] broadcast to [E, N].
+    envs = np.arange(len(mask.op))[:, None]
+    return mask.legal(envs, actions)
 
 
 def _or_all(mask: Bools | np.bool_) -> Bools:
+    """Returns a mask [E, n] with True everywhere in rows that have no True."""
     return np.asarray(mask | ~np.any(mask, axis=1, keepdims=True))

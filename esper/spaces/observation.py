@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.lifecycle.stage import STAGES
 from esper.spaces.action import Op
-
-Floats = NDArray[np.float64]
+from esper.spaces.arrays import Float32s, Floats
 
 LIMIT = 1e4
 """Values are clamped to ±LIMIT and NaN becomes 0, so observations are finite even if the host is not."""
@@ -43,7 +41,9 @@ class Feature:
 HISTORY = 5
 """Number of past epochs of validation loss and accuracy in the observation."""
 
-C, FLAG, INDEX = FeatureKind.CONTINUOUS, FeatureKind.FLAG, FeatureKind.INDEX
+C = FeatureKind.CONTINUOUS
+FLAG = FeatureKind.FLAG
+INDEX = FeatureKind.INDEX
 
 BASE: tuple[Feature, ...] = (
     Feature("epoch", C, "epochs done / horizon"),
@@ -135,7 +135,14 @@ PER_CHOICE: tuple[Feature, ...] = (
     Feature("at_once", FLAG, "it is a part of its host in the epoch in which it is planted"),
 )
 """Entries of each (slot, blueprint), a seed that could be planted."""
-KINDS = ("layers", "spatial", "elementwise", "reads_source", "zero_at_birth", "at_once")
+KINDS = (
+    "layers",
+    "spatial",
+    "elementwise",
+    "reads_source",
+    "zero_at_birth",
+    "at_once",
+)
 """Entries that describe a blueprint by what it is built of and how it begins."""
 
 
@@ -146,7 +153,12 @@ def symlog(x: Floats | float) -> Floats:
 
 def clamp_pp(x: Floats | float | None) -> Floats:
     """Clamps percentage points to ±10 and divides by 10; 0 if not measured (NaN or None)."""
-    known = np.nan_to_num(np.asarray(x, dtype=np.float64), nan=0.0, posinf=10.0, neginf=-10.0)
+    known = np.nan_to_num(
+        np.asarray(x, dtype=np.float64),
+        nan=0.0,
+        posinf=10.0,
+        neginf=-10.0,
+    )
     return np.asarray(np.clip(known, -10.0, 10.0) / 10)
 
 
@@ -163,10 +175,14 @@ class ObservationLayout:
 
     @cached_property
     def entries(self) -> tuple[Feature, ...]:
-        per_slot = (Feature(f"{slot}/{e.name}", e.kind, e.meaning) for slot in self.slots for e in PER_SLOT)
-        choices = [f"{slot}/{name}" for slot in self.slots for name in self.blueprints]
-        per_choice = (Feature(f"{choice}/{e.name}", e.kind, e.meaning) for choice in choices for e in PER_CHOICE)
-        return (*BASE, *per_slot, *per_choice)
+        # The order is that of the vectors, see the class.
+        entries = [*BASE]
+        for slot in self.slots:
+            entries += _named_after(slot, PER_SLOT)
+        for slot in self.slots:
+            for blueprint in self.blueprints:
+                entries += _named_after(f"{slot}/{blueprint}", PER_CHOICE)
+        return tuple(entries)
 
     @cached_property
     def index(self) -> Mapping[str, int]:
@@ -174,34 +190,59 @@ class ObservationLayout:
 
     @property
     def size(self) -> int:
-        return len(BASE) + len(self.slots) * (len(PER_SLOT) + len(self.blueprints) * len(PER_CHOICE))
+        of_slot = len(PER_SLOT) + len(self.blueprints) * len(PER_CHOICE)
+        return len(BASE) + len(self.slots) * of_slot
 
     def vectors(
-        self, base: Mapping[str, Any], per_slot: Mapping[str, Any], per_choice: Mapping[str, Any]
-    ) -> NDArray[np.float32]:
+        self,
+        base: Mapping[str, Any],
+        per_slot: Mapping[str, Any],
+        per_choice: Mapping[str, Any],
+    ) -> Float32s:
         """Builds observations, float32 [E, size], from values by name.
 
         ``base`` are [E], ``per_slot`` [E, S], and ``per_choice`` [E, S, B] or broadcast to that.
 
         The result is always finite. Raises KeyError if a name is missing.
         """
+        # What is missing is a KeyError: no entry stays empty.
         envs = len(base["epoch"])
-        values = np.empty((envs, len(BASE)))
+        hosts = np.empty((envs, len(BASE)))
         for place, entry in enumerate(BASE):
-            values[:, place] = base[entry.name]
+            hosts[:, place] = base[entry.name]
+
         slots = np.empty((envs, len(self.slots), len(PER_SLOT)))
         for place, entry in enumerate(PER_SLOT):
             slots[:, :, place] = per_slot[entry.name]
+
         choices = np.empty((envs, len(self.slots), len(self.blueprints), len(PER_CHOICE)))
         for place, entry in enumerate(PER_CHOICE):
             choices[..., place] = per_choice[entry.name]
-        vectors = np.concatenate((values, slots.reshape(envs, -1), choices.reshape(envs, -1)), axis=1)
-        np.nan_to_num(vectors, copy=False, nan=0.0, posinf=LIMIT, neginf=-LIMIT)
+
+        parts = (
+            hosts,
+            slots.reshape(envs, -1),
+            choices.reshape(envs, -1),
+        )
+        vectors = np.concatenate(parts, axis=1)
+        # Clipping would leave NaN.
+        np.nan_to_num(
+            vectors,
+            copy=False,
+            nan=0.0,
+            posinf=LIMIT,
+            neginf=-LIMIT,
+        )
         return np.clip(vectors, -LIMIT, LIMIT).astype(np.float32)
 
-    def read(self, observation: NDArray[np.float32], name: str) -> NDArray[np.float32]:
+    def read(self, observation: Float32s, name: str) -> Float32s:
         """Returns one entry [...] of observations [..., size]. Raises KeyError if the layout has no such name."""
         return observation[..., self.index[name]]
+
+
+def _named_after(place: str, features: tuple[Feature, ...]) -> list[Feature]:
+    """Returns the features of a slot or a choice under the names that they have in the whole vector."""
+    return [replace(feature, name=f"{place}/{feature.name}") for feature in features]
 
 
 def split(observation: Tensor, slots: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -210,6 +251,10 @@ def split(observation: Tensor, slots: int) -> tuple[Tensor, Tensor, Tensor]:
     Returns those of the host [..., BASE], of its slots [..., S, PER_SLOT], and of the seeds that could be planted
     [..., S, B, PER_CHOICE].
     """
-    lead, start = observation.shape[:-1], len(BASE) + slots * len(PER_SLOT)
-    per_slot = observation[..., len(BASE) : start].reshape(*lead, slots, len(PER_SLOT))
-    return observation[..., : len(BASE)], per_slot, observation[..., start:].reshape(*lead, slots, -1, len(PER_CHOICE))
+    lead = observation.shape[:-1]
+    first_slot = len(BASE)
+    first_choice = first_slot + slots * len(PER_SLOT)
+    base = observation[..., :first_slot]
+    per_slot = observation[..., first_slot:first_choice].reshape(*lead, slots, len(PER_SLOT))
+    per_choice = observation[..., first_choice:].reshape(*lead, slots, -1, len(PER_CHOICE))
+    return base, per_slot, per_choice

@@ -9,8 +9,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a host on a plateau goes on",
             "esper/env/epoch_loop.py",
-            '        if "plateau" in limits:',
-            '        if "plateau" not in limits:',
+            '        if "plateau" in self.config.stop_on:',
+            '        if "plateau" not in self.config.stop_on:',
             "tests/env/test_early_stop.py::test_a_plateau_cuts_the_episode_short",
         ),
         Fault(
@@ -61,9 +61,9 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "hosts have blocks of sums of their own",
             "esper/env/training_backend.py",
-            "        rows[place] = iter(block)",
-            "        rows[place] = (make_metrics(1, task.device, max_configurations(sites), samples, dt"
-            "ype)[0] for _ in block)",
+            "        totals = blocks[place].pop(0)",
+            "        totals = make_metrics(1, task.device, max_configurations(sites), len(task.validation), "
+            "task.objective.dtype)[0]",
             "tests/env/test_vector_env.py::test_all_envs_count_in_one_block_each_in_a_row_of_its_own",
         ),
     ],

@@ -21,8 +21,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "several hosts pass for a single env",
             "esper/env/single.py",
-            "        if env.num_envs != 1 or env.metadata",
-            "        if env.metadata",
+            "        if env.num_envs != 1 or mode is not",
+            "        if mode is not",
             "tests/env/test_single.py::test_a_view_of_many_or_of_what_resets_itself_is_refused",
         ),
     ],

@@ -152,8 +152,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a blueprint that does not fit is legal",
             "esper/env/state.py",
-            "(size > 0) & (size <= left[:, None, None])",
-            "size <= left[:, None, None]",
+            "fits & (choices.parameters <= left[:, None, None])",
+            "choices.parameters <= left[:, None, None]",
             "tests/env/test_source_slots.py::test_each_slot_is_offered_the_blueprints_that_fit",
         ),
         Fault(
@@ -220,7 +220,7 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "the budget of operations does not hold",
             "esper/env/state.py",
-            "            within &= choices.flops <= left[:, None, None]\n",
+            "            within &= choices.flops <= flops_left[:, None, None]\n",
             "            pass\n",
             "tests/env/test_flops.py::test_a_budget_in_flops_limits_what_is_planted",
         ),
@@ -234,8 +234,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "an unknown price is taken for none",
             "esper/env/slot_env.py",
-            "    if not choices.host_flops and (",
-            "    if False and (",
+            "    if needed and not choices.host_flops:",
+            "    if False:",
             "tests/env/test_flops.py::test_prices_in_flops_need_a_host_whose_operations_are_known",
         ),
         Fault(
@@ -248,14 +248,14 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "the rule tries seeds before those that need no trial",
             "esper/control/heuristic.py",
-            "        chosen = at_once or (possible",
-            "        chosen = (possible",
+            'for slot, name in possible if view.choice(slot, name, "at_once")]',
+            "for slot, name in possible[:0]]",
             "tests/control/test_heuristic.py::test_the_heuristic_plants_first_what_is_a_part_of_the_host_at_once",
         ),
         Fault(
             "the rule blends the first of several seeds",
             "esper/control/heuristic.py",
-            'return max(tried, key=lambda slot: view.slot(slot, "trial") / self._price(slot, view))',
+            "return max(tried, key=gain_for_price)",
             "return tried[0]",
             "tests/control/test_heuristic.py"
             "::test_of_several_seeds_the_one_that_gains_most_for_its_price_is_blended_first",

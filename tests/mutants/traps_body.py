@@ -59,8 +59,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "fossils that are newer than the snapshot survive a rollback",
             "esper/env/governance.py",
-            "                gone[row] = slots.occupied[row] & [site.seed is None for site in self.sites]\n",
-            "                gone[row] = False\n",
+            "        gone[row] = slots.occupied[row] & [site.seed is None for site in self.sites]\n",
+            "        gone[row] = False\n",
             "tests/env/test_governance.py::test_a_fossil_made_in_the_step_of_the_panic_is_pruned",
         ),
     ],
@@ -227,8 +227,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "an action that its gate refused is charged as done",
             "esper/rewards/terms.py",
-            "np.where(refused, config.refused_cost, paid)",
-            "paid",
+            "np.where(refused, config.refused_cost, cost)",
+            "cost",
             "tests/rewards/test_terms.py::test_the_cost_of_an_action_depends_on_its_outcome",
         ),
     ],
@@ -259,8 +259,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a truncated episode is paid the outcome",
             "esper/rewards/terms.py",
-            "    return np.where(t.terminated, (t.after.committed - t.after.baseline) / config.benefit_scale, 0.0)",
-            "    return np.asarray((t.after.committed - t.after.baseline) / config.benefit_scale)",
+            "    return np.where(t.terminated, gained / config.benefit_scale, 0.0)",
+            "    return np.asarray(gained / config.benefit_scale)",
             "tests/rewards/test_telescoping.py::test_the_outcome_is_paid_at_termination_only",
         ),
     ],
@@ -311,8 +311,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "the heuristic keeps nothing",
             "esper/control/heuristic.py",
-            "contribution > (0.0 if decide else clear)",
-            "contribution > 1e9 * (0.0 if decide else clear)+1e9",
+            'contribution = 10 * view.slot(slot, "contribution")',
+            "contribution = -1e9",
             "tests/control/test_heuristic.py::test_the_heuristic_fossilizes_what_contributes",
         ),
     ],
