@@ -29,8 +29,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "the rollout stores log-probabilities of raw observations",
             "esper/ppo/agent.py",
-            '"observation": seen,',
-            '"observation": raw,',
+            "observation=seen,",
+            "observation=raw,",
             "tests/ppo/test_agent.py::test_replay_reproduces_log_probabilities",
         ),
     ],
@@ -92,8 +92,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "an unknown blueprint is an error without the known ones",
             "esper/seeds/blueprints/registry.py",
-            'known = ", ".join(name for place, name in self._table if place == topology) or "none"',
-            'known = "some"',
+            "known = [other.name for other in self._of(topology)]",
+            'known = ["some"]',
             "tests/seeds/blueprints/test_registry.py::test_an_unknown_blueprint_lists_the_known_ones",
         ),
     ],

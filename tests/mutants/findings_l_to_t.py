@@ -71,8 +71,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "the health of a gradient norm is all or nothing",
             "esper/ppo/update.py",
-            "    return max(0.0, 1 - outside / 2)",
-            "    return float(outside == 0)",
+            "    return max(0.0, 1 - max(below, above, 0.0) / 2)",
+            "    return float(max(below, above, 0.0) == 0)",
             "tests/ppo/test_update.py::test_gradient_health_is_continuous",
         ),
     ],
@@ -125,8 +125,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "rewards are shifted",
             "esper/ppo/agent.py",
-            '        scaled = rollout["reward"] / self.rewards.scale',
-            '        scaled = (rollout["reward"] - rollout["reward"].mean()) / self.rewards.scale',
+            "        scaled = reward / self.rewards.scale",
+            "        scaled = (reward - reward.mean()) / self.rewards.scale",
             "tests/ppo/test_agent.py::test_rewards_are_divided_and_never_shifted",
         ),
         Fault(

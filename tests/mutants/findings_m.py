@@ -37,8 +37,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "an update takes the whole round at once",
             "esper/ppo/update.py",
-            ".tensor_split(min(config.n_minibatches, envs))",
-            ".tensor_split(1)",
+            "order.tensor_split(n_minibatches)",
+            "order.tensor_split(1)",
             "tests/ppo/test_update.py::test_an_update_passes_over_whole_sequences_several_times",
         ),
     ],
@@ -53,8 +53,9 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "the last value forgets the recurrent state",
             "esper/ppo/policy.py",
-            "encode(seen[None], self.state, self.starts[None])\n        return",
-            "encode(seen[None], self.state, torch.ones_like(self.starts[None]))\n        return",
+            "        scene, _ = self._look(seen)\n        return",
+            "        scene, _ = self.network.encode(seen[None], self.state, torch.ones_like(self.starts[None]))\n"
+            "        return",
             "tests/ppo/test_agent.py::test_truncation_bootstraps_from_the_state_and_the_memory_after_the_action",
         ),
     ],
@@ -108,8 +109,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "two sites may have one name",
             "esper/hosts/host.py",
-            "    if twice := sorted({name for name in ordered if ordered.count(name) > 1}):",
-            "    if twice := sorted({name for name in ordered if ordered.count(name) > 2}):",
+            "    twice = {name for name in ordered if ordered.count(name) > 1}",
+            "    twice = {name for name in ordered if ordered.count(name) > 2}",
             "tests/hosts/test_host.py::test_slot_names_are_checked_in_one_place_and_doubles_are_refused",
         ),
     ],

@@ -30,8 +30,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "the container stands before the model's own parameters",
             "esper/hosts/seed_hook.py",
-            "        home_of(model).add_module(CONTAINER, container)",
-            "        home = home_of(model)\n        home._modules = {CONTAINER: container, **home._modules}",
+            "    home_of(model).add_module(CONTAINER, container)",
+            "    home = home_of(model)\n    home._modules = {CONTAINER: container, **home._modules}",
             "tests/grower/test_copies.py::test_a_copy_has_the_seeds_that_are_on_as_parameters_behind_its_own",
         ),
         Fault(
@@ -86,8 +86,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a site with time first grows",
             "esper/hosts/layout.py",
-            "    if topology in SEQUENCES and any(_is_time_first(part) for part in chain):",
-            '    if topology == "" and any(_is_time_first(part) for part in chain):',
+            "    if topology in SEQUENCES and any(map(_is_time_first, chain)):",
+            '    if topology == "" and any(map(_is_time_first, chain)):',
             "tests/hosts/test_layout.py::test_layers_with_time_first_are_refused_and_others_are_not",
         ),
         Fault(
@@ -130,8 +130,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a branch of the tree forgets its sources",
             "esper/seeds/features.py",
-            "return Features(h, h if self.source is self.h else self.source, dict(self.earlier))",
-            "return Features(h, h if self.source is self.h else self.source)",
+            "return Features(h, source, dict(self.earlier))",
+            "return Features(h, source)",
             "tests/training/test_sources.py::test_every_configuration_of_the_tree_is_that_configuration_run_by_itself",
         ),
         Fault(
@@ -211,7 +211,7 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a seed in a loop reads its sink",
             "esper/hosts/seed_hook.py",
-            "        return h if self.frame is None else self.frame.take()\n",
+            "        return self.frame.take()\n",
             "        return h\n",
             "tests/grower/test_sources.py::test_a_kept_seed_stays_with_the_same_outputs",
         ),
@@ -300,7 +300,7 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a widening is merged although a kept seed lies inside",
             "esper/hosts/host.py",
-            "        return spans[other].source < spans[slot].sink < spans[other].sink",
+            "        return outer.source < spans[slot].sink < outer.sink",
             "        return False",
             "tests/hosts/test_widen.py::test_a_kept_seed_between_the_layers_keeps_a_widening_apart",
         ),
@@ -314,29 +314,29 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a merge forgets alpha",
             "esper/hosts/merge.py",
-            "    turned = rows + alpha * rows @ matrix",
-            "    turned = rows + rows @ matrix",
+            "    merged = rows + alpha * rows @ matrix",
+            "    merged = rows + rows @ matrix",
             "tests/hosts/test_merge.py::test_a_lora_is_merged_into_the_linear_layer_before_it",
         ),
         Fault(
             "a merge that changes the output stays",
             "esper/hosts/merge.py",
-            "    if found is None:\n        forget(model, seed)\n        return None",
-            "    forget(model, seed)\n    if found is None or found:\n        return None",
+            "    if change is None:\n        forget(model, seed)\n        return None",
+            "    forget(model, seed)\n    if change is None or change:\n        return None",
             "tests/hosts/test_merge.py::test_a_layer_whose_weights_a_function_uses_stays_and_others_are_merged",
         ),
         Fault(
             "a plain copy may share parameters with its network",
             "esper/hosts/plain.py",
-            '    if found:\n        raise ConfigError(\n            "the network cannot be copied: the copy would',
-            '    if not found:\n        raise ConfigError(\n            "the network cannot be copied: the copy would',
+            '    if problem:\n        raise ConfigError(\n            "the network cannot be copied: the copy',
+            '    if not problem:\n        raise ConfigError(\n            "the network cannot be copied: the copy',
             "tests/hosts/test_plain.py::test_every_seed_computes_the_same_without_esper",
         ),
         Fault(
             "outputs in half precision are compared as float64",
             "esper/hosts/compare.py",
-            "    return 8 * unit if unit > 1e-4 else",
-            "    return 1e-9 * unit if unit > 1e-4 else",
+            "        return 8 * unit\n",
+            "        return 1e-9 * unit\n",
             "tests/hosts/test_merge.py::test_rounding_of_layers_in_half_precision_does_not_undo_a_merge",
         ),
     ],

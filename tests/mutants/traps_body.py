@@ -199,8 +199,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "the rollout holds raw observations in place of normalised ones",
             "esper/ppo/agent.py",
-            '"observation": seen,',
-            '"observation": raw,',
+            "observation=seen,",
+            "observation=raw,",
             "tests/ppo/test_agent.py::test_the_rollout_stores_the_observations_that_were_acted_on",
         ),
     ],
@@ -217,8 +217,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "every choice has a floor",
             "esper/ppo/distribution.py",
-            "        self.log_probs = torch.log_softmax(torch.where(legal, logits.float(), MASKED_LOGIT), dim=-1)",
-            "        chances = torch.softmax(torch.where(legal, logits.float(), MASKED_LOGIT), dim=-1)\n"
+            "        self.log_probs = torch.log_softmax(masked, dim=-1)",
+            "        chances = torch.softmax(masked, dim=-1)\n"
             "        self.log_probs = (0.9 * chances + 0.1 / legal.shape[-1]).log()",
             "tests/ppo/test_distribution.py::test_an_unlikely_choice_has_no_floor",
         ),
@@ -252,8 +252,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "the horizon is bootstrapped",
             "esper/ppo/buffer.py",
-            "torch.where(terminated[t], 0.0, torch.where(truncated[t]",
-            "torch.where(terminated[t], next_value, torch.where(truncated[t]",
+            "torch.where(terminated[t], 0.0, bootstrap)",
+            "torch.where(terminated[t], next_value, bootstrap)",
             "tests/ppo/test_buffer.py::test_a_fixed_horizon_is_terminal_and_truncation_bootstraps",
         ),
         Fault(
@@ -302,8 +302,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "entropy is not relative to the number of options",
             "esper/ppo/distribution.py",
-            "options.clamp(min=2).float().log() * (options > 1)",
-            "1.0",
+            "/ highest * (options > 1)",
+            "/ 1.0",
             "tests/ppo/test_policy.py::test_entropies_can_reach_both_ends",
         ),
     ],
