@@ -92,7 +92,9 @@ class SeedGroups:
         self._counters: set[str] = set()
         self._options: dict[str, Any] = {}
         self._handles: dict[str, list[Any]] = {}
-        self._scalers: list[torch.amp.GradScaler] | None = None  # those that are there at the first step
+        self._scalers: list[torch.amp.GradScaler] = []
+        self._search = True  # whether the next step looks for others
+        self._epochs = 0
         self._closed = False
         show_host_groups(self.optimizer, scheduler)
         follow_schedules(self.optimizer, self._follow_rates)
@@ -167,6 +169,10 @@ class SeedGroups:
         """
         self.learning = tuple(names)
         self._reached = set()
+        self._epochs += 1
+        # A search takes longer than an epoch of a small loop. So a loop in which none has been found is searched after
+        # 0, 1, 2, 4, 8 epochs and so on; one that has used a scaler may make others.
+        self._search = bool(self._scalers) or self._epochs & (self._epochs - 1) == 0
         self._beside = frozenset()
         if any(p.requires_grad for p in self.host):
             self._beside = frozenset(names).difference(on)
@@ -288,9 +294,11 @@ class SeedGroups:
     @torch.no_grad()
     def _take_gradients(self, optimizer: Any) -> None:
         """Hands gradients back, averages and clips those of seeds, and measures all."""
-        if self._scalers is None:
-            self._scalers = live_scalers()
         scaler = stepping_scaler(self._scalers, optimizer, self.optimizer)
+        if scaler is None and self._search:
+            self._search = False
+            self._scalers = live_scalers()
+            scaler = stepping_scaler(self._scalers, optimizer, self.optimizer)
         self._aside.hand_back(unscaling(scaler, optimizer))
         if self.gradient_stats is None or not self.gradient_stats.names:
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable, Iterable
 from types import MethodType
 from typing import Any
@@ -97,27 +96,17 @@ def hook_steps(
 
 
 def live_scalers() -> list[torch.amp.GradScaler]:
-    """Returns the GradScalers of this process, by a search of all its objects, which takes a tenth of a second."""
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.amp.GradScaler)]
+    """Returns the GradScalers of this process that are enabled: an optimizer does not know the one that steps it.
+
+    This is a search of all objects, and takes a tenth of a second.
+    """
+    scalers = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.amp.GradScaler)]
+    return [scaler for scaler in scalers if scaler.is_enabled()]
 
 
 def stepping_scaler(scalers: Iterable[torch.amp.GradScaler], *optimizers: object) -> torch.amp.GradScaler | None:
-    """Returns the enabled GradScaler that takes part in the present step of an optimizer, or None.
-
-    An optimizer does not know it. It is the one whose ``step`` is running, or, in a loop that calls its ``unscale_``
-    and then steps the optimizer itself, the one of ``scalers`` that has unscaled the gradients.
-    """
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "step":
-            scaler = frame.f_locals.get("self")
-            if isinstance(scaler, torch.amp.GradScaler):
-                return scaler if scaler.is_enabled() else None
-        frame = frame.f_back  # type: ignore[assignment]
-
+    """Returns the one of ``scalers`` that has unscaled the gradients of an optimizer for the present step, or None."""
     for scaler in scalers:
-        if not scaler.is_enabled():
-            continue
         for optimizer in optimizers:
             state = scaler._per_optimizer_states.get(id(optimizer))
             if state is not None and state["found_inf_per_device"]:

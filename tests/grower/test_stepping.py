@@ -52,40 +52,36 @@ def test_the_scaler_that_steps_is_told_from_others() -> None:
     assert unscaling(None, optimizer) is None
 
 
-def test_a_scaler_is_known_by_its_running_step_though_no_one_looked_for_it() -> None:
-    """Looking takes a tenth of a second, so it is done once, and some loops make a scaler for each epoch."""
-    optimizer, scaler = sgd(), torch.amp.GradScaler("cpu", init_scale=8.0)
-    seen: list[Any] = []
-    optimizer.register_step_pre_hook(lambda *_: seen.append(stepping_scaler([], optimizer)))
-    parameter = optimizer.param_groups[0]["params"][0]
-    parameter.grad = torch.ones_like(parameter)
-    scaler.scale(parameter.sum())
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.step()
-    assert seen == [scaler, None]
-
-
-def test_a_loop_that_unscales_and_steps_by_itself_is_told_its_scaler() -> None:
-    optimizer, scaler = sgd(), torch.amp.GradScaler("cpu", init_scale=8.0)
-    parameter = optimizer.param_groups[0]["params"][0]
-    parameter.grad = torch.ones_like(parameter)
-    scaler.scale(parameter.sum())
-    scaler.unscale_(optimizer)
-    assert stepping_scaler([scaler], optimizer) is scaler
-    assert stepping_scaler([], optimizer) is None
-
-
-def test_objects_are_searched_for_scalers_once_in_the_life_of_a_grower(monkeypatch: pytest.MonkeyPatch) -> None:
-    searches: list[int] = []
+def test_objects_are_searched_for_scalers_more_and_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search takes longer than an epoch of a small loop."""
+    searched: list[int] = []
 
     def search() -> list[torch.amp.GradScaler]:
-        searches.append(1)
+        searched.append(loop.grower.epoch)
         return []
 
     monkeypatch.setattr("esper.grower.optimizer.live_scalers", search)
-    Loop().run()
-    assert len(searches) == 1
+    loop = Loop()
+    loop.run()
+    assert searched == [0, 1, 2, 4, 8]
+
+
+def test_a_loop_may_make_a_scaler_for_each_epoch() -> None:
+    """Powers of two scale without rounding."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def scaled(loop: Loop, x: Tensor, y: Tensor) -> None:
+        nonlocal scaler
+        if loop.grower.epoch != epoch[0]:
+            epoch[0] = loop.grower.epoch
+            scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (8 + epoch[0] % 3))
+        loop.optimizer.zero_grad()
+        scaler.scale(nn.functional.cross_entropy(loop.model(x), y)).backward()  # type: ignore[no-untyped-call]
+        scaler.step(loop.optimizer)
+        scaler.update()
+
+    epoch = [0]
+    assert same(weights(Loop(step=scaled).run().model), weights(Loop().run().model))
 
 
 def test_a_scaler_that_is_switched_off_is_as_none() -> None:

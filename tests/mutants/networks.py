@@ -23,8 +23,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a GradScaler that is switched off is asked for its states",
             "esper/grower/stepping.py",
-            "                return scaler if scaler.is_enabled() else None\n",
-            "                return scaler\n",
+            "    return [scaler for scaler in scalers if scaler.is_enabled()]\n",
+            "    return scalers\n",
             "tests/grower/test_stepping.py::test_a_scaler_that_is_switched_off_is_as_none",
         ),
         Fault(
