@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from esper.bench.case import BenchArgs, BenchCase
-from esper.bench.sgd import LR, MAX_NORM, OPTIMIZERS, SIZES, parameters, torch_steps
+from esper.bench.sgd import LR, MAX_NORM, OPTIMIZERS, SIZES, gradients_of, parameters, torch_steps
 from esper.ops import AdamW, adamw_step, grad_stats
 
 NAME = "adamw"
@@ -17,16 +17,16 @@ def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
     for device, (count, elements) in SIZES.of(args):
         rate = torch.tensor(LR, device=device)
         own = [AdamW(parameters(count, elements, device), rate) for _ in range(OPTIMIZERS)]
-        other = [  # vectors do not decay in the own one
+        other = [  # Esper's does not decay vectors
             torch.optim.AdamW(parameters(count, elements, device), LR, weight_decay=0.0, fused=True) for _ in own
         ]
-        groups = [[p.grad for group in optimizer.param_groups for p in group["params"]] for optimizer in own]
-        coefficient = grad_stats(groups, MAX_NORM).clip_coef
+        gradients = [gradients_of(optimizer) for optimizer in own]
+        coefficient = grad_stats(gradients, MAX_NORM).clip_coef
         yield BenchCase(
-            f"{NAME}: clipped step",
-            f"{OPTIMIZERS} x {count} x {elements:,}",
-            device,
-            "torch.optim.AdamW, fused, each",
-            partial(adamw_step, own, coefficient),
-            partial(torch_steps, other, coefficient),
+            case=f"{NAME}: clipped step",
+            size=f"{OPTIMIZERS} x {count} x {elements:,}",
+            device=device,
+            baseline="torch.optim.AdamW, fused, each",
+            run=partial(adamw_step, own, coefficient),
+            run_baseline=partial(torch_steps, other, coefficient),
         )

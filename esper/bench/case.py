@@ -78,10 +78,17 @@ class Sizes:
 
     def check(self, case: str, sizes: Sequence[Size]) -> None:
         """Raises ConfigError for a size with more or fewer numbers."""
+        example = self.default[0]
         for size in sizes:
-            if len(size) != len(self.default[0]):
-                example, found = ("x".join(map(str, numbers)) for numbers in (self.default[0], size))
-                raise ConfigError(f"{case} takes --size {self.form}, for example {example}, not {found}")
+            if len(size) != len(example):
+                raise ConfigError(
+                    f"{case} takes --size {self.form}, for example {size_text(example)}, not {size_text(size)}"
+                )
+
+
+def size_text(size: Size) -> str:
+    """``(4, 128, 8)`` -> ``"4x128x8"``."""
+    return "x".join(map(str, size))
 
 
 def parse_size(text: str) -> Size:

@@ -1,6 +1,7 @@
 """Cases of `cross_entropy`: loss, correct predictions and gradient, against equivalent public calls."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,9 +13,14 @@ from esper.bench.profiling import peak_megabytes
 from esper.ops import Accumulators, accumulate_, cross_entropy, cross_entropy_into
 
 NAME = "cross-entropy"
-SIZES = Sizes("SAMPLESxCLASSES", ((512, 10), (128, 10), (512, 100), (64, 50_257)), seconds=2.0)
+SIZES = Sizes(
+    "SAMPLESxCLASSES",
+    ((512, 10), (128, 10), (512, 100), (64, 50_257)),
+    seconds=2.0,
+)
 
-_BAR, _BAR_SIZE = 2.0, (512, 10)  # min ratio, on one CPU thread
+_BAR = 2.0  # min ratio, on one CPU thread
+_BAR_SIZE = (512, 10)
 _MANY_CLASSES = 10_000  # from here on, peak memory is compared too
 
 
@@ -47,15 +53,33 @@ def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
             leaf = logits.clone().requires_grad_()
             targets = torch.randint(0, classes, (rows,), generator=generator).to(device)
             sums = Accumulators(1, samples=rows, device=device)
-            size, baseline = f"{rows} x {classes:,} {dtype_name(dtype)}", "F.cross_entropy + argmax + eq + sum"
-            bar = _BAR if device.type == "cpu" and (rows, classes) == _BAR_SIZE else None
 
-            own, other = partial(_with_backward, leaf, targets, sums), partial(_public, leaf, targets, backward=True)
-            yield BenchCase(f"{NAME}: with backward", size, device, baseline, own, other, bar)
-            into = partial(cross_entropy_into, logits, targets, sums, 0, first=0)
-            public = partial(_public, logits, targets, backward=False)
-            yield BenchCase(f"{NAME}: no gradient, into blocks", size, device, baseline, into, public, bar)
+            bar = None
+            if device.type == "cpu" and (rows, classes) == _BAR_SIZE:
+                bar = _BAR
+            with_backward = BenchCase(
+                case=f"{NAME}: with backward",
+                size=f"{rows} x {classes:,} {dtype_name(dtype)}",
+                device=device,
+                baseline="F.cross_entropy + argmax + eq + sum",
+                run=partial(_with_backward, leaf, targets, sums),
+                run_baseline=partial(_public, leaf, targets, backward=True),
+                bar=bar,
+            )
+            yield with_backward
+            yield replace(
+                with_backward,
+                case=f"{NAME}: no gradient, into blocks",
+                run=partial(cross_entropy_into, logits, targets, sums, 0, first=0),
+                run_baseline=partial(_public, logits, targets, backward=False),
+            )
             if classes >= _MANY_CLASSES:
-                peaks = [partial(peak_megabytes, run, device) for run in (own, other)]
-                case = f"{NAME}: peak memory with backward"
-                yield BenchCase(case, size, device, baseline, peaks[0], peaks[1], 1.0, "MB", turns=1)
+                yield replace(
+                    with_backward,
+                    case=f"{NAME}: peak memory with backward",
+                    run=partial(peak_megabytes, with_backward.run, device),
+                    run_baseline=partial(peak_megabytes, with_backward.run_baseline, device),
+                    bar=1.0,
+                    unit="MB",
+                    turns=1,
+                )

@@ -38,14 +38,18 @@ class Steps:
         if self.rollout.over:
             self.agent.buffer.clear()
             self.rollout.begin(seed=0)
-        seconds, phases = self.rollout.seconds, self.env.phase_seconds
+        began = self.rollout.seconds
+        before = self.env.phase_seconds
         self.rollout.step()
-        seconds = self.rollout.seconds - seconds
-        spent = {name: 100 * (end - phases.get(name, 0.0)) / seconds for name, end in self.env.phase_seconds.items()}
-        everything = 100 - sum(spent.get(name, 0.0) for name in HOSTS)
-        rest = everything - spent["act"] - spent["telemetry"]
-        for name, share in (("policy", spent["act"]), ("telemetry", spent["telemetry"]), ("rest", rest)):
-            self.shares[name].append(share)
+        seconds = self.rollout.seconds - began
+        # Seconds of the phases add up over a run.
+        spent = {
+            phase: 100 * (total - before.get(phase, 0.0)) / seconds for phase, total in self.env.phase_seconds.items()
+        }
+        everything = 100 - sum(spent.get(phase, 0.0) for phase in HOSTS)
+        self.shares["policy"].append(spent["act"])
+        self.shares["telemetry"].append(spent["telemetry"])
+        self.shares["rest"].append(everything - spent["act"] - spent["telemetry"])
         return everything
 
 
@@ -53,23 +57,35 @@ def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
     """Yields the whole share, which has a bar, then its parts from the same steps."""
     for device, size in SIZES.of(args):
         envs, batch, width = size
-        samples, validation = max(1, FULL // batch) * batch, VALIDATION
+        samples = max(1, FULL // batch) * batch
+        validation = VALIDATION
         if args.quick:
-            samples = validation = batch
+            samples = batch
+            validation = batch
+        bar = None
+        if size in SIZES.default and not args.quick:
+            bar = 1.0
+
         task = image_task(samples, width, device, validation)
         with full_telemetry() as hub, growth_env(task, envs, batch, hub.emit) as env, one_thread():
             steps = Steps(env)
             whole = BenchCase(
-                f"{NAME}: all but training and validation of hosts",
-                f"E {envs}, batch {batch}, width {width}, {samples:,} samples",
-                device,
-                f"a budget of {BUDGET:g} %",
-                steps.step,
-                lambda: BUDGET,
-                bar=1.0 if size in SIZES.default and not args.quick else None,
+                case=f"{NAME}: all but training and validation of hosts",
+                size=f"E {envs}, batch {batch}, width {width}, {samples:,} samples",
+                device=device,
+                baseline=f"a budget of {BUDGET:g} %",
+                run=steps.step,
+                run_baseline=lambda: BUDGET,
+                bar=bar,
                 unit="%",
             )
             yield whole
             for part, shares in steps.shares.items():
-                case, baseline = f"{NAME}: {part} only", "the same budget"
-                yield replace(whole, case=case, baseline=baseline, run=shares.pop, bar=None, turns=len(shares))
+                yield replace(
+                    whole,
+                    case=f"{NAME}: {part} only",
+                    baseline="the same budget",
+                    run=shares.pop,
+                    bar=None,
+                    turns=len(shares),
+                )

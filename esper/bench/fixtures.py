@@ -23,7 +23,10 @@ from esper.telemetry.event import Event
 from esper.telemetry.hub import TelemetryHub
 from esper.telemetry.sinks.console import ConsoleSink
 
-CHANNELS, SIDE, CLASSES, BLOCKS = 3, 32, 10, 3
+CHANNELS = 3
+SIDE = 32
+CLASSES = 10
+BLOCKS = 3
 VALIDATION = 2500
 HORIZON = 75  # epochs of an episode, as in the task `cifar10`
 
@@ -31,17 +34,30 @@ HORIZON = 75  # epochs of an episode, as in the task `cifar10`
 def split(samples: int, seed: int, device: torch.device) -> Split:
     """Returns ``samples`` random uint8 images and their classes on ``device``."""
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randint(0, 256, (samples, SIDE, SIDE, CHANNELS), dtype=torch.uint8, generator=generator)
+    shape = (samples, SIDE, SIDE, CHANNELS)
+    x = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
     y = torch.randint(0, CLASSES, (samples,), generator=generator)
-    return Split(x, y, normalisation_table([0.5] * CHANNELS, [0.25] * CHANNELS)).to(device)
+    table = normalisation_table([0.5] * CHANNELS, [0.25] * CHANNELS)
+    return Split(x, y, table).to(device)
 
 
-def image_task(samples: int, width: int, device: torch.device, validation: int = VALIDATION) -> Task:
+def image_task(
+    samples: int,
+    width: int,
+    device: torch.device,
+    validation: int = VALIDATION,
+) -> Task:
     """Returns a task with hosts of three blocks, the first ``width`` channels wide, and ``samples`` training images."""
     return Task(
         name=f"synthetic images, {SIDE} x {SIDE}",
         classes=CLASSES,
-        build_host=partial(CNNHost, CHANNELS, CLASSES, base=width, blocks=BLOCKS),
+        build_host=partial(
+            CNNHost,
+            CHANNELS,
+            CLASSES,
+            base=width,
+            blocks=BLOCKS,
+        ),
         train=split(samples, 0, device),
         validation=split(validation, 1, device),
         test=split(1, 2, device),
@@ -51,7 +67,9 @@ def image_task(samples: int, width: int, device: torch.device, validation: int =
 
 def flat_baseline(horizon: int) -> Baseline:
     """Returns constant no-growth curves for envs whose rewards are not used, so that no baseline has to be measured."""
-    return Baseline((100 / CLASSES,) * (horizon + 1), (2.3,) * (horizon + 1), 0.1, 1)
+    accuracies = (100 / CLASSES,) * (horizon + 1)
+    losses = (2.3,) * (horizon + 1)  # ln 10: hosts that guess
+    return Baseline(accuracies, losses, 0.1, 1)
 
 
 @contextmanager
@@ -74,9 +92,9 @@ def growth_env(
             "env": {"n_envs": envs, "episode_length": horizon},
         }
     )
-    with closing(GrowthVectorEnv(task, config, emit, flat_baseline(horizon))) as made:
-        made.reset(seed=0)
-        yield made
+    with closing(GrowthVectorEnv(task, config, emit, flat_baseline(horizon))) as env:
+        env.reset(seed=0)
+        yield env
 
 
 @contextmanager
@@ -84,7 +102,8 @@ def full_telemetry() -> Iterator[TelemetryHub]:
     """Yields a hub with a run's files and a console, none of which stay. Raises RuntimeError if one fails."""
     with tempfile.TemporaryDirectory() as folder:
         console = ConsoleSink(Console(file=io.StringIO(), width=160))
-        with TelemetryHub([*RunFolder(Path(folder), resumed=False).sinks(), console]) as hub:
+        run = RunFolder(Path(folder), resumed=False)
+        with TelemetryHub([*run.sinks(), console]) as hub:
             yield hub
             if hub.dropped:
                 raise RuntimeError(f"sinks failed, so nothing was measured: {dict(hub.dropped)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 
@@ -20,7 +20,8 @@ WIDE = 200
 
 SIZE_HELP = "Size to measure, such as 4x128x8; the numbers depend on the case. Can be repeated."
 SECONDS_HELP = "Stop a comparison after this time, once each side has had three turns."
-DEVICE, FILE = click.Choice(["auto", "cpu", "cuda"]), click.Path(path_type=Path)
+DEVICE = click.Choice(["auto", "cpu", "cuda"])
+FILE = click.Path(path_type=Path)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -41,12 +42,18 @@ DEVICE, FILE = click.Choice(["auto", "cpu", "cuda"]), click.Path(path_type=Path)
 def main(
     cases: tuple[str, ...],
     sizes: tuple[str, ...],
+    sweep: bool,
+    task: str,
+    optimizer: Optimizer | None,
+    precision: Precision | None,
+    quick: bool,
     device: str,
     threads: int,
+    rounds: int,
+    seconds: float,
     json_file: Path | None,
     markdown_file: Path | None,
     trace_file: Path | None,
-    **rest: Any,  # of BenchArgs: sweep, task, optimizer, precision, quick, rounds, seconds
 ) -> None:
     """Measure CASES (all by default) against their baselines, taking alternate turns in this process.
 
@@ -68,7 +75,8 @@ def main(
 
     def save(results: list[Result]) -> None:
         if json_file is not None:
-            json_file.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
+            rows = [asdict(result) for result in results]
+            json_file.write_text(json.dumps(rows, indent=2) + "\n")
         if markdown_file is not None:
             markdown_file.write_text(table.markdown(results, heading))
 
@@ -76,13 +84,24 @@ def main(
         for file in (json_file, markdown_file, trace_file):
             if file is not None and not os.access(file.absolute().parent, os.W_OK):
                 raise ConfigError(f"{file}: give a file in an existing folder that you can write to")
-        args = BenchArgs(tuple(parse_size(size) for size in sizes), session.devices(device), **rest)
+        args = BenchArgs(
+            sizes=tuple(map(parse_size, sizes)),
+            devices=session.devices(device),
+            sweep=sweep,
+            quick=quick,
+            rounds=rounds,
+            task=task,
+            optimizer=optimizer,
+            precision=precision,
+            seconds=seconds,
+        )
         modules = session.load(cases, args)
         torch.set_num_threads(threads)
         console = Console(width=None if sys.stdout.isatty() else WIDE)
         heading = [*summary_lines(paths=False), f"Threads inside an operator: {torch.get_num_threads()}"]
         console.print("\n".join(heading), highlight=False)
-        if expected := session.estimate(modules, args):
+        expected = session.estimate(modules, args)
+        if expected:
             console.print(expected, highlight=False)
         results = session.measure_all(modules, args, bool(cases), console, save)
     except ConfigError as error:
@@ -90,5 +109,9 @@ def main(
     save(results)  # also if there are none
     table.print_results(results, console)
     if trace_file is not None:
-        measured = [module for case, module in modules.items() if any(r.case.startswith(case) for r in results)]
+        measured = [module for case, module in modules.items() if _has_result(case, results)]
         session.trace_all(measured, args, trace_file)
+
+
+def _has_result(case: str, results: list[Result]) -> bool:
+    return any(result.case.startswith(case) for result in results)

@@ -1,6 +1,7 @@
 """Cases of `norm_relu_pool`: forward and backward of the blocks of a small host, against the three PyTorch modules."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,7 +15,8 @@ NAME = "norm-relu-pool"
 BLOCKS = ((8, 32), (16, 16), (32, 8))
 SIZES = Sizes("CHANNELSxSIDE", BLOCKS, seconds=10.0)
 
-BATCH, CUDA_BATCH = 128, 4096  # on a GPU, the first block is 64 MB of bfloat16
+BATCH = 128
+CUDA_BATCH = 4096  # on a GPU, the first block is 64 MB of bfloat16
 _BARS = {torch.bfloat16: 4.0, torch.float32: 1.8}  # min ratio of all blocks together, on one CPU thread
 
 
@@ -27,15 +29,22 @@ class ThreeModules(nn.BatchNorm2d):
 
 
 def _training_step(
-    module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    module: nn.Module,
+    shape: Size,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Callable[[], None]:
     """Returns one forward and backward pass in training mode, on the same values for every module."""
-    generator, module = torch.Generator().manual_seed(0), module.to(device)
-    pooled = (*shape[:2], shape[2] // 2, shape[3] // 2)
-    x, gradient = (
-        torch.randn(size, generator=generator).to(device, dtype).to(memory_format=torch.channels_last)
-        for size in (shape, pooled)
-    )
+    generator = torch.Generator().manual_seed(0)
+    module = module.to(device)
+
+    def draw(size: Size) -> Tensor:
+        values = torch.randn(size, generator=generator).to(device, dtype)
+        return values.to(memory_format=torch.channels_last)
+
+    batch, channels, height, width = shape
+    x = draw(shape)
+    gradient = draw((batch, channels, height // 2, width // 2))
     x.requires_grad_()
 
     def step() -> None:
@@ -59,16 +68,35 @@ def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
 
 
 def _on(device: torch.device, sizes: tuple[Size, ...], dtype: torch.dtype) -> Iterator[BenchCase]:
-    batch = BATCH if device.type == "cpu" else CUDA_BATCH
-    name, baseline = f"{NAME}: forward + backward, {dtype_name(dtype)}", "three modules"
-    sides: list[tuple[Callable[[], None], Callable[[], None]]] = []
+    batch = CUDA_BATCH
+    bar = None
+    if device.type == "cpu":
+        batch = BATCH
+        bar = _BARS[dtype]
+
+    own_steps = []
+    other_steps = []
     for channels, side in sizes:
         shape = (batch, channels, side, side)
-        modules = NormReluPool(channels, pool=True), ThreeModules(channels)
-        own, other = (_training_step(module, shape, dtype, device) for module in modules)
-        sides.append((own, other))
-        yield BenchCase(name, " x ".join(map(str, shape)), device, baseline, own, other)
+        own = _training_step(NormReluPool(channels, pool=True), shape, dtype, device)
+        other = _training_step(ThreeModules(channels), shape, dtype, device)
+        block = BenchCase(
+            case=f"{NAME}: forward + backward, {dtype_name(dtype)}",
+            size=" x ".join(map(str, shape)),
+            device=device,
+            baseline="three modules",
+            run=own,
+            run_baseline=other,
+        )
+        yield block
+        own_steps.append(own)
+        other_steps.append(other)
+
     if sizes == BLOCKS:
-        own, other = (partial(_all, steps) for steps in zip(*sides, strict=True))
-        bar = _BARS[dtype] if device.type == "cpu" else None
-        yield BenchCase(name, "the three blocks", device, baseline, own, other, bar)
+        yield replace(
+            block,
+            size="the three blocks",
+            run=partial(_all, own_steps),
+            run_baseline=partial(_all, other_steps),
+            bar=bar,
+        )

@@ -35,15 +35,26 @@ def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
         config = TrainingConfig.parse(
             {
                 "env": {"n_envs": envs, "episode_length": steps},
-                "ppo": {"learning_rate": STILL, "target_kl": NEVER, "practice_envs": envs, "device": str(device)},
+                "ppo": {
+                    "learning_rate": STILL,
+                    "target_kl": NEVER,
+                    "practice_envs": envs,
+                    "device": str(device),
+                },
             }
         )
         with one_thread():
-            env, ppo = simulated(config), config.ppo
+            env = simulated(config)
+            ppo = config.ppo
             minibatches = f"{ppo.update_epochs} x {ppo.n_minibatches} minibatches"
-            size = f"E {envs}, {steps} steps, {minibatches}, LSTM {ppo.width}"
-            ours, theirs = own_update(env, device), sb3_update(env, device)
-            yield BenchCase(NAME, size, device, "sb3-contrib RecurrentPPO.train", ours, theirs)
+            yield BenchCase(
+                case=NAME,
+                size=f"E {envs}, {steps} steps, {minibatches}, LSTM {ppo.width}",
+                device=device,
+                baseline="sb3-contrib RecurrentPPO.train",
+                run=own_update(env, device),
+                run_baseline=sb3_update(env, device),
+            )
 
 
 def simulated(config: TrainingConfig) -> PlantedVectorEnv:
@@ -58,7 +69,13 @@ def simulated(config: TrainingConfig) -> PlantedVectorEnv:
 
 def own_update(env: PlantedVectorEnv, device: torch.device) -> Callable[[], None]:
     """Returns a function in which the agent learns from one round, which it repeats at every call."""
-    agent = PPOAgent(env.action_spec, env.layout, env.num_envs, env.config.ppo, device=device)
+    agent = PPOAgent(
+        env.action_spec,
+        env.layout,
+        env.num_envs,
+        env.config.ppo,
+        device=device,
+    )
     played = play_round(env, agent, seed=0, learner=agent)
     rollout = {name: copy.copy(value) for name, value in agent.buffer.state_dict().items()}
 
@@ -80,8 +97,15 @@ def sb3_update(env: PlantedVectorEnv, device: torch.device) -> Callable[[], None
         raise ConfigError(
             'the baseline is sb3-contrib, which is not installed; to install: pip install -e ".[test]"'
         ) from None
-    ppo, envs, steps = env.config.ppo, env.num_envs, env.horizon
-    network = {"net_arch": [ppo.width], "lstm_hidden_size": ppo.width, "shared_lstm": True, "enable_critic_lstm": False}
+    ppo = env.config.ppo
+    envs = env.num_envs
+    steps = env.horizon
+    network = {
+        "net_arch": [ppo.width],
+        "lstm_hidden_size": ppo.width,
+        "shared_lstm": True,
+        "enable_critic_lstm": False,
+    }
     theirs = SB3VecEnv(PlantedVectorEnv(env.config, env.law, AutoresetMode.SAME_STEP))
     model = RecurrentPPO(
         "MlpLstmPolicy",
@@ -96,7 +120,8 @@ def sb3_update(env: PlantedVectorEnv, device: torch.device) -> Callable[[], None
     )
     _, callback = model._setup_learn(envs * steps)
     model.collect_rollouts(theirs, callback, model.rollout_buffer, steps)
-    rollout, last = model.rollout_buffer, torch.zeros(envs, 1, device=device)
+    rollout = model.rollout_buffer
+    last = torch.zeros(envs, 1, device=device)  # values after the last step, at which all episodes end
 
     def update() -> None:
         model.rollout_buffer = copy.copy(rollout)  # train() rearranges the buffer's fields

@@ -16,7 +16,12 @@ BATCHES = 4
 _FORGET_PEAK = Path("/proc/self/clear_refs")
 
 
-def measure_in_a_process(envs: int, batch: int, width: int, device: torch.device) -> dict[str, float]:
+def measure_in_a_process(
+    envs: int,
+    batch: int,
+    width: int,
+    device: torch.device,
+) -> dict[str, float]:
     """Trains ``envs`` hosts for two epochs in a new process.
 
     Returns:
@@ -36,14 +41,21 @@ def measure_in_a_process(envs: int, batch: int, width: int, device: torch.device
             raise RuntimeError(f"measuring memory failed: {error}") from error
 
 
-def _measure_here(envs: int, batch: int, width: int, device: torch.device) -> dict[str, float]:
+def _measure_here(
+    envs: int,
+    batch: int,
+    width: int,
+    device: torch.device,
+) -> dict[str, float]:
     task = image_task(BATCHES * batch, width, device, validation=batch)
     _train(image_task(2, width, device, validation=2), 1, 2)  # loads libraries and kernels, which do not count
-    if on_gpu := device.type != "cpu":
+    on_gpu = device.type != "cpu"
+    if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     _FORGET_PEAK.write_text("5")
-    before, reserved = resident("VmRSS"), torch.cuda.memory_reserved() if on_gpu else 0
+    before = resident("VmRSS")
+    reserved = torch.cuda.memory_reserved() if on_gpu else 0
     _train(task, envs, batch)
     peaks = {"peak RSS": (resident("VmHWM") - before) / 1e6}
     if on_gpu:

@@ -44,6 +44,7 @@ def idle_share(spans: Sequence[tuple[float, float]]) -> float:
     if not spans:
         raise ValueError("nothing ran on the GPU")
     starts, ends = np.array(sorted(spans)).T
+    # At each start, the latest end so far: what lies between the two is idle.
     reached = np.maximum.accumulate(ends)
     idle = np.maximum(starts[1:] - reached[:-1], 0).sum()
     return float(100 * idle / (reached[-1] - starts[0]))
@@ -55,18 +56,24 @@ def peak_megabytes(run: Callable[[], object], device: torch.device) -> float:
     It is counted from the allocations themselves, so it does not depend on the machine or its load.
     """
     run()  # tensors created once and kept do not count
-    if device.type != "cpu":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        run()
-        torch.cuda.synchronize()
-        return (torch.cuda.max_memory_allocated() - before) / 1e6
+    if device.type == "cpu":
+        return _peak_on_cpu(run)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 1e6
+
+
+def _peak_on_cpu(run: Callable[[], object]) -> float:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     results = None if profiler.profiler is None else profiler.profiler.kineto_results
     if results is None:
         raise RuntimeError("torch's profiler returned no results")
+    # An allocation has a positive number of bytes, a release a negative one.
     events = [event for event in results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
-    return float(max(accumulate((event.nbytes() for event in events), initial=0)) / 1e6)
+    alive = accumulate((event.nbytes() for event in events), initial=0)
+    return float(max(alive) / 1e6)

@@ -1,7 +1,7 @@
 """Times a candidate against a baseline in alternating turns, and checks their ratio against a bar."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -59,28 +59,40 @@ def waiting(run: Callable[[], object], device: torch.device) -> Callable[[], obj
 
 
 def measure(
-    comparison: BenchCase, rounds: int = 15, turn_seconds: float = 0.02, max_seconds: float = float("inf")
+    comparison: BenchCase,
+    rounds: int = 15,
+    turn_seconds: float = 0.02,
+    max_seconds: float = float("inf"),
 ) -> Result:
     """Measures both sides in turns, ``rounds`` times, so that a slow moment of the machine affects both.
 
     The sides alternate in going first. It stops early after ``max_seconds``, but not before ``MIN_TURNS`` turns of
     each. If the turns of the baseline differ by more than ``STEADY``, both are measured once more.
     """
-    sides = [_turn(comparison, run, turn_seconds) for run in (comparison.run, comparison.run_baseline)]
-    own, other = _turns(sides, min(rounds, comparison.turns or rounds), max_seconds)
-    if not (usable := _steady(other)):
-        own, other = _turns(sides, min(rounds, comparison.turns or rounds), max_seconds)
+    own_turn = _turn(comparison, comparison.run, turn_seconds)
+    other_turn = _turn(comparison, comparison.run_baseline, turn_seconds)
+    rounds = min(rounds, comparison.turns or rounds)
+    own, other = _turns(own_turn, other_turn, rounds, max_seconds)
+    usable = _steady(other)
+    if not usable:
+        own, other = _turns(own_turn, other_turn, rounds, max_seconds)
         usable = _steady(other)
-    low, ratio, high = np.quantile(own / other if comparison.unit.endswith("/s") else other / own, (0.1, 0.5, 0.9))
+
+    is_rate = comparison.unit.endswith("/s")
+    ratios = own / other if is_rate else other / own
+    ratio_low, ratio, ratio_high = np.quantile(ratios, (0.1, 0.5, 0.9))
     value_low, value, value_high = np.quantile(own, (0.1, 0.5, 0.9))
+    met = None
+    if comparison.bar is not None and usable:
+        met = bool(ratio >= comparison.bar)
     return Result(
-        comparison.case,
-        comparison.size,
-        str(comparison.device),
-        comparison.baseline,
+        case=comparison.case,
+        size=comparison.size,
+        device=str(comparison.device),
+        baseline=comparison.baseline,
         ratio=float(ratio),
-        ratio_low=float(low),
-        ratio_high=float(high),
+        ratio_low=float(ratio_low),
+        ratio_high=float(ratio_high),
         bar=comparison.bar,
         unit=comparison.unit,
         value=float(value),
@@ -88,23 +100,31 @@ def measure(
         value_high=float(value_high),
         baseline_value=float(np.median(other)),
         turns=len(own),
-        met=None if comparison.bar is None or not usable else bool(ratio >= comparison.bar),
+        met=met,
         usable=usable,
     )
 
 
 def _turns(
-    sides: Sequence[Callable[[], float]], rounds: int, max_seconds: float
+    own: Callable[[], float],
+    other: Callable[[], float],
+    rounds: int,
+    max_seconds: float,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Plays both sides in turns; returns the values of each."""
     start = time.perf_counter()
-    values: tuple[list[float], list[float]] = ([], [])
+    own_values: list[float] = []
+    other_values: list[float] = []
     for number in range(rounds):
         if number >= MIN_TURNS and time.perf_counter() - start > max_seconds:
             break
-        for side in (0, 1) if number % 2 == 0 else (1, 0):
-            values[side].append(sides[side]())
-    return np.array(values[0]), np.array(values[1])
+        if number % 2 == 0:
+            own_values.append(own())
+            other_values.append(other())
+        else:
+            other_values.append(other())
+            own_values.append(own())
+    return np.array(own_values), np.array(other_values)
 
 
 def _steady(values: NDArray[np.float64]) -> bool:
@@ -113,7 +133,11 @@ def _steady(values: NDArray[np.float64]) -> bool:
     return bool(low <= 0 or high / low <= STEADY)
 
 
-def _turn(comparison: BenchCase, run: Callable[[], object], turn_seconds: float) -> Callable[[], float]:
+def _turn(
+    comparison: BenchCase,
+    run: Callable[[], object],
+    turn_seconds: float,
+) -> Callable[[], float]:
     """Returns a warmed-up function that plays one turn and returns its value in the comparison's unit."""
     amount = comparison.amount
     if comparison.unit != "us" and amount is None:
@@ -122,8 +146,11 @@ def _turn(comparison: BenchCase, run: Callable[[], object], turn_seconds: float)
     calls = 1
     if _seconds(run, 1) < _LONG_SECONDS:  # a longer call is warm-up enough, and a turn of its own
         _seconds(run, 2)
-        calls = max(1, int(turn_seconds / max(_seconds(run, 3), 1e-9)))
-    return lambda: _seconds(run, calls) * 1e6 if amount is None else amount / _seconds(run, calls)
+        seconds = max(_seconds(run, 3), 1e-9)
+        calls = max(1, int(turn_seconds / seconds))
+    if amount is None:
+        return lambda: _seconds(run, calls) * 1e6
+    return lambda: amount / _seconds(run, calls)
 
 
 def _seconds(run: Callable[[], object], calls: int) -> float:

@@ -23,7 +23,10 @@ def devices(name: str) -> tuple[torch.device, ...]:
     """Returns the devices that ``--device`` stands for. Raises ConfigError for a missing GPU, listing the devices."""
     if name != "auto":
         return (check_device(name),)
-    return tuple(torch.device(each) for each in ("cpu", "cuda")[: 1 + torch.cuda.is_available()])
+    cpu = torch.device("cpu")
+    if not torch.cuda.is_available():
+        return (cpu,)
+    return cpu, torch.device("cuda")
 
 
 def load(cases: tuple[str, ...], args: BenchArgs) -> dict[str, ModuleType]:
@@ -56,7 +59,10 @@ def measure_all(
                 result = runner.measure(comparison, args.rounds, max_seconds=args.seconds)
                 results.append(result)
                 save(results)
-                console.print(f"  {result.case}, {result.size}, {result.device}: {result.ratio:.2f}", highlight=False)
+                console.print(
+                    f"  {result.case}, {result.size}, {result.device}: {result.ratio:.2f}",
+                    highlight=False,
+                )
         except ConfigError as error:  # the baseline is not installed
             if named and len(results) == first:
                 raise
@@ -72,9 +78,10 @@ def estimate(modules: dict[str, ModuleType], args: BenchArgs) -> str:
     if args.quick:
         return ""
     share = min(1.0, args.rounds / BenchArgs().rounds)
-    seconds = {
-        case: share * module.SIZES.seconds * len(list(module.SIZES.of(args))) for case, module in modules.items()
-    }
+    seconds: dict[str, float] = {}
+    for case, module in modules.items():
+        sizes = list(module.SIZES.of(args))
+        seconds[case] = share * module.SIZES.seconds * len(sizes)
     longest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:3]
     parts = ", ".join(f"{case} {duration(seconds[case])}" for case in longest)
     return f"About {duration(sum(seconds.values()))} on two idle cores: {parts}"

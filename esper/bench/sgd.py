@@ -14,16 +14,24 @@ SIZES = Sizes("TENSORSxELEMENTS", ((11, 48), (11, 2304), (20, 100_000)), seconds
 
 OPTIMIZERS = 4  # a host and three seeds
 MAX_NORM = 1.0
-LR, MOMENTUM, DECAY = 1e-4, 0.9, 5e-4
+LR = 1e-4
+MOMENTUM = 0.9
+DECAY = 5e-4
 
 
 def parameters(count: int, elements: int, device: torch.device) -> list[nn.Parameter]:
     """Returns vectors of random numbers with random gradients, the same at each call."""
     generator = torch.Generator().manual_seed(0)
-    made = [nn.Parameter(torch.randn(elements, generator=generator).to(device)) for _ in range(count)]
-    for parameter in made:
-        parameter.grad = torch.randn(elements, generator=generator).to(device)
-    return made
+    # All values are drawn before the first gradient.
+    vectors = [nn.Parameter(torch.randn(elements, generator=generator).to(device)) for _ in range(count)]
+    for vector in vectors:
+        vector.grad = torch.randn(elements, generator=generator).to(device)
+    return vectors
+
+
+def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor | None]:
+    """Returns the gradients of an optimizer's parameters."""
+    return [p.grad for group in optimizer.param_groups for p in group["params"]]
 
 
 def torch_steps(optimizers: Sequence[torch.optim.Optimizer], coefficient: Tensor) -> None:
@@ -32,6 +40,7 @@ def torch_steps(optimizers: Sequence[torch.optim.Optimizer], coefficient: Tensor
     scale = torch.where(usable, 1 / coefficient, 1.0).float()
     found_inf = (~usable).float()
     for index, optimizer in enumerate(optimizers):
+        # The same attributes by which torch.amp.GradScaler scales and skips the steps of fused optimizers.
         optimizer.grad_scale = scale[index]  # type: ignore[attr-defined]
         optimizer.found_inf = found_inf[index]  # type: ignore[attr-defined]
         optimizer.step()
@@ -45,13 +54,13 @@ def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
             torch.optim.SGD(parameters(count, elements, device), LR, MOMENTUM, weight_decay=DECAY, fused=True)
             for _ in own
         ]
-        groups = [[p.grad for p in optimizer.param_groups[0]["params"]] for optimizer in own]
-        coefficient = grad_stats(groups, MAX_NORM).clip_coef
+        gradients = [gradients_of(optimizer) for optimizer in own]
+        coefficient = grad_stats(gradients, MAX_NORM).clip_coef
         yield BenchCase(
-            f"{NAME}: clipped step",
-            f"{OPTIMIZERS} x {count} x {elements:,}",
-            device,
-            "torch.optim.SGD, fused, each",
-            partial(sgd_step, own, coefficient),
-            partial(torch_steps, other, coefficient),
+            case=f"{NAME}: clipped step",
+            size=f"{OPTIMIZERS} x {count} x {elements:,}",
+            device=device,
+            baseline="torch.optim.SGD, fused, each",
+            run=partial(sgd_step, own, coefficient),
+            run_baseline=partial(torch_steps, other, coefficient),
         )

@@ -12,7 +12,12 @@ from esper.hosts.torchvision_shim import import_torchvision
 from esper.ops import normalisation_table, stage_images
 
 NAME = "stage-batch"
-SIZES = Sizes("IMAGESxSIDE", ((128, 32), (512, 32)), cuda=((512, 32), (16_384, 32)), seconds=2.0)
+SIZES = Sizes(
+    "IMAGESxSIDE",
+    ((128, 32), (512, 32)),
+    cuda=((512, 32), (16_384, 32)),
+    seconds=2.0,
+)
 
 MEAN = (0.4914, 0.4822, 0.4465)
 STD = (0.247, 0.2435, 0.2616)
@@ -27,8 +32,14 @@ _LARGE = 64_000_000
 def torchvision_pipeline(side: int) -> Any:
     """Returns random crop, flip, cast and normalisation by torchvision's v2 transforms, for one image or a batch."""
     v2 = import_torchvision("torchvision.transforms.v2")
-    crop, flip = v2.RandomCrop(side, padding=PADDING), v2.RandomHorizontalFlip()
-    return v2.Compose([crop, flip, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
+    return v2.Compose(
+        [
+            v2.RandomCrop(side, padding=PADDING),
+            v2.RandomHorizontalFlip(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(MEAN, STD),
+        ]
+    )
 
 
 def _each(pipeline: Any, planes: Tensor, indices: Tensor, out: Tensor) -> None:
@@ -43,17 +54,20 @@ def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
     """Yields both dtypes at each size. Comparisons on the CPU need torchvision."""
     for device, (batch, side) in SIZES.of(args):
         generator = torch.Generator().manual_seed(0)
-        images = torch.randint(0, 256, (_DATASET, side, side, 3), dtype=torch.uint8, generator=generator).to(device)
+        shape = (_DATASET, side, side, 3)
+        images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(device)
         indices = torch.randint(0, _DATASET, (batch,), generator=generator).to(device)
         table = normalisation_table(MEAN, STD, device=device)
         for dtype in (torch.float32, torch.bfloat16):
             out = torch.empty((batch, 3, side, side), dtype=dtype, device=device, memory_format=torch.channels_last)
             ours = partial(stage_images, images, indices, table, padding=PADDING, flip=True, out=out)
-            case, size = f"{NAME}: crop, flip, normalise", f"{batch} x 3 x {side} x {side} {dtype_name(dtype)}"
+            case = f"{NAME}: crop, flip, normalise"
+            size = f"{batch} x 3 x {side} x {side} {dtype_name(dtype)}"
             if device.type == "cpu":
-                # torchvision expects [N, C, H, W].
-                data = (torchvision_pipeline(side), images.permute(0, 3, 1, 2).contiguous(), indices, out)
-                each, together = partial(_each, *data), partial(_together, *data)
+                pipeline = torchvision_pipeline(side)
+                planes = images.permute(0, 3, 1, 2).contiguous()  # torchvision expects [N, C, H, W]
+                each = partial(_each, pipeline, planes, indices, out)
+                together = partial(_together, pipeline, planes, indices, out)
                 yield BenchCase(case, size, device, "torchvision v2, each sample", ours, each, _BAR_CPU)
                 yield BenchCase(case, size, device, "torchvision v2, one crop for all", ours, together)
             else:

@@ -5,8 +5,9 @@ shipped schedule is played: seeds are planted, blended and kept, and every turn 
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -25,7 +26,12 @@ from esper.telemetry.event import Event
 from esper.telemetry.span import Spans
 
 NAME = "telemetry-overhead"
-SIZES = Sizes("ENVSxEPOCHS", ((8, 30),), quick=((2, 14),), seconds=60.0)
+SIZES = Sizes(
+    "ENVSxEPOCHS",
+    ((8, 30),),
+    quick=((2, 14),),
+    seconds=60.0,
+)
 
 _BAR = 0.98  # time without telemetry / time with it
 BUDGET = 2.0  # % of an episode
@@ -45,7 +51,9 @@ def _at(envs: int, epochs: int, device: torch.device, quick: bool) -> Iterator[B
             "env": {"n_envs": envs, "episode_length": epochs},
         }
     )
-    maker, spans, shares = EnvMaker.of(config), Spans(), list[float]()
+    maker = EnvMaker.of(config)
+    spans = Spans()
+    shares: list[float] = []
     with ExitStack() as stack, one_thread():
         hub = stack.enter_context(full_telemetry())
 
@@ -53,25 +61,43 @@ def _at(envs: int, epochs: int, device: torch.device, quick: bool) -> Iterator[B
             with spans("telemetry"):
                 hub.emit(event)
 
-        def play(env: SlotVectorEnv, player: Controller) -> None:
-            player.episode[:] = -1
-            play_round(env, player, seed=0)
+        def side(receive: Callable[[Event], None]) -> tuple[SlotVectorEnv, Controller]:
+            env = maker.make(emit=receive)
+            stack.callback(env.close)
+            env.baseline = flat_baseline(epochs)
+            return env, controller_for("schedule", maker.config, env, run_seed=0)
+
+        telling, telling_player = side(emit)
+        silent, silent_player = side(ignore)
 
         def on() -> None:
             spans.seconds.clear()
             start = time.perf_counter()
-            play(*sides[0])
+            _play(telling, telling_player)
             shares.append(100 * spans.seconds["telemetry"] / (time.perf_counter() - start))
 
-        sides = []
-        for receive in (emit, ignore):
-            env = maker.make(emit=receive)
-            stack.callback(env.close)
-            env.baseline = flat_baseline(epochs)
-            sides.append((env, controller_for("schedule", maker.config, env, run_seed=0)))
+        episode = BenchCase(
+            case=f"{NAME}: console, events.jsonl, metrics.csv",
+            size=f"digits, E {envs}, {epochs} epochs",
+            device=device,
+            baseline="the same episode, telemetry off",
+            run=on,
+            run_baseline=partial(_play, silent, silent_player),
+            bar=None if quick else _BAR,
+        )
+        yield episode
+        yield replace(
+            episode,
+            case=f"{NAME}: share of time in sinks",
+            baseline=f"a budget of {BUDGET:g} %",
+            run=shares.pop,
+            run_baseline=lambda: BUDGET,
+            bar=None if quick else 1.0,
+            unit="%",
+            turns=len(shares),
+        )
 
-        case, size = f"{NAME}: console, events.jsonl, metrics.csv", f"digits, E {envs}, {epochs} epochs"
-        off, bar = partial(play, *sides[1]), None if quick else _BAR
-        yield BenchCase(case, size, device, "the same episode, telemetry off", on, off, bar)
-        case, baseline, bar = f"{NAME}: share of time in sinks", f"a budget of {BUDGET:g} %", None if quick else 1.0
-        yield BenchCase(case, size, device, baseline, shares.pop, lambda: BUDGET, bar, "%", turns=len(shares))
+
+def _play(env: SlotVectorEnv, player: Controller) -> None:
+    player.episode[:] = -1  # the same episode again
+    play_round(env, player, seed=0)

@@ -6,6 +6,7 @@ it.
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -52,7 +53,9 @@ def samples_of(size: Size, device: torch.device, quick: bool) -> int:
     envs, batch, width = size
     if quick:
         return batch
-    wanted = FULL if (device.type, size) in BARS or device.type != "cpu" else min(FULL, _SHORT * 8 // (envs * width))
+    wanted = FULL
+    if device.type == "cpu" and (device.type, size) not in BARS:
+        wanted = min(FULL, _SHORT * 8 // (envs * width))
     return max(_MIN_BATCHES, wanted // batch) * batch
 
 
@@ -60,16 +63,21 @@ def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
     """Yields images per second at each size; unless sizes are given, also the memory that hosts need."""
     for device, size in SIZES.of(args):
         yield from _speed(size, device, args.quick)
-    if not args.sizes:
-        for device in args.devices:
-            yield from _memory(device, MEMORY_ENVS[:2] if args.quick else MEMORY_ENVS)
+    if args.sizes:
+        return
+    counts = MEMORY_ENVS[:2] if args.quick else MEMORY_ENVS
+    for device in args.devices:
+        yield from _memory(device, counts)
 
 
 def _speed(size: Size, device: torch.device, quick: bool) -> Iterator[BenchCase]:
     envs, batch, width = size
     samples = samples_of(size, device, quick)
     build = partial(plain_cnn, CHANNELS, CLASSES, width, BLOCKS)
-    data, bar = split(samples, 0, device), None if quick else BARS.get((device.type, size))
+    data = split(samples, 0, device)
+    bar = None
+    if not quick:
+        bar = BARS.get((device.type, size))
     plain = PlainTraining([build() for _ in range(envs)], data, batch)
     with (
         closing(TunedTraining(Recipe(build), envs, data, batch, compiles=not quick)) as tuned,
@@ -81,14 +89,36 @@ def _speed(size: Size, device: torch.device, quick: bool) -> Iterator[BenchCase]
                 env.local.trainer.epoch(env.training)
 
         label = f"E {envs}, batch {batch}, width {width}"
-        told, work = f"{label}, {samples:,} samples of {SIDE} x {SIDE}", envs * samples
-        sides: tuple[tuple[TunedTraining | PlainTraining, float | None], ...] = ((tuned, bar), (plain, None))
-        for other, least in sides:
-            yield BenchCase(NAME, told, device, other.name, ours, other.epoch, least, unit="images/s", amount=work)
+        against_tuned = BenchCase(
+            case=NAME,
+            size=f"{label}, {samples:,} samples of {SIDE} x {SIDE}",
+            device=device,
+            baseline=tuned.name,
+            run=ours,
+            run_baseline=tuned.epoch,
+            bar=bar,
+            unit="images/s",
+            amount=envs * samples,
+        )
+        yield against_tuned
+        yield replace(
+            against_tuned,
+            baseline=plain.name,
+            run_baseline=plain.epoch,
+            bar=None,
+        )
         if device.type != "cpu":
-            case, baseline = f"{NAME}: time the GPU is idle", f"a budget of {IDLE_BUDGET:g} %"
-            idle, bar = partial(device_idle, ours), None if bar is None else 1.0
-            yield BenchCase(case, label, device, baseline, idle, lambda: IDLE_BUDGET, bar, unit="%", turns=3)
+            yield BenchCase(
+                case=f"{NAME}: time the GPU is idle",
+                size=label,
+                device=device,
+                baseline=f"a budget of {IDLE_BUDGET:g} %",
+                run=partial(device_idle, ours),
+                run_baseline=lambda: IDLE_BUDGET,
+                bar=None if bar is None else 1.0,
+                unit="%",
+                turns=3,
+            )
 
 
 def _memory(device: torch.device, counts: tuple[int, ...]) -> Iterator[BenchCase]:
@@ -97,7 +127,14 @@ def _memory(device: torch.device, counts: tuple[int, ...]) -> Iterator[BenchCase
     peaks = {envs: measure_in_a_process(envs, batch, width, device) for envs in counts}
     for kind, one in peaks[1].items():
         for envs in counts:
-            case, size = f"{NAME}: increase in {kind}", f"E {envs}, batch {batch}, width {width}"
-            baseline, bar = f"{envs} times that of one host", _MEMORY_BAR if envs > 1 else None
-            own, linear = partial(float, peaks[envs][kind]), partial(float, envs * one)
-            yield BenchCase(case, size, device, baseline, own, linear, bar, "MB", turns=1)
+            yield BenchCase(
+                case=f"{NAME}: increase in {kind}",
+                size=f"E {envs}, batch {batch}, width {width}",
+                device=device,
+                baseline=f"{envs} times that of one host",
+                run=partial(float, peaks[envs][kind]),
+                run_baseline=partial(float, envs * one),
+                bar=_MEMORY_BAR if envs > 1 else None,
+                unit="MB",
+                turns=1,
+            )

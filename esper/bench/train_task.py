@@ -60,19 +60,24 @@ def _speed(args: BenchArgs, size: Size, device: torch.device) -> Iterator[BenchC
     envs, batch = size
     task = short(load_task(args.task).to(device), batch, args.quick)
     optimizer: Optimizer = args.optimizer or task.optimizer
-    settings: dict[str, Any] = {"optimizer": optimizer, "precision": args.precision or task.precision}
+    settings: dict[str, Any] = {
+        "optimizer": optimizer,
+        "precision": args.precision or task.precision,
+    }
     if optimizer != task.optimizer:
         settings["learning_rate"] = RATES[optimizer]
     recipe = Recipe(HostOf(args.task), optimizer)
     if args.precision is not None:
-        recipe = replace(recipe, precisions=(getattr(torch, concrete(args.precision, device)),))
+        dtype = getattr(torch, concrete(args.precision, device))
+        recipe = replace(recipe, precisions=(dtype,))
     assert isinstance(task.train, Split)
     with (
         closing(TunedTraining(recipe, envs, task.train, batch, compiles=not args.quick)) as tuned,
         growth_env(task, envs, batch, horizon=HORIZON, **settings) as alone,
         growth_env(task, envs, batch, horizon=HORIZON, **settings) as growing,
     ):
-        rollout = Rollout(growing, controller_for(CONTROLLER, growing.config, growing, run_seed=0))
+        controller = controller_for(CONTROLLER, growing.config, growing, run_seed=0)
+        rollout = Rollout(growing, controller)
 
         def epoch() -> None:
             with one_thread():
@@ -85,16 +90,15 @@ def _speed(args: BenchArgs, size: Size, device: torch.device) -> Iterator[BenchC
                 rollout.step()
 
         samples = len(task.train)
-        told = f"{args.task}, E {envs}, batch {batch}, {optimizer}, {samples:,} samples"
         sides = {NAME: epoch, f"{NAME}: a step of growth by {CONTROLLER}": step}
         for case, ours in sides.items():
             yield BenchCase(
-                case,
-                told,
-                device,
-                tuned.name,
-                ours,
-                tuned.epoch,
+                case=case,
+                size=f"{args.task}, E {envs}, batch {batch}, {optimizer}, {samples:,} samples",
+                device=device,
+                baseline=tuned.name,
+                run=ours,
+                run_baseline=tuned.epoch,
                 unit="samples/s",
                 amount=envs * samples,
                 turns=HORIZON,
@@ -111,7 +115,10 @@ def short(task: Task, batch: int, quick: bool) -> Task:
         raise ConfigError(
             f"{NAME} trains tasks with data in memory and the loss cross_entropy, and {task.name} is another"
         )
-    samples = batch if quick else min(len(train), SAMPLES) // batch * batch
+    samples = batch
+    if not quick:
+        samples = min(len(train), SAMPLES) // batch * batch
     if samples == 0:
         raise ConfigError(f"{NAME}: {task.name} has {len(train)} training samples, fewer than a batch of {batch}")
-    return replace(task, train=Split(train.x[:samples], train.y[:samples], train.table), samples_per_epoch=None)
+    few = Split(train.x[:samples], train.y[:samples], train.table)
+    return replace(task, train=few, samples_per_epoch=None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -28,8 +29,10 @@ from esper.config import Optimizer
 from esper.data.split import Split
 from esper.training.execution.cores import usable_cores
 
-TRIED_STEPS, TURNS = 6, 3
-"""Steps by which a way is timed, and how often; the best time counts."""
+TRIED_STEPS = 6
+"""Steps by which a way is timed."""
+TURNS = 3
+"""Number of times that they are timed; the best time counts."""
 TRIED_STEPS_ON_A_GPU = 40
 WARM_UP_STEPS = 3
 """Steps before a CUDA graph is captured, in which libraries choose their algorithms and optimizers make their state."""
@@ -48,8 +51,20 @@ class Recipe:
     def optimizer_of(self, host: nn.Module, captured: bool = False) -> torch.optim.Optimizer:
         """Returns the optimizer of a host; ``captured`` if a CUDA graph will hold its step."""
         if self.optimizer == "adamw":
-            return torch.optim.AdamW(host.parameters(), LR, weight_decay=DECAY, fused=True, capturable=captured)
-        return torch.optim.SGD(host.parameters(), LR, MOMENTUM, weight_decay=DECAY, fused=True)
+            return torch.optim.AdamW(
+                host.parameters(),
+                LR,
+                weight_decay=DECAY,
+                fused=True,
+                capturable=captured,
+            )
+        return torch.optim.SGD(
+            host.parameters(),
+            LR,
+            MOMENTUM,
+            weight_decay=DECAY,
+            fused=True,
+        )
 
 
 @dataclass(frozen=True)
@@ -68,33 +83,54 @@ class Way:
     def name(self) -> str:
         layout = "channels_last" if self.channels_last else "NCHW"
         how = "compiled" if self.compiled else "eager"
+        model = f"{dtype_name(self.precision)} {layout}, {how}"
         if self.captured:
-            return f"{dtype_name(self.precision)} {layout}, {how}, a CUDA graph of each host on its own stream"
+            return f"{model}, a CUDA graph of each host on its own stream"
         place = "one process" if self.processes == 1 else f"{self.processes} processes"
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        return f"{dtype_name(self.precision)} {layout}, {how}, {place} of {threads}"
+        return f"{model}, {place} of {threads}"
 
 
 class Loop:
     """Hosts of one process, trained one after another on inputs x [N, ...] and classes y int64 [N] or [N, T]."""
 
-    def __init__(self, way: Way, recipe: Recipe, hosts: int, x: Tensor, y: Tensor, batch: int) -> None:
-        self.way, self.batch = way, batch
+    def __init__(
+        self,
+        way: Way,
+        recipe: Recipe,
+        hosts: int,
+        x: Tensor,
+        y: Tensor,
+        batch: int,
+    ) -> None:
         layout = torch.channels_last if way.channels_last else torch.contiguous_format
-        self.x, self.y = x.contiguous(memory_format=layout), y
-        made = [recipe.build().to(x.device).train() for _ in range(hosts)]
-        self.hosts = [host.to(memory_format=layout) for host in made]  # type: ignore[call-overload]
-        self.forward = [torch.compile(host) if way.compiled else host for host in self.hosts]
+        self.way = way
+        self.batch = batch
+        self.x = x.contiguous(memory_format=layout)
+        self.y = y
+        on_device = [recipe.build().to(x.device).train() for _ in range(hosts)]
+        self.hosts = [host.to(memory_format=layout) for host in on_device]  # type: ignore[call-overload]
+        self.forward = self.hosts
+        if way.compiled:
+            self.forward = [torch.compile(host) for host in self.hosts]
         self.optimizers = [recipe.optimizer_of(host, way.captured) for host in self.hosts]
-        steps, numbers = len(y) // batch, range(hosts if way.captured else 0)
-        self.graphs = [StepGraph(partial(self.step, number), steps, batch, x.device) for number in numbers]
+        self.graphs: list[StepGraph] = []
+        if way.captured:
+            steps = len(y) // batch
+            self.graphs = [StepGraph(partial(self.step, number), steps, batch, x.device) for number in range(hosts)]
 
     def epoch(self) -> float:
         """Trains every host once on all full batches; returns the mean loss."""
         steps = len(self.y) // self.batch
         if self.graphs:
-            return float(torch.stack(replay(self.graphs, [self.order(steps) for _ in self.graphs])).mean())
-        return float(torch.stack([self.train(number, steps) for number in range(len(self.hosts))]).mean())
+            orders = [self.order(steps) for _ in self.graphs]
+            losses = replay(self.graphs, orders)
+        else:
+            losses = [self.train(number, steps) for number in range(len(self.hosts))]
+        return float(torch.stack(losses).mean())
+
+    def close(self) -> None:
+        """Does nothing: only :class:`Workers` have processes to end."""
 
     def train(self, number: int, steps: int) -> Tensor:
         """Trains one host on random batches; returns its mean loss, a scalar on the device."""
@@ -108,11 +144,13 @@ class Loop:
 
     def order(self, steps: int) -> Tensor:
         """Returns random rows of the data, int64 [steps, batch]."""
-        return torch.randperm(len(self.y), device=self.x.device)[: steps * self.batch].view(steps, self.batch)
+        order = torch.randperm(len(self.y), device=self.x.device)
+        return order[: steps * self.batch].view(steps, self.batch)
 
     def step(self, number: int, rows: Tensor) -> Tensor:
         """Trains one host on one batch; returns its loss, a scalar on the device."""
-        model, optimizer = self.forward[number], self.optimizers[number]
+        model = self.forward[number]
+        optimizer = self.optimizers[number]
         mixed = self.way.precision != torch.float32
         optimizer.zero_grad()
         with torch.autocast(self.x.device.type, self.way.precision, enabled=mixed):
@@ -131,7 +169,13 @@ class StepGraph:
         device: a GPU.
     """
 
-    def __init__(self, step: Callable[[Tensor], Tensor], steps: int, batch: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        step: Callable[[Tensor], Tensor],
+        steps: int,
+        batch: int,
+        device: torch.device,
+    ) -> None:
         self.order = torch.arange(batch, device=device).repeat(steps, 1)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self.total = torch.zeros((), device=device)
@@ -149,7 +193,8 @@ class StepGraph:
 
 def replay(graphs: Sequence[StepGraph], orders: Sequence[Tensor]) -> list[Tensor]:
     """Replays each graph for each row of its order, the graphs side by side; returns their mean losses."""
-    steps, current = len(orders[0]), torch.cuda.current_stream()
+    steps = len(orders[0])
+    current = torch.cuda.current_stream()
     for graph, order in zip(graphs, orders, strict=True):
         graph.order[:steps].copy_(order)
         graph.position.zero_()
@@ -167,16 +212,32 @@ def replay(graphs: Sequence[StepGraph], orders: Sequence[Tensor]) -> list[Tensor
 class Workers:
     """Hosts spread over processes, each a :class:`Loop` of its own; close them at the end."""
 
-    def __init__(self, way: Way, recipe: Recipe, hosts: int, x: Tensor, y: Tensor, batch: int) -> None:
+    def __init__(
+        self,
+        way: Way,
+        recipe: Recipe,
+        hosts: int,
+        x: Tensor,
+        y: Tensor,
+        batch: int,
+    ) -> None:
         context = processes.get_context("spawn")
         alone = replace(way, processes=1)
-        shares = [len(range(number, hosts, way.processes)) for number in range(way.processes)]
-        data = x.share_memory_(), y.share_memory_()  # type: ignore[no-untyped-call]
+        x.share_memory_()  # type: ignore[no-untyped-call]
+        y.share_memory_()  # type: ignore[no-untyped-call]
         self.links: list[Connection] = []
         self.processes: list[BaseProcess] = []
-        for share in filter(None, shares):
+        for number in range(way.processes):
+            # The hosts are dealt out in turns.
+            share = len(range(number, hosts, way.processes))
+            if share == 0:
+                continue
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, alone, recipe, share, *data, batch), daemon=True)
+            process = context.Process(
+                target=_serve,
+                args=(theirs, alone, recipe, share, x, y, batch),
+                daemon=True,
+            )
             process.start()
             self.links.append(ours)
             self.processes.append(process)
@@ -197,7 +258,15 @@ class Workers:
             process.join()
 
 
-def _serve(link: Connection, way: Way, recipe: Recipe, hosts: int, x: Tensor, y: Tensor, batch: int) -> None:
+def _serve(
+    link: Connection,
+    way: Way,
+    recipe: Recipe,
+    hosts: int,
+    x: Tensor,
+    y: Tensor,
+    batch: int,
+) -> None:
     """Trains an epoch for each True that comes."""
     torch.set_num_threads(way.threads)
     loop = Loop(way, recipe, hosts, x, y, batch)
@@ -217,43 +286,87 @@ class TunedTraining:
         compiles: whether compiled hosts are tried, which takes half a minute or more.
     """
 
-    def __init__(self, recipe: Recipe, hosts: int, data: Split, batch: int, compiles: bool = True) -> None:
-        x, y = data.inputs(0, len(data)).contiguous(), data.y
-        given = recipe, hosts, x, y, batch
-        layouts = (False, True) if x.dim() == 4 else (False,)
+    def __init__(
+        self,
+        recipe: Recipe,
+        hosts: int,
+        data: Split,
+        batch: int,
+        compiles: bool = True,
+    ) -> None:
+        x = data.inputs(0, len(data)).contiguous()
+        y = data.y
         self.tried: dict[Way, float] = {}
         """Seconds of the same work in each way that was tried."""
-        captured = (False, True) if x.device.type == "cuda" else (False,)
-        kinds = itertools.product(recipe.precisions, layouts, captured)
-        one = [Way(precision, layout, captured=graph) for precision, layout, graph in kinds]
-        best = self._fastest(one, partial(_seconds_of_one, recipe, x, y, batch))
+
+        # Compilation and processes are slow to start, so they are tried with the best of the rest only.
+        seconds_of_one = partial(_seconds_of_one, recipe, x, y, batch)
+        best = self._fastest(_ways_of_one(recipe, x), seconds_of_one)
         if compiles:
-            best = self._fastest([best, replace(best, compiled=True)], partial(_seconds_of_one, recipe, x, y, batch))
-        cores = usable_cores() if x.device.type == "cpu" else 1
-        spread = [replace(best, threads=count) for count in candidates(cores)]
-        spread += [replace(best, processes=cores)] if cores > 1 and hosts > 1 else []
-        self.way = self._fastest(spread, partial(_seconds_of_all, *given)) if len(spread) > 1 else best
+            best = self._fastest([best, replace(best, compiled=True)], seconds_of_one)
+        spread = _spread(best, hosts, x.device)
+        if len(spread) > 1:
+            best = self._fastest(spread, partial(_seconds_of_all, recipe, hosts, x, y, batch))
+
+        self.way = best
         self.name = f"tuned PyTorch: {self.way.name}"
-        self._loop = Workers(self.way, *given) if self.way.processes > 1 else Loop(self.way, *given)
+        self._hosts = _start(self.way, recipe, hosts, x, y, batch)
 
     def epoch(self) -> float:
         """Trains every host once on all full batches; returns the mean loss."""
-        return self._loop.epoch()
+        return self._hosts.epoch()
 
     def close(self) -> None:
-        if isinstance(self._loop, Workers):
-            self._loop.close()
+        self._hosts.close()
 
     def _fastest(self, ways: Sequence[Way], seconds: Callable[[Way], float]) -> Way:
-        found = {way: seconds(way) for way in ways}
-        self.tried |= found
-        return min(found, key=found.__getitem__)
+        times = {way: seconds(way) for way in ways}
+        self.tried |= times
+        return min(times, key=times.__getitem__)
 
 
-def _seconds_of_one(recipe: Recipe, x: Tensor, y: Tensor, batch: int, way: Way) -> float:
+def _ways_of_one(recipe: Recipe, x: Tensor) -> list[Way]:
+    """Returns the ways to train one host on inputs ``x`` in this process, eagerly."""
+    layouts = (False, True) if x.dim() == 4 else (False,)
+    captured = (False, True) if x.device.type == "cuda" else (False,)
+    kinds = itertools.product(recipe.precisions, layouts, captured)
+    return [Way(precision, layout, captured=graph) for precision, layout, graph in kinds]
+
+
+def _spread(way: Way, hosts: int, device: torch.device) -> list[Way]:
+    """Returns the same way with each number of threads, and with a process per core; on a GPU, only itself."""
+    cores = usable_cores() if device.type == "cpu" else 1
+    ways = [replace(way, threads=count) for count in candidates(cores)]
+    if cores > 1 and hosts > 1:
+        ways.append(replace(way, processes=cores))
+    return ways
+
+
+def _start(
+    way: Way,
+    recipe: Recipe,
+    hosts: int,
+    x: Tensor,
+    y: Tensor,
+    batch: int,
+) -> Loop | Workers:
+    """Makes the hosts, in the processes of ``way``."""
+    if way.processes > 1:
+        return Workers(way, recipe, hosts, x, y, batch)
+    return Loop(way, recipe, hosts, x, y, batch)
+
+
+def _seconds_of_one(
+    recipe: Recipe,
+    x: Tensor,
+    y: Tensor,
+    batch: int,
+    way: Way,
+) -> float:
     """Times a few steps of one host in this process."""
     tried = TRIED_STEPS if x.device.type == "cpu" else TRIED_STEPS_ON_A_GPU
-    loop, steps = Loop(way, recipe, 1, x, y, batch), min(tried, len(y) // batch)
+    loop = Loop(way, recipe, 1, x, y, batch)
+    steps = min(tried, len(y) // batch)
 
     def run() -> None:
         float(loop.train(0, steps))  # waits for a GPU
@@ -261,17 +374,18 @@ def _seconds_of_one(recipe: Recipe, x: Tensor, y: Tensor, batch: int, way: Way) 
     return _best_time(run)
 
 
-def _seconds_of_all(recipe: Recipe, hosts: int, x: Tensor, y: Tensor, batch: int, way: Way) -> float:
+def _seconds_of_all(
+    recipe: Recipe,
+    hosts: int,
+    x: Tensor,
+    y: Tensor,
+    batch: int,
+    way: Way,
+) -> float:
     """Times an epoch of all hosts, on few samples, in the processes and threads of ``way``."""
     few = min(len(y), TRIED_STEPS * batch)
-    given = way, recipe, hosts, x[:few].clone(), y[:few].clone(), batch
-    if way.processes == 1:
-        return _best_time(Loop(*given).epoch)
-    workers = Workers(*given)
-    try:
-        return _best_time(workers.epoch)
-    finally:
-        workers.close()
+    with closing(_start(way, recipe, hosts, x[:few].clone(), y[:few].clone(), batch)) as loop:
+        return _best_time(loop.epoch)
 
 
 def _best_time(run: Callable[[], object]) -> float:

@@ -1,6 +1,7 @@
 """Cases of `validate`: every configuration of a host with blended seeds, against one forward pass of it."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from esper.attribution.counterfactual import CounterfactualHelper
@@ -14,12 +15,18 @@ from esper.training.host_training import HostTraining
 from esper.training.validate import evaluate
 
 NAME = "validate"
-SIZES = Sizes("SAMPLESxWIDTH", ((VALIDATION, 8), (VALIDATION, 32)), quick=((100, 8), (100, 32)), seconds=30.0)
+SIZES = Sizes(
+    "SAMPLESxWIDTH",
+    ((VALIDATION, 8), (VALIDATION, 32)),
+    quick=((100, 8), (100, 32)),
+    seconds=30.0,
+)
 
 # One slot in each block; the first configurations diverge right after the first block.
 BLENDED = ("r0c0", "r0c1", "r0c2")
 BLUEPRINT = "conv_light"
-_BAR, _BAR_SIZE = 0.25, (VALIDATION, 8)  # the tree costs at most four forward passes
+_BAR = 0.25  # the tree costs at most four forward passes
+_BAR_SIZE = (VALIDATION, 8)
 
 
 def blend(training: HostTraining) -> None:
@@ -44,13 +51,22 @@ def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
             blend(host)
             everything = CounterfactualHelper().plan(host.sites, costly=True)
             evaluated = partial(evaluate, host, task.validation)
-            ours, one, each = (
-                partial(evaluated, everything),
-                partial(evaluated, everything[:1]),
-                partial(_each, evaluated, everything),
+            bar = None
+            if device.type == "cpu" and (samples, width) == _BAR_SIZE:
+                bar = _BAR
+            against_one = BenchCase(
+                case=f"{NAME}: {len(everything)} configurations of 3 blended seeds",
+                size=f"{samples:,} samples, width {width}, {', '.join(BLENDED)}",
+                device=device,
+                baseline="one forward, all on (bar: at most 4 times)",
+                run=partial(evaluated, everything),
+                run_baseline=partial(evaluated, everything[:1]),
+                bar=bar,
             )
-            case = f"{NAME}: {len(everything)} configurations of 3 blended seeds"
-            size = f"{samples:,} samples, width {width}, {', '.join(BLENDED)}"
-            bar = _BAR if (samples, width) == _BAR_SIZE and device.type == "cpu" else None
-            yield BenchCase(case, size, device, "one forward, all on (bar: at most 4 times)", ours, one, bar)
-            yield BenchCase(case, size, device, "each configuration by itself", ours, each)
+            yield against_one
+            yield replace(
+                against_one,
+                baseline="each configuration by itself",
+                run_baseline=partial(_each, evaluated, everything),
+                bar=None,
+            )

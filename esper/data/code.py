@@ -30,13 +30,20 @@ def find_files() -> list[Path]:
 
 def read_parts() -> Parts:
     """Returns the training, validation and test text, of different files; characters beyond ASCII are left out."""
-    parts: tuple[list[str], ...] = ([], [], [])
+    train = []
+    validation = []
+    test = []
     for number, file in enumerate(find_files()):
-        place = max(0, number % TURN - (TURN - 3))
         text = file.read_text(encoding="utf-8", errors="ignore")
-        parts[place].append(text.encode("ascii", "ignore").decode("ascii"))
-    train, validation, test = ("\n".join(part) for part in parts)
-    return train, validation, test
+        text = text.encode("ascii", "ignore").decode("ascii")
+        place = number % TURN
+        if place == TURN - 1:
+            test.append(text)
+        elif place == TURN - 2:
+            validation.append(text)
+        else:
+            train.append(text)
+    return "\n".join(train), "\n".join(validation), "\n".join(test)
 
 
 def build_host() -> TransformerHost:

@@ -15,12 +15,22 @@ from esper.hosts.cnn import CNNHost
 
 DESCRIPTION = "8x8 handwritten digits, embedded (997 / 400 / 400); CNN of 277 parameters"
 SPLIT_SEED = 20_000
-TRAIN, VALIDATION, TEST = 997, 400, 400
+TRAIN = 997
+VALIDATION = 400
+TEST = 400
 
 
 def build_host() -> CNNHost:
     """Makes a deliberately small host (277 parameters), so that growth can pay."""
-    return CNNHost(in_channels=1, classes=10, base=3, blocks=2, kernel=3, pool_last=False, rows=2)
+    return CNNHost(
+        in_channels=1,
+        classes=10,
+        base=3,
+        blocks=2,
+        kernel=3,
+        pool_last=False,
+        rows=2,
+    )
 
 
 def _file() -> Path:
@@ -29,11 +39,12 @@ def _file() -> Path:
     Raises ConfigError if this version of scikit-learn keeps it elsewhere.
     """
     spec = find_spec("sklearn")
-    folders = [] if spec is None else spec.submodule_search_locations or []
-    files = [file for folder in folders if (file := Path(folder) / "datasets" / "data" / "digits.csv.gz").is_file()]
-    if not files:
-        raise ConfigError("the digits are read from scikit-learn, which has no datasets/data/digits.csv.gz here")
-    return files[0]
+    if spec is not None:
+        for folder in spec.submodule_search_locations or []:
+            file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+            if file.is_file():
+                return file
+    raise ConfigError("the digits are read from scikit-learn, which has no datasets/data/digits.csv.gz here")
 
 
 def load() -> Task:
@@ -43,18 +54,19 @@ def load() -> Task:
     pixels = torch.tensor(rows[:, :-1], dtype=torch.float32).view(-1, 1, 8, 8)  # values 0 to 16
     labels = torch.tensor(rows[:, -1], dtype=torch.int64)
     # Normalised with the statistics of the training images, so that no information leaks from the other splits.
-    mean, std = pixels[:TRAIN].mean(), pixels[:TRAIN].std()
+    mean = pixels[:TRAIN].mean()
+    std = pixels[:TRAIN].std()
     sizes = [TRAIN, VALIDATION, TEST]
-    parts = zip(torch.split((pixels - mean) / std, sizes), torch.split(labels, sizes), strict=True)
-    train, validation, test = (Split(x, y) for x, y in parts)
+    x = torch.split((pixels - mean) / std, sizes)
+    y = torch.split(labels, sizes)
     return Task(
         name="digits",
         description=DESCRIPTION,
         classes=10,
         build_host=build_host,
-        train=train,
-        validation=validation,
-        test=test,
+        train=Split(x[0], y[0]),
+        validation=Split(x[1], y[1]),
+        test=Split(x[2], y[2]),
         learning_rate=0.4,  # searched with the host alone (benchmarks/results/host_training.md)
         warmup_epochs=3.0,
         weight_decay=0.0,

@@ -19,9 +19,20 @@ WIDTH = 8
 
 def of_widths(first: int, second: int) -> GraftedHost:
     """Makes an MLP with two hidden layers, and a slot after each (row 0); those of row 2 have more hidden units."""
-    layers = [nn.Linear(64, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, 10)]
-    sites = {"r0c0": "1", "r0c1": "3", "r2c0": "0 -> 2", "r2c1": "2 -> 4"}
-    host = graft(nn.Sequential(*layers), sites, topology="mlp")
+    network = nn.Sequential(
+        nn.Linear(64, first),
+        nn.ReLU(),
+        nn.Linear(first, second),
+        nn.ReLU(),
+        nn.Linear(second, 10),
+    )
+    sites = {
+        "r0c0": "1",
+        "r0c1": "3",
+        "r2c0": "0 -> 2",
+        "r2c1": "2 -> 4",
+    }
+    host = graft(network, sites, topology="mlp")
     host.use_slots(["r0"])
     return host
 

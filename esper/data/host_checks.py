@@ -21,7 +21,11 @@ TRAINABLE = (torch.float32, torch.bfloat16, torch.float64)
 """Parameter dtypes that the fused optimizer supports."""
 
 
-def check_hosts(task: Task, image_dtype: torch.dtype = torch.float32, slots: Sequence[str] | None = None) -> Host:
+def check_hosts(
+    task: Task,
+    image_dtype: torch.dtype = torch.float32,
+    slots: Sequence[str] | None = None,
+) -> Host:
     """Makes two hosts of ``task`` with these slots, tries forward and backward passes on one of them, and returns that
     one.
 
@@ -35,31 +39,21 @@ def check_hosts(task: Task, image_dtype: torch.dtype = torch.float32, slots: Seq
             switched off.
     """
     x = task.validation.inputs(0, SAMPLE, image_dtype)
-    host, other = (task.new_host(slots).to(task.device) for _ in range(2))
-    storage = {tensor.data_ptr() for tensor in _tensors(other).values()}
-    for name, tensor in _tensors(host).items():
-        if tensor.data_ptr() in storage:
-            raise ConfigError(
-                f"{task.name}: two hosts share {name}: build_host must return a new network each time; to reuse "
-                "an existing one, return copy.deepcopy of it"
-            )
+    host = task.new_host(slots).to(task.device)
+    _check_separate(task, host, task.new_host(slots).to(task.device))
     if next(host.parameters(), None) is None:
         raise ConfigError(f"{task.name}: the host has no parameters")
     with _named_errors(task, x, "evaluation"):
         host.probe(x)
-    residual = [place for place in host.sites if not place.has_source]
-    looks_ahead = any((place.topology or host.topology) == "encoder" for place in residual)
-    if looks_ahead and isinstance(task.train, Split) and task.train.text is not None:
-        raise ConfigError(
-            f"{task.name}: the targets are the next tokens, which seeds of an encoder would see; use the topology "
-            "transformer"
-        )
+    _check_direction(task, host)
     for name, parameter in host.named_parameters():
         if parameter.requires_grad and parameter.dtype not in TRAINABLE:
             raise ConfigError(
                 f"{task.name}: {name} is {parameter.dtype}; trainable parameters must be one of "
                 f"{', '.join(map(str, TRAINABLE))}. For passes in float16, keep float32 and set task.precision"
             )
+
+    # Both modes, since layers may differ in them.
     host.eval()
     outputs = _outputs(task, host, x)
     if isinstance(task.objective, SampleObjective):
@@ -70,10 +64,32 @@ def check_hosts(task: Task, image_dtype: torch.dtype = torch.float32, slots: Seq
     return host
 
 
+def _check_separate(task: Task, host: Host, other: Host) -> None:
+    storage = {tensor.data_ptr() for tensor in _tensors(other).values()}
+    for name, tensor in _tensors(host).items():
+        if tensor.data_ptr() in storage:
+            raise ConfigError(
+                f"{task.name}: two hosts share {name}: build_host must return a new network each time; to reuse "
+                "an existing one, return copy.deepcopy of it"
+            )
+
+
 def _tensors(host: Host) -> dict[str, Tensor]:
     """Returns non-empty parameters and buffers by name; those of lazy layers are made in the first forward pass."""
     named = [*host.named_parameters(), *host.named_buffers()]
     return {name: tensor for name, tensor in named if not nn.parameter.is_lazy(tensor) and tensor.numel()}
+
+
+def _check_direction(task: Task, host: Host) -> None:
+    """Raises ConfigError if seeds would see the tokens that they are to predict."""
+    if not isinstance(task.train, Split) or task.train.text is None:
+        return
+    for place in host.sites:
+        if not place.has_source and (place.topology or host.topology) == "encoder":
+            raise ConfigError(
+                f"{task.name}: the targets are the next tokens, which seeds of an encoder would see; use the topology "
+                "transformer"
+            )
 
 
 def _outputs(task: Task, host: Host, x: Tensor) -> Tensor:
@@ -82,13 +98,14 @@ def _outputs(task: Task, host: Host, x: Tensor) -> Tensor:
     mode = "training" if host.training else "evaluation"
     with torch.no_grad(), _named_errors(task, x, mode):
         outputs = host(x)
-    wanted = f"[{len(y)}, ...]" if task.classes is None else f"logits {(*y.shape, task.classes)}"
+    shape = (*y.shape, task.classes)
     if not isinstance(outputs, Tensor):
+        wanted = f"[{len(y)}, ...]" if task.classes is None else f"logits {shape}"
         raise ConfigError(f"{task.name}: in {mode} the host returns {type(outputs).__name__}, not {wanted}")
-    if task.classes is not None and outputs.shape != (*y.shape, task.classes):
+    if task.classes is not None and outputs.shape != shape:
         raise ConfigError(
             f"{task.name}: in {mode} the host returns logits of shape {tuple(outputs.shape)} for {len(y)} samples; "
-            f"expected {(*y.shape, task.classes)}"
+            f"expected {shape}"
         )
     return outputs
 

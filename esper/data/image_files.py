@@ -49,7 +49,8 @@ def read_images(source: ImageSource, options: DataOptions) -> tuple[Split, Split
 
     Raises ConfigError with every missing and corrupt file, the folder for them, and how to get them.
     """
-    dataset, folder = source.dataset(), options.folder
+    dataset = source.dataset()
+    folder = options.folder
     problems = _problems(source, dataset, folder)
     if problems and options.download:
         _download(source, dataset, folder)
@@ -77,9 +78,10 @@ def _problems(source: ImageSource, dataset: Dataset, folder: Path) -> list[str]:
     try:
         if not hasattr(dataset, "train_list"):
             return _idx_problems(source, dataset, folder)
-        files = [*dataset.train_list, *dataset.test_list, (dataset.meta["filename"], dataset.meta["md5"])]
+        classes = (dataset.meta["filename"], dataset.meta["md5"])
+        files = [*dataset.train_list, *dataset.test_list, classes]
         lines = [_checksum_problem(folder / dataset.base_folder / name, md5) for name, md5 in files]
-        return [line for line in lines if line is not None]
+        return list(filter(None, lines))
     except OSError as error:  # no permission to read or to unpack, or a full disk
         raise ConfigError(f"{source.title} in {folder} cannot be read: {error}") from None
 
@@ -88,11 +90,9 @@ def _checksum_problem(file: Path, md5: str) -> str | None:
     utils = import_torchvision("torchvision.datasets.utils")
     if not file.is_file():
         return f"  missing: {file}"
-    if not utils.check_integrity(file, md5):
-        return (
-            f"  corrupt: {file} (its md5 is {utils.calculate_md5(file)}, not {md5}); put a copy of the original there"
-        )
-    return None
+    if utils.check_integrity(file, md5):
+        return None
+    return f"  corrupt: {file} (its md5 is {utils.calculate_md5(file)}, not {md5}); put a copy of the original there"
 
 
 def _idx_problems(source: ImageSource, dataset: Dataset, folder: Path) -> list[str]:
@@ -103,17 +103,20 @@ def _idx_problems(source: ImageSource, dataset: Dataset, folder: Path) -> list[s
     lines = []
     for archive, _md5 in dataset.resources:
         file = (folder / dataset.__name__ / "raw" / archive).with_suffix("")
-        packed = [file.with_name(archive), SYSTEM.get(dataset.__name__, file.parent) / archive]
-        known = next((each for each in (file, *packed) if each.is_file()), None)
-        if known is None:
-            lines.append(f"  missing: {packed[0]}")
+        packed = file.with_name(archive)
+        of_system = SYSTEM.get(dataset.__name__, file.parent) / archive
+        present = next(filter(Path.is_file, (file, packed, of_system)), None)
+        if present is None:
+            lines.append(f"  missing: {packed}")
             continue
-        content = _unpacked(known)
-        count = source.train if archive.startswith("train") else source.test
-        sides = [source.side, source.side] if "images" in archive else []
-        if problem := _content_problem(content, [count, *sides]):
-            lines.append(f"  corrupt: {known} ({problem}); put a copy of the original there")
-        elif known != file:
+        content = _unpacked(present)
+        sizes = [source.train if archive.startswith("train") else source.test]
+        if "images" in archive:
+            sizes += [source.side, source.side]
+        problem = _content_problem(content, sizes)
+        if problem is not None:
+            lines.append(f"  corrupt: {present} ({problem}); put a copy of the original there")
+        elif present != file:
             file.parent.mkdir(parents=True, exist_ok=True)
             part = file.with_suffix(".part")
             part.write_bytes(content)
@@ -128,14 +131,16 @@ def _unpacked(file: Path) -> bytes:
         return content
     unpacking = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)  # with the header of gzip
     try:
-        found = unpacking.decompress(content)
+        unpacked = unpacking.decompress(content)
     except zlib.error:
         return b""
-    return found if unpacking.eof else b""
+    if not unpacking.eof:
+        return b""
+    return unpacked
 
 
 def _content_problem(content: bytes, sizes: list[int]) -> str | None:
-    """Returns what is wrong with an IDX file of bytes in an array of these ``sizes``; None if nothing is."""
+    """Returns the fault of an IDX file of bytes in an array of these ``sizes``; None if there is none."""
     # Two zeros, the type (8: bytes), the number of dimensions, and each size as a big-endian int of 32 bits.
     header = bytes([0, 0, 8, len(sizes)]) + struct.pack(f">{len(sizes)}I", *sizes)
     wanted = len(header) + math.prod(sizes)
@@ -158,15 +163,17 @@ def _download(source: ImageSource, dataset: Dataset, folder: Path) -> None:
 
 def _read(source: ImageSource, dataset: Dataset, folder: Path, train: bool) -> Split:
     try:
-        found = dataset(folder, train=train)
-        pixels, labels = torch.as_tensor(found.data), torch.as_tensor(found.targets, dtype=torch.int64)
+        images = dataset(folder, train=train)
+        pixels = torch.as_tensor(images.data)
+        labels = torch.as_tensor(images.targets, dtype=torch.int64)
     except Exception as error:  # invalid files can raise anything
         raise ConfigError(f"{folder} cannot be read as {source.title}: {error}") from None
     if pixels.ndim == 3:  # gray images come without a channel
         pixels = pixels.unsqueeze(-1)
     count = source.train if train else source.test
     wanted = (count, source.side, source.side, source.channels)
-    what = f"{source.title} in {folder}: the {'training' if train else 'test'} images"
+    part = "training" if train else "test"
+    what = f"{source.title} in {folder}: the {part} images"
     if tuple(pixels.shape) != wanted or pixels.dtype != torch.uint8:
         raise ConfigError(f"{what} are {pixels.dtype} {list(pixels.shape)}, not torch.uint8 {list(wanted)}")
     if len(labels) != count or int(labels.min()) < 0 or int(labels.max()) >= source.classes:

@@ -36,7 +36,10 @@ CIFAR10 = ImageSource(
     dataset=lambda: import_torchvision("torchvision.datasets").CIFAR10,
 )
 CIFAR100 = replace(
-    CIFAR10, title="CIFAR-100", classes=100, dataset=lambda: import_torchvision("torchvision.datasets").CIFAR100
+    CIFAR10,
+    title="CIFAR-100",
+    classes=100,
+    dataset=lambda: import_torchvision("torchvision.datasets").CIFAR100,
 )
 FASHION_MNIST = replace(
     CIFAR10,
@@ -90,10 +93,23 @@ class ImagePreset:
         return replace(usual, **self.settings)
 
 
-def cnn(source: ImageSource, base: int, blocks: int = 3, kernel: int = 3, pool: bool = True) -> Callable[[], Host]:
+def cnn(
+    source: ImageSource,
+    base: int,
+    blocks: int = 3,
+    kernel: int = 3,
+    pool: bool = True,
+) -> Callable[[], Host]:
     """Returns a factory of convolutional hosts; without pools there is one row of slots."""
     return partial(
-        CNNHost, source.channels, source.classes, base=base, blocks=blocks, kernel=kernel, pool=pool, rows=1 + pool
+        CNNHost,
+        source.channels,
+        source.classes,
+        base=base,
+        blocks=blocks,
+        kernel=kernel,
+        pool=pool,
+        rows=2 if pool else 1,
     )
 
 
@@ -141,10 +157,17 @@ def read_splits(source: ImageSource, options: DataOptions) -> tuple[Split, Split
     """
     images, test = read_images(source, options)
     order = torch.from_numpy(np.random.default_rng(SPLIT_SEED).permutation(source.train))
-    sizes = [source.train - source.held_out, source.validation, source.held_out - source.validation]
-    train, validation, _ = (Split(images.x[rows], images.y[rows]) for rows in torch.split(order, sizes))
-    table = normalisation_table(*mean_and_std(train.x))
-    return replace(train, table=table), replace(validation, table=table), replace(test, table=table)
+    first = source.train - source.held_out
+    training = order[:first]
+    validation = order[first : first + source.validation]
+    x = images.x[training]
+    means, stds = mean_and_std(x)
+    table = normalisation_table(means, stds)
+    return (
+        Split(x, images.y[training], table),
+        Split(images.x[validation], images.y[validation], table),
+        replace(test, table=table),
+    )
 
 
 def mean_and_std(x: Tensor) -> tuple[list[float], list[float]]:
@@ -153,4 +176,5 @@ def mean_and_std(x: Tensor) -> tuple[list[float], list[float]]:
     counts = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in x.unbind(-1)])  # [C, 256]
     shares = counts / counts.sum(dim=1, keepdim=True).double()
     means = (shares * values).sum(dim=1)
-    return means.tolist(), (shares * (values - means[:, None]) ** 2).sum(dim=1).sqrt().tolist()
+    variances = (shares * (values - means[:, None]) ** 2).sum(dim=1)
+    return means.tolist(), variances.sqrt().tolist()

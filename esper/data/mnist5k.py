@@ -36,17 +36,18 @@ def load() -> Task:
     order = np.random.default_rng(SPLIT_SEED).permutation(len(labels))
     x = torch.from_numpy(pixels[order].astype(np.uint8)).view(-1, SIDE, SIDE, 1)
     y = torch.from_numpy(labels[order].astype(np.int64))
-    images, targets = torch.split(x, list(SIZES)), torch.split(y, list(SIZES))
-    table = normalisation_table(*mean_and_std(images[0]))
-    train, validation, test = (Split(*part, table) for part in zip(images, targets, strict=True))
+    images = torch.split(x, list(SIZES))
+    targets = torch.split(y, list(SIZES))
+    means, stds = mean_and_std(images[0])
+    table = normalisation_table(means, stds)
     return Task(
         name="mnist5k",
         description=DESCRIPTION,
         classes=10,
         build_host=build_host,
-        train=train,
-        validation=validation,
-        test=test,
+        train=Split(images[0], targets[0], table),
+        validation=Split(images[1], targets[1], table),
+        test=Split(images[2], targets[2], table),
         optimizer="adamw",
         learning_rate=0.03,  # benchmarks/results/host_training.md
         warmup_epochs=2.0,

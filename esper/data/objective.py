@@ -31,7 +31,12 @@ class Objective(ABC):
     """Whether training may smooth labels."""
 
     @abstractmethod
-    def measure(self, outputs: Tensor, y: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    def measure(
+        self,
+        outputs: Tensor,
+        y: Tensor,
+        label_smoothing: float = 0.0,
+    ) -> tuple[Tensor, Tensor]:
         """Returns the mean loss [], differentiable, and sums for ``accumulate_``, float64 [5].
 
         Only losses for which ``smooths`` is True take a ``label_smoothing`` other than 0.
@@ -39,7 +44,13 @@ class Objective(ABC):
 
     @abstractmethod
     def measure_into(
-        self, outputs: Tensor, y: Tensor, accumulators: Accumulators, env: int, configuration: int, first: int
+        self,
+        outputs: Tensor,
+        y: Tensor,
+        accumulators: Accumulators,
+        env: int,
+        configuration: int,
+        first: int,
     ) -> None:
         """Adds the sums, and writes the scores of the samples from ``first`` on, into a row of ``accumulators``."""
 
@@ -60,12 +71,23 @@ class ClassObjective(Objective):
     def __init__(self, language: bool) -> None:
         self.dtype = torch.int16 if language else torch.uint8
 
-    def measure(self, outputs: Tensor, y: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    def measure(
+        self,
+        outputs: Tensor,
+        y: Tensor,
+        label_smoothing: float = 0.0,
+    ) -> tuple[Tensor, Tensor]:
         result = cross_entropy(outputs, y, ignore_index=PAD, label_smoothing=label_smoothing)
         return result.loss, result.stats
 
     def measure_into(
-        self, outputs: Tensor, y: Tensor, accumulators: Accumulators, env: int, configuration: int, first: int
+        self,
+        outputs: Tensor,
+        y: Tensor,
+        accumulators: Accumulators,
+        env: int,
+        configuration: int,
+        first: int,
     ) -> None:
         cross_entropy_into(outputs, y, accumulators, env, configuration, first, ignore_index=PAD)
 
@@ -84,14 +106,26 @@ class SampleObjective(Objective):
     dtype = torch.float32
 
     def __init__(self, loss: PerSample, score: PerSample) -> None:
-        self.loss, self.score = loss, score
+        self.loss = loss
+        self.score = score
 
-    def measure(self, outputs: Tensor, y: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    def measure(
+        self,
+        outputs: Tensor,
+        y: Tensor,
+        label_smoothing: float = 0.0,
+    ) -> tuple[Tensor, Tensor]:
         losses, scores = self.of_samples(outputs, y)
         return losses.mean(), _sums(losses, scores)
 
     def measure_into(
-        self, outputs: Tensor, y: Tensor, accumulators: Accumulators, env: int, configuration: int, first: int
+        self,
+        outputs: Tensor,
+        y: Tensor,
+        accumulators: Accumulators,
+        env: int,
+        configuration: int,
+        first: int,
     ) -> None:
         losses, scores = self.of_samples(outputs, y)
         accumulate_(accumulators, env, _sums(losses, scores), configuration)
@@ -116,7 +150,9 @@ class SampleObjective(Objective):
 def _of_samples(values: Tensor) -> Tensor:
     """Returns the means [N] over all dimensions but the first, in float32 or wider."""
     values = values.to(torch.promote_types(values.dtype, torch.float32))
-    return values.flatten(1).mean(dim=1) if values.dim() > 1 else values
+    if values.dim() <= 1:
+        return values
+    return values.flatten(1).mean(dim=1)
 
 
 def _sums(losses: Tensor, scores: Tensor) -> Tensor:
@@ -124,19 +160,37 @@ def _sums(losses: Tensor, scores: Tensor) -> Tensor:
     losses = losses.detach().double()
     count = torch.full_like(losses.sum(), len(losses))
     bad = (~losses.isfinite()).sum().double()
-    return torch.stack([losses.sum(), scores.double().sum(), count, torch.ones_like(count), bad])
+    # In the order of ACCUMULATOR_FIELDS.
+    sums = [
+        losses.sum(),
+        scores.double().sum(),
+        count,
+        torch.ones_like(count),
+        bad,
+    ]
+    return torch.stack(sums)
 
 
 def class_losses(outputs: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of logits [N, C] or [N, T, C] with int64 targets [N] or [N, T]; of tokens, the mean that counts."""
-    losses = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none", ignore_index=PAD).view(y.shape)
-    return losses if y.dim() == 1 else losses.sum(dim=1) / (y != PAD).sum(dim=1)
+    losses = F.cross_entropy(
+        outputs.flatten(0, -2),
+        y.flatten(),
+        reduction="none",
+        ignore_index=PAD,
+    ).view(y.shape)
+    if y.dim() == 1:
+        return losses
+    # Padding has no loss, and does not count.
+    return losses.sum(dim=1) / (y != PAD).sum(dim=1)
 
 
 def class_accuracy(outputs: Tensor, y: Tensor) -> Tensor:
     """Share of the targets with the largest logit, for shapes as of :func:`class_losses`."""
     right = (outputs.argmax(dim=-1) == y).float()
-    return right if y.dim() == 1 else right.sum(dim=1) / (y != PAD).sum(dim=1)
+    if y.dim() == 1:
+        return right
+    return right.sum(dim=1) / (y != PAD).sum(dim=1)
 
 
 def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
@@ -152,7 +206,8 @@ def binary_losses(outputs: Tensor, y: Tensor) -> Tensor:
 
 def label_accuracy(outputs: Tensor, y: Tensor) -> Tensor:
     """1 for each label whose logit has the right sign, else 0, in the shape of the targets."""
-    return ((_alike(outputs, y) > 0) == (y > 0.5)).float()
+    outputs = _alike(outputs, y)
+    return ((outputs > 0) == (y > 0.5)).float()
 
 
 def explained(y: Tensor) -> PerSample:
@@ -179,12 +234,19 @@ def _alike(outputs: Tensor, y: Tensor) -> Tensor:
     return outputs
 
 
-LOSSES: dict[str, PerSample] = {"cross_entropy": class_losses, "mse": squared_error, "bce": binary_losses}
+LOSSES: dict[str, PerSample] = {
+    "cross_entropy": class_losses,
+    "mse": squared_error,
+    "bce": binary_losses,
+}
 SCORES = ("accuracy", "r2")
 
 
 def make_objective(
-    loss: str | PerSample, score: str | PerSample | None, classes: int | None, validation: Tensor
+    loss: str | PerSample,
+    score: str | PerSample | None,
+    classes: int | None,
+    validation: Tensor,
 ) -> Objective:
     """Makes the objective of a task from the fields of the same names, and its validation targets [N, ...].
 
@@ -196,8 +258,8 @@ def make_objective(
         raise ConfigError(f"unknown score {score!r}; known: {', '.join(SCORES)}, or a function of outputs and targets")
     if loss == "cross_entropy" and classes is None:
         raise ConfigError("the loss cross_entropy needs classes, their number")
-    if score is None:
-        score = {"cross_entropy": "accuracy", "bce": "accuracy", "mse": "r2"}.get(loss if isinstance(loss, str) else "")
+    if score is None and isinstance(loss, str):
+        score = "r2" if loss == "mse" else "accuracy"
     if score is None:
         raise ConfigError(
             f"a loss of your own needs a score: one of {', '.join(SCORES)}, or a function of outputs and targets that "
@@ -209,5 +271,7 @@ def make_objective(
         score = label_accuracy if classes is None else class_accuracy
     elif score == "r2":
         score = explained(validation)
+    if isinstance(loss, str):
+        loss = LOSSES[loss]
     assert not isinstance(score, str)
-    return SampleObjective(LOSSES[loss] if isinstance(loss, str) else loss, score)
+    return SampleObjective(loss, score)

@@ -30,20 +30,29 @@ def check_objective(task: Task, objective: SampleObjective, outputs: Tensor) -> 
     with torch.no_grad():
         scores = _values(task, "score", objective.score, outputs.detach(), y)
     mean = float(scores.mean())
-    if abs(mean * task.points) > MAX_POINTS:
+    points = mean * task.points
+    if abs(points) > MAX_POINTS:
         raise ConfigError(
-            f"{task.name}: the untrained host scores {mean:g}, which is {mean * task.points:g} percentage points: set "
+            f"{task.name}: the untrained host scores {mean:g}, which is {points:g} percentage points: set "
             "points so that scores span about 100 of them (100 for scores from 0 to 1, 1 for per cent), or normalise "
             "the targets"
         )
 
 
-def _values(task: Task, what: str, function: PerSample, outputs: Tensor, y: Tensor) -> Tensor:
+def _values(
+    task: Task,
+    what: str,
+    function: PerSample,
+    outputs: Tensor,
+    y: Tensor,
+) -> Tensor:
     """Returns the values [n] of samples. Raises ConfigError if they are not such values."""
     shapes = f"outputs {tuple(outputs.shape)} and targets {y.dtype} {tuple(y.shape)}"
     values = _call(task, what, function, outputs, y, shapes)
-    each = torch.cat([_call(task, what, function, outputs[i : i + 1], y[i : i + 1], shapes) for i in range(len(y))])
-    if not torch.allclose(values, each, rtol=TOLERANCE, atol=TOLERANCE * float(each.detach().abs().max())):
+    rows = [slice(i, i + 1) for i in range(len(y))]
+    alone = torch.cat([_call(task, what, function, outputs[row], y[row], shapes) for row in rows])
+    largest = float(alone.detach().abs().max())
+    if not torch.allclose(values, alone, rtol=TOLERANCE, atol=TOLERANCE * largest):
         raise ConfigError(
             f"{task.name}: the {what} of a sample changes with the other samples of its batch; for {shapes} it must "
             "return one value per sample. Are shapes broadcast, such as (n, 1) with (n,)?"
@@ -51,7 +60,14 @@ def _values(task: Task, what: str, function: PerSample, outputs: Tensor, y: Tens
     return values
 
 
-def _call(task: Task, what: str, function: PerSample, outputs: Tensor, y: Tensor, shapes: str) -> Tensor:
+def _call(
+    task: Task,
+    what: str,
+    function: PerSample,
+    outputs: Tensor,
+    y: Tensor,
+    shapes: str,
+) -> Tensor:
     try:
         values = function(outputs, y)
     except Exception as error:  # a user's function may raise anything
@@ -66,7 +82,9 @@ def _call(task: Task, what: str, function: PerSample, outputs: Tensor, y: Tensor
         )
     if values.is_complex() or (what == "loss" and not values.is_floating_point()):
         raise ConfigError(f"{task.name}: the {what} returns {values.dtype}; expected floating-point values")
-    values = values.float().flatten(1).mean(dim=1) if values.dim() > 1 else values.float()
+    values = values.float()
+    if values.dim() > 1:
+        values = values.flatten(1).mean(dim=1)
     if not values.isfinite().all():
         raise ConfigError(f"{task.name}: the {what} of an untrained host is not finite, for {shapes}")
     return values

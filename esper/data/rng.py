@@ -19,7 +19,8 @@ GLOBAL_GENERATORS = threading.RLock()
 
 def epoch_seed(rows: Tensor) -> int:
     """Returns a 63-bit seed for the random draws of an epoch, derived from its ordered rows, int64 [count]."""
-    return int.from_bytes(hashlib.sha256(rows.contiguous().numpy().tobytes()).digest()[:8]) >> 1
+    digest = hashlib.sha256(rows.contiguous().numpy().tobytes()).digest()
+    return int.from_bytes(digest[:8]) >> 1
 
 
 @contextmanager
@@ -27,7 +28,8 @@ def drawing_from(seed: int) -> Iterator[None]:
     """Seeds the global generators of torch (CPU), NumPy and Python for a block and restores them afterwards."""
     # A worker has one thread, and another thread of its parent may have held the lock at the fork.
     with nullcontext() if get_worker_info() is not None else GLOBAL_GENERATORS:
-        python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  rows may draw from it
+        python = random.getstate()
+        numpy = np.random.get_state()  # noqa: NPY002  rows may draw from it
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             random.seed(seed)

@@ -39,6 +39,13 @@ class BatchReader(Dataset[Batch], ABC):
         """Returns inputs and targets of ``rows``, each [len(rows), ...]."""
 
 
+def stack_samples(samples: Sequence[Batch]) -> Batch:
+    """Puts samples (x, y) together to inputs and targets, each [len(samples), ...]."""
+    x = stack([x for x, _ in samples])
+    y = torch.stack([torch.as_tensor(y) for _, y in samples])
+    return x, y
+
+
 class SharedBatchError(RuntimeError):
     """Raised for a step without a batch of the right size for every env, or for data that cannot be read or used.
 
@@ -47,7 +54,8 @@ class SharedBatchError(RuntimeError):
 
     def __init__(self, message: str, env: int | None = None, batch: int | None = None) -> None:
         super().__init__(message)
-        self.env, self.batch = env, batch
+        self.env = env
+        self.batch = batch
 
 
 def worker_died(error: BaseException) -> bool:
@@ -63,13 +71,16 @@ class Expected:
     """
 
     def __init__(self, x: Inputs, y: Tensor, classes: int | None) -> None:
-        self.form, self.classes = _form(x, y), classes
-        """The shapes and dtypes in words, and the number of classes."""
+        self.form = _form(x, y)
+        """The shapes and dtypes in words."""
+        self.classes = classes
 
     def fault(self, x: Inputs, y: Tensor) -> tuple[int, str] | None:
         """Returns the index of the first invalid sample of a batch and the reason; None if all are valid."""
-        found = _form(x, y)
-        return unusable_sample(x, y, self.classes) if found == self.form else (0, f"{found}; expected {self.form}")
+        form = _form(x, y)
+        if form != self.form:
+            return 0, f"{form}; expected {self.form}"
+        return unusable_sample(x, y, self.classes)
 
 
 def _form(x: Inputs, y: Tensor) -> str:
@@ -80,7 +91,8 @@ class Permutations:
     """The rows that an env sees: a new permutation of ``size`` rows every epoch, drawn from the env's own generator."""
 
     def __init__(self, size: int, generator: torch.Generator) -> None:
-        self.size, self.generator = size, generator
+        self.size = size
+        self.generator = generator
 
     def draw(self, count: int) -> Tensor:
         """Draws the rows of the env's next epoch, int64 [count]."""
@@ -121,7 +133,10 @@ class SharedBatchIterator:
             )
         if batch_size * steps > rows:
             raise ValueError(f"{steps} batches of {batch_size} take {steps * batch_size} rows; the data has {rows}")
-        self.streams, self.rows, self.batch_size, self.steps = tuple(streams), rows, batch_size, steps
+        self.streams = tuple(streams)
+        self.rows = rows
+        self.batch_size = batch_size
+        self.steps = steps
         self.worker_pids: frozenset[int] = frozenset()
         """Ids of the processes that have read for the current epoch."""
         self.spans = Spans()
@@ -152,7 +167,9 @@ class SharedBatchIterator:
         self._epoch += 1
         self.worker_pids = frozenset()
         drawn = [self._draw(env) for env in range(len(self.streams))]
-        self._plan[:] = [[(seed + step, rows[step]) for seed, rows in drawn] for step in range(self.steps)]
+        self._plan.clear()
+        for step in range(self.steps):
+            self._plan.append([(seed + step, rows[step]) for seed, rows in drawn])
         self._reading = iter(self._loader)
         return self._steps_of(self._epoch)
 
@@ -164,7 +181,8 @@ class SharedBatchIterator:
             raise SharedBatchError(
                 f"the stream of env {env} gave {rows.dtype} {list(rows.shape)}, not torch.int64 [{count}]"
             )
-        first, last = int(rows.min()), int(rows.max())
+        first = int(rows.min())
+        last = int(rows.max())
         if first < 0 or last >= self.rows:
             raise SharedBatchError(
                 f"the stream of env {env} gave rows {first} to {last}; the data has 0 to {self.rows - 1}"
@@ -188,12 +206,17 @@ class SharedBatchIterator:
         if read.failure is not None:
             raise SharedBatchError(f"reading step {step} of {self.steps}, {read.failure}", read.env, step)
         if len(read.batches) != len(self.streams):
-            message = f"step {step} has {len(read.batches)} batches for {len(self.streams)} envs"
-            raise SharedBatchError(message, batch=step)
+            raise SharedBatchError(
+                f"step {step} has {len(read.batches)} batches for {len(self.streams)} envs",
+                batch=step,
+            )
         for env, (x, y) in enumerate(read.batches):
             if not len(x) == len(y) == self.batch_size:
-                message = f"{len(x)} inputs and {len(y)} targets, not {self.batch_size} of each"
-                raise SharedBatchError(f"step {step}: env {env} has {message}", env, step)
+                raise SharedBatchError(
+                    f"step {step}: env {env} has {len(x)} inputs and {len(y)} targets, not {self.batch_size} of each",
+                    env,
+                    step,
+                )
         self.worker_pids |= {read.pid}
         return read.batches
 
@@ -223,7 +246,8 @@ class _Steps(Dataset["_Step"]):
     """Reads all batches of one step. A failure is sent as a message, since not every exception can be pickled."""
 
     def __init__(self, dataset: Dataset[Batch], expected: Expected | None) -> None:
-        self.dataset, self.expected = dataset, expected
+        self.dataset = dataset
+        self.expected = expected
 
     def __getitem__(self, requests: list[Request]) -> _Step:
         batches: list[Batch] = []
@@ -235,13 +259,13 @@ class _Steps(Dataset["_Step"]):
                 else:
                     with drawing_from(seed):
                         samples.extend(self.dataset[row] for row in rows.tolist())  # keeps those before an error
-                    x = stack([x for x, _ in samples])
-                    y = torch.stack([torch.as_tensor(y) for _, y in samples])
+                    x, y = stack_samples(samples)
                 if self.expected is not None and (fault := self.expected.fault(x, y)):
                     return _Step(os.getpid(), [], f"env {env}, row {rows[fault[0]]}: {fault[1]}", env)
             except Exception as error:
-                read = len(samples) == len(rows)
-                where = "putting rows together" if read else f"row {rows[len(samples)]}"
+                where = "putting rows together"
+                if len(samples) < len(rows):
+                    where = f"row {rows[len(samples)]}"
                 return _Step(os.getpid(), [], f"env {env}, {where}: {type(error).__name__}: {error}", env)
             batches.append((x, y))
         return _Step(os.getpid(), batches)

@@ -63,8 +63,13 @@ class Split:
 
     def evenly_spaced(self, count: int) -> Split:
         """Returns a copy of ``count`` samples spread evenly over the split, or of all if there are no more."""
-        rows = torch.linspace(0, len(self) - 1, min(count, len(self)), dtype=torch.float64).round().long()
+        rows = self._spread(count)
         return Split(self.x[rows], self.y[rows], self.table)
+
+    def _spread(self, count: int) -> Tensor:
+        """Returns ``count`` rows spread evenly, the first and the last included, or all; int64."""
+        count = min(count, len(self))
+        return torch.linspace(0, len(self) - 1, count, dtype=torch.float64).round().long()
 
     def to(self, device: torch.device) -> Split:
         """Returns the split with its tensors on ``device``."""
@@ -78,7 +83,8 @@ class Split:
         if self.table is None:
             return self.x[first:last]
         rows = torch.arange(first, min(last, len(self)), device=self.x.device)
-        return stage_images(self.x, rows, self.table, out=self.empty(len(rows), dtype))[0]
+        images, _ = stage_images(self.x, rows, self.table, out=self.empty(len(rows), dtype))
+        return images
 
     def empty(self, count: int, dtype: torch.dtype = torch.float32) -> Any:
         """Allocates an uninitialised buffer for ``count`` inputs; ``dtype`` as in :meth:`inputs`."""
@@ -86,14 +92,20 @@ class Split:
             return empty_like(self.x, count)
         _, height, width, channels = self.x.shape
         shape = (count, channels, height, width)
-        return torch.empty(shape, dtype=dtype, device=self.x.device, memory_format=torch.channels_last)
+        return torch.empty(
+            shape,
+            dtype=dtype,
+            device=self.x.device,
+            memory_format=torch.channels_last,
+        )
 
     def check(self, name: str, classes: int | None) -> None:
         """Raises ConfigError, starting with ``name``, if the split cannot be trained on.
 
         ``classes`` is their number if targets are classes or tokens.
         """
-        if problem := next(self._problems(classes), None):
+        problem = next(self._problems(classes), None)
+        if problem is not None:
             raise ConfigError(f"{name}: {problem}")
 
     def _problems(self, classes: int | None) -> Iterator[str]:
@@ -107,15 +119,21 @@ class Split:
                 f"targets are {self.y.dtype} of shape {tuple(self.y.shape)}; expected int64, [N] or [N, T], or "
                 "classes=None with a loss for these targets, such as mse or bce"
             )
-        if fault := unusable_sample(self.x, self.y, classes):
-            yield f"sample {fault[0]}: {fault[1]}"
-        padded = (self.y == PAD).flatten(1).all(dim=1) if classes is not None and self.y.dim() == 2 else None
-        if padded is not None and padded.any():
-            yield f"sample {int(padded.int().argmax())} contains only padding ({PAD})"
+        fault = unusable_sample(self.x, self.y, classes)
+        if fault is not None:
+            sample, reason = fault
+            yield f"sample {sample}: {reason}"
+        if classes is not None and self.y.dim() == 2:
+            padded = (self.y == PAD).flatten(1).all(dim=1)
+            if padded.any():
+                yield f"sample {int(padded.int().argmax())} contains only padding ({PAD})"
 
     def _table_problems(self, table: Tensor) -> Iterator[str]:
-        shape, wanted = tuple(self.x.shape), (self.x.shape[-1], 256)
-        if self.x.dtype != torch.uint8 or self.x.dim() != 4 or (self.y.dtype == torch.int64 and self.y.dim() != 1):
+        shape = tuple(self.x.shape)
+        wanted = (self.x.shape[-1], 256)
+        of_images = self.x.dtype == torch.uint8 and self.x.dim() == 4
+        of_tokens = self.y.dtype == torch.int64 and self.y.dim() != 1
+        if not of_images or of_tokens:
             yield (
                 f"with a table, inputs are uint8 [N, H, W, C] and targets [N]; not {self.x.dtype} of shape {shape} and "
                 f"{tuple(self.y.shape)}"
@@ -138,11 +156,13 @@ def unusable_sample(x: Inputs, y: Tensor, classes: int | None) -> tuple[int, str
     Inputs x [N, ...] must be finite, and targets y [N, ...] between 0 and ``classes`` − 1, or padding of tokens; if
     that is None, finite.
     """
-    for what, tensors in (("inputs", tensors_of(x)), ("targets", [y])):
-        for values in (tensor for tensor in tensors if tensor.is_floating_point()):
-            finite = values.isfinite().reshape(len(values), -1).all(dim=1)
-            if not finite.all():
-                return int((~finite).int().argmax()), f"its {what} are not finite"
+    for inputs in tensors_of(x):
+        sample = _not_finite(inputs)
+        if sample is not None:
+            return sample, "its inputs are not finite"
+    sample = _not_finite(y)
+    if sample is not None:
+        return sample, "its targets are not finite"
     if classes is None:
         return None
     legal = (y >= 0) & (y < classes)
@@ -155,3 +175,13 @@ def unusable_sample(x: Inputs, y: Tensor, classes: int | None) -> tuple[int, str
     sample = int((~legal.reshape(len(y), -1).all(dim=1)).int().argmax())
     wrong = int(y[sample][~legal[sample]].flatten()[0])
     return sample, f"target {wrong} is not between 0 and {classes - 1}{padding}"
+
+
+def _not_finite(values: Tensor) -> int | None:
+    """Returns the index of the first sample with a value that is not finite; None if there is none."""
+    if not values.is_floating_point():
+        return None
+    finite = values.isfinite().reshape(len(values), -1).all(dim=1)
+    if finite.all():
+        return None
+    return int((~finite).int().argmax())

@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import Dataset
 
 from esper.config import ConfigError
-from esper.data.shared_batches import BatchReader
+from esper.data.shared_batches import BatchReader, stack_samples
 from esper.data.split import SAMPLE, Split, unusable_sample
-from esper.hosts.inputs import form_of, stack
+from esper.hosts.inputs import form_of
 
 CHUNK = 256
 """Samples that are read at once when a split is made."""
@@ -35,28 +35,33 @@ class StreamedSplit(Split):
     def of(cls, dataset: Dataset[tuple[Any, Any]], name: str, classes: int | None) -> StreamedSplit:
         """Reads all samples once, for their targets. Raises ConfigError, starting with ``name``, for a bad one."""
         count = len(dataset)  # type: ignore[arg-type]
-        targets, form = [], ""
+        targets = []
+        form = ""
         for first in range(0, count, CHUNK):
             rows = list(range(first, min(first + CHUNK, count)))
             try:
                 x, y = read(dataset, rows)
             except Exception as error:  # whatever a user's data set raises
                 raise ConfigError(f"{name}: reading rows from {first} on: {type(error).__name__}: {error}") from error
-            form = form or form_of(x, of_sample=True)
-            if form_of(x, of_sample=True) != form:
-                raise ConfigError(f"{name}: rows from {first} on are {form_of(x, of_sample=True)}, not {form}")
-            if fault := unusable_sample(x, y, classes):
-                raise ConfigError(f"{name}: sample {first + fault[0]}: {fault[1]}")
+            chunk_form = form_of(x, of_sample=True)
+            form = form or chunk_form
+            if chunk_form != form:
+                raise ConfigError(f"{name}: rows from {first} on are {chunk_form}, not {form}")
+            fault = unusable_sample(x, y, classes)
+            if fault is not None:
+                sample, reason = fault
+                raise ConfigError(f"{name}: sample {first + sample}: {reason}")
             targets.append(y)
         if not targets:
             raise ConfigError(f"{name}: it has no samples")
-        sample = read(dataset, list(range(min(SAMPLE, count))))[0]
-        return cls(sample, torch.cat(targets), dataset=dataset)
+        few, _ = read(dataset, list(range(min(SAMPLE, count))))
+        return cls(few, torch.cat(targets), dataset=dataset)
 
     def inputs(self, first: int, last: int, dtype: torch.dtype = torch.float32) -> Any:
         """Reads samples ``first`` to ``last`` − 1; ``dtype`` has no effect."""
+        rows = list(range(first, min(last, len(self))))
         with self.lock:
-            x, _ = read(self.dataset, list(range(first, min(last, len(self)))))
+            x, _ = read(self.dataset, rows)
         return x.to(self.y.device)
 
     def to(self, device: torch.device) -> StreamedSplit:
@@ -64,8 +69,8 @@ class StreamedSplit(Split):
 
     def evenly_spaced(self, count: int) -> Split:
         """Reads ``count`` samples spread evenly over the split, or all, into memory."""
-        rows = torch.linspace(0, len(self) - 1, min(count, len(self)), dtype=torch.float64).round().long()
-        return Split(*read(self.dataset, rows.tolist())).to(self.y.device)
+        x, y = read(self.dataset, self._spread(count).tolist())
+        return Split(x, y).to(self.y.device)
 
     def check(self, name: str, classes: int | None) -> None:
         """Does nothing: :meth:`of` has checked every sample."""
@@ -75,5 +80,4 @@ def read(dataset: Dataset[tuple[Any, Any]], rows: list[int]) -> tuple[Any, torch
     """Returns inputs and targets of ``rows``, [len(rows), ...]."""
     if isinstance(dataset, BatchReader):
         return dataset.batch(rows)
-    samples = [dataset[row] for row in rows]
-    return stack([x for x, _ in samples]), torch.stack([torch.as_tensor(y) for _, y in samples])
+    return stack_samples([dataset[row] for row in rows])

@@ -41,7 +41,9 @@ class DataOptions:
 
     @classmethod
     def of(cls, config: TaskConfig) -> DataOptions:
-        return cls(Path(config.data).expanduser() if config.data is not None else default_folder(), config.download)
+        if config.data is None:
+            return cls(download=config.download)
+        return cls(Path(config.data).expanduser(), config.download)
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,11 @@ class Task:
             raise ConfigError(f"{self.name}: {error}") from None
         if not self.samples:
             raise ConfigError(f"{self.name}, train split: it has no samples")
-        if self.augmentation == Augmentation():
-            return
+        if self.augmentation != Augmentation():
+            self._check_augmentation()
+
+    def _check_augmentation(self) -> None:
+        """Raises ConfigError unless the training images and their targets can be augmented."""
         if not isinstance(self.train, Split) or self.train.table is None:
             raise ConfigError(f"{self.name}: augmentation needs uint8 training images with a table")
         if self.train.y.dim() > 2:
@@ -150,21 +155,25 @@ class Task:
                 f"{self.name}: augmentation moves images, but not targets of shape {tuple(self.train.y.shape)}; use a "
                 "Dataset that changes both"
             )
-        side, crop = min(self.train.x.shape[1:3]), self.augmentation.crop
+        side = min(self.train.x.shape[1:3])
+        crop = self.augmentation.crop
         if not 0 <= crop < side:
             raise ConfigError(f"{self.name}: crop is {crop}; for images of this size it must be 0 to {side - 1} pixels")
 
     def _stream(self, name: str) -> None:
         """Makes a split of a map-style dataset, which is read while hosts are measured."""
-        given = getattr(self, name)
-        if not isinstance(given, Split):
-            split = StreamedSplit.of(given, f"{self.name}, {name} split", self.classes)
-            object.__setattr__(self, name, split)
+        data = getattr(self, name)
+        if isinstance(data, Split):
+            return
+        split = StreamedSplit.of(data, f"{self.name}, {name} split", self.classes)
+        object.__setattr__(self, name, split)  # the class is frozen
 
     def _splits(self) -> dict[str, Split]:
         """Returns the splits, by name; not a training set that is streamed."""
-        named = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: split for name, split in named.items() if isinstance(split, Split)}
+        splits = {"validation": self.validation, "test": self.test}
+        if isinstance(self.train, Split):
+            return {"train": self.train, **splits}
+        return splits
 
     @cached_property
     def objective(self) -> Objective:
@@ -179,11 +188,17 @@ class Task:
     @property
     def score_shown(self) -> ScoreUnit:
         """Display format of the score in reports: accuracy in per cent, others in a unit of their own."""
-        score = self.score or ("r2" if self.loss == "mse" else "accuracy")
-        name = self.score_name or (score if isinstance(score, str) else str(getattr(score, "__name__", "score")))
+        score = self.score
+        if not score:
+            score = "r2" if self.loss == "mse" else "accuracy"
+        name = self.score_name
+        if not name:
+            name = score if isinstance(score, str) else str(getattr(score, "__name__", "score"))
         if score == "accuracy" and self.points == 100 and not self.score_unit:
             return ScoreUnit(name)
-        return ScoreUnit("score" if name == "<lambda>" else name, self.score_unit, self.score_unit, self.points)
+        if name == "<lambda>":
+            name = "score"
+        return ScoreUnit(name, self.score_unit, self.score_unit, self.points)
 
     @property
     def samples(self) -> int:
@@ -195,7 +210,8 @@ class Task:
         count = min(count, self.samples)
         if isinstance(self.train, Split):
             return self.train.inputs(0, count)
-        return stack([self.train[row][0] for row in range(count)]).to(self.device)
+        samples = [self.train[row][0] for row in range(count)]
+        return stack(samples).to(self.device)
 
     @property
     def device(self) -> torch.device:
@@ -204,17 +220,26 @@ class Task:
 
     def to(self, device: torch.device) -> Task:
         """Returns the same task with its in-memory splits on ``device``."""
-        earlier = None if self.earlier is None else self.earlier.to(device)
+        earlier = self.earlier
+        if earlier is not None:
+            earlier = earlier.to(device)
         splits = {name: split.to(device) for name, split in self._splits().items()}
         return replace(self, earlier=earlier, **splits)  # type: ignore[arg-type]
 
     def with_hosts(self, build_host: Callable[[], Host]) -> Task:
         """Returns the same task with the hosts that ``build_host`` makes, which are trained first if its own are."""
-        return replace(self, build_host=build_host, origin=build_host if self.trained else self.origin)
+        origin = build_host if self.trained else self.origin
+        return replace(self, build_host=build_host, origin=origin)
 
     def from_new_weights(self) -> Task:
         """Returns the same task with hosts that have new weights."""
-        return replace(self, build_host=self.origin or self.build_host, origin=None, trained=False, transfer=None)
+        return replace(
+            self,
+            build_host=self.origin or self.build_host,
+            origin=None,
+            trained=False,
+            transfer=None,
+        )
 
     def new_host(self, slots: Sequence[str] | None = None) -> Host:
         """Makes a host with the slots that ``slots`` names, see ``EnvConfig.slots``; None: those that ``build_host``
@@ -245,9 +270,12 @@ def resolve(config: TrainingConfig, task: Task) -> HostTrainingConfig:
     settings that do not suit the optimizer.
     """
     chosen = config.task
-    training, sizes = _filled(chosen, task, ResolvedTask), _filled(config.env, task, ResolvedEnv)
-    samples = training["samples_per_epoch"] = training["samples_per_epoch"] or task.samples
-    batch, smoothing = training["batch_size"], training["label_smoothing"]
+    training = _filled(chosen, task, ResolvedTask)
+    env = _filled(config.env, task, ResolvedEnv)
+    samples = training["samples_per_epoch"] or task.samples
+    training["samples_per_epoch"] = samples
+    batch = training["batch_size"]
+    smoothing = training["label_smoothing"]
     if samples > task.samples:
         raise ConfigError(f"task.samples_per_epoch is {samples}, but {task.name} has {task.samples} training samples")
     if chosen.micro_batches > batch:
@@ -266,12 +294,18 @@ def resolve(config: TrainingConfig, task: Task) -> HostTrainingConfig:
             f"task.label_smoothing is {smoothing:g}, but labels are smoothed only with the loss cross_entropy and the "
             f"score accuracy; {task.name} needs 0"
         )
-    rounds = config.run.rounds or task.rounds
-    return HostTrainingConfig.parse(config.tables_with({"task": training, "env": sizes, "run": {"rounds": rounds}}))
+    run = {"rounds": config.run.rounds or task.rounds}
+    tables = config.tables_with({"task": training, "env": env, "run": run})
+    return HostTrainingConfig.parse(tables)
 
 
 def _filled(section: BaseModel, task: Task, resolved: type[BaseModel]) -> dict[str, Any]:
     """Returns the fields that ``resolved`` requires, as ``section`` sets them; the task's default in place of None."""
-    required = [name for name, field in resolved.model_fields.items() if field.is_required()]
-    given = {name: getattr(section, name) for name in required}
-    return {name: getattr(task, name) if value is None else value for name, value in given.items()}
+    values: dict[str, Any] = {}
+    for name, field_info in resolved.model_fields.items():
+        if not field_info.is_required():
+            continue
+        values[name] = getattr(section, name)
+        if values[name] is None:
+            values[name] = getattr(task, name)
+    return values

@@ -23,20 +23,33 @@ class TaskEntry:
     """Makes the task's host without loading the task; also used to rebuild saved hosts."""
 
 
-TASKS: dict[str, TaskEntry] = {
-    entry.name: entry
-    for entry in (
-        TaskEntry("digits", digits.DESCRIPTION, lambda _: digits.load(), digits.build_host),
-        TaskEntry("digits_table", digits_table.DESCRIPTION, lambda _: digits_table.load(), digits_table.build_host),
-        TaskEntry("mnist5k", mnist5k.DESCRIPTION, lambda _: mnist5k.load(), mnist5k.build_host),
-        TaskEntry("chars", chars.DESCRIPTION, lambda _: chars.load(), chars.build_host),
-        TaskEntry("code", code.DESCRIPTION, lambda _: code.load(), code.build_host),
-        *(TaskEntry(preset.name, preset.description, preset.load, preset.build_host) for preset in images.PRESETS),
-        TaskEntry("tinystories", tinystories.DESCRIPTION, tinystories.load, tinystories.build_host),
+_SMALL = (
+    TaskEntry("digits", digits.DESCRIPTION, lambda _: digits.load(), digits.build_host),
+    TaskEntry("digits_table", digits_table.DESCRIPTION, lambda _: digits_table.load(), digits_table.build_host),
+    TaskEntry("mnist5k", mnist5k.DESCRIPTION, lambda _: mnist5k.load(), mnist5k.build_host),
+    TaskEntry("chars", chars.DESCRIPTION, lambda _: chars.load(), chars.build_host),
+    TaskEntry("code", code.DESCRIPTION, lambda _: code.load(), code.build_host),
+)
+_IMAGES = [
+    TaskEntry(
+        preset.name,
+        preset.description,
+        preset.load,
+        preset.build_host,
     )
-}
+    for preset in images.PRESETS
+]
+_STORIES = TaskEntry(
+    tinystories.NAME,
+    tinystories.DESCRIPTION,
+    tinystories.load,
+    tinystories.build_host,
+)
+TASKS: dict[str, TaskEntry] = {entry.name: entry for entry in (*_SMALL, *_IMAGES, _STORIES)}
 
-SIMULATED: dict[str, str] = {"planted": "simulated hosts under a known law, to try controllers on; 64 envs, no data"}
+SIMULATED: dict[str, str] = {
+    "planted": "simulated hosts under a known law, to try controllers on; 64 envs, no data",
+}
 """Descriptions of tasks with simulated hosts: they have an env (``esper.env.make``) and no data to load."""
 
 
@@ -55,7 +68,7 @@ def load_task(name: str, options: DataOptions | None = None, trusted: bool = Tru
     if is_user_task(name):
         if not trusted:
             raise refuse_untrusted("task", name, "the run")
-        return replace(run_user_code("task", name, _made), name=name)  # by this name its run refers to it
+        return replace(run_user_code("task", name, _task_of), name=name)  # by this name its run refers to it
     return _entry(name).load(options or DataOptions())
 
 
@@ -66,7 +79,7 @@ def build_host(name: str, trusted: bool = True) -> Host:
     return _entry(name).build_host()
 
 
-def _made(make: Callable[[], object]) -> Task:
+def _task_of(make: Callable[[], object]) -> Task:
     task = make()
     if not isinstance(task, Task):
         raise ConfigError(f"the function returned {type(task).__name__}, not an esper.data.task.Task")
@@ -80,6 +93,7 @@ def _entry(name: str) -> TaskEntry:
             f"Tasks with data: {', '.join(TASKS)}"
         )
     if name not in TASKS:
-        known, similar = ", ".join([*TASKS, *SIMULATED]), did_you_mean(name, [*TASKS, *SIMULATED])
-        raise ConfigError(f"unknown task {name!r}{similar}; known: {known}, or a file: {FORM}")
+        known = [*TASKS, *SIMULATED]
+        similar = did_you_mean(name, known)
+        raise ConfigError(f"unknown task {name!r}{similar}; known: {', '.join(known)}, or a file: {FORM}")
     return TASKS[name]

@@ -23,7 +23,8 @@ Parts = tuple[str, str, str]
 
 def vocabulary(training_text: str) -> dict[str, int]:
     """Returns the token of each character, from 1, by code point; token 0 is unknown."""
-    return {character: number for number, character in enumerate(sorted(set(training_text)), start=1)}
+    characters = sorted(set(training_text))
+    return {character: number for number, character in enumerate(characters, start=1)}
 
 
 def encode(text: str, tokens: dict[str, int]) -> Tensor:
@@ -33,10 +34,22 @@ def encode(text: str, tokens: dict[str, int]) -> Tensor:
 
 def character_host(size: int) -> TransformerHost:
     """Makes a transformer for ``size`` tokens, with two layers of width 64 and a slot after each."""
-    return TransformerHost(vocabulary=size, width=64, layers=2, heads=4, block=LENGTH, slots=2)
+    return TransformerHost(
+        vocabulary=size,
+        width=64,
+        layers=2,
+        heads=4,
+        block=LENGTH,
+        slots=2,
+    )
 
 
-def character_task(name: str, description: str, parts: Parts, tokens: dict[str, int] | None = None) -> Task:
+def character_task(
+    name: str,
+    description: str,
+    parts: Parts,
+    tokens: dict[str, int] | None = None,
+) -> Task:
     """Makes the task of predicting the next character: sequences of 64 characters, 1,000 of them per epoch.
 
     ``tokens`` is the vocabulary; None: that of the training text.

@@ -39,7 +39,14 @@ TOGETHER = 1_000
 
 def build_host() -> TransformerHost:
     """Makes a transformer with six layers of width 384 and a slot after every second one."""
-    return TransformerHost(vocabulary=VOCABULARY, width=384, layers=6, heads=6, block=LENGTH, slots=3)
+    return TransformerHost(
+        vocabulary=VOCABULARY,
+        width=384,
+        layers=6,
+        heads=6,
+        block=LENGTH,
+        slots=3,
+    )
 
 
 def load(options: DataOptions) -> Task:
@@ -84,8 +91,11 @@ def token_files(folder: Path) -> tuple[TokenWindows, TokenWindows]:
     """
     texts = [part for part in PARTS if not (folder / f"{part}.bin").is_file()]
     tokenizer = folder / "tokenizer.json"
-    needed = [*(folder / f"{part}.txt" for part in texts), tokenizer] if texts else []
-    if missing := [f"  missing: {file}" for file in needed if not file.is_file()]:
+    needed = [folder / f"{part}.txt" for part in texts]
+    if needed:
+        needed.append(tokenizer)
+    missing = [f"  missing: {file}" for file in needed if not file.is_file()]
+    if missing:
         raise ConfigError(
             "\n".join(
                 [
@@ -101,12 +111,14 @@ def token_files(folder: Path) -> tuple[TokenWindows, TokenWindows]:
             )
         )
     for part in PARTS:
-        text, tokens = folder / f"{part}.txt", folder / f"{part}.bin"
+        text = folder / f"{part}.txt"
+        tokens = folder / f"{part}.bin"
         if part in texts:
             write_tokens(text, tokenizer, tokens, VOCABULARY)
         elif text.is_file() and text.stat().st_mtime > tokens.stat().st_mtime:
             raise ConfigError(f"{text} is newer than {tokens}, which is read in its place; delete one of them")
-    train, validation = (TokenWindows(folder / f"{part}.bin", VOCABULARY, LENGTH) for part in PARTS)
+    train = TokenWindows(folder / "train.bin", VOCABULARY, LENGTH)
+    validation = TokenWindows(folder / "validation.bin", VOCABULARY, LENGTH)
     return train, validation
 
 
@@ -142,8 +154,9 @@ def _open_tokenizer(file: Path, vocabulary: int) -> Any:
         raise ConfigError(f"{file} is not a tokenizer.json: {error}") from None
     if tokenizer.token_to_id(END) is None:
         raise ConfigError(f"{file} has no token {END}; GPT-2's has")
-    if tokenizer.get_vocab_size() > vocabulary:
-        raise ConfigError(f"{file} has {tokenizer.get_vocab_size()} tokens; the host's vocabulary has {vocabulary}")
+    size = tokenizer.get_vocab_size()
+    if size > vocabulary:
+        raise ConfigError(f"{file} has {size} tokens; the host's vocabulary has {vocabulary}")
     return tokenizer
 
 
@@ -154,5 +167,6 @@ def _stories(text: Path) -> Iterator[str]:
         while read := file.read(READ):
             *whole, rest = (rest + read).split(END)
             yield from filter(None, map(str.strip, whole))
-    if rest.strip():
-        yield rest.strip()
+    last = rest.strip()
+    if last:
+        yield last

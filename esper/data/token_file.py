@@ -27,14 +27,16 @@ class TokenWindows(BatchReader):
     """
 
     def __init__(self, path: Path, vocabulary: int, length: int) -> None:
-        self.path, self.length = path, length
+        self.path = path
+        self.length = length
         size = path.stat().st_size
         if size == 0 or size % 2:
             raise ConfigError(f"{path} has {size} bytes; a token file has two bytes per token (uint16, little-endian)")
-        self.count = (size // 2 - 1) // length
+        total = size // 2
+        self.count = (total - 1) // length  # the last target is one further
         if self.count < 1:
-            raise ConfigError(f"{path} has {size // 2} tokens; a sequence with its targets needs {length + 1}")
-        for first in range(0, size // 2, SCAN):
+            raise ConfigError(f"{path} has {total} tokens; a sequence with its targets needs {length + 1}")
+        for first in range(0, total, SCAN):
             highest = int(self.tokens[first : first + SCAN].max())
             if highest >= vocabulary:
                 raise ConfigError(f"{path} holds token {highest}; the host's vocabulary has 0 to {vocabulary - 1}")

@@ -76,10 +76,10 @@ def run_user_code(kind: str, name: str, use: Callable[[Callable[..., Any]], Made
     if not file.is_file():
         raise ConfigError(f"{kind} {name!r}: there is no file {file}")
     try:
-        found = getattr(_run(file), function, None)
-        if not callable(found):
+        make = getattr(_run(file), function, None)
+        if not callable(make):
             raise ConfigError(f"it has no function {function}")
-        return use(found)
+        return use(make)
     except ConfigError as error:
         raise ConfigError(f"{kind} {name!r}: {error}") from error
     except (Exception, SystemExit) as error:
@@ -106,7 +106,8 @@ def _check_neighbours(tree: ast.Module, folder: Path) -> None:
 
     Neighbours that are imported are checked in turn.
     """
-    waiting, seen = _imported(tree), set[str]()
+    waiting = _imported(tree)
+    seen: set[str] = set()
     while waiting:
         name = min(waiting)  # so that the same name is reported each time
         waiting.remove(name)
@@ -115,23 +116,36 @@ def _check_neighbours(tree: ast.Module, folder: Path) -> None:
         if neighbour is None or name in seen:
             continue
         seen.add(name)
-        loaded = getattr(sys.modules.get(name), "__file__", None) or ("Python itself" if name in sys.modules else None)
+        loaded = _loaded_from(name)
         if loaded is not None and Path(loaded).resolve() != neighbour.resolve():
             raise ConfigError(f"it imports {name}, which was imported from {loaded} before: rename {neighbour}")
         waiting |= _imported(ast.parse(neighbour.read_bytes(), str(neighbour)))
 
 
+def _loaded_from(name: str) -> str | None:
+    """Returns the file of an imported module, or words for one without a file; None if it is not imported."""
+    if name not in sys.modules:
+        return None
+    return getattr(sys.modules[name], "__file__", None) or "Python itself"
+
+
 def _imported(tree: ast.Module) -> set[str]:
     """Returns the first parts of the names of all modules that are imported anywhere in a file."""
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
-    return {name.partition(".")[0] for name in (*names, *(str(node.module) for node in nodes))}
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:  # not relative
+            names.add(str(node.module))
+    return {name.partition(".")[0] for name in names}
 
 
 def _describe(error: BaseException, file: Path) -> str:
     """Describes the error, with its line in the file."""
     if isinstance(error, SyntaxError) and error.filename == str(file):
         return f"line {error.lineno} is not Python: {error.msg}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-    where = f"line {lines[-1]}: " if lines else ""
+    where = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename == str(file):
+            where = f"line {frame.lineno}: "  # the innermost one stays
     return f"{where}{type(error).__name__}: {error}"

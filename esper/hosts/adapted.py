@@ -75,7 +75,9 @@ class AdaptedHost(Host):
         if isinstance(host, SegmentedHost):
             host.take_up_segments()
         self.host = host
-        self.sites, self.topology, self.in_place = host.sites, host.topology, host.in_place
+        self.sites = host.sites
+        self.topology = host.topology
+        self.in_place = host.in_place
         self._gradients: dict[nn.Parameter, Tensor] = {}
         self._step = 0
         if self.tuner is not None:

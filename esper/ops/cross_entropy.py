@@ -120,7 +120,9 @@ def cross_entropy_into(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-    logits, targets, ctx.ignore_index, ctx.label_smoothing = inputs
+    logits, targets, ignore_index, label_smoothing = inputs
+    ctx.ignore_index = ignore_index
+    ctx.label_smoothing = label_smoothing
     _, correct, stats, normaliser = output
     ctx.mark_non_differentiable(correct, stats, normaliser)
     ctx.save_for_backward(logits, targets, normaliser, stats)
