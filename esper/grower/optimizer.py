@@ -17,7 +17,7 @@ from esper.grower.gradients import Aside, measurable, measure
 from esper.grower.leaders import Leaders
 from esper.grower.ranks import Ranks
 from esper.grower.schedules import SLOT, Group, follow_schedules, host_groups, in_order, show_host_groups
-from esper.grower.stepping import hook_steps, live_scalers, stepping_scaler, unscaling, unwrapped
+from esper.grower.stepping import ScalerSearch, hook_steps, unscaling, unwrapped
 from esper.hosts.site_path import SitePath
 from esper.training.host_training import HOST
 from esper.training.metrics import SeedGradientCollector
@@ -92,9 +92,7 @@ class SeedGroups:
         self._counters: set[str] = set()
         self._options: dict[str, Any] = {}
         self._handles: dict[str, list[Any]] = {}
-        self._scalers: list[torch.amp.GradScaler] = []
-        self._search = True  # whether the next step looks for others
-        self._epochs = 0
+        self._scalers = ScalerSearch()
         self._closed = False
         show_host_groups(self.optimizer, scheduler)
         follow_schedules(self.optimizer, self._follow_rates)
@@ -169,10 +167,7 @@ class SeedGroups:
         """
         self.learning = tuple(names)
         self._reached = set()
-        self._epochs += 1
-        # A search takes longer than an epoch of a small loop. So a loop in which none has been found is searched after
-        # 0, 1, 2, 4, 8 epochs and so on; one that has used a scaler may make others.
-        self._search = bool(self._scalers) or self._epochs & (self._epochs - 1) == 0
+        self._scalers.next_epoch()
         self._beside = frozenset()
         if any(p.requires_grad for p in self.host):
             self._beside = frozenset(names).difference(on)
@@ -294,11 +289,7 @@ class SeedGroups:
     @torch.no_grad()
     def _take_gradients(self, optimizer: Any) -> None:
         """Hands gradients back, averages and clips those of seeds, and measures all."""
-        scaler = stepping_scaler(self._scalers, optimizer, self.optimizer)
-        if scaler is None and self._search:
-            self._search = False
-            self._scalers = live_scalers()
-            scaler = stepping_scaler(self._scalers, optimizer, self.optimizer)
+        scaler = self._scalers.of_step(optimizer, self.optimizer)
         self._aside.hand_back(unscaling(scaler, optimizer))
         if self.gradient_stats is None or not self.gradient_stats.names:
             return

@@ -114,6 +114,34 @@ def stepping_scaler(scalers: Iterable[torch.amp.GradScaler], *optimizers: object
     return None
 
 
+class ScalerSearch:
+    """Finds the GradScaler of a step.
+
+    A search takes longer than an epoch of a small loop. So a loop in which none has been found is searched after 0, 1,
+    2, 4, 8 epochs and so on, in the first step; one that has used a scaler may make others, and is searched in every
+    epoch in which none of the known ones steps.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[torch.amp.GradScaler] = []
+        self._epochs = 0
+        self._due = True
+
+    def next_epoch(self) -> None:
+        self._epochs += 1
+        is_power_of_two = self._epochs & (self._epochs - 1) == 0
+        self._due = is_power_of_two or bool(self._known)
+
+    def of_step(self, *optimizers: object) -> torch.amp.GradScaler | None:
+        """Returns the scaler that has unscaled the gradients of one of ``optimizers`` for the present step, or None."""
+        scaler = stepping_scaler(self._known, *optimizers)
+        if scaler is None and self._due:
+            self._due = False
+            self._known = live_scalers()
+            scaler = stepping_scaler(self._known, *optimizers)
+        return scaler
+
+
 def unscaling(scaler: torch.amp.GradScaler | None, optimizer: object) -> Tensor | None:
     """Returns the factor, a scalar, that undoes the scale of gradients that ``scaler`` has not seen.
 

@@ -60,7 +60,7 @@ def test_objects_are_searched_for_scalers_more_and_more_rarely(monkeypatch: pyte
         searched.append(loop.grower.epoch)
         return []
 
-    monkeypatch.setattr("esper.grower.optimizer.live_scalers", search)
+    monkeypatch.setattr("esper.grower.stepping.live_scalers", search)
     loop = Loop()
     loop.run()
     assert searched == [0, 1, 2, 4, 8]
