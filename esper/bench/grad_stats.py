@@ -17,7 +17,7 @@ SIZES = Sizes(
     "TENSORSxELEMENTS",
     (*_SMALL_SIZES, (20, 100_000)),
     cuda=(*_SMALL_SIZES, (20, 550_000)),
-    seconds=4.0,
+    seconds=3.0,
 )
 
 # Min ratios on one CPU thread, by number of small tensors.

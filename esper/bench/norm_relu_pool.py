@@ -13,7 +13,7 @@ from esper.ops import NormReluPool
 
 NAME = "norm-relu-pool"
 BLOCKS = ((8, 32), (16, 16), (32, 8))
-SIZES = Sizes("CHANNELSxSIDE", BLOCKS, seconds=10.0)
+SIZES = Sizes("CHANNELSxSIDE", BLOCKS, seconds=2.0)
 
 BATCH = 128
 CUDA_BATCH = 4096  # on a GPU, the first block is 64 MB of bfloat16

@@ -16,7 +16,7 @@ SIZES = Sizes(
     "IMAGESxSIDE",
     ((128, 32), (512, 32)),
     cuda=((512, 32), (16_384, 32)),
-    seconds=2.0,
+    seconds=3.0,
 )
 
 MEAN = (0.4914, 0.4822, 0.4465)
