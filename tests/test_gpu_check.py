@@ -235,6 +235,14 @@ def test_a_crash_leaves_the_name_of_its_test(tmp_path: Path) -> None:
     assert re.fullmatch(r"1 passed, 0 failed, 0 skipped; killed by SIGSEGV in \S+test_fake.py::test_b", result.says)
 
 
+def test_stacks_are_printed_only_shortly_before_a_step_is_ended(tmp_path: Path) -> None:
+    """Reading the stacks of running threads has crashed processes on a GPU."""
+    for step in plan.make_plan(tmp_path, tmp_path / "site", None):
+        if step.tests:
+            patience = float(next(word for word in step.command if "faulthandler_timeout=" in word).partition("=")[2])
+            assert runner.PATIENCE * step.limit * 0.8 < patience < runner.PATIENCE * step.limit
+
+
 def test_a_slow_test_whose_threads_were_shown_is_counted(tmp_path: Path) -> None:
     code = "def test_a(): time.sleep(1)\ndef test_b(): time.sleep(1); assert False\ndef test_c(): pass\n"
     result = run_tests(tmp_path, code, patience=0.3)

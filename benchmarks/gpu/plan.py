@@ -17,6 +17,7 @@ STREAM_FILES = (
     "test_no_fallback.py",
     "test_pinned_copies.py",
     "test_training_time.py",
+    "test_tuned.py",
 )
 SELECTION = 4  # tests of a lane file that share a process
 # Steps of measurement -> cases of esper-bench. Results are written after each case.
@@ -64,18 +65,19 @@ def stream_selections() -> list[list[str]]:
     return selections
 
 
-def pytest_command(selected: list[str], marks: str, report: Path, patience: float) -> list[str]:
-    """Verbose pytest with a JUnit report; after ``patience`` seconds in one test it prints where all threads are.
+def hangs_after(limit: float) -> float:
+    """Seconds in one test after which the stacks of a step with this limit are printed.
 
-    That reads the stacks of running threads, which can crash the process, so it comes shortly before the step is ended.
+    Reading the stacks of running threads can crash the process, so this is shortly before the step would be ended, even
+    if it has the time that others saved.
     """
+    return 0.9 * PATIENCE * limit
+
+
+def pytest_command(selected: list[str], marks: str, report: Path, patience: float) -> list[str]:
+    """Verbose pytest with a JUnit report; after ``patience`` seconds in one test it prints where all threads are."""
     options = ["-v", "--tb=short", "--color=no", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={patience:g}"]
     return [*MODULE, "pytest", *options, f"--junitxml={report}", "-m", marks, *selected]
-
-
-def patience(limit: float) -> float:
-    """Seconds in one test after which a step with this limit is all but over, even if it got what others saved."""
-    return 0.9 * PATIENCE * limit
 
 
 def make_plan(folder: Path, site: Path, wheels: Path | None) -> list[Step]:
@@ -112,7 +114,7 @@ def _imports() -> list[Step]:
 
 
 def _tests(folder: Path, name: str, limit: float, selected: list[str], needs: str) -> Step:
-    command = pytest_command(selected, "cuda and not slow", folder / f"{name}.xml", patience(limit))
+    command = pytest_command(selected, "cuda and not slow", folder / f"{name}.xml", hangs_after(limit))
     # Plugins of other packages on the machine are left out: they cost time, and some need more packages.
     environment = {"ESPER_REQUIRE_NATIVE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return Step(name, limit, command, (needs,), tests=True, environment=environment)
@@ -145,7 +147,7 @@ def _sanitizer(folder: Path, tool: str, uncached: bool = False) -> Step:
     what a driver can do.
     """
     marks, limit = "cuda and sanitizer and not slow", LIMITS[tool]
-    tests = pytest_command(kernel_files(), marks, folder / f"{tool}.xml", patience(limit))
+    tests = pytest_command(kernel_files(), marks, folder / f"{tool}.xml", hangs_after(limit))
     watch = ["--tool", tool, "--error-exitcode", "86", "--report-api-errors", "no", "--launch-timeout", f"{limit:.0f}"]
     report = ["--target-processes", "application-only", "--log-file", str(folder / f"{tool}.report.txt")]
     environment = {"ESPER_REQUIRE_NATIVE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

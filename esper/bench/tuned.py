@@ -68,6 +68,24 @@ class Recipe:
 
 
 @dataclass(frozen=True)
+class Work:
+    """Hosts, and the data that they are trained on, in batches."""
+
+    recipe: Recipe
+    hosts: int
+    x: Tensor
+    """Inputs [N, ...]."""
+    y: Tensor
+    """Their classes, int64 [N] or [N, T]."""
+    batch: int
+
+    @property
+    def steps(self) -> int:
+        """Number of full batches of an epoch."""
+        return len(self.y) // self.batch
+
+
+@dataclass(frozen=True)
 class Way:
     """One way to train hosts."""
 
@@ -92,23 +110,17 @@ class Way:
 
 
 class Loop:
-    """Hosts of one process, trained one after another on inputs x [N, ...] and classes y int64 [N] or [N, T]."""
+    """Hosts of one process, trained one after another."""
 
-    def __init__(
-        self,
-        way: Way,
-        recipe: Recipe,
-        hosts: int,
-        x: Tensor,
-        y: Tensor,
-        batch: int,
-    ) -> None:
+    def __init__(self, way: Way, work: Work) -> None:
+        recipe = work.recipe
         layout = torch.channels_last if way.channels_last else torch.contiguous_format
         self.way = way
-        self.batch = batch
-        self.x = x.contiguous(memory_format=layout)
-        self.y = y
-        on_device = [recipe.build().to(x.device).train() for _ in range(hosts)]
+        self.batch = work.batch
+        self.steps = work.steps
+        self.x = work.x.contiguous(memory_format=layout)
+        self.y = work.y
+        on_device = [recipe.build().to(self.x.device).train() for _ in range(work.hosts)]
         self.hosts = [host.to(memory_format=layout) for host in on_device]  # type: ignore[call-overload]
         self.forward = self.hosts
         if way.compiled:
@@ -116,17 +128,17 @@ class Loop:
         self.optimizers = [recipe.optimizer_of(host, way.captured) for host in self.hosts]
         self.graphs: list[StepGraph] = []
         if way.captured:
-            steps = len(y) // batch
-            self.graphs = [StepGraph(partial(self.step, number), steps, batch, x.device) for number in range(hosts)]
+            for number in range(work.hosts):
+                step = partial(self.step, number)
+                self.graphs.append(StepGraph(step, self.steps, self.batch, self.x.device))
 
     def epoch(self) -> float:
         """Trains every host once on all full batches; returns the mean loss."""
-        steps = len(self.y) // self.batch
         if self.graphs:
-            orders = [self.order(steps) for _ in self.graphs]
+            orders = [self.order(self.steps) for _ in self.graphs]
             losses = replay(self.graphs, orders)
         else:
-            losses = [self.train(number, steps) for number in range(len(self.hosts))]
+            losses = [self.train(number, self.steps) for number in range(len(self.hosts))]
         return float(torch.stack(losses).mean())
 
     def close(self) -> None:
@@ -212,30 +224,22 @@ def replay(graphs: Sequence[StepGraph], orders: Sequence[Tensor]) -> list[Tensor
 class Workers:
     """Hosts spread over processes, each a :class:`Loop` of its own; close them at the end."""
 
-    def __init__(
-        self,
-        way: Way,
-        recipe: Recipe,
-        hosts: int,
-        x: Tensor,
-        y: Tensor,
-        batch: int,
-    ) -> None:
+    def __init__(self, way: Way, work: Work) -> None:
         context = processes.get_context("spawn")
         alone = replace(way, processes=1)
-        x.share_memory_()  # type: ignore[no-untyped-call]
-        y.share_memory_()  # type: ignore[no-untyped-call]
+        work.x.share_memory_()  # type: ignore[no-untyped-call]
+        work.y.share_memory_()  # type: ignore[no-untyped-call]
         self.links: list[Connection] = []
         self.processes: list[BaseProcess] = []
         for number in range(way.processes):
             # The hosts are dealt out in turns.
-            share = len(range(number, hosts, way.processes))
+            share = len(range(number, work.hosts, way.processes))
             if share == 0:
                 continue
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_serve,
-                args=(theirs, alone, recipe, share, x, y, batch),
+                args=(theirs, alone, replace(work, hosts=share)),
                 daemon=True,
             )
             process.start()
@@ -258,18 +262,10 @@ class Workers:
             process.join()
 
 
-def _serve(
-    link: Connection,
-    way: Way,
-    recipe: Recipe,
-    hosts: int,
-    x: Tensor,
-    y: Tensor,
-    batch: int,
-) -> None:
+def _serve(link: Connection, way: Way, work: Work) -> None:
     """Trains an epoch for each True that comes."""
     torch.set_num_threads(way.threads)
-    loop = Loop(way, recipe, hosts, x, y, batch)
+    loop = Loop(way, work)
     link.send(True)
     while link.recv():
         link.send(loop.epoch())
@@ -294,23 +290,22 @@ class TunedTraining:
         batch: int,
         compiles: bool = True,
     ) -> None:
-        x = data.inputs(0, len(data)).contiguous()
-        y = data.y
+        work = Work(recipe, hosts, data.inputs(0, len(data)).contiguous(), data.y, batch)
         self.tried: dict[Way, float] = {}
         """Seconds of the same work in each way that was tried."""
 
         # Compilation and processes are slow to start, so they are tried with the best of the rest only.
-        seconds_of_one = partial(_seconds_of_one, recipe, x, y, batch)
-        best = self._fastest(_ways_of_one(recipe, x), seconds_of_one)
+        seconds_of_one = partial(_seconds_of_one, work)
+        best = self._fastest(_ways_of_one(work), seconds_of_one)
         if compiles:
             best = self._fastest([best, replace(best, compiled=True)], seconds_of_one)
-        spread = _spread(best, hosts, x.device)
+        spread = _spread(best, work)
         if len(spread) > 1:
-            best = self._fastest(spread, partial(_seconds_of_all, recipe, hosts, x, y, batch))
+            best = self._fastest(spread, partial(_seconds_of_all, work))
 
         self.way = best
         self.name = f"tuned PyTorch: {self.way.name}"
-        self._hosts = _start(self.way, recipe, hosts, x, y, batch)
+        self._hosts = _start(self.way, work)
 
     def epoch(self) -> float:
         """Trains every host once on all full batches; returns the mean loss."""
@@ -325,48 +320,33 @@ class TunedTraining:
         return min(times, key=times.__getitem__)
 
 
-def _ways_of_one(recipe: Recipe, x: Tensor) -> list[Way]:
-    """Returns the ways to train one host on inputs ``x`` in this process, eagerly."""
-    layouts = (False, True) if x.dim() == 4 else (False,)
-    captured = (False, True) if x.device.type == "cuda" else (False,)
-    kinds = itertools.product(recipe.precisions, layouts, captured)
+def _ways_of_one(work: Work) -> list[Way]:
+    """Returns the ways to train one host in this process, eagerly."""
+    layouts = (False, True) if work.x.dim() == 4 else (False,)
+    captured = (False, True) if work.x.device.type == "cuda" else (False,)
+    kinds = itertools.product(work.recipe.precisions, layouts, captured)
     return [Way(precision, layout, captured=graph) for precision, layout, graph in kinds]
 
 
-def _spread(way: Way, hosts: int, device: torch.device) -> list[Way]:
+def _spread(way: Way, work: Work) -> list[Way]:
     """Returns the same way with each number of threads, and with a process per core; on a GPU, only itself."""
-    cores = usable_cores() if device.type == "cpu" else 1
+    cores = usable_cores() if work.x.device.type == "cpu" else 1
     ways = [replace(way, threads=count) for count in candidates(cores)]
-    if cores > 1 and hosts > 1:
+    if cores > 1 and work.hosts > 1:
         ways.append(replace(way, processes=cores))
     return ways
 
 
-def _start(
-    way: Way,
-    recipe: Recipe,
-    hosts: int,
-    x: Tensor,
-    y: Tensor,
-    batch: int,
-) -> Loop | Workers:
+def _start(way: Way, work: Work) -> Loop | Workers:
     """Makes the hosts, in the processes of ``way``."""
-    if way.processes > 1:
-        return Workers(way, recipe, hosts, x, y, batch)
-    return Loop(way, recipe, hosts, x, y, batch)
+    return Workers(way, work) if way.processes > 1 else Loop(way, work)
 
 
-def _seconds_of_one(
-    recipe: Recipe,
-    x: Tensor,
-    y: Tensor,
-    batch: int,
-    way: Way,
-) -> float:
+def _seconds_of_one(work: Work, way: Way) -> float:
     """Times a few steps of one host in this process."""
-    tried = TRIED_STEPS if x.device.type == "cpu" else TRIED_STEPS_ON_A_GPU
-    loop = Loop(way, recipe, 1, x, y, batch)
-    steps = min(tried, len(y) // batch)
+    tried = TRIED_STEPS if work.x.device.type == "cpu" else TRIED_STEPS_ON_A_GPU
+    loop = Loop(way, replace(work, hosts=1))
+    steps = min(tried, work.steps)
 
     def run() -> None:
         float(loop.train(0, steps))  # waits for a GPU
@@ -374,17 +354,11 @@ def _seconds_of_one(
     return _best_time(run)
 
 
-def _seconds_of_all(
-    recipe: Recipe,
-    hosts: int,
-    x: Tensor,
-    y: Tensor,
-    batch: int,
-    way: Way,
-) -> float:
+def _seconds_of_all(work: Work, way: Way) -> float:
     """Times an epoch of all hosts, on few samples, in the processes and threads of ``way``."""
-    few = min(len(y), TRIED_STEPS * batch)
-    with closing(_start(way, recipe, hosts, x[:few].clone(), y[:few].clone(), batch)) as loop:
+    few = TRIED_STEPS * work.batch
+    part = replace(work, x=work.x[:few].clone(), y=work.y[:few].clone())
+    with closing(_start(way, part)) as loop:
         return _best_time(loop.epoch)
 
 

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 MAX_READ = 200_000_000
 """Bytes of the largest event log that is read again at the end of a run: a few seconds."""
 
-LEARNER_AND_BASELINES = 5
-"""Arms of the comparison at the end of a run that learns, or one more if a schedule for the task is shipped."""
-
 
 @click.command("run")
 @config_options
@@ -115,10 +112,13 @@ def command(
 
 def episodes_of(config: HostTrainingConfig) -> int:
     """Returns the number of episodes of hosts in a run, with those of its comparison."""
+    from esper.run.agents import BASELINES
+
     rounds = config.run.rounds * config.env.n_envs
     if not config.run.learns:
         return 2 * rounds  # all are repeated by hosts left alone
-    return rounds + LEARNER_AND_BASELINES * config.run.evaluation_pairs
+    arms = {config.run.controller, *BASELINES}
+    return rounds + len(arms) * config.run.evaluation_pairs
 
 
 @contextmanager

@@ -89,7 +89,7 @@ class GrowthStep:
             yield f"went back to epoch {self.rollback.restored_epoch}: {self.rollback.reason}"
 
     def _words_of(self, change: StageChanged) -> str:
-        """Returns words for a change that is told; "" for another one."""
+        """Returns a phrase for a change of stage, or "" if the report leaves that change out."""
         slot = self.slots[change.slot]
         seed = f"{change.blueprint} in {change.slot}"
         if change.before == SeedStage.DORMANT.name:

@@ -47,6 +47,8 @@ Emit = Callable[[Event], None]
 VALIDATION = 7 * 2**29
 """Added to a run's seed for the hosts by which the best agent is chosen; others than those of rounds, of the comparison
 and of practice."""
+BASELINES = ("none", "random", "heuristic", "plans")
+"""Controllers with which a learning one is compared, beside itself and a schedule that is shipped for the task."""
 COLUMNS = ("test", "alone", "parameters", "fossils")
 """Results of a controller that stays as it is, by their names in checkpoints."""
 
@@ -177,7 +179,7 @@ class LearningAgent(Agent):
     def __init__(self, maker: EnvMaker, env: SlotVectorEnv, work: Workload) -> None:
         super().__init__(maker, env)
         self.work = work
-        names = ["none", "random", "heuristic", "plans"]
+        names = list(BASELINES)
         # A run that chooses other slots or blueprints is compared without the schedule that names them.
         if shipped_schedule_fits(self.config.task.name, env.action_spec):
             names.append("schedule")

@@ -11,7 +11,7 @@ import torch
 from esper.bench import tuned
 from esper.bench.fixtures import split
 from esper.bench.plain import plain_cnn
-from esper.bench.tuned import Loop, Recipe, TunedTraining, Way, Workers
+from esper.bench.tuned import Loop, Recipe, TunedTraining, Way, Work, Workers
 
 CPU = torch.device("cpu")
 RECIPE = Recipe(partial(plain_cnn, 3, 10, 4, 2))
@@ -27,7 +27,7 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_hosts_learn_in_each_way(precision: torch.dtype, channels_last: bool) -> None:
-    loop = Loop(Way(precision, channels_last), RECIPE, 2, *data(), batch=16)
+    loop = Loop(Way(precision, channels_last), Work(RECIPE, 2, *data(), batch=16))
     first = loop.epoch()
     for _ in range(8):
         last = loop.epoch()
@@ -35,7 +35,7 @@ def test_hosts_learn_in_each_way(precision: torch.dtype, channels_last: bool) ->
 
 
 def test_processes_share_the_hosts_and_train_all_of_them() -> None:
-    with closing(Workers(Way(processes=2), RECIPE, 3, *data(), batch=16)) as workers:
+    with closing(Workers(Way(processes=2), Work(RECIPE, 3, *data(), batch=16))) as workers:
         first = workers.epoch()
         for _ in range(8):
             last = workers.epoch()
