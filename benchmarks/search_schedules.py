@@ -87,6 +87,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=4, help="hosts for every candidate")
     parser.add_argument("--mixed", type=int, default=60, help="candidates with different blueprints")
     parser.add_argument("--max-seeds", type=int, help="max seeds of a candidate; default: the number of slots")
+    parser.add_argument("--at-most", type=int, help="candidates that are played, drawn at random; default: all")
     parser.add_argument("--finalists", type=int, default=6)
     parser.add_argument("--final-hosts", type=int, default=24)
     parser.add_argument("--out", type=Path, required=True)
@@ -99,6 +100,9 @@ def main() -> None:
     draw = np.random.default_rng(arguments.seed)
     max_seeds = arguments.max_seeds or len(spec.slots)
     plans = candidates(spec, joining(env), max_seeds, arguments.mixed, draw)
+    if arguments.at_most is not None and arguments.at_most < len(plans):
+        kept = draw.choice(len(plans), arguments.at_most, replace=False)
+        plans = [plans[index] for index in sorted(kept)]
     found = []
     for number, plan in enumerate(plans, 1):
         found.append((committed(env, plan, arguments.seed), plan))

@@ -62,6 +62,9 @@ class GrowingSite:
 
     def grown(self, module: nn.Module, output: object) -> object:
         if self.model is self.hooks.model:
+            quiet = self.hooks.quiet.get(self.name)
+            if quiet is not None and quiet.seed is None:
+                return output
             return self.hooks.grown(self.name, module, output, self.hook.source)
         h = features_of(output)
         site = self.hooks.sites.get(self.name)
@@ -140,6 +143,8 @@ class SiteHooks:
         """Random numbers of the seeds that draw any, by slot name."""
         self.learned: set[str] = set()
         """Slots whose site has run with gradients since :meth:`prepare_epoch`."""
+        self.quiet: dict[str, Site] = {}
+        """Sites that have nothing left to do in this epoch unless a seed comes, by slot name."""
         self.put_aside: Callable[[Tensor, Tensor], None] = lambda parameter, gradient: None
         """Receives the gradients of :meth:`incubate`."""
         self.frozen = False
@@ -208,6 +213,7 @@ class SiteHooks:
     def seeing(self, see: Callable[[str, Tensor], None]) -> Iterator[None]:
         """Calls ``see`` with the features at each site in the passes of a block."""
         self._see = see
+        self.quiet.clear()
         try:
             yield
         finally:
@@ -275,6 +281,7 @@ class SiteHooks:
         """
         self._fresh.clear()
         self.learned.clear()
+        self.quiet.clear()
         self.frozen = not any(p.requires_grad for p in self.model.parameters())
         buffers = {}
         for name, site in self.sites.items():
@@ -326,6 +333,8 @@ class SiteHooks:
             self._fresh.add(name)
         if training and torch.is_grad_enabled():
             self.learned.add(name)
+            if site.seed is None and not self.frozen and self._see is None:
+                self.quiet[name] = site
         out = self._in_pass(site, at, training, first)
         if out is h:
             return None

@@ -291,8 +291,8 @@ class SeedGroups:
         """Hands gradients back, averages and clips those of seeds, and measures all."""
         scaler = self._scalers.of_step(optimizer, self.optimizer)
         self._aside.hand_back(unscaling(scaler, optimizer))
-        if self.gradient_stats is None or not self.gradient_stats.names:
-            return
+        if self.gradient_stats is None or not self.learning:
+            return  # the host's statistics are read beside those of a seed only
         seeds = [self._parameters[name] for name in self.learning]
         self.ranks.average(list(chain.from_iterable(seeds)))
         gradients = [_gradients_of(self.host), *map(_gradients_of, seeds)]

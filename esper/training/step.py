@@ -19,6 +19,7 @@ from esper.ops import AdamW, GradStats, adamw_step, grad_stats, sgd_step
 from esper.seeds.blend import blend
 from esper.seeds.features import Features
 from esper.seeds.site import Role, Site
+from esper.seeds.straight_through import pass_through
 from esper.training.batches import upload
 from esper.training.execution.executor import Cancelled
 from esper.training.host_training import HostTraining, feed_of
@@ -185,29 +186,13 @@ def straight_through(
 ) -> Tensor:
     """out = h + (d − stop_grad(d)) with d = d(stop_grad(s)) of the source s.
 
-    It has the bits of h, and ∂loss/∂out is the gradient of d.
-
-    That objective is linear in d and rewards unlimited growth. So d is scaled to RMS(d) ≤ RMS(h), and the gradient
-    flows through the scale: at the limit d can turn, but gains nothing by growing. Orthogonal steps still grow the
-    norm, so above the limit a restoring gradient is added, proportional to the relative excess and to the gradient's
-    norm. In micro-batches these sizes are those of a part. The seed runs in ``randomness``.
+    It has the bits of h. :func:`pass_through` has the gradient of d, and its limit. In micro-batches the sizes that it
+    compares are those of a part. The seed runs in ``randomness``.
     """
     detached = at.each(Tensor.detach)
     with randomness:
         d = delta_of(site, detached)
-    d = d.to(torch.promote_types(d.dtype, torch.float32))  # its norm is a sum over all elements
-
-    # Above the limit, the gradient pulls d back along itself.
-    size = d.detach().norm()
-    ratio = size / detached.h.to(d.dtype).norm().clamp(min=1e-30)
-    back = (ratio - 1).clamp(min=0) * d.detach() / size.clamp(min=1e-30)
-    d.register_hook(lambda gradient: gradient + gradient.norm() * back)  # type: ignore[no-untyped-call]
-
-    # The scale is min(1, RMS(h) / RMS(d)), through which the gradient flows.
-    limit = detached.h.to(d.dtype).pow(2).mean()
-    scale = (limit / d.pow(2).mean().clamp(min=1e-30)).sqrt().clamp(max=1)
-    d = d * scale
-    return at.h + (d - d.detach()).to(at.h.dtype)
+    return pass_through(at.h, d.to(torch.promote_types(d.dtype, torch.float32)))
 
 
 def delta_of(
