@@ -79,15 +79,17 @@ def growth_env(
     batch: int,
     emit: Callable[[Event], None] = ignore,
     horizon: int = HORIZON,
+    lanes: int | None = None,
     **settings: Any,
 ) -> Iterator[GrowthVectorEnv]:
-    """Yields an env of ``envs`` hosts of ``task``, reset, with one worker per physical core; closes it at the end.
+    """Yields an env of ``envs`` hosts of ``task``, reset; closes it at the end.
 
-    ``settings`` are further ones of the config's section task.
+    ``lanes`` hosts train at the same time, by default as many as there are physical cores; ``settings`` are further
+    ones of the config's section task.
     """
     config = TrainingConfig.parse(
         {
-            "run": {"device": task.device.type},
+            "run": {"device": task.device.type, "lanes": lanes},
             "task": {"batch_size": batch, "schedule": "constant", **settings},
             "env": {"n_envs": envs, "episode_length": horizon},
         }

@@ -1,11 +1,11 @@
 """Cases of `train-epoch`: an epoch of many hosts, against the same hosts in PyTorch.
 
 Once in the fastest of the ways that a careful user could write, which the bars are for, and once as a tutorial writes
-it.
+it. Esper trains in one process, and in a process per core, as `esper run` does with small hosts.
 """
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 
@@ -15,9 +15,11 @@ from esper.bench.case import BenchArgs, BenchCase, Size, Sizes
 from esper.bench.fixtures import BLOCKS, CHANNELS, CLASSES, SIDE, growth_env, image_task, split
 from esper.bench.plain import PlainTraining, plain_cnn
 from esper.bench.process_memory import measure_in_a_process
+from esper.bench.processes import Processes, shares
 from esper.bench.profiling import device_idle
 from esper.bench.tuned import Recipe, TunedTraining
 from esper.rollout.threads import one_thread
+from esper.training.execution.cores import usable_cores
 
 NAME = "train-epoch"
 SIZES = Sizes(
@@ -70,6 +72,40 @@ def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
         yield from _memory(device, counts)
 
 
+class EsperTraining:
+    """Hosts of an env; close them at the end.
+
+    Args:
+        hosts: number of hosts.
+        samples: number of training images.
+        batch: samples in a step.
+        width: channels of the first block.
+        device: where hosts train.
+        lanes: hosts that train at the same time; None: as many as there are cores.
+    """
+
+    def __init__(
+        self,
+        hosts: int,
+        samples: int,
+        batch: int,
+        width: int,
+        device: torch.device,
+        lanes: int | None = None,
+    ) -> None:
+        task = image_task(samples, width, device, validation=batch)
+        self._opened = ExitStack()
+        self.env = self._opened.enter_context(growth_env(task, hosts, batch, lanes=lanes))
+
+    def epoch(self) -> None:
+        """Trains every host for an epoch."""
+        with one_thread():
+            self.env.local.trainer.epoch(self.env.training)
+
+    def close(self) -> None:
+        self._opened.close()
+
+
 def _speed(size: Size, device: torch.device, quick: bool) -> Iterator[BenchCase]:
     envs, batch, width = size
     samples = samples_of(size, device, quick)
@@ -81,20 +117,15 @@ def _speed(size: Size, device: torch.device, quick: bool) -> Iterator[BenchCase]
     plain = PlainTraining([build() for _ in range(envs)], data, batch)
     with (
         closing(TunedTraining(Recipe(build), envs, data, batch, compiles=not quick)) as tuned,
-        growth_env(image_task(samples, width, device, validation=batch), envs, batch) as env,
+        closing(EsperTraining(envs, samples, batch, width, device)) as ours,
     ):
-
-        def ours() -> None:
-            with one_thread():
-                env.local.trainer.epoch(env.training)
-
         label = f"E {envs}, batch {batch}, width {width}"
         against_tuned = BenchCase(
             case=NAME,
             size=f"{label}, {samples:,} samples of {SIDE} x {SIDE}",
             device=device,
             baseline=tuned.name,
-            run=ours,
+            run=ours.epoch,
             run_baseline=tuned.epoch,
             bar=bar,
             unit="images/s",
@@ -107,18 +138,40 @@ def _speed(size: Size, device: torch.device, quick: bool) -> Iterator[BenchCase]
             run_baseline=plain.epoch,
             bar=None,
         )
+        if device.type == "cpu" and envs > 1 and usable_cores() > 1:
+            yield from _in_processes(against_tuned, size, samples)
         if device.type != "cpu":
             yield BenchCase(
                 case=f"{NAME}: time the GPU is idle",
                 size=label,
                 device=device,
                 baseline=f"a budget of {IDLE_BUDGET:g} %",
-                run=partial(device_idle, ours),
+                run=partial(device_idle, ours.epoch),
                 run_baseline=lambda: IDLE_BUDGET,
                 bar=None if bar is None else 1.0,
                 unit="%",
                 turns=3,
             )
+
+
+def _in_processes(against_tuned: BenchCase, size: Size, samples: int) -> Iterator[BenchCase]:
+    """Yields the same with Esper's hosts in a process per core, each with one worker."""
+    envs, batch, width = size
+    make = partial(
+        EsperTraining,
+        samples=samples,
+        batch=batch,
+        width=width,
+        device=against_tuned.device,
+        lanes=1,
+    )
+    makers = [partial(make, count) for count in shares(envs, usable_cores())]
+    with closing(Processes(makers)) as spread:
+        yield replace(
+            against_tuned,
+            case=f"{NAME}: in {len(makers)} processes",
+            run=spread.epoch,
+        )
 
 
 def _memory(device: torch.device, counts: tuple[int, ...]) -> Iterator[BenchCase]:

@@ -14,17 +14,15 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 
 import torch
 from torch import Tensor, nn
-from torch import multiprocessing as processes
 from torch.nn import functional as F
 from torch.utils.benchmark import set_torch_threads
 
 from esper.bench.case import dtype_name
 from esper.bench.plain import DECAY, LR, MOMENTUM, candidates
+from esper.bench.processes import Processes, Training, shares
 from esper.config import Optimizer
 from esper.data.split import Split
 from esper.training.execution.cores import usable_cores
@@ -142,7 +140,7 @@ class Loop:
         return float(torch.stack(losses).mean())
 
     def close(self) -> None:
-        """Does nothing: only :class:`Workers` have processes to end."""
+        """Does nothing: it has no processes to end."""
 
     def train(self, number: int, steps: int) -> Tensor:
         """Trains one host on random batches; returns its mean loss, a scalar on the device."""
@@ -221,54 +219,13 @@ def replay(graphs: Sequence[StepGraph], orders: Sequence[Tensor]) -> list[Tensor
     return [graph.total / steps for graph in graphs]
 
 
-class Workers:
-    """Hosts spread over processes, each a :class:`Loop` of its own; close them at the end."""
-
-    def __init__(self, way: Way, work: Work) -> None:
-        context = processes.get_context("spawn")
-        alone = replace(way, processes=1)
-        work.x.share_memory_()  # type: ignore[no-untyped-call]
-        work.y.share_memory_()  # type: ignore[no-untyped-call]
-        self.links: list[Connection] = []
-        self.processes: list[BaseProcess] = []
-        for number in range(way.processes):
-            # The hosts are dealt out in turns.
-            share = len(range(number, work.hosts, way.processes))
-            if share == 0:
-                continue
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve,
-                args=(theirs, alone, replace(work, hosts=share)),
-                daemon=True,
-            )
-            process.start()
-            self.links.append(ours)
-            self.processes.append(process)
-        for link in self.links:
-            link.recv()  # it is ready
-
-    def epoch(self) -> float:
-        """Trains every host once on all full batches; returns the mean loss of the processes."""
-        for link in self.links:
-            link.send(True)
-        losses: list[float] = [link.recv() for link in self.links]
-        return sum(losses) / len(losses)
-
-    def close(self) -> None:
-        for link in self.links:
-            link.send(False)
-        for process in self.processes:
-            process.join()
-
-
-def _serve(link: Connection, way: Way, work: Work) -> None:
-    """Trains an epoch for each True that comes."""
-    torch.set_num_threads(way.threads)
-    loop = Loop(way, work)
-    link.send(True)
-    while link.recv():
-        link.send(loop.epoch())
+def workers(way: Way, work: Work) -> Processes:
+    """Spreads the hosts over the processes of ``way``, each a :class:`Loop` of its own."""
+    alone = replace(way, processes=1)
+    work.x.share_memory_()  # type: ignore[no-untyped-call]
+    work.y.share_memory_()  # type: ignore[no-untyped-call]
+    parts = [replace(work, hosts=count) for count in shares(work.hosts, way.processes)]
+    return Processes([partial(Loop, alone, part) for part in parts], way.threads)
 
 
 class TunedTraining:
@@ -307,8 +264,8 @@ class TunedTraining:
         self.name = f"tuned PyTorch: {self.way.name}"
         self._hosts = _start(self.way, work)
 
-    def epoch(self) -> float:
-        """Trains every host once on all full batches; returns the mean loss."""
+    def epoch(self) -> object:
+        """Trains every host once on all full batches."""
         return self._hosts.epoch()
 
     def close(self) -> None:
@@ -337,9 +294,9 @@ def _spread(way: Way, work: Work) -> list[Way]:
     return ways
 
 
-def _start(way: Way, work: Work) -> Loop | Workers:
+def _start(way: Way, work: Work) -> Training:
     """Makes the hosts, in the processes of ``way``."""
-    return Workers(way, work) if way.processes > 1 else Loop(way, work)
+    return workers(way, work) if way.processes > 1 else Loop(way, work)
 
 
 def _seconds_of_one(work: Work, way: Way) -> float:
