@@ -206,6 +206,14 @@ def test_contributing_lays_out_what_is_there() -> None:
     assert packages == {name for name in listed if name.startswith("esper/") and not name.endswith(".py")}
 
 
+def test_the_concepts_name_files_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.partition("## Concepts")[2].partition("\n## ")[0]
+    files = [ROOT / "esper" / name for name in re.findall(r"`([\w/]+\.py)`", section)]
+    assert len(files) >= 20
+    assert [path for path in files if not path.is_file()] == []
+
+
 def test_the_changelog_has_this_version() -> None:
     from esper import __version__
 
