@@ -87,13 +87,20 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=4, help="hosts for every candidate")
     parser.add_argument("--mixed", type=int, default=60, help="candidates with different blueprints")
     parser.add_argument("--max-seeds", type=int, help="max seeds of a candidate; default: the number of slots")
+    parser.add_argument("--slots", default="all", help="slots that may be used, separated by commas")
     parser.add_argument("--at-most", type=int, help="candidates that are played, drawn at random; default: all")
     parser.add_argument("--finalists", type=int, default=6)
     parser.add_argument("--final-hosts", type=int, default=24)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
 
-    config = TrainingConfig.parse({"task": {"name": arguments.task}, "run": {"controller": "schedule"}})
+    config = TrainingConfig.parse(
+        {
+            "task": {"name": arguments.task},
+            "run": {"controller": "schedule"},
+            "env": {"slots": arguments.slots.split(",")},
+        }
+    )
     maker = EnvMaker.of(config)
     env, final = maker.make(arguments.hosts), maker.make(arguments.final_hosts)
     spec = env.action_spec
