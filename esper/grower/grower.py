@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
@@ -27,7 +27,6 @@ from esper.grower.checks import (
 from esper.grower.env import Counted, LoopEnv
 from esper.grower.finishing import finish
 from esper.grower.hooks import SiteHooks
-from esper.grower.log import LoopLog
 from esper.grower.looking import look
 from esper.grower.optimizer import SeedGroups
 from esper.grower.report import GrowthStep, report, slots_of, why_nothing
@@ -36,14 +35,17 @@ from esper.hosts.between import Between
 from esper.hosts.graft import Sites, check_sites, named_sites
 from esper.hosts.host import row_major
 from esper.hosts.layout import Layout
-from esper.hosts.plain import warn_unmerged
 from esper.hosts.seed_hook import require_finished
 from esper.hosts.site_path import SitePath
+from esper.hosts.widen import warn_unmerged
 from esper.rollout.own_controller import OwnController, loaded
 from esper.rollout.policies import check_name, controller_for
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.spaces.action import Op
 from esper.telemetry.event import ActionTaken, Event
+
+if TYPE_CHECKING:
+    from esper.grower.log import LoopLog
 
 logger = logging.getLogger(__name__)
 
@@ -163,14 +165,21 @@ class Grower:
         self.hooks.put_aside = self.groups.put_aside
         self._listeners = list(callbacks)
         if folder is not None and ranks.first:
-            log = LoopLog(folder, type(model).__name__, controller, points)
-            self.log = log
-            self._listeners.insert(0, log.emit)
-            self.hooks.passes.before_first = lambda: log.create(self.config)
+            self._keep_log(folder, controller)
         self._events: list[Event] = []
         self._refusals = {""}  # reasons that were said; that of a success is empty
         self._steps_before = 0
         self._incubated = False
+
+    def _keep_log(self, folder: str | Path, controller: str | OwnController) -> None:
+        """Writes events to ``folder``, which the first pass of training creates."""
+        # Only a loop that has a folder needs to know of files of runs.
+        from esper.grower.log import LoopLog
+
+        log = LoopLog(folder, type(self.model).__name__, controller, self.points)
+        self.log = log
+        self._listeners.insert(0, log.emit)
+        self.hooks.passes.before_first = lambda: log.create(self.config)
 
     def start(self, evaluate: Evaluate) -> GrowthStep:
         """Scores the untrained model and lets the controller plant before the first epoch; calling it is optional.
