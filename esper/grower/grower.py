@@ -165,21 +165,14 @@ class Grower:
         self.hooks.put_aside = self.groups.put_aside
         self._listeners = list(callbacks)
         if folder is not None and ranks.first:
-            self._keep_log(folder, controller)
+            log = _log_in(folder, type(model).__name__, controller, points)
+            self.log = log
+            self._listeners.insert(0, log.emit)
+            self.hooks.passes.before_first = lambda: log.create(self.config)
         self._events: list[Event] = []
         self._refusals = {""}  # reasons that were said; that of a success is empty
         self._steps_before = 0
         self._incubated = False
-
-    def _keep_log(self, folder: str | Path, controller: str | OwnController) -> None:
-        """Writes events to ``folder``, which the first pass of training creates."""
-        # Only a loop that has a folder needs to know of files of runs.
-        from esper.grower.log import LoopLog
-
-        log = LoopLog(folder, type(self.model).__name__, controller, self.points)
-        self.log = log
-        self._listeners.insert(0, log.emit)
-        self.hooks.passes.before_first = lambda: log.create(self.config)
 
     def start(self, evaluate: Evaluate) -> GrowthStep:
         """Scores the untrained model and lets the controller plant before the first epoch; calling it is optional.
@@ -352,6 +345,19 @@ class Grower:
         self._events.append(event)
         for listen in self._listeners:
             listen(event)
+
+
+def _log_in(
+    folder: str | Path,
+    task: str,
+    controller: str | OwnController,
+    points: float,
+) -> LoopLog:
+    """Returns the log of a loop; see :class:`LoopLog` for the arguments."""
+    # Only a loop that has a folder needs to know of files of runs.
+    from esper.grower.log import LoopLog
+
+    return LoopLog(folder, task, controller, points)
 
 
 def _resolved(config: TrainingConfig, decisions: int) -> ResolvedConfig:
