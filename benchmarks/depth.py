@@ -59,7 +59,8 @@ def losses(maker: EnvMaker, build: Callable[[], Host], epochs: int, stacked_afte
     """Trains hosts for ``epochs``; returns their validation losses, nats [n]."""
     config = maker.config.with_values(env={"episode_length": epochs})
     env = EnvMaker(config, maker.task).with_hosts(build).make()
-    env.baseline = Baseline((0.0,) * (epochs + 1), (0.0,) * (epochs + 1), 1.0, 1)  # no reward is read
+    flat = (0.0,) * (epochs + 1)
+    env.configure(baseline=Baseline(flat, flat, 1.0, 1))  # no reward is read
     with closing(env):
         entry = {"op": "GERMINATE", "slot": "r0c0", "blueprint": "stack"}
         schedule = [] if stacked_after is None else [ScheduleEntry(epoch=stacked_after, **entry)]

@@ -96,7 +96,7 @@ def play(config: TrainingConfig, controllers: list[str], episodes: int, seed: in
     for name in controllers:
         watch = Watch(name, chance)
         watch.env = env = GrowthVectorEnv(maker.task, maker.config, watch, baseline)
-        env.run_seed = seed
+        env.configure(run_seed=seed)
         env.prepare()
         baseline = env.baseline
         player = make_controller(name, config.task.name, env.action_spec, env.layout, env.num_envs, seed)

@@ -39,7 +39,7 @@ def train(seed: int, rounds: int, scale: PlantedScale) -> dict[str, Any]:
         seconds = time.perf_counter() - start
         events = [json.loads(line) for line in (Path(folder) / "run" / "events.jsonl").read_text().splitlines()]
         env = PlantedVectorEnv()
-        env.gatherer.learns = False
+        env.configure(learns=False)
         finals = {}
         for kind, greedy in (("likeliest", True), ("sampled", False)):
             policy = find_policy(f"{folder}/run").controller(env, HELD_OUT, greedy)

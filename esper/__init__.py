@@ -53,7 +53,7 @@ _HOMES = {
     "HostFamily": "esper.hosts.sizes",
     "ParallelEnvState": "esper.training.host_training",
     "RunSummary": "esper.run.summary",
-    "SeedGradientCollector": "esper.training.metrics",
+    "SeedGradientCollector": "esper.training.gradient_stats",
     "Split": "esper.data.split",
     "Task": "esper.data.task",
     "TrainingConfig": "esper.config",
@@ -105,5 +105,7 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
-if "gymnasium" in sys.modules:  # as in gymnasium.make("esper:esper/Growth-v0"), which imports this module
+# As in gymnasium.make("esper:esper/Growth-v0"), which imports this module. Gymnasium reads no entry points, and imports
+# no package that is not named in an id, so nothing else could register it there; `import esper.env` always does.
+if "gymnasium" in sys.modules:
     importlib.import_module("esper.env")

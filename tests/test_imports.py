@@ -174,17 +174,128 @@ def test_no_file_imports_what_imports_it() -> None:
         graphlib.TopologicalSorter(graph | {"data.split": {"data.task"}}).prepare()
 
 
-def file_imports(path: Path, modules: Collection[str]) -> set[str]:
-    """Returns the modules that a file imports, without imports for type checkers and from itself."""
+def file_imports(path: Path, modules: Collection[str], *, lazy: bool = True) -> set[str]:
+    """Returns the modules that a file imports, without imports for type checkers and from itself.
+
+    ``lazy``: whether those count that a function makes when it is called.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if for_types or (isinstance(node, ast.FunctionDef) and not lazy):
             node.body = []
     module = module_of(path)
     package = ("esper", *module.split(".")[: None if path.stem == "__init__" else -1])
     targets = [target for _, target in imported(tree, package)]
     files = {max((each for each in modules if covers(each, target)), key=len, default="root") for target in targets}
     return files - {module, "root"}  # compiled modules have no file here
+
+
+GROWER_FILES = 118
+"""Files that `esper.Grower` may load, packages not counted: a model that grows in its own loop needs no run."""
+
+NOT_IN_GROWER = (
+    *("bench", "cli", "evaluation", "files", "integrations", "ppo", "report", "run"),
+    *("telemetry.hub", "telemetry.sinks"),
+    *("data.split", "data.task", "data.tasks", "env.make", "env.training_backend", "env.vector_env"),
+    *("grower.log", "rollout.collector", "rollout.rollout", "training.execution", "training.executor"),
+    *("training.host_state", "training.host_trainer", "training.host_training", "training.step", "training.validate"),
+)
+"""Rooms and modules that it may not load."""
+
+
+def test_what_a_grower_loads_knows_nothing_of_runs() -> None:
+    loaded = closure("grower.grower")
+    strangers = [module for module in loaded if any(covers(room, module) for room in NOT_IN_GROWER)]
+    assert strangers == []
+    files = [module for module in loaded if not (PACKAGE / module.replace(".", "/")).is_dir()]
+    assert len(files) <= GROWER_FILES
+    assert {"env.slot_env", "grower.hooks", "seeds.site"} <= set(files)
+
+
+def closure(root: str) -> list[str]:
+    """Returns the modules that are loaded with a module, itself and the packages included, in order."""
+    paths = {module_of(path): path for path in PACKAGE.rglob("*.py")}
+    loaded: set[str] = set()
+    waiting = [root]
+    while waiting:
+        module = waiting.pop()
+        if module not in loaded:
+            loaded.add(module)
+            waiting += file_imports(paths[module], paths, lazy=False)
+            package = module.rpartition(".")[0]
+            waiting += [package] if package else []
+    return sorted(loaded)
+
+
+def test_training_knows_nothing_of_its_execution() -> None:
+    """Hosts are trained by an executor; which one it is, and on what, is decided above them."""
+    paths = {module_of(path): path for path in PACKAGE.rglob("*.py")}
+    trains = [module for module in paths if covers("training", module) and not covers("training.execution", module)]
+    found = [
+        f"{module} imports {target}"
+        for module in trains
+        for target in file_imports(paths[module], paths, lazy=False)
+        if covers("training.execution", target)
+    ]
+    assert "training.step" in trains
+    assert found == []
+
+
+def writes_to_envs(source: str) -> list[int]:
+    """Returns the lines that assign to what hangs on an env: an attribute of it, of its parts, or an entry of those."""
+    targets = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store)
+    ]
+    return [target.lineno for target in targets if is_of_an_env(target.value)]
+
+
+def is_of_an_env(node: ast.expr) -> bool:
+    """Whether an expression is an env, by its name ``env``, or hangs on one."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        if isinstance(node, ast.Attribute) and node.attr == "env":
+            return True
+        node = node.value
+    return isinstance(node, ast.Name) and node.id == "env"
+
+
+def test_an_env_is_changed_by_its_own_methods_only() -> None:
+    files = [path for path in sorted(PACKAGE.rglob("*.py")) if not covers("env", module_of(path))]
+    found = [f"{module_of(path)}:{line}" for path in files for line in writes_to_envs(path.read_text(encoding="utf-8"))]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "env.run_seed = 3",
+        "self.env.gatherer.learns = False",
+        "runner.env.baseline, x = found",
+        "env.run_seed += 1",
+        "trainer.env.state.episode[:] = 2",
+        "env.removed['a'] = 'b'",
+        "env.loop.reporter.log_prob: object = None",
+    ],
+)
+def test_a_write_to_an_env_is_seen(source: str) -> None:
+    assert writes_to_envs(source) == [1]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "env = make()",
+        "self.env = env",
+        "x = env.run_seed",
+        "envs[0] = env",
+        "env.configure(run_seed=1)",
+        "x[env.i] = 1",
+    ],
+)
+def test_reading_or_keeping_an_env_is_no_write(source: str) -> None:
+    assert writes_to_envs(source) == []
 
 
 def test_the_table_itself_points_one_way() -> None:

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import esper
+from tests.test_imports import closure
 
 
 def test_importing_esper_imports_nothing_heavy() -> None:
@@ -25,6 +26,14 @@ def test_importing_esper_imports_nothing_heavy() -> None:
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout.splitlines() == ["[]", "[]", "True True"]
+
+
+def test_a_grower_loads_what_it_says_and_no_more() -> None:
+    """Nothing is loaded besides what the files say that it needs, such as by a package on the way to it."""
+    script = "import sys\nfrom esper import Grower\nprint(*(name for name in sys.modules if name.startswith('esper.')))"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = {name.removeprefix("esper.") for name in found.stdout.split()}
+    assert loaded - {"_C"} == set(closure("grower.grower"))
 
 
 @pytest.mark.parametrize("name", esper.__all__)

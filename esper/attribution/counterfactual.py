@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,9 @@ from esper.attribution import shapley
 from esper.attribution.paired import Paired, paired
 from esper.attribution.shapley import Coalition
 from esper.seeds.site import Site
-from esper.training.validate import Configuration
+
+if TYPE_CHECKING:
+    from esper.training.validate import Configuration
 
 ALL_OFF: Coalition = frozenset()
 

@@ -61,7 +61,7 @@ def simulated(config: TrainingConfig) -> PlantedVectorEnv:
     """Returns simulated hosts with the slots, blueprints and observations of digits, so that no training is needed."""
     maker = EnvMaker.of(config)
     env = maker.make()
-    env.baseline = flat_baseline(env.horizon)
+    env.configure(baseline=flat_baseline(env.horizon))
     env.prepare()
     env.close()
     return practice_env(env, maker.config)

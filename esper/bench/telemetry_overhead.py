@@ -64,7 +64,7 @@ def _at(envs: int, epochs: int, device: torch.device, quick: bool) -> Iterator[B
         def side(receive: Callable[[Event], None]) -> tuple[SlotVectorEnv, Controller]:
             env = maker.make(emit=receive)
             stack.callback(env.close)
-            env.baseline = flat_baseline(epochs)
+            env.configure(baseline=flat_baseline(epochs))
             return env, controller_for("schedule", maker.config, env, run_seed=0)
 
         telling, telling_player = side(emit)

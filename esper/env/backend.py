@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from esper.attribution.paired import Paired
 from esper.env.state import EnvState
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.training.governor import Panic
@@ -16,10 +18,22 @@ Rollbacks = dict[int, tuple[Panic, int]]
 """Reason and restored epoch of each rollback, by env."""
 
 
+@dataclass(frozen=True)
+class Execution:
+    """The execution of training steps, as a run reports it."""
+
+    tier: str
+    """eager, compiled or graph."""
+    refused: str | None
+    """The reason that it is not the tier that the config names; None if it is, or if the config says auto."""
+    pinned: int
+    """Snapshots of each host in pinned CPU memory, the older first, for a limit on GPU memory."""
+
+
 class Backend(ABC):
     """E hosts with S slots. ``active`` bool [E] are the hosts that take part; ``state`` is changed in place.
 
-    The defaults are for hosts that never go bad, have no modules to remove, and are not copied.
+    The defaults are for hosts that never go bad, have no modules to remove, are not compared, and are not copied.
     """
 
     only_added: Bools = np.zeros(1, dtype=np.bool_)
@@ -65,6 +79,10 @@ class Backend(ABC):
 
     def govern(self, active: Bools, state: EnvState) -> Rollbacks:
         """Rolls bad hosts back and cuts broken seeds; returns the rollbacks."""
+        return {}
+
+    def shapley(self, env: int) -> Mapping[str, Paired]:
+        """Returns the Shapley values of an env's seeds by slot, pp, of its last validation; {} unless all are known."""
         return {}
 
     @abstractmethod

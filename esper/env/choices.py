@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,8 +22,10 @@ from esper.seeds.blueprints import Blueprint, BlueprintRegistry, choose, source
 from esper.seeds.features import Features
 from esper.seeds.place import Place
 from esper.spaces.action import ActionSpec
-from esper.training.host_training import HostTraining
 from esper.training.rng import seeded
+
+if TYPE_CHECKING:
+    from esper.training.host_training import HostTraining
 
 
 def spec_of(

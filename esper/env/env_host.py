@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,15 +10,14 @@ from torch import Tensor
 
 from esper.attribution.counterfactual import CounterfactualHelper
 from esper.env.governance import Governance
-from esper.env.measurements import record_seeds, record_validation, role_of
+from esper.env.measurements import record_seeds, record_validation
 from esper.env.state import EnvState
-from esper.lifecycle.slots import Slots
-from esper.seeds.site import Site
 from esper.spaces.arrays import Bools
+from esper.training.finite import count_not_finite
 from esper.training.governor import Governor, Panic
-from esper.training.host_training import HOST, HostTraining, count_not_finite
+from esper.training.gradient_stats import HOST
+from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics
-from esper.training.snapshot import Restorable
 from esper.training.validate import Evaluation, evaluate
 
 
@@ -170,21 +168,3 @@ class EnvHost:
         """Does what :meth:`Governance.govern` describes, after :meth:`read`."""
         train_loss = float(state.train_loss[self.row])
         return self.governance.govern(state, train_loss, self.not_finite, self.finite)
-
-
-def assign_roles(
-    host: Restorable,
-    sites: Sequence[Site],
-    slots: Slots,
-    row: int,
-) -> None:
-    """Gives the seed of each of ``sites``, in the order of the arrays' slots, the role, alphas and learning flag that
-    follow from the lifecycle in ``row``."""
-    stages = slots.stage[row].tolist()
-    alphas = slots.alpha[row].tolist()
-    targets = slots.incubation_target[row].tolist()
-    learning = slots.learning[row].tolist()
-    for s, site in enumerate(sites):
-        if site.seed is not None:
-            role = role_of(stages[s], alphas[s])
-            host.assign(site, role, alphas[s], targets[s], learning[s])

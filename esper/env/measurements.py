@@ -9,21 +9,7 @@ from esper.attribution.counterfactual import ALL_OFF, CounterfactualHelper
 from esper.config import GateConfig
 from esper.env.state import EnvState
 from esper.lifecycle.slots import Slots
-from esper.lifecycle.stage import SeedStage
-from esper.seeds.site import Role
-from esper.training.host_training import HOST
-from esper.training.metrics import GradientSummary
-
-
-def role_of(stage: int, alpha: float) -> Role:
-    """Returns what a seed in this stage does in training."""
-    if stage == SeedStage.TRAINING:
-        return Role.INCUBATING
-    if stage == SeedStage.FOSSILIZED:
-        return Role.FOSSIL
-    if stage in (SeedStage.BLENDING, SeedStage.HOLDING) and alpha > 0:
-        return Role.BLENDED
-    return Role.ABSENT
+from esper.training.gradient_stats import HOST, GradientSummary
 
 
 def record_validation(

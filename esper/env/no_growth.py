@@ -17,10 +17,10 @@ from esper.lifecycle.slots import Floats
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import ActionSpec
 from esper.telemetry.span import Spans
-from esper.training.execution.executor import Executor
 from esper.training.execution.multi_gpu import device_index
 from esper.training.execution.ranks import RunRanks
 from esper.training.execution.tiers import prepare_hosts
+from esper.training.executor import Executor
 from esper.training.host_trainer import HostTrainer
 from esper.training.micro_batching import MicroBatchPolicy
 

@@ -18,8 +18,8 @@ from esper.config import ConfigError
 from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Task
 from esper.env.backend import Backend, Rollbacks
-from esper.env.env_host import assign_roles
 from esper.env.rank_hosts import Epoch, HostGroup, Reply
+from esper.env.roles import assign_roles
 from esper.env.state import EnvState, table_of, write_changes
 from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.lifecycle.slots import Bools, Floats, Ints

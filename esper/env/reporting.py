@@ -63,7 +63,11 @@ class Reporter:
         self.mask: ActionMask | None = None
         """Legal actions of the next step; None if unknown."""
         self.log_prob: Floats | None = None
-        """Log-probabilities [E] of the next actions; None if unknown. Set before a step, which clears it."""
+        """Log-probabilities [E] of the next actions; None if unknown."""
+
+    def expect(self, log_prob: Floats | None) -> None:
+        """Takes the log-probabilities [E] of the next actions, None if they are unknown; a step clears them."""
+        self.log_prob = log_prob
 
     def explain(
         self,

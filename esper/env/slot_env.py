@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from esper.config import ConfigError
 from esper.config_resolved import ResolvedConfig
-from esper.env.backend import Backend
+from esper.env.backend import Backend, Execution
 from esper.env.baseline import Baseline
 from esper.env.epoch_loop import Actions, EpochLoop
 from esper.env.info import Info, final_entries
@@ -28,16 +28,14 @@ from esper.env.reporting import Reporter
 from esper.env.state import Choices, Rules, copied, reward_state
 from esper.experience.gather import Gatherer
 from esper.lifecycle.legal import legal_actions
-from esper.lifecycle.slots import Bools, Floats
+from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.rewards.modes import Reward
 from esper.rewards.terms import Transition
 from esper.spaces.action import HEADS, ActionSpec, Op
 from esper.spaces.arrays import Float32s as Float32s
 from esper.spaces.mask import ActionMask
 from esper.spaces.observation import LIMIT, ObservationLayout
-from esper.telemetry.score import ACCURACY
 from esper.telemetry.span import Spans
-from esper.training.execution.tiers import Tier
 from esper.training.rng import RngStream, derive_seed
 
 AUTORESET_MODES = (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
@@ -133,8 +131,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.run_seed = config.run.seed
         self.illegal_actions = np.zeros(self.num_envs, dtype=np.int64)
-        self.score = ACCURACY
-        """Display format of the score of hosts."""
         self.baseline: Baseline | None = None
         """The no-growth curves; measured at the first reset if they are not set before."""
         self.rules: Rules | None = None
@@ -144,11 +140,9 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.gatherer = Gatherer(spec, self.num_envs, config.experience)
         """The experience of these hosts with their seeds."""
         self.count_epochs: Callable[[int], None] = lambda _hosts: None
-        """Called after each epoch, the baseline's too; with 0 after what was none."""
-        self.tier: Tier | None = None
-        """Execution tier of training steps; None for simulated hosts."""
-        self.pinned = 0
-        """Snapshots of each host in pinned CPU memory, the older first, for a limit on GPU memory."""
+        """Called after each epoch, see :meth:`configure`."""
+        self.execution: Execution | None = None
+        """The execution of training steps; None for hosts that this env does not train."""
 
     @property
     def host_parameters(self) -> int:
@@ -159,6 +153,36 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
     def phase_seconds(self) -> dict[str, float]:
         """A copy of the wall time in seconds by phase (``esper.telemetry.span.PHASES``) since the env was made."""
         return dict(self.spans.seconds)
+
+    def configure(
+        self,
+        *,
+        baseline: Baseline | None = None,
+        run_seed: int | None = None,
+        learns: bool | None = None,
+        count_epochs: Callable[[int], None] | None = None,
+    ) -> None:
+        """Sets what a run decides about its envs; None leaves a value as it is.
+
+        Args:
+            baseline: the no-growth curves, which are then not measured; to be set before the first reset.
+            run_seed: the seed that the next episodes are derived from; they keep their numbers.
+            learns: whether episodes add to the experience with seeds, see :attr:`Gatherer.learns`.
+            count_epochs: is called with the number of hosts after each epoch, the baseline's too, and with 0 after what
+                was none.
+        """
+        if baseline is not None:
+            self.baseline = baseline
+        if run_seed is not None:
+            self.run_seed = run_seed
+        if learns is not None:
+            self.gatherer.learns = learns
+        if count_epochs is not None:
+            self.count_epochs = count_epochs
+
+    def continue_after(self, episodes: Ints | int) -> None:
+        """Makes the next episode of each env the one after ``episodes``, [E] or a number for all."""
+        self.state.episode[:] = episodes
 
     def prepare(self) -> Rules:
         """Measures the baseline unless it was given; optional, since the first reset does it if needed."""

@@ -16,7 +16,8 @@ from esper.data.task import Task
 from esper.env.backend import Backend, Rollbacks
 from esper.env.choices import joining, only_added
 from esper.env.device_time import TrainingTime
-from esper.env.env_host import EnvHost, assign_roles
+from esper.env.env_host import EnvHost
+from esper.env.roles import assign_roles
 from esper.env.state import EnvState
 from esper.lifecycle.ramps import STYLES as BLEND_STYLES
 from esper.lifecycle.slots import Bools, Floats, Ints

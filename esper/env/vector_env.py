@@ -13,6 +13,7 @@ from esper.config import TrainingConfig
 from esper.config_resolved import HostTrainingConfig
 from esper.data.host_checks import check_hosts
 from esper.data.task import Task, resolve
+from esper.env.backend import Execution
 from esper.env.baseline import Baseline
 from esper.env.choices import choices_of, max_seed_parameters, spec_of
 from esper.env.no_growth import measure_baseline
@@ -63,6 +64,7 @@ class GrowthVectorEnv(SlotVectorEnv):
     """
 
     config: HostTrainingConfig
+    execution: Execution
 
     def __init__(
         self,
@@ -132,9 +134,7 @@ class GrowthVectorEnv(SlotVectorEnv):
             self.reporter,
         )
         self.baseline = baseline
-        self.tier = tier
-        self.pinned = pinned
-        self.score = task.score_shown
+        self.execution = Execution(tier.name, tier.refused, pinned)
         self.local.count_epochs = lambda hosts: self.count_epochs(hosts)  # looked up at each call: it is set later
         self._not_captured: set[str] = set()
         """Reasons why steps are not captured, as far as they were reported."""

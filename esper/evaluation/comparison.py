@@ -137,7 +137,8 @@ def play_arms(
             runner = GrowingRunner(maker, make, n_envs, run_seed, baselines, count_flops=False)
             runners[name] = stack.enter_context(closing(runner))
         for runner in runners.values():
-            runner.env.baseline = runner.env.baseline or baseline
+            if runner.env.baseline is None:
+                runner.env.configure(baseline=baseline)
         work.pause()  # envs were made, which says nothing about the pace
         prepare_arms(runners, ALONE, n_envs, maker.config.env.episode_length, work)
         order = np.random.default_rng([run_seed, len(controllers)])

@@ -242,9 +242,9 @@ def explored(maker: EnvMaker, policy: SavedPolicy, rounds: int, work: Workload) 
     """
     with closing(maker.make()) as env:
         work.pause()  # the envs were made
-        env.count_epochs = work.counter("baseline")
+        env.configure(count_epochs=work.counter("baseline"))
         baseline = env.prepare().baseline
-        env.count_epochs = work.counter("exploration", GROWN)
+        env.configure(count_epochs=work.counter("exploration", GROWN))
         sampled = policy.controller(env, maker.config.run.seed, greedy=False)
         for _ in range(rounds):
             play_round(env, sampled)

@@ -146,7 +146,7 @@ class GrowingRunner(ArmRunner):
         self.baselines = baselines
         self.ranks = maker.ranks
         self.env = maker.make(n_envs=n_envs)
-        self.env.gatherer.learns = False  # no round depends on another one
+        self.env.configure(learns=False)  # no round depends on another one
         try:
             self.controller = make_controller(self.env)
         except BaseException:
@@ -158,7 +158,7 @@ class GrowingRunner(ArmRunner):
             self.env.backend.of_each(watch)
 
     def count(self, count: Callable[[int], None]) -> None:
-        self.env.count_epochs = count
+        self.env.configure(count_epochs=count)
 
     def prepare(self) -> None:
         env = self.env
@@ -171,17 +171,18 @@ class GrowingRunner(ArmRunner):
             config.env.baseline_episodes,
             config.run.device,
         )
-        env.baseline = env.baseline or self.baselines.get(key)
+        if env.baseline is None:
+            env.configure(baseline=self.baselines.get(key))
         env.prepare()
         if env.baseline is not None:
             self.baselines[key] = env.baseline
         # The baseline was that of the config's own seed; the hosts are others.
-        env.run_seed = self.run_seed
+        env.configure(run_seed=self.run_seed)
 
     def play(self, number: int, grown: Sequence[HostResult] = ()) -> list[HostResult]:
         env = self.env
         # The next episode of the env and the controller is that of this round.
-        env.state.episode[:] = number - 1
+        env.continue_after(number - 1)
         self.controller.episode[:] = number - 1
         played = play_round(env, self.controller)
         accuracy = env.test_accuracy()

@@ -19,9 +19,9 @@ from esper.config import ConfigError, Durations
 from esper.config_resolved import ResolvedConfig
 from esper.env.backend import Backend
 from esper.env.choices import joining, only_added
-from esper.env.env_host import assign_roles
 from esper.env.governance import Governance
 from esper.env.measurements import record_seeds, record_validation
+from esper.env.roles import assign_roles
 from esper.env.state import EnvState
 from esper.grower.hooks import SiteHooks
 from esper.grower.host import LoopHost
@@ -38,7 +38,7 @@ from esper.seeds.features import Features
 from esper.seeds.site import GerminationFailed, PlantedSeed
 from esper.spaces.action import STYLES, ActionSpec
 from esper.training.governor import Governor, Panic
-from esper.training.metrics import SeedGradientCollector
+from esper.training.gradient_stats import SeedGradientCollector
 from esper.training.rng import RngStream, derive_seed, seeded
 
 MAX_NOISE = 0.01

@@ -100,7 +100,7 @@ class LoopEnv(SlotVectorEnv):
             choices,
             reporter=reporter,
         )
-        self.gatherer.learns = False  # one episode
+        self.configure(learns=False)  # one episode
         self.reporter = reporter
         self.known = baseline
         self.removed: dict[str, str] = {}
@@ -131,7 +131,7 @@ class LoopEnv(SlotVectorEnv):
     def _joins(self, controller: Controller, observation: Float32s) -> bool:
         """Executes an action; returns whether a rule planted a seed that is a part of the model at once."""
         actions = controller.act(observation, self.mask.heads(self.action_spec))
-        self.reporter.log_prob = log_prob_of(controller, self.num_envs)
+        self.reporter.expect(log_prob_of(controller, self.num_envs))
         kept = int(self.state.slots.fossil.sum())
         self.loop.begin_epoch(accepted_actions(self, actions))
         if int(actions[0, 0]) != Op.GERMINATE or not isinstance(controller, PerEnvController):
@@ -144,6 +144,10 @@ class LoopEnv(SlotVectorEnv):
         self.loop.finish_epoch()
         self._remember()
         return self._result(self.rules, idle)[0]
+
+    def note_removed(self, slot: str, words: str) -> None:
+        """Remembers the last seed that was removed from ``slot``, with the reason."""
+        self.removed[slot] = words
 
     def _report(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
@@ -27,7 +27,6 @@ from esper.grower.checks import (
 from esper.grower.env import Counted, LoopEnv
 from esper.grower.finishing import finish
 from esper.grower.hooks import SiteHooks
-from esper.grower.log import LoopLog
 from esper.grower.looking import look
 from esper.grower.optimizer import SeedGroups
 from esper.grower.report import GrowthStep, report, slots_of, why_nothing
@@ -36,14 +35,17 @@ from esper.hosts.between import Between
 from esper.hosts.graft import Sites, check_sites, named_sites
 from esper.hosts.host import row_major
 from esper.hosts.layout import Layout
-from esper.hosts.plain import warn_unmerged
 from esper.hosts.seed_hook import require_finished
 from esper.hosts.site_path import SitePath
+from esper.hosts.widen import warn_unmerged
 from esper.rollout.own_controller import OwnController, loaded
 from esper.rollout.policies import check_name, controller_for
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.spaces.action import Op
 from esper.telemetry.event import ActionTaken, Event
+
+if TYPE_CHECKING:
+    from esper.grower.log import LoopLog
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +165,7 @@ class Grower:
         self.hooks.put_aside = self.groups.put_aside
         self._listeners = list(callbacks)
         if folder is not None and ranks.first:
-            log = LoopLog(folder, type(model).__name__, controller, points)
+            log = _log_in(folder, type(model).__name__, controller, points)
             self.log = log
             self._listeners.insert(0, log.emit)
             self.hooks.passes.before_first = lambda: log.create(self.config)
@@ -343,6 +345,19 @@ class Grower:
         self._events.append(event)
         for listen in self._listeners:
             listen(event)
+
+
+def _log_in(
+    folder: str | Path,
+    task: str,
+    controller: str | OwnController,
+    points: float,
+) -> LoopLog:
+    """Returns the log of a loop; see :class:`LoopLog` for the arguments."""
+    # Only a loop that has a folder needs to know of files of runs.
+    from esper.grower.log import LoopLog
+
+    return LoopLog(folder, task, controller, points)
 
 
 def _resolved(config: TrainingConfig, decisions: int) -> ResolvedConfig:

@@ -35,8 +35,8 @@ from esper.seeds.blend import Seed
 from esper.seeds.features import Features
 from esper.seeds.site import Site
 from esper.seeds.topologies import SEQUENCES
+from esper.training.delta import delta_of, straight_through
 from esper.training.shadow import ShadowBuffers, copied_buffers
-from esper.training.step import delta_of, straight_through
 
 MAX_PROBE = 8
 """Samples of the features on which a new seed is tried."""

@@ -10,7 +10,8 @@ from torch import Tensor
 from esper.grower.hooks import SiteHooks
 from esper.grower.optimizer import SeedGroups
 from esper.seeds.site import Role, Site
-from esper.training.host_training import HOST, count_not_finite, finite_buffers
+from esper.training.finite import count_not_finite, finite_buffers
+from esper.training.gradient_stats import HOST
 
 
 class LoopHost:

@@ -11,8 +11,7 @@ from esper.config import Durations
 from esper.grower.env import LoopEnv
 from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import TEMPOS
-from esper.telemetry.event import ActionTaken, Event, GovernorRollback, StageChanged
-from esper.telemetry.seed_history import CAUSES
+from esper.telemetry.event import CAUSES, ActionTaken, Event, GovernorRollback, StageChanged
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ def report(
         if change.after == SeedStage.PRUNED.name:
             cause = CAUSES.get(change.cause, change.cause)
             measured = _behind_comma(before[change.slot].measured)
-            env.removed[change.slot] = f"{change.blueprint}, {cause}{measured}"
+            env.note_removed(change.slot, f"{change.blueprint}, {cause}{measured}")
     return GrowthStep(
         epoch=epoch,
         score=float(state.accuracy[0]) / points,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -37,7 +36,7 @@ from esper.hosts.seed_hook import (
     unregister,
 )
 from esper.hosts.site_path import SitePath
-from esper.hosts.widen import GrownInHost, merge_all, merge_sources
+from esper.hosts.widen import GrownInHost, merge_all, merge_sources, warn_unmerged
 from esper.lifecycle.ramps import BlendOperator
 from esper.ops import NormReluPool
 from esper.seeds.blend import Seed
@@ -164,12 +163,6 @@ def _register_loose_seeds(network: nn.Module) -> None:
         if hook.seed is not None and hook.seed not in registered:
             container = container_of(network)
             container.add_module(free_name(container, hook.name), hook.seed)
-
-
-def warn_unmerged(reasons: Mapping[str, str]) -> None:
-    if reasons:
-        listed = "; ".join(f"{place}: {reason}" for place, reason in reasons.items())
-        warnings.warn(f"these seeds are not merged and stay modules: {listed}", stacklevel=3)
 
 
 def _require_no_sources(network: nn.Module, reasons: Mapping[str, str]) -> None:

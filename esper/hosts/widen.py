@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from esper.hosts.between import Between
-from esper.hosts.grown import GrownHost
 from esper.hosts.layout import Layout
 from esper.hosts.merge import merge_seeds
 from esper.hosts.places import place_of
@@ -21,6 +21,9 @@ from esper.hosts.seed_hook import SeedHook, forget, hooks_of, path_of, recipe_in
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints.source import INSTANCE_NORMS, NAMES, Extensible, inputs_of, is_transposed, width_of
 from esper.seeds.place import Place
+
+if TYPE_CHECKING:
+    from esper.hosts.grown import GrownHost
 
 INPUTS = ("in_features", "in_channels", "nx")
 """Attributes in which layers note the width of their inputs; ``nx`` is that of Hugging Face's ``Conv1D``."""
@@ -170,6 +173,13 @@ def merge_all(
     reasons = merge_sources(GrownInModel(network), difference, stay)
     reasons.update(merge_seeds(network, difference, stay))
     return reasons
+
+
+def warn_unmerged(reasons: Mapping[str, str]) -> None:
+    """Warns of the seeds that :func:`merge_all` left, by their places, with its reasons."""
+    if reasons:
+        listed = "; ".join(f"{place}: {reason}" for place, reason in reasons.items())
+        warnings.warn(f"these seeds are not merged and stay modules: {listed}", stacklevel=3)
 
 
 def merge_sources(

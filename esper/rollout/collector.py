@@ -103,7 +103,7 @@ class Collector:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for env, numbers in zip(self.envs, state["episodes"], strict=True):
-            env.state.episode[:] = numbers.numpy()
+            env.continue_after(numbers.numpy())
         for env, experience in zip(self.envs, state["experience"], strict=True):
             env.gatherer.load_state_dict(experience)
         saved = state["rollouts"]

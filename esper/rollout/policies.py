@@ -8,8 +8,6 @@ from esper.control.names import NAMES as CONTROLLERS
 from esper.control.names import make_controller
 from esper.data.user_code import FORM, is_user_code
 from esper.env.slot_env import SlotVectorEnv
-from esper.files.misfits import MISFITS
-from esper.files.policy import find_policy
 from esper.rollout.own_controller import OwnController, make_own, name_of
 
 NAMES = ("ppo", "checkpoint:PATH", "pretrained", *CONTROLLERS, FORM)
@@ -33,6 +31,9 @@ def controller_for(
     # The others are KIND or KIND:PATH.
     kind, _, path = controller.partition(":")
     if kind in ("pretrained", "checkpoint"):
+        # Few loops follow a trained agent, and the others need not load what its file is read with.
+        from esper.files.policy import find_policy
+
         return find_policy(path or controller).controller(env, run_seed)
     if kind == "plans":
         _inform(env, path)
@@ -61,6 +62,10 @@ def _inform(env: SlotVectorEnv, path: str) -> None:
                 "its experience, and `esper run --controller plans` learns nothing else"
             )
         return
+    # As in controller_for().
+    from esper.files.misfits import MISFITS
+    from esper.files.policy import find_policy
+
     experience = find_policy(path, without_policy=True).experience
     try:
         fits = env.gatherer.give(experience)

@@ -85,7 +85,7 @@ class Rollout:
         with env.spans("act"):
             actions = self.controller.act(self.observation, self.info["action_mask"])
         if env.loop.reporter is not None:  # it reports the actions while the env steps
-            env.loop.reporter.log_prob = log_prob_of(self.controller, env.num_envs)
+            env.loop.reporter.expect(log_prob_of(self.controller, env.num_envs))
         observation, rewards, terminated, truncated, info = env.step(actions)
         self.observation = observation
         self.info = info

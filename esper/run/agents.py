@@ -343,10 +343,12 @@ class PPORun(LearningAgent):
         """Returns the mean discounted return of the greedy agent on the validation hosts."""
         seed = self.config.run.seed + VALIDATION
         with closing(self.maker.make()) as env:
-            env.baseline = self.env.baseline
-            env.gatherer.learns = False
+            env.configure(
+                baseline=self.env.baseline,
+                learns=False,
+                count_epochs=self.work.counter("validation", GROWN),
+            )
             env.gatherer.give(self.env.gatherer.experiences[0].state_dict())
-            env.count_epochs = self.work.counter("validation", GROWN)
             # A copy plays: the agent's episodes and random numbers must not change.
             policy = self.ppo.clone_policy(env.num_envs, seed, greedy=True)
             rollout = Rollout(env, policy)

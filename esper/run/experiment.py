@@ -73,7 +73,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         self.files = RunFolder(self.folder, resumed)
         maker = EnvMaker.of(config, task, whole_messages(ranks))
         self.config = maker.config
-        self.telemetry = RunTelemetry(maker.config, self.files, callbacks, resumed)
+        self.telemetry = RunTelemetry(maker.config, self.files, callbacks, resumed, maker.score)
         # A resumed run follows the copies in its folder, of a schedule or a checkpoint.
         follows: str | OwnController = config.run.controller
         if controller is not None and not isinstance(controller, str):
@@ -241,7 +241,7 @@ class Experiment(AbstractContextManager["Experiment"]):
             interrupted=interrupted,
             seconds=trainer.seconds,
             dropped_sinks={},
-            score=trainer.env.score,
+            score=trainer.maker.score,
         )
         with interrupts_wait():
             self.telemetry.end(summary)

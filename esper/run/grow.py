@@ -193,14 +193,15 @@ def _result(
     network = committed_network(training)
     measured = evaluate(training, training.task.test, [committed_configuration(training)])
     accuracy = float(measured.accuracy[0])
+    score = training.task.score_shown
     alone: float | None = None
     if summary is not None and summary.comparisons:
-        alone = env.score.of(summary.comparison.mean_b)
+        alone = score.of(summary.comparison.mean_b)
     elif summary is not None and folder is not None:
         export(network, folder / "best_host", {"test_accuracy": accuracy})
     return Grown(
         network=network,
-        accuracy=env.score.of(accuracy),
+        accuracy=score.of(accuracy),
         alone=alone,
         seeds={name: kept.blueprint for name, kept in network.kept.items()},
         refusals=_refusals(events),
@@ -214,7 +215,7 @@ def _result(
         interrupted=interrupted,
         folder=folder,
         resolution=100 / float(training.task.counts.sum()),
-        score=env.score,
+        score=score,
     )
 
 

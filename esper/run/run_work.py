@@ -40,7 +40,7 @@ class RunWork:
             if not agent.pretrained:
                 practice = float(config.ppo.practice_steps)
         baseline = 0.0  # that of simulated hosts is computed
-        if env.tier is not None:
+        if env.execution is not None:
             baseline = float(config.env.baseline_episodes * env.horizon)
         self.totals = {
             "baseline": baseline,

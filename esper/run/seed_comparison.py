@@ -173,7 +173,7 @@ class SeedComparison:
             assert isinstance(agent, LearningAgent)
             make = agent.informed(partial(agent.contender, run_seed=held_out))
             runner = GrowingRunner(trainer.maker, make, self.n_envs, held_out, self.baselines)
-            runner.env.baseline = trainer.env.baseline
+            runner.env.configure(baseline=trainer.env.baseline)
             self.runners[name] = self._opened.enter_context(closing(runner))
         runners = {name: self.runners[name] for name in self.names}
         # The baselines of arms that have learned are known, and serve the others.

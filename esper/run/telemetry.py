@@ -29,6 +29,7 @@ from esper.telemetry.event import (
 )
 from esper.telemetry.hub import Sink, TelemetryHub
 from esper.telemetry.memory import memory_used
+from esper.telemetry.score import ScoreUnit
 from esper.telemetry.span import Spans
 from esper.training.execution import workspaces
 from esper.training.execution.multi_gpu import devices_of
@@ -41,6 +42,7 @@ class RunTelemetry:
     Args:
         callbacks: sinks in addition to the files of the run folder and the trackers.
         resumed: whether the run continues from a checkpoint.
+        score: the display format of the score of hosts.
     """
 
     def __init__(
@@ -49,11 +51,13 @@ class RunTelemetry:
         files: RunFolder,
         callbacks: Sequence[Sink],
         resumed: bool,
+        score: ScoreUnit,
     ) -> None:
         self.config = config
         self.files = files
         self.callbacks = callbacks
         self.resumed = resumed
+        self.score = score
         self.hub: TelemetryHub | None = None
         """Passes events on to the sinks; None until :meth:`open`."""
         self.spans = Spans(marks=False)
@@ -81,6 +85,7 @@ class RunTelemetry:
         config = self.config
         spec = env.action_spec
         tier, refused = _tier(env)
+        pinned = 0 if env.execution is None else env.execution.pinned
         self.emit(
             RunStarted(
                 task=config.task.name,
@@ -100,10 +105,10 @@ class RunTelemetry:
                 time=time.time(),
                 folder=str(self.files.path),
                 cublas_workspace=workspaces.of_run(config.run.device),
-                pinned_copies=COPIES[: env.pinned],
+                pinned_copies=COPIES[:pinned],
             )
         )
-        name_score(env.score, self.emit)
+        name_score(self.score, self.emit)
 
     def resume(
         self,
@@ -128,7 +133,7 @@ class RunTelemetry:
                 cublas_workspace=workspaces.of_run(self.config.run.device),
             )
         )
-        name_score(env.score, self.emit)
+        name_score(self.score, self.emit)
 
     def round(
         self,
@@ -224,9 +229,9 @@ class RunTelemetry:
 
 def _tier(env: SlotVectorEnv) -> tuple[str | None, str | None]:
     """Name of the execution tier, and why the configured one was refused (None if it was not)."""
-    if env.tier is None:
+    if env.execution is None:
         return None, None
-    return env.tier.name, env.tier.refused
+    return env.execution.tier, env.execution.refused
 
 
 def _comparison(result: ArmComparison) -> Comparison:

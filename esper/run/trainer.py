@@ -96,14 +96,15 @@ class Trainer:
         self._stop_if_asked()
 
     def prepare(self, baseline: Baseline | None = None) -> None:
-        """Sets the no-growth baseline of all envs, or measures it."""
-        self.env.baseline = baseline or self.env.baseline
-        self.env.count_epochs = self.work.counter("baseline")
+        """Sets the no-growth baseline of all envs, or measures it, and the seed of their hosts."""
+        self.env.configure(baseline=baseline, count_epochs=self.work.counter("baseline"))
         self.env.prepare()
         for env, units in zip(self.collector.envs, self.planned.units, strict=True):
-            env.count_epochs = self.work.counter("rounds", units)
-            env.baseline = self.env.baseline
-            env.run_seed += self.agent.seed_offset
+            env.configure(
+                baseline=self.env.baseline,
+                run_seed=self.config.run.seed + self.agent.seed_offset,
+                count_epochs=self.work.counter("rounds", units),
+            )
 
     def practise(self) -> None:
         """Lets an agent practise before its first round, and validates one whose run stopped before it was."""

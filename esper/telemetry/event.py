@@ -165,6 +165,17 @@ class StageChanged(HostEvent):
     before: str
     after: str
     cause: str
+    """The action, or an event of training; :data:`CAUSES` has the words for those that remove a seed."""
+
+
+CAUSES = {
+    "prune": "pruned by the controller",
+    "faded": "pruned by the controller, after its alpha had faded to 0",
+    "rollback": "lost when the governor restored the host",
+    "not finite": "removed because a value was not finite",
+    "stuck in training": "removed because gate G2 did not open in time",
+}
+"""Causes of a change of stage that removes a seed, in words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from esper.telemetry.event import ActionTaken, EpochCompleted, Event, GovernorRollback, StageChanged
+from esper.telemetry.event import CAUSES, ActionTaken, EpochCompleted, Event, GovernorRollback, StageChanged
 from esper.telemetry.score import ACCURACY, ScoreUnit
 from esper.telemetry.text import count
-
-CAUSES = {
-    "prune": "pruned by the controller",
-    "faded": "pruned by the controller, after its alpha had faded to 0",
-    "rollback": "lost when the governor restored the host",
-    "not finite": "removed because a value was not finite",
-    "stuck in training": "removed because gate G2 did not open in time",
-}
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ Restoring copies into the existing tensors, because captured steps refer to thei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from esper.lifecycle.ramps import STYLES
 from esper.seeds.blueprints import BlueprintRegistry
+from esper.training.copies import cpu_copy, fill
 from esper.training.host_training import HostTraining
 
 State = dict[str, Any]
@@ -37,39 +38,6 @@ def generators_of(training: HostTraining) -> dict[str, torch.Generator]:
         if training.site_by_name[name].seed is not None:
             generators[f"{name}.shadow"] = generator
     return generators
-
-
-def fill(live: Iterable[tuple[str, Tensor]], saved: Mapping[str, Tensor]) -> None:
-    """Copies ``saved`` into the tensors of the same names, in the order of the current stream.
-
-    Nothing waits for a GPU. Raises KeyError for a name that was not saved.
-    """
-    with torch.no_grad():
-        for name, tensor in live:
-            tensor.copy_(saved[name], non_blocking=tensor.is_cuda)
-
-
-def memory_like(tensor: Tensor, device: torch.device, pinned: bool) -> Tensor:
-    """Returns memory with the shape, dtype and strides of ``tensor`` for a copy of a tensor on ``device``.
-
-    It lies there, or with ``pinned`` in pinned CPU memory if the device is a GPU.
-    """
-    if pinned and device.type == "cuda":
-        return torch.empty_like(tensor, device="cpu", pin_memory=True)
-    return torch.empty_like(tensor, device=device)
-
-
-def cpu_copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
-
-
-def pinned_copy(tensor: Tensor) -> Tensor:
-    """Returns a copy of a GPU's tensor in pinned CPU memory, made in the order of the current stream.
-
-    It is to be read on that stream. The copy of a tensor on a CPU lies in ordinary memory.
-    """
-    memory = memory_like(tensor, tensor.device, pinned=True)
-    return memory.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
 
 
 def host_state(training: HostTraining, copy: Callable[[Tensor], Tensor] = cpu_copy) -> State:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from esper.data.task import Task
-from esper.training.execution.executor import Executor, Placed
-from esper.training.host_state import State, host_state, pinned_copy, restore_host_state
+from esper.training.copies import pinned_copy
+from esper.training.executor import Executor, Placed
+from esper.training.host_state import State, host_state, restore_host_state
 from esper.training.host_training import HostTraining
 from esper.training.micro_batching import MicroBatchPolicy
 from esper.training.streamed import shared_batches, train_in_step

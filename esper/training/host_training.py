@@ -14,21 +14,21 @@ from esper.data.split import Split
 from esper.data.task import Task
 from esper.hosts.host import features_at
 from esper.lifecycle.ramps import BlendStyle
-from esper.ops import SGD, AdamW, grad_stats
+from esper.ops import SGD, AdamW
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import Blueprint
 from esper.seeds.group_norm import guard_group_norm
 from esper.seeds.site import PlantedSeed, Role, Site
 from esper.training.batches import BatchLoader
+from esper.training.finite import finite_buffers
 from esper.training.freeze import freeze
-from esper.training.metrics import EpochMetrics, SeedGradientCollector
+from esper.training.gradient_stats import HOST, SeedGradientCollector
+from esper.training.metrics import EpochMetrics
 from esper.training.precision import Arithmetic
 from esper.training.rng import RngHandle, RngStream, derive_seed, draws_globally, own_dropout, seeded
 from esper.training.seed_pool import ParameterGroup, SeedPool
 from esper.training.shadow import ShadowBuffers
 from esper.training.warmup import SeedRate, WarmUp
-
-HOST = "host"
 
 MAX_CONFIGURATIONS = 256
 """Max configurations per validation pass."""
@@ -344,27 +344,6 @@ def _make_optimizer(
         optimizer = SGD(module.parameters(), rate, task.momentum, weight_decay)
     optimizer.zero_state()
     return optimizer
-
-
-def finite_buffers(network: nn.Module) -> set[str]:
-    """The names of buffers that are finite now, so that only a bad network makes them non-finite (no −inf masks)."""
-    names = set()
-    for name, buffer in network.named_buffers():
-        if buffer.is_floating_point() and buffer.isfinite().all():
-            names.add(name)
-    return names
-
-
-def count_not_finite(
-    network: nn.Module,
-    buffers: Collection[str],
-    parameters: Iterable[Tensor],
-) -> Tensor:
-    """Returns the number of non-finite values in ``parameters`` and in the named buffers of ``network``, float64 []."""
-    values = list(parameters)
-    values += [buffer for name, buffer in network.named_buffers() if name in buffers]
-    stats = grad_stats([[value.detach() for value in values if value.is_floating_point()]])
-    return (stats.nan + stats.inf).sum()
 
 
 def _copy_fresh_host(training: HostTraining) -> None:

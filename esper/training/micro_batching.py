@@ -9,7 +9,7 @@ import torch
 
 from esper.config_resolved import HostTrainingConfig
 from esper.telemetry.event import Event, MicroBatchHalved
-from esper.training.execution.executor import HostError
+from esper.training.executor import HostError
 
 OUT_OF_MEMORY = (
     "can't allocate memory",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.seeds.site import Role, Site
-from esper.training.host_state import cpu_copy, fill, memory_like
+from esper.training.copies import cpu_copy, fill, memory_like
 
 
 @dataclass(frozen=True)

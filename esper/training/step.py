@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -18,12 +17,11 @@ from esper.hosts.host import SiteHook
 from esper.ops import AdamW, GradStats, adamw_step, grad_stats, sgd_step
 from esper.seeds.blend import blend
 from esper.seeds.features import Features
-from esper.seeds.site import Role, Site
-from esper.seeds.straight_through import pass_through
+from esper.seeds.site import Role
 from esper.training.batches import upload
-from esper.training.execution.executor import Cancelled
+from esper.training.delta import delta_of, straight_through
+from esper.training.executor import Cancelled
 from esper.training.host_training import HostTraining, feed_of
-from esper.training.precision import Arithmetic
 from esper.training.seed_pool import ParameterGroup
 from esper.training.shadow import copied_buffers
 
@@ -177,74 +175,6 @@ def blending(
         return at.h
 
     return hook
-
-
-def straight_through(
-    site: Site,
-    at: Features,
-    randomness: AbstractContextManager[None],
-) -> Tensor:
-    """out = h + (d − stop_grad(d)) with d = d(stop_grad(s)) of the source s.
-
-    It has the bits of h. :func:`pass_through` has the gradient of d, and its limit. In micro-batches the sizes that it
-    compares are those of a part. The seed runs in ``randomness``.
-    """
-    detached = at.each(Tensor.detach)
-    with randomness:
-        d = delta_of(site, detached)
-    return pass_through(at.h, d.to(torch.promote_types(d.dtype, torch.float32)))
-
-
-def delta_of(
-    site: Site,
-    at: Features,
-    track_finite: bool = True,
-    arithmetic: Arithmetic | None = None,
-) -> Tensor:
-    """Returns d(s) of the seed at ``site`` for its source s, in the shape [B, ...] and dtype of the sink.
-
-    It is zero for a living seed once it has been non-finite. Raises ValueError without a seed.
-
-    The cut is made on the device, forward and backward, without a sync, and with ``where``, because 0 · NaN is NaN. A
-    fossil is part of the host and is left to the governor.
-
-    ``track_finite``: whether non-finite values mark the seed. It is False after an incubating seed, which may have
-    caused them; a seed that the host's own pass has marked is still absent. ``arithmetic`` may have scaled the loss.
-    """
-    seed = site.planted
-    if seed is None:
-        raise ValueError(f"{site.name} has no seed")
-    source = at.source
-    dtype = at.h.dtype
-    finite = seed.finite
-    if site.fossil:
-        return seed.module(source).to(dtype)  # type: ignore[no-any-return]
-
-    if source.requires_grad and torch.is_grad_enabled():
-
-        def cut(gradient: Tensor) -> Tensor:
-            # The flag already includes this delta; add the gradient that flows back through the seed.
-            if track_finite:
-                sound = _all_finite(gradient)
-                overflowed = None if arithmetic is None else arithmetic.overflow_mask(sound)
-                if overflowed is not None:
-                    sound = sound | overflowed
-                finite.logical_and_(sound)
-            return torch.where(finite.clone(), gradient, 0.0)
-
-        source = source.view_as(source)
-        source.register_hook(cut)  # type: ignore[no-untyped-call]
-
-    delta = seed.module(source).to(dtype)  # the sink may have less range than the seed's output
-    if track_finite:
-        finite.logical_and_(_all_finite(delta.detach()))
-    # A copy, since the graph saves it: the next pass may change the flag before this one's backward pass.
-    return torch.where(finite.clone(), delta, 0.0)
-
-
-def _all_finite(values: Tensor) -> Tensor:
-    """Returns a bool scalar on the device: True if all ``values``, and so their sum in float32 or wider, are finite."""
-    return torch.isfinite(values.sum(dtype=torch.promote_types(values.dtype, torch.float32)))
 
 
 def shadow_gradients(

@@ -8,7 +8,7 @@ from functools import partial
 from esper.data.shared_batches import Batch, Expected, Permutations, SharedBatchError, SharedBatchIterator, worker_died
 from esper.data.split import Split
 from esper.data.task import Task
-from esper.training.execution.executor import Executor
+from esper.training.executor import Executor
 from esper.training.host_training import HostTraining
 from esper.training.seed_pool import ParameterGroup
 from esper.training.step import prepare_epoch, train_step

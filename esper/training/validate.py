@@ -24,10 +24,10 @@ from esper.seeds.blend import blend
 from esper.seeds.features import Features
 from esper.seeds.site import Site
 from esper.training.batches import upload
+from esper.training.delta import delta_of
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics
 from esper.training.shadow import ShadowBuffers, copied_buffers
-from esper.training.step import delta_of
 
 Configuration = tuple[float, ...]
 

@@ -16,11 +16,11 @@ from esper.lifecycle.stage import SeedStage
 from esper.run.experiment import Experiment
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.training import step as host_step
-from esper.training.execution.executor import HostError
 from esper.training.execution.gpu import Gpu
 from esper.training.execution.graph_cache import WAITS
 from esper.training.execution.streams import StreamExecutor
 from esper.training.execution.workers import WorkerExecutor
+from esper.training.executor import HostError
 from esper.training.host_training import HostTraining
 from tests.run.run_helpers import Does, same_run, stop, within_round
 from tests.training.growing import KINDS, Dropping, Growing, Kind, assert_same, validate

@@ -9,8 +9,9 @@ from esper.config import Durations, TrainingConfig
 from esper.env.make import make_env
 from esper.env.training_backend import copies_held
 from esper.env.vector_env import GrowthVectorEnv
+from esper.training.copies import pinned_copy
 from esper.training.governor import Governor
-from esper.training.host_state import host_state, pinned_copy, restore_host_state
+from esper.training.host_state import host_state, restore_host_state
 from esper.training.snapshot import TensorCopies, ValidationRecord
 from esper.training.step import train_epoch
 from tests.core_helpers import same_bits, tensors_of, unmeasured_fossils, wait_actions
@@ -131,7 +132,7 @@ def test_an_env_keeps_to_the_limit() -> None:
     assert isinstance(training, GrowthVectorEnv)
     try:
         training.reset(seed=0)
-        assert training.pinned == 2
+        assert training.execution.pinned == 2
         for _ in range(2):
             training.step(wait_actions(2))
         good = tensors_of(training.training[0])

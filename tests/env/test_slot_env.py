@@ -254,3 +254,36 @@ def test_an_episode_that_the_governor_ends_early_is_counted_as_long_as_it_was(mo
             lengths += info["episode"]["l"][info["_episode"] & ~info["idle"]].tolist()
     assert lengths == [5]
     env.close()
+
+
+def test_what_a_run_decides_is_set_by_name_and_the_rest_stays(make: Make) -> None:
+    env = make(2, 2)
+    before = (env.baseline, env.run_seed, env.gatherer.learns)
+    env.configure()
+    assert (env.baseline, env.run_seed, env.gatherer.learns) == before
+    counted: list[int] = []
+    env.configure(run_seed=5, learns=False, count_epochs=counted.append)
+    assert (env.baseline, env.run_seed, env.gatherer.learns) == (before[0], 5, False)
+    env.configure(baseline=flat_baseline(2))
+    assert env.prepare().baseline == flat_baseline(2)
+    env.reset()
+    env.step(wait_actions(2))
+    assert counted[-1:] == [2]
+
+
+def test_episodes_continue_after_those_that_are_named(make: Make) -> None:
+    env = make(2, 1)
+    env.continue_after(6)
+    env.reset()
+    assert env.state.episode.tolist() == [7, 7]
+    env.continue_after(np.array([2, 4]))
+    env.reset()
+    assert env.state.episode.tolist() == [3, 5]
+
+
+def test_only_hosts_in_training_have_an_execution(make: Make) -> None:
+    env = make(1, 1)
+    if not isinstance(env, GrowthVectorEnv):
+        assert env.execution is None
+        return
+    assert (env.execution.tier, env.execution.refused, env.execution.pinned) == ("eager", None, 0)

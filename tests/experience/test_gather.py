@@ -57,7 +57,7 @@ def test_observed_experience_changes_between_episodes_only() -> None:
 def test_in_evaluation_worths_are_means_and_nothing_is_added() -> None:
     env = hosts()
     play_round(env, controller("plans", env))
-    env.gatherer.learns = False
+    env.configure(learns=False)
     before = env.gatherer.experiences[0].state_dict()
     play_round(env, controller("plans", env))
     np.testing.assert_array_equal(env.gatherer.seen[..., WORTH], env.gatherer.seen[..., MEAN])

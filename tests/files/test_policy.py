@@ -46,7 +46,7 @@ def test_a_policy_may_be_saved_without_its_experience(run: Path, saved: Path, tm
     config = learning("planted", n_envs=4, rounds=2)
     for file, knows in ((saved, True), (tmp_path / "bare.safetensors", False)):
         policy, env = find_policy(str(file)), make_env(config)
-        env.gatherer.learns = False
+        env.configure(learns=False)
         env.prepare()
         policy.controller(env, 0)
         env.reset(seed=0)

@@ -25,7 +25,7 @@ def train(env_steps: int, seed: int, config: TrainingConfig | None = None) -> tu
 def reached(env: PlantedVectorEnv, agent: PPOAgent) -> float:
     """Mean return of the likeliest actions with the experience of training, on a run seed that was not trained on."""
     env.gatherer.give(env.gatherer.experiences[0].state_dict())
-    env.gatherer.learns = False
+    env.configure(learns=False)
     return float(play_round(env, agent.clone_policy(env.num_envs, HELD_OUT, greedy=True), HELD_OUT).returns.mean())
 
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from esper.telemetry.event import (
     RunStarted,
 )
 from esper.telemetry.record import SCHEMA_VERSION, record
-from esper.training.rng import seeded
+from esper.training.rng import HELD_OUT, seeded
 from esper.training.step import train_epoch
 from tests.run.run_helpers import Does, Recorder, metrics, play, round_ends, stop, tiny, within_round
 from tests.selection import slow_except
@@ -340,6 +341,16 @@ def test_a_run_is_played_once(tmp_path: Path) -> None:
     with pytest.raises((ConfigError, RuntimeError)):
         experiment.run()
     assert (tmp_path / "r" / "events.jsonl").read_bytes() == log
+
+
+def test_preparing_a_run_twice_is_preparing_it_once(tmp_path: Path) -> None:
+    tables = {"task": {"name": "planted"}, "run": {"controller": "random", "seed": 7}, "env": {"n_envs": 2}}
+    with closing(Experiment(TrainingConfig.parse(tables), tmp_path / "r")) as experiment:
+        trainer = experiment.trainer
+        trainer.agent.seed_offset = HELD_OUT  # as of one that follows a trained agent
+        trainer.prepare()
+        trainer.prepare()
+        assert [env.run_seed for env in trainer.collector.envs] == [7 + HELD_OUT] * 2
 
 
 def test_an_error_while_running_leaves_a_log_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from esper.data.tasks import build_host
 from esper.files import checkpoint
 from esper.run.experiment import Experiment
 from esper.telemetry.event import ArmPlayed, BaselineMeasured, EpochCompleted, Event, PolicyUpdated
-from esper.training.execution.executor import HostError
+from esper.training.executor import HostError
 from esper.training.step import train_epoch
 from tests.run.interrupted_runs import interrupted
 from tests.run.run_helpers import (

@@ -23,8 +23,8 @@ from esper.lifecycle.stage import SeedStage
 from esper.ops import normalisation_table
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.seeds.site import Role, Site
-from esper.training.execution.executor import Executor
 from esper.training.execution.streams import StreamExecutor
+from esper.training.executor import Executor
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics

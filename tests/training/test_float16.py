@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from esper.lifecycle.stage import SeedStage as S
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.telemetry.event import GovernorRollback, SeedCut
-from esper.training.execution.executor import HostError
 from esper.training.execution.workers import WorkerExecutor
+from esper.training.executor import HostError
 from esper.training.host_training import HostTraining
 from esper.training.precision import Arithmetic
 from esper.training.snapshot import Snapshot, ValidationRecord

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from esper.lifecycle.stage import SeedStage
 from esper.seeds.blueprints import BLUEPRINTS
+from esper.training.copies import pinned_copy
 from esper.training.host_state import (
     all_tensors,
-    cpu_copy,
-    fill,
     generators_of,
     host_state,
     load_host_state,
-    memory_like,
-    pinned_copy,
     restore_host_state,
 )
 from esper.training.host_training import HostTraining
@@ -91,18 +87,3 @@ def test_generators_of_removed_seeds_are_not_saved() -> None:
     assert set(generators_of(training)) == {"order", "dropout", "r0c0.shadow", "r0c1.shadow"}
     training.remove(training.site_by_name["r0c1"])
     assert set(generators_of(training)) == {"order", "dropout", "r0c0.shadow"}
-
-
-def test_a_copy_has_the_strides_of_its_tensor() -> None:
-    images = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
-    found = memory_like(images, images.device, pinned=True)
-    assert (found.shape, found.stride(), found.dtype) == (images.shape, images.stride(), images.dtype)
-    weight = torch.nn.Parameter(torch.randn(2))
-    copied = cpu_copy(weight)
-    assert not copied.requires_grad
-    assert copied.data_ptr() != weight.data_ptr()
-
-
-def test_a_tensor_that_was_not_saved_is_an_error() -> None:
-    with pytest.raises(KeyError, match="b"):
-        fill([("a", torch.zeros(1)), ("b", torch.zeros(1))], {"a": torch.ones(1)})

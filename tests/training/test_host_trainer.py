@@ -17,9 +17,9 @@ from esper.lifecycle.stage import SeedStage as S
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.telemetry.event import Event, MicroBatchHalved
 from esper.training import host_trainer, micro_batching
-from esper.training.execution.executor import Executor, HostError
 from esper.training.execution.streams import StreamExecutor
 from esper.training.execution.workers import WorkerExecutor
+from esper.training.executor import Executor, HostError
 from esper.training.host_state import State, host_state
 from esper.training.host_training import HostTraining
 from esper.training.micro_batching import MicroBatchPolicy, OutOfMemory, may_run_out, ran_out

@@ -91,7 +91,7 @@ def test_the_limit_is_for_the_hosts_of_each_gpu_with_their_seeds() -> None:
 
 def test_on_a_cpu_the_limit_has_no_effect() -> None:
     with rig(run={"max_device_copies_mib": 1e-6}) as world:
-        assert world.env.pinned == 0
+        assert world.env.execution.pinned == 0
         world.step()
         assert all(set(held) == {"cpu"} for held in world.env.backend.of_each(copies_held))
     assert copies_to_pin(RunConfig(max_device_copies_mib=1e-6), [make_training()]) == 0
@@ -200,7 +200,7 @@ def test_snapshots_saved_under_one_placement_are_loaded_under_another() -> None:
 def test_an_env_puts_its_copies_where_its_placement_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.env.vector_env.copies_to_pin", lambda *_arguments: 1)
     with rig(n_envs=2, run={"max_device_copies_mib": 1.0}) as world:
-        assert world.env.pinned == 1
+        assert world.env.execution.pinned == 1
         for host in world.env.backend.each:
             assert [snapshot.copies.pinned for snapshot in host.governor._generations] == [False, True]
 

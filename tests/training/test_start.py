@@ -96,7 +96,7 @@ def test_the_episodes_of_a_run_start_from_the_same_weights_and_draw_other_batche
 def test_held_out_hosts_have_a_start_of_their_own_in_every_episode() -> None:
     with env_of(short()) as env:
         env.prepare()
-        env.run_seed = 3 + HELD_OUT
+        env.configure(run_seed=3 + HELD_OUT)
         env.reset()
         at_first = weights(env)
         episode(env)
@@ -216,7 +216,7 @@ def test_training_goes_on_until_half_a_schedule_gains_less_than_the_margin(monke
     monkeypatch.setattr(start, "_accuracy", lambda _host: next(scores))
     monkeypatch.setattr("esper.env.no_growth.measure_baseline", lambda *_: None)
     with env_of(short(), env={"n_envs": 1, "episode_length": 2}) as env:
-        env.baseline = no_baseline()
+        env.configure(baseline=no_baseline())
         env.reset(seed=3)
     assert trained == [4, 2, 2, 2]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from esper.data.shared_batches import SharedBatchError, worker_died
-from esper.training.execution.executor import DeviceFailed, HostError
 from esper.training.execution.messages import RankLost
 from esper.training.execution.ranks import RankFailed
+from esper.training.executor import DeviceFailed, HostError
 from esper.training.micro_batching import ran_out
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from esper.training.execution.executor import Cancelled, Executor, HostError, Placed, merged
+from esper.training.executor import Cancelled, Executor, HostError, Placed, merged
 from esper.training.host_training import HostTraining
 
 AUTO = "auto"

@@ -15,9 +15,9 @@ from functools import partial
 import torch
 
 from esper._runtime import StopFlag
-from esper.training.execution.executor import Cancelled, DeviceFailed, Executor, HasPlace, HostError, Placed, merged
 from esper.training.execution.gpu import Captured, Gpu
 from esper.training.execution.graph_cache import HostGraphs, step_signature
+from esper.training.executor import Cancelled, DeviceFailed, Executor, HasPlace, HostError, Placed, merged
 from esper.training.host_training import HostTraining, do, feed_of
 from esper.training.step import prepare_epoch, train_step
 

@@ -9,11 +9,11 @@ import torch
 
 from esper.config import ConfigError, RunConfig
 from esper.training.execution.compiled import compile_hosts
-from esper.training.execution.executor import Executor
 from esper.training.execution.gpu import Gpu
 from esper.training.execution.multi_gpu import MultiGpuExecutor
 from esper.training.execution.streams import StreamExecutor
 from esper.training.execution.workers import WorkerExecutor
+from esper.training.executor import Executor
 from esper.training.host_training import HostTraining
 
 

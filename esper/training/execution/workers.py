@@ -10,7 +10,7 @@ import torch
 
 from esper import _runtime
 from esper.training.execution.cores import usable_cores
-from esper.training.execution.executor import Cancelled, Executor, HostError, Placed, merged
+from esper.training.executor import Cancelled, Executor, HostError, Placed, merged
 from esper.training.host_training import HostTraining
 from esper.training.step import train_epoch
 

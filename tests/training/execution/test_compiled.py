@@ -232,9 +232,9 @@ def env_of(build_host: Callable[[], Host], **sections: dict[str, Any]) -> Growth
 @pytest.mark.trap(41)
 def test_an_env_reports_why_its_hosts_are_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(env_of(Moody)) as training:
-        assert training.tier is not None
-        assert training.tier.name == "eager"
-        assert "Data-dependent branching" in (training.tier.refused or "")
+        assert training.execution is not None
+        assert training.execution.tier == "eager"
+        assert "Data-dependent branching" in (training.execution.refused or "")
         assert [t.host.compiled for t in training.training if isinstance(t.host, SegmentedHost)] == [None, None]
         training.reset(seed=1)
         training.step(training.action_space.sample() * 0)
@@ -290,8 +290,8 @@ def test_every_size_of_a_run_is_compiled_also_that_of_smaller_parts(batch: int, 
     sizes = {"samples_per_epoch": 2 * batch, "batch_size": batch, "micro_batches": parts}
     config = tiny_config(1, 8, task=sizes, run={"lanes": 1, "tier": "compiled"})
     with closing(GrowthVectorEnv(task, config, baseline=flat_baseline(8))) as training:
-        assert training.tier is not None
-        assert training.tier.name == "compiled"
+        assert training.execution is not None
+        assert training.execution.tier == "compiled"
         wait = training.action_spec.encode(Op.WAIT)[None]
         with torch.compiler.set_stance("fail_on_recompile"):
             training.reset(seed=0)
@@ -311,9 +311,9 @@ class compiling_rig:
 
     def __enter__(self) -> tuple[Rig, Any]:
         made = self.kept.__enter__()
-        assert made.env.tier is not None
-        assert made.env.tier.refused is None
-        assert made.env.tier.name == "compiled"
+        assert made.env.execution is not None
+        assert made.env.execution.refused is None
+        assert made.env.execution.tier == "compiled"
         return made, torch.compiler.set_stance("fail_on_recompile")
 
     def __exit__(self, *error: Any) -> None:

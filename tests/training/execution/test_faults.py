@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from esper.data.shared_batches import SharedBatchError
-from esper.training.execution.executor import DeviceFailed, HostError
 from esper.training.execution.faults import is_expected
 from esper.training.execution.messages import RankLost
 from esper.training.execution.ranks import RankFailed
+from esper.training.executor import DeviceFailed, HostError
 
 
 class Place:

@@ -18,10 +18,10 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.files.system_info import check_devices
 from esper.telemetry.event import Event
 from esper.telemetry.record import stable_record
-from esper.training.execution.executor import Cancelled, DeviceFailed, HostError
 from esper.training.execution.multi_gpu import MultiGpuExecutor, device_index
 from esper.training.execution.ranks import RunRanks
 from esper.training.execution.workers import WorkerExecutor
+from esper.training.executor import Cancelled, DeviceFailed, HostError
 from tests.core_helpers import DAMAGE, digits, flat_baseline, tiny_config
 from tests.run.run_helpers import assert_same_bits, flat
 from tests.selection import slow_except

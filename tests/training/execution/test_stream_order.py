@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from esper.lifecycle.stage import SeedStage
-from esper.training.execution.executor import HostError
+from esper.training.executor import HostError
 from esper.training.host_training import HostTraining
 from tests.selection import slow_except
 from tests.training.execution.test_streams import growing

@@ -6,9 +6,9 @@ import torch
 from esper.lifecycle.stage import SeedStage
 from esper.telemetry.event import Event
 from esper.training import step as host_step
-from esper.training.execution.executor import Cancelled, DeviceFailed, HostError
 from esper.training.execution.streams import WARM_UP
 from esper.training.execution.workers import WorkerExecutor
+from esper.training.executor import Cancelled, DeviceFailed, HostError
 from esper.training.host_training import HostTraining
 from tests.training.fake_gpu import FakeGpu, fake_executor
 from tests.training.growing import BATCHES, KINDS, Growing, assert_same

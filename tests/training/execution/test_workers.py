@@ -11,8 +11,8 @@ import torch
 
 from esper._runtime import physical_cores
 from esper.training.execution.cores import usable_cores
-from esper.training.execution.executor import Cancelled, HostError
 from esper.training.execution.workers import WorkerExecutor
+from esper.training.executor import Cancelled, HostError
 
 
 @dataclass

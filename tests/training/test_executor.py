@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from esper.training.execution.executor import HostError, merged
+from esper.training.executor import HostError, merged
 
 
 class Place:
