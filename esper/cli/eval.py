@@ -15,7 +15,7 @@ import click
 from esper.cli.launch import RankOptions, echo_waiting, leave_to_launcher, rank_options
 from esper.cli.options import PATH, check_json_file, put
 from esper.config import ConfigError, set_dotted
-from esper.data.user_code import is_user_code
+from esper.control.spec import ControllerSpec
 
 if TYPE_CHECKING:
     from esper.evaluation.policy import PolicyEvaluation
@@ -99,7 +99,7 @@ def command(
     from esper.files.policy import check_target, find_policy
     from esper.training.execution.faults import is_expected
 
-    policy = None if is_user_code(controller) else find_policy(controller)
+    policy = None if ControllerSpec.of(controller).is_code else find_policy(controller)
     if without_experience and save is None:
         raise ConfigError("--without-experience is for the file of --save; give that, too")
     if save is not None:  # fail before anything is played

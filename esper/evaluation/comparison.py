@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from esper.config import ConfigError, TrainingConfig
+from esper.control.spec import ControllerSpec
 from esper.data.task import Task
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.evaluation.analysis import MetricResult
-from esper.evaluation.arms import ALONE, Arm
+from esper.evaluation.arms import Arm
 from esper.evaluation.runner import (
     GrowingRunner,
     HostResult,
@@ -34,8 +35,8 @@ from esper.evaluation.runner import (
 )
 from esper.evaluation.statistics import MIN_SEEDS, Floats, PairedComparison, compare_pairs
 from esper.files.system_info import check_devices, describe_environment
-from esper.rollout.own_controller import OwnController, name_of
-from esper.rollout.policies import check_name, controller_for
+from esper.rollout.own_controller import OwnController
+from esper.rollout.policies import controller_for
 from esper.rollout.threads import one_thread
 from esper.telemetry.text import trained_once
 from esper.telemetry.workload import Workload
@@ -93,11 +94,11 @@ def compare_controllers(
     if isinstance(controllers, Mapping):
         named = dict(controllers)
     else:
-        named = {name_of(controller): controller for controller in controllers}
+        named = {ControllerSpec.of(controller).name: controller for controller in controllers}
     if len(named) < len(controllers):
         raise ConfigError(f"a controller is given twice: {', '.join(named)}; name each, as in {{'mine': controller}}")
     for controller in named.values():
-        check_name(controller)
+        ControllerSpec.of(controller).check()
     check_devices(config.run.device)
     maker = EnvMaker.of(config, task)
     seed = config.run.seed + HELD_OUT  # of hosts that no agent learns on
@@ -139,7 +140,8 @@ def play_arms(
         for runner in runners.values():
             runner.env.baseline = runner.env.baseline or baseline
         work.pause()  # envs were made, which says nothing about the pace
-        prepare_arms(runners, ALONE, n_envs, maker.config.env.episode_length, work)
+        alone = [name for name in runners if ControllerSpec.of(name).alone]
+        prepare_arms(runners, alone, n_envs, maker.config.env.episode_length, work)
         order = np.random.default_rng([run_seed, len(controllers)])
         play_rounds(runners, range(rounds), order, results, progress, work)
     return [ArmResult.of(name, hosts) for name, hosts in in_order(results, pairs).items()]

@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any
 
 from esper.config import ConfigError, TrainingConfig
+from esper.control.spec import ALONE, ControllerSpec
 from esper.data.task import Task
-from esper.data.user_code import is_user_code, is_user_task, refuse_untrusted, same_task
+from esper.data.user_code import is_user_task, refuse_untrusted, same_task
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
@@ -34,7 +35,7 @@ from esper.evaluation.runner import (
 from esper.files.policy import SavedPolicy, find_policy
 from esper.files.system_info import check_devices
 from esper.ppo.policy import Policy
-from esper.rollout.own_controller import OwnController, name_of
+from esper.rollout.own_controller import OwnController
 from esper.rollout.policies import controller_for
 from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
@@ -43,7 +44,6 @@ from esper.telemetry.workload import GROWN, Phase, Workload
 from esper.training.execution.ranks import RunRanks
 from esper.training.rng import HELD_OUT
 
-ALONE = "none"
 GREEDY = "greedy"
 STOCHASTIC = "stochastic"
 PLANS = "plans"
@@ -148,7 +148,7 @@ def evaluate_controller(
     Raises:
         ConfigError: the controller cannot be played on these hosts; the message says why.
     """
-    if isinstance(controller, str) and not is_user_code(controller):
+    if isinstance(controller, str) and not ControllerSpec.of(controller).is_code:
         controller = find_policy(controller)
     saved = controller if isinstance(controller, SavedPolicy) else None
     maker = _maker(saved, task, width, changes or {}, ranks)
@@ -162,7 +162,7 @@ def evaluate_controller(
         controllers[GREEDY] = partial(_informed, controller, seed, informed)
         controllers[STOCHASTIC] = partial(controller.controller, run_seed=seed, greedy=False)
     else:
-        name = name_of(controller)
+        name = ControllerSpec.of(controller).name
         origin = ""
         controllers[name] = partial(controller_for, controller, config, run_seed=seed)
 

@@ -18,9 +18,9 @@ from esper.config_resolved import ResolvedConfig
 from esper.control.controller import Controller, NoGrowth, PerEnvController
 from esper.control.plans import PlansController
 from esper.control.script import shipped_schedule_fits
+from esper.control.spec import ControllerSpec
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
-from esper.evaluation.arms import ALONE
 from esper.evaluation.comparison import ArmResult, play_arms
 from esper.evaluation.runner import (
     HostResult,
@@ -226,7 +226,7 @@ class LearningAgent(Agent):
 
     def comparison_work(self) -> list[Phase]:
         rounds, hosts = split_pairs(self.config.run.evaluation_pairs, self.env.num_envs)
-        alone = {name: name in ALONE for name in self.compared}
+        alone = {name: ControllerSpec.of(name).alone for name in self.compared}
         return [arms_work(alone, rounds, hosts, self.env.horizon)]
 
     def state_dict(self) -> dict[str, Any]:

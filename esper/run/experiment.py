@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from esper.config import ConfigError, TrainingConfig, read_toml
+from esper.control.spec import ControllerSpec
 from esper.data.task import Task
 from esper.data.user_code import confirmed_task
 from esper.env.make import EnvMaker
@@ -21,7 +22,7 @@ from esper.files.misfits import MISFITS
 from esper.files.run_folder import CONFIG, EVENTS, RunFolder
 from esper.files.system_info import check_device, check_devices
 from esper.rollout.interrupt import interrupts_wait, termination_interrupts
-from esper.rollout.own_controller import OwnController, confirmed_controller, name_of
+from esper.rollout.own_controller import OwnController, confirmed_controller
 from esper.rollout.threads import one_thread
 from esper.run.summary import RunSummary
 from esper.run.telemetry import RunTelemetry
@@ -61,7 +62,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         ranks: RunRanks | None = None,
     ) -> None:
         if controller is not None:
-            config = config.with_values(run={"controller": name_of(controller)})
+            config = config.with_values(run={"controller": ControllerSpec.of(controller).name})
         # What is quick to check comes first; loading the data is slow.
         check_devices(config.run.device)
         check_device(config.ppo.device)
