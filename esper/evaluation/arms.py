@@ -44,15 +44,16 @@ SHARED: Mapping[tuple[str, str], str] = {
 }
 """Values that must be the same in all arms, and why."""
 
-PAIRS = "run.evaluation_pairs"
-WITHOUT_EFFECT: Mapping[str, str] = {
-    PAIRS: "--pairs sets the number of hosts",
+NEVER_READ: Mapping[str, str] = {
+    "run.evaluation_pairs": "--pairs sets the number of hosts",
+}
+"""Values that an arm must not set, and why; in a file, which may be a run's config, they are ignored."""
+READ_ONLY_WHILE_LEARNING: Mapping[str, str] = {
     "run.rounds": "--pairs sets the number of hosts",
     "run.checkpoint_every": "every finished round is saved",
     "ppo": "this arm does not learn during the comparison; ones whose controllers learn are ppo and plans",
 }
-"""Values that an arm must not set, and why; in a file, which may be a run's config, they are ignored. All but the first
-have an effect on an arm that learns."""
+"""The same for arms that do not learn: keys, or a whole section."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def _read(text: str, base: Tables) -> _Draft:
     draft.controller = str(run.get("controller", ""))
     _check_controller(draft)
     if not file:
-        _check_effects(text, draft)
+        check_effects(draft.tables, _unread(draft), f"--arm {text}: ")
     return draft
 
 
@@ -223,19 +224,23 @@ def _inline(text: str, name: str, rest: str) -> _Draft:
     return draft
 
 
-def _check_effects(text: str, draft: _Draft) -> None:
-    """Raises ConfigError if the arm sets a value of WITHOUT_EFFECT itself."""
-    without_effect = dict(WITHOUT_EFFECT)
+def _unread(draft: _Draft) -> dict[str, str]:
+    """Returns the values that have no effect on the arm, and why."""
     # An arm that learns plays rounds of its own, writes checkpoints, and reads the section ppo if it is a ppo.
+    if draft.controller == "ppo":
+        return {**NEVER_READ}
     if draft.spec.learns:
-        without_effect = {PAIRS: WITHOUT_EFFECT[PAIRS]}
-        if draft.controller != "ppo":
-            without_effect["ppo"] = f"{draft.controller} does not learn by it"
-    for dotted, why in without_effect.items():
+        return {**NEVER_READ, "ppo": f"{draft.controller} does not learn by it"}
+    return {**NEVER_READ, **READ_ONLY_WHILE_LEARNING}
+
+
+def check_effects(tables: Mapping[str, Any], unread: Mapping[str, str], where: str = "") -> None:
+    """Raises ConfigError if ``tables`` set a value that is ``unread``: SECTION.KEY or a whole section, and why."""
+    for dotted, why in unread.items():
         section, _, key = dotted.partition(".")
-        for name in _section(draft.tables, section):
+        for name in _section(tables, section):
             if name == key or not key:
-                raise ConfigError(f"--arm {text}: {section}.{name} has no effect here: {why}")
+                raise ConfigError(f"{where}{section}.{name} has no effect here: {why}")
 
 
 def _is_controller(spec: ControllerSpec) -> bool:
@@ -292,6 +297,6 @@ def _common(drafts: Mapping[str, _Draft], base: Tables) -> Tables:
     return common
 
 
-def _section(tables: Tables, name: str) -> Tables:
+def _section(tables: Mapping[str, Any], name: str) -> Tables:
     section = tables.get(name, {})
     return section if isinstance(section, dict) else {}

@@ -21,7 +21,7 @@ from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.evaluation.analysis import ArmComparison, corrected
-from esper.evaluation.arms import merged
+from esper.evaluation.arms import READ_ONLY_WHILE_LEARNING, check_effects, merged
 from esper.evaluation.comparison import ArmResult, environment_without_paths, play_arms
 from esper.evaluation.runner import (
     MakeController,
@@ -51,8 +51,11 @@ PLANS = "plans"
 TASK_SPECIFIC = ("n_envs", "episode_length", "blueprints")
 """Values of the section env that depend on the task, and are dropped for another one."""
 
-WITHOUT_EFFECT = ("task.name", "run.controller", "run.rounds", "run.checkpoint_every", "ppo.")
-"""Values that have no effect here, or have their own option."""
+UNREAD = dict.fromkeys(
+    ("task.name", "run.controller", *READ_ONLY_WHILE_LEARNING),
+    "a trained agent plays unchanged; choose its hosts with --task and --pairs",
+)
+"""Values that have no effect here, or have their own option, and why."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +260,7 @@ def hosts_config(policy: SavedPolicy | None, task: str | None, changes: Mapping[
     Without a trained agent, it is the default config. Raises ConfigError for a task that is code and is not named, and
     for a value that is invalid or has no effect.
     """
-    _check_effects(changes)
+    check_effects(changes, UNREAD)
     if policy is None:
         tables: dict[str, Any] = {"task": {"name": task or TrainingConfig().task.name}}
     else:
@@ -266,20 +269,6 @@ def hosts_config(policy: SavedPolicy | None, task: str | None, changes: Mapping[
     if not config.run.evaluation_pairs:
         raise ConfigError("run.evaluation_pairs is 0: an evaluation needs at least 1 host")
     return config
-
-
-def _check_effects(changes: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a value that has no effect on an evaluation."""
-    for section, values in changes.items():
-        if not isinstance(values, dict):
-            continue
-        for key in values:
-            name = f"{section}.{key}"
-            if name.startswith(WITHOUT_EFFECT):
-                raise ConfigError(
-                    f"{name} has no effect here: a trained agent plays unchanged; choose its hosts with "
-                    "--task and --pairs"
-                )
 
 
 def _tables_of(policy: SavedPolicy, task: str | None) -> dict[str, Any]:
