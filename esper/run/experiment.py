@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -153,13 +152,11 @@ class Experiment(AbstractContextManager["Experiment"]):
         if self.telemetry.hub is not None:
             raise RuntimeError("an Experiment runs only once: create another one, with its own folder")
         trainer = self.trainer
-        trainer.started = time.perf_counter()
         trainer.work.add(trainer.agent.comparison_work())
         trainer.work.start()
-        with claimed(self.folder), self, termination_interrupts():
+        with trainer.turn(), claimed(self.folder), self, termination_interrupts():
             try:
                 self.start()
-                trainer.practise()
                 while trainer.done < self.config.run.rounds:
                     trainer.play_round()
                 summary = self.end(trainer.evaluate(), interrupted=False)
@@ -187,10 +184,15 @@ class Experiment(AbstractContextManager["Experiment"]):
         self.trainer.stopping = True
 
     def start(self) -> None:
-        """Continues the run of the checkpoint, or begins a new one: opens its folder and log, measures the baseline."""
+        """Continues the run of the checkpoint, or begins a new one; an agent is then ready for its next round."""
         if self.resumed_from is not None:
             self._continue_from(self.resumed_from)
-            return
+        else:
+            self._begin()
+        self.trainer.practise()
+
+    def _begin(self) -> None:
+        """Opens the folder and the log, and measures the baseline."""
         self.files.create(self.config)
         self.telemetry.open()
         self.telemetry.start(self.trainer.env)

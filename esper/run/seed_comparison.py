@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -34,7 +33,6 @@ from esper.files import checkpoint
 from esper.rollout.policies import controller_for
 from esper.run.agents import LearningAgent
 from esper.run.experiment import Experiment
-from esper.run.trainer import Trainer
 from esper.telemetry.event import Event, RoundCompleted
 from esper.telemetry.sink import Sink
 from esper.telemetry.workload import Phase, Workload
@@ -141,7 +139,7 @@ class SeedComparison:
             for name, experiment in self.experiments.items():
                 others = [other for other in hosts if other != name]
                 arms = [ArmResult.of(arm, hosts[arm]) for arm in (name, *others)]
-                with _turn(experiment.trainer):
+                with experiment.trainer.turn():
                     experiment.end(arms, interrupted=False)
         finally:
             for experiment in self.experiments.values():
@@ -152,16 +150,15 @@ class SeedComparison:
         """Plays what is left of the arms' rounds, one round of each in turn, in random order."""
         experiments = list(self.experiments.values())
         for experiment in experiments:
-            with _turn(experiment.trainer):
+            with experiment.trainer.turn():
                 experiment.start()
-                experiment.trainer.practise()
         rounds = [experiment.config.run.rounds for experiment in experiments]
         for number in range(max(rounds, default=0)):
             for place in self.order.permutation(len(experiments)):
                 trainer = experiments[place].trainer
                 # Arms may have different numbers of rounds, and some may be done by an earlier process.
                 if trainer.done == number < trainer.config.run.rounds:
-                    with _turn(trainer):
+                    with trainer.turn():
                         trainer.play_round()
 
     def _ready(self) -> dict[str, ArmRunner]:
@@ -197,17 +194,6 @@ class _Rounds(Sink):
     def handle(self, event: Event) -> None:
         if isinstance(event, RoundCompleted):
             self.learned(self.arm, self.seed, event)
-
-
-@contextmanager
-def _turn(trainer: Trainer) -> Iterator[None]:
-    """Counts only the seconds of its own turns as those of a run."""
-    trainer.started = time.perf_counter()
-    try:
-        yield
-    finally:
-        trainer.earlier_seconds = trainer.seconds
-        trainer.started = time.perf_counter()
 
 
 def _folder_name(place: int, arm: str) -> str:
