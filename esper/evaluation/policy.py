@@ -24,19 +24,15 @@ from esper.evaluation.analysis import ArmComparison, corrected
 from esper.evaluation.arms import READ_ONLY_WHILE_LEARNING, check_effects, merged
 from esper.evaluation.comparison import ArmResult, environment_without_paths, play_arms
 from esper.evaluation.runner import (
-    MakeController,
     Progress,
     arms_work,
+    maker_of,
     name_score,
     split_pairs,
-    whole_messages,
-    with_experience,
 )
 from esper.files.policy import SavedPolicy, find_policy
-from esper.files.system_info import check_devices
 from esper.ppo.policy import Policy
 from esper.rollout.own_controller import OwnController
-from esper.rollout.policies import controller_for
 from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
 from esper.telemetry.score import ACCURACY, ScoreUnit
@@ -157,7 +153,7 @@ def evaluate_controller(
     maker = _maker(saved, task, width, changes or {}, ranks)
     config = maker.config
     seed = config.run.seed + HELD_OUT
-    controllers: dict[str, MakeController] = {ALONE: partial(controller_for, ALONE, config, run_seed=seed)}
+    controllers: dict[str, str | OwnController] = {ALONE: ALONE}
     informed: list[bool] = []  # known when the greedy policy has been made
     if isinstance(controller, SavedPolicy):
         name = controller.name
@@ -167,20 +163,29 @@ def evaluate_controller(
     else:
         name = ControllerSpec.of(controller).name
         origin = ""
-        controllers[name] = partial(controller_for, controller, config, run_seed=seed)
+        controllers[name] = controller
+    if explore:
+        controllers[PLANS] = PLANS
 
     work = _planned(work or Workload(), maker, controllers, explore)
+    experience = None
     baseline = None
     if explore:
         if saved is None:
             raise ConfigError(f"{name} gathers no experience: explore is for a trained agent")
         experience, baseline = explored(maker, saved, explore, work)
-        controllers[PLANS] = partial(controller_for, PLANS, config, run_seed=seed)
-        # The agent observes it, too.
-        controllers = {arm: with_experience(make, experience) for arm, make in controllers.items()}
 
     name_score(maker.score, progress)
-    arms = play_arms(maker, controllers, config.run.evaluation_pairs, seed, progress, baseline, work=work)
+    # An agent observes the experience, too.
+    arms = play_arms(
+        maker,
+        controllers,
+        config.run.evaluation_pairs,
+        progress,
+        baseline,
+        work=work,
+        experience=experience,
+    )
     comparisons = corrected([arm.against(arms[0]) for arm in arms[1:]])
     return PolicyEvaluation(
         name,
@@ -203,8 +208,7 @@ def _maker(
 ) -> EnvMaker:
     """Returns the maker of envs of the hosts; arguments as in :func:`evaluate_controller`."""
     config = hosts_config(policy, task.name if isinstance(task, Task) else task, changes)
-    check_devices(config.run.device)
-    maker = EnvMaker.of(config, task if isinstance(task, Task) else None, whole_messages(ranks))
+    maker = maker_of(config, task if isinstance(task, Task) else None, ranks)
     return maker if width is None else maker.with_width(width)
 
 
@@ -219,10 +223,7 @@ def _planned(work: Workload, maker: EnvMaker, controllers: Iterable[str], explor
     """Adds the work of an evaluation, and starts to measure it."""
     env = maker.config.env
     rounds, hosts = split_pairs(maker.config.run.evaluation_pairs, env.n_envs)
-    arms = dict.fromkeys(controllers, False)
-    arms[ALONE] = True
-    if explore:
-        arms[PLANS] = False
+    alone = [name == ALONE for name in controllers]
     # Simulated hosts have no baseline to measure.
     baseline = 0 if maker.task is None else env.baseline_episodes * env.episode_length
     exploration = explore * env.n_envs * env.episode_length * GROWN
@@ -230,7 +231,7 @@ def _planned(work: Workload, maker: EnvMaker, controllers: Iterable[str], explor
         [
             Phase("baseline", baseline),
             Phase("exploration", exploration),
-            arms_work(arms, rounds, hosts, env.episode_length),
+            arms_work(alone, rounds, hosts, env.episode_length),
         ]
     )
     work.start()

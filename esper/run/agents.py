@@ -24,11 +24,9 @@ from esper.env.slot_env import SlotVectorEnv
 from esper.evaluation.comparison import ArmResult, play_arms
 from esper.evaluation.runner import (
     HostResult,
-    MakeController,
     Results,
     arms_work,
     split_pairs,
-    with_experience,
 )
 from esper.files.checkpoint import State, policy_state
 from esper.ppo.agent import PPOAgent
@@ -194,9 +192,10 @@ class LearningAgent(Agent):
     def contender(self, env: SlotVectorEnv, run_seed: int) -> Controller:
         """Returns a controller for ``env`` that plays as the agent does, and does not learn."""
 
-    def informed(self, make: MakeController) -> MakeController:
-        """Wraps ``make``: the env that it makes a controller for starts with the experience of this run."""
-        return with_experience(make, self.env.gatherer.experiences[0].state_dict())
+    @property
+    def experience(self) -> dict[str, Any]:
+        """Returns a copy of the experience of this run."""
+        return self.env.gatherer.experiences[0].state_dict()
 
     def evaluate(self, measured: Emit) -> list[ArmResult]:
         """Plays the agent and each baseline on ``run.evaluation_pairs`` hosts; the agent's arm is first.
@@ -206,27 +205,23 @@ class LearningAgent(Agent):
         config = self.config
         if not config.run.evaluation_pairs:
             return []
-        seed = config.run.seed + HELD_OUT
+        controllers: dict[str, str | OwnController] = {name: name for name in self.baselines}
+        contender = partial(self.contender, run_seed=config.run.seed + HELD_OUT)
         # Every arm starts with the experience of the run.
-        contender = partial(self.contender, run_seed=seed)
-        controllers = {config.run.controller: self.informed(contender)}
-        for name in self.baselines:
-            baseline = partial(controller_for, name, config, run_seed=seed)
-            controllers[name] = self.informed(baseline)
         return play_arms(
             self.maker,
-            controllers,
+            {config.run.controller: contender, **controllers},
             config.run.evaluation_pairs,
-            seed,
             measured,
             self.env.baseline,
             self.compared,
             self.work,
+            self.experience,
         )
 
     def comparison_work(self) -> list[Phase]:
         rounds, hosts = split_pairs(self.config.run.evaluation_pairs, self.env.num_envs)
-        alone = {name: ControllerSpec.of(name).alone for name in self.compared}
+        alone = [ControllerSpec.of(name).alone for name in self.compared]
         return [arms_work(alone, rounds, hosts, self.env.horizon)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -345,7 +340,7 @@ class PPORun(LearningAgent):
         with closing(self.maker.make()) as env:
             env.baseline = self.env.baseline
             env.gatherer.learns = False
-            env.gatherer.give(self.env.gatherer.experiences[0].state_dict())
+            env.gatherer.give(self.experience)
             env.count_epochs = self.work.counter("validation", GROWN)
             # A copy plays: the agent's episodes and random numbers must not change.
             policy = self.ppo.clone_policy(env.num_envs, seed, greedy=True)

@@ -27,15 +27,14 @@ from esper.evaluation.runner import (
     Save,
     arms_work,
     in_order,
+    maker_of,
     name_score,
     split_pairs,
-    whole_messages,
 )
 from esper.evaluation.statistics import MIN_SEEDS
 from esper.files.atomic import write_json
 from esper.files.claim import claimed
 from esper.files.run_folder import require_empty
-from esper.files.system_info import check_devices
 from esper.rollout.interrupt import termination_interrupts
 from esper.rollout.threads import one_thread
 from esper.run.seed_comparison import Learned, SeedComparison, errors_name
@@ -96,8 +95,7 @@ class ComparisonRun:
         if not self.resumed:
             require_empty(self.files.path)
         # All arms share the task, the ranks and the length of an episode of the first one.
-        check_devices(arms[0].config.run.device)
-        self.first = EnvMaker.of(arms[0].config, task, whole_messages(ranks))
+        self.first = maker_of(arms[0].config, task, ranks)
         self.arms = tuple(resolved(arm, self.first) for arm in arms)
         self.progress = progress
         self.learned = learned
@@ -123,7 +121,7 @@ class ComparisonRun:
         if unfinished:
             self._next = self._open(unfinished[0])
         # The work of one training seed, then that of all.
-        alone = {arm.name: arm.alone for arm in arms}
+        alone = [arm.alone for arm in arms]
         epochs = self.first.config.env.episode_length
         self.work.add([arms_work(alone, len(self.rounds), self.n_envs, epochs)])
         self.work.repeat(len(unfinished))

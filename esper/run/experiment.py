@@ -11,15 +11,14 @@ from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.control.spec import ControllerSpec
 from esper.data.task import Task
 from esper.data.user_code import confirmed_task
-from esper.env.make import EnvMaker
 from esper.evaluation.analysis import corrected
 from esper.evaluation.comparison import ArmResult
-from esper.evaluation.runner import whole_messages
+from esper.evaluation.runner import maker_of
 from esper.files import checkpoint
 from esper.files.claim import claimed
 from esper.files.misfits import MISFITS
 from esper.files.run_folder import CONFIG, EVENTS, RunFolder
-from esper.files.system_info import check_device, check_devices
+from esper.files.system_info import check_device
 from esper.rollout.interrupt import interrupts_wait, termination_interrupts
 from esper.rollout.own_controller import OwnController, confirmed_controller
 from esper.rollout.threads import one_thread
@@ -63,7 +62,6 @@ class Experiment(AbstractContextManager["Experiment"]):
         if controller is not None:
             config = config.with_values(run={"controller": ControllerSpec.of(controller).name})
         # What is quick to check comes first; loading the data is slow.
-        check_devices(config.run.device)
         check_device(config.ppo.device)
         check_trackers(config)
         self.folder = Path(folder)
@@ -71,7 +69,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         self.finished = False
         resumed = resumed_from is not None
         self.files = RunFolder(self.folder, resumed)
-        maker = EnvMaker.of(config, task, whole_messages(ranks))
+        maker = maker_of(config, task, ranks)
         self.config = maker.config
         self.telemetry = RunTelemetry(maker.config, self.files, callbacks, resumed)
         # A resumed run follows the copies in its folder, of a schedule or a checkpoint.

@@ -30,7 +30,6 @@ from esper.evaluation.runner import (
     prepare_arms,
 )
 from esper.files import checkpoint
-from esper.rollout.policies import controller_for
 from esper.run.agents import LearningAgent
 from esper.run.experiment import Experiment
 from esper.telemetry.event import Event, RoundCompleted
@@ -119,8 +118,7 @@ class SeedComparison:
         if arm.control_of is not None:
             return CONTROLS[arm.controller](maker, arm.control_of, held_out)
         controller = "none" if arm.alone else self.follows(arm)
-        make = partial(controller_for, controller, maker.config, run_seed=held_out)
-        return GrowingRunner(maker, make, self.n_envs, held_out, self.baselines)
+        return GrowingRunner(maker, controller, self.n_envs, held_out, self.baselines)
 
     def run(
         self,
@@ -168,8 +166,15 @@ class SeedComparison:
             trainer = experiment.trainer
             agent = trainer.agent
             assert isinstance(agent, LearningAgent)
-            make = agent.informed(partial(agent.contender, run_seed=held_out))
-            runner = GrowingRunner(trainer.maker, make, self.n_envs, held_out, self.baselines)
+            contender = partial(agent.contender, run_seed=held_out)
+            runner = GrowingRunner(
+                trainer.maker,
+                contender,
+                self.n_envs,
+                held_out,
+                self.baselines,
+                agent.experience,
+            )
             runner.env.baseline = trainer.env.baseline
             self.runners[name] = self._opened.enter_context(closing(runner))
         runners = {name: self.runners[name] for name in self.names}
