@@ -150,7 +150,10 @@ def evaluate_controller(
     if isinstance(controller, str) and not ControllerSpec.of(controller).is_code:
         controller = find_policy(controller)
     saved = controller if isinstance(controller, SavedPolicy) else None
-    maker = _maker(saved, task, width, changes or {}, ranks)
+    config = hosts_config(saved, task.name if isinstance(task, Task) else task, changes or {})
+    maker = maker_of(config, task if isinstance(task, Task) else None, ranks)
+    if width is not None:
+        maker = maker.with_width(width)
     config = maker.config
     seed = config.run.seed + HELD_OUT
     controllers: dict[str, str | OwnController] = {ALONE: ALONE}
@@ -197,19 +200,6 @@ def evaluate_controller(
         unit=maker.score,
         informed=all(informed),
     )
-
-
-def _maker(
-    policy: SavedPolicy | None,
-    task: Task | str | None,
-    width: int | None,
-    changes: Mapping[str, Any],
-    ranks: RunRanks | None,
-) -> EnvMaker:
-    """Returns the maker of envs of the hosts; arguments as in :func:`evaluate_controller`."""
-    config = hosts_config(policy, task.name if isinstance(task, Task) else task, changes)
-    maker = maker_of(config, task if isinstance(task, Task) else None, ranks)
-    return maker if width is None else maker.with_width(width)
 
 
 def _informed(policy: SavedPolicy, seed: int, informed: list[bool], env: SlotVectorEnv) -> Policy:
