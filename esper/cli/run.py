@@ -269,8 +269,7 @@ def next_commands(summary: RunSummary, task: str) -> list[str]:
 
     spec = ControllerSpec.of(summary.controller)
     if spec.learns and not summary.interrupted:
-        kind = "checkpoint" if spec.kind == "ppo" else spec.kind
-        ours = f"{kind}:{summary.folder}"
+        ours = spec.following(summary.folder)
     elif spec.is_code or spec.name == "pretrained" or (spec.path and spec.kind in ("checkpoint", "schedule")):
         ours = spec.name
     else:

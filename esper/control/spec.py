@@ -97,12 +97,13 @@ class ControllerSpec:
     @property
     def known(self) -> bool:
         """Whether it has one of the forms of ``NAMES``."""
-        return (self.kind, bool(self.path)) in _KNOWN
+        forms = map(ControllerSpec.of, NAMES)
+        return any(form.kind == self.kind and bool(form.path) == bool(self.path) for form in forms)
 
     @property
     def short(self) -> str:
         """A name for folders: its file's or its run's, if it has one."""
-        return Path(self.path).stem if self.path else self.kind.removesuffix(":")
+        return Path(self.path).stem if self.path else self.kind
 
     def check(self) -> ControllerSpec:
         """Returns itself. Raises ConfigError, with the known names, unless it can be played as it is."""
@@ -128,8 +129,8 @@ class ControllerSpec:
         return self.name == other.name or same_code
 
     def following(self, copy: Path) -> str:
-        """Returns the name of the same controller that plays by a copy of the file that it follows."""
-        kind = "checkpoint" if self.kind == "pretrained" else self.kind
+        """Returns the name of a controller that plays by a copy of what this one follows, or by what it has learned."""
+        kind = "checkpoint" if self.kind in ("ppo", "pretrained") else self.kind
         return f"{kind}:{copy}"
 
 
@@ -154,12 +155,3 @@ def _name_of(controller: Callable[..., Any]) -> str:
     if path.is_relative_to(folder):
         return f"{os.path.relpath(path, folder)}:{name}"
     return f"{path}:{name}"
-
-
-def _form(name: str) -> tuple[str, bool]:
-    spec = ControllerSpec.of(name)
-    return spec.kind, bool(spec.path)
-
-
-_KNOWN = frozenset(map(_form, NAMES))
-"""Kinds, each with whether a path follows it."""

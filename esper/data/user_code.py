@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from esper.config import ConfigError
-from esper.control.spec import FORM as FORM
+from esper.control.spec import FORM
 
 Made = TypeVar("Made")
 

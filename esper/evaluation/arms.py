@@ -103,11 +103,6 @@ class _Draft:
     def spec(self) -> ControllerSpec:
         return ControllerSpec.of(self.controller)
 
-    @property
-    def grows(self) -> bool:
-        """Whether it grows hosts, which controls can be made for."""
-        return not self.spec.alone and self.controller not in CONTROLS
-
 
 def read_arms(texts: Sequence[str], base: Tables, control_of: str | None = None) -> list[Arm]:
     """Returns the arms named by ``texts``, in order; the config of each is ``base`` with its own values on top.
@@ -124,7 +119,7 @@ def read_arms(texts: Sequence[str], base: Tables, control_of: str | None = None)
     if len(drafts) < len(read):
         raise ConfigError(f"two arms have the same name: {', '.join(draft.name for draft in read)}")
     common = _common(drafts, base)
-    growing = [name for name, draft in drafts.items() if draft.grows]
+    growing = [name for name, draft in drafts.items() if not (draft.spec.alone or draft.controller in CONTROLS)]
     arms = []
     for name, draft in drafts.items():
         grown = None

@@ -134,8 +134,7 @@ def play_arms(
         for runner in runners.values():
             runner.env.baseline = runner.env.baseline or baseline
         work.pause()  # envs were made, which says nothing about the pace
-        alone = [name for name in runners if ControllerSpec.of(name).alone]
-        prepare_arms(runners, alone, n_envs, maker.config.env.episode_length, work)
+        prepare_arms(runners.values(), n_envs, maker.config.env.episode_length, work)
         order = np.random.default_rng([run_seed, len(controllers)])
         play_rounds(runners, range(rounds), order, results, progress, work)
     return [ArmResult.of(name, hosts) for name, hosts in in_order(results, pairs).items()]

@@ -25,10 +25,9 @@ from esper.evaluation.arms import READ_ONLY_WHILE_LEARNING, check_effects, merge
 from esper.evaluation.comparison import ArmResult, environment_without_paths, play_arms
 from esper.evaluation.runner import (
     Progress,
-    arms_work,
+    evaluation_work,
     maker_of,
     name_score,
-    split_pairs,
 )
 from esper.files.policy import SavedPolicy, find_policy
 from esper.ppo.policy import Policy
@@ -212,8 +211,6 @@ def _informed(policy: SavedPolicy, seed: int, informed: list[bool], env: SlotVec
 def _planned(work: Workload, maker: EnvMaker, controllers: Iterable[str], explore: int) -> Workload:
     """Adds the work of an evaluation, and starts to measure it."""
     env = maker.config.env
-    rounds, hosts = split_pairs(maker.config.run.evaluation_pairs, env.n_envs)
-    alone = [name == ALONE for name in controllers]
     # Simulated hosts have no baseline to measure.
     baseline = 0 if maker.task is None else env.baseline_episodes * env.episode_length
     exploration = explore * env.n_envs * env.episode_length * GROWN
@@ -221,7 +218,7 @@ def _planned(work: Workload, maker: EnvMaker, controllers: Iterable[str], explor
         [
             Phase("baseline", baseline),
             Phase("exploration", exploration),
-            arms_work(alone, rounds, hosts, env.episode_length),
+            evaluation_work(maker.config, controllers),
         ]
     )
     work.start()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from esper.config import TrainingConfig
+from esper.config_resolved import ResolvedConfig
+from esper.control.spec import ControllerSpec
 from esper.data.task import Task
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
@@ -102,6 +104,9 @@ class ArmRunner(ABC):
     ranks: RunRanks | None = None
     """The ranks that its hosts are spread over, if any."""
 
+    alone = False
+    """Whether it leaves hosts alone."""
+
     units = 0.0
     """Work of one round."""
 
@@ -140,6 +145,7 @@ class GrowingRunner(ArmRunner):
         experience: Mapping[str, Any] | None = None,
         count_flops: bool = True,
     ) -> None:
+        self.alone = ControllerSpec.of(controller).alone
         self.run_seed = run_seed
         self.baselines = baselines
         self.ranks = maker.ranks
@@ -208,21 +214,27 @@ class GrowingRunner(ArmRunner):
         self.env.close()
 
 
+def evaluation_work(config: ResolvedConfig, controllers: Iterable[str]) -> Phase:
+    """Returns the work of playing ``run.evaluation_pairs`` hosts with each of ``controllers``."""
+    rounds, hosts = split_pairs(config.run.evaluation_pairs, config.env.n_envs)
+    alone = [ControllerSpec.of(name).alone for name in controllers]
+    return arms_work(alone, rounds, hosts, config.env.episode_length)
+
+
 def arms_work(alone: Iterable[bool], rounds: int, hosts: int, epochs: int) -> Phase:
     """Returns the work of a comparison of arms; ``alone`` says of each whether it leaves hosts alone."""
     return Phase("comparison", rounds * hosts * epochs * sum(map(work_of, alone)))
 
 
 def prepare_arms(
-    runners: Mapping[str, ArmRunner],
-    alone: Collection[str],
+    runners: Iterable[ArmRunner],
     hosts: int,
     epochs: int,
     work: Workload,
 ) -> None:
     """Prepares the arms for rounds of ``hosts`` hosts; their work is counted, with that of the baseline."""
-    for name, runner in runners.items():
-        an_epoch = work_of(name in alone)
+    for runner in runners:
+        an_epoch = work_of(runner.alone)
         runner.units = hosts * epochs * an_epoch
         runner.count(work.counter("baseline"))
         runner.prepare()

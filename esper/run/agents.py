@@ -18,15 +18,13 @@ from esper.config_resolved import ResolvedConfig
 from esper.control.controller import Controller, NoGrowth, PerEnvController
 from esper.control.plans import PlansController
 from esper.control.script import shipped_schedule_fits
-from esper.control.spec import ControllerSpec
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.evaluation.comparison import ArmResult, play_arms
 from esper.evaluation.runner import (
     HostResult,
     Results,
-    arms_work,
-    split_pairs,
+    evaluation_work,
 )
 from esper.files.checkpoint import State, policy_state
 from esper.ppo.agent import PPOAgent
@@ -66,6 +64,11 @@ class Agent(ABC):
         self.maker = maker
         self.env = env
         self.config = maker.config
+
+    @property
+    def experience(self) -> State:
+        """The experience of the run so far, copied."""
+        return self.env.gatherer.experiences[0].state_dict()
 
     def pretrain(self, emit: Emit) -> bool:
         """Practises before the first round and returns True, if that is needed and was not done before."""
@@ -192,11 +195,6 @@ class LearningAgent(Agent):
     def contender(self, env: SlotVectorEnv, run_seed: int) -> Controller:
         """Returns a controller for ``env`` that plays as the agent does, and does not learn."""
 
-    @property
-    def experience(self) -> dict[str, Any]:
-        """Returns a copy of the experience of this run."""
-        return self.env.gatherer.experiences[0].state_dict()
-
     def evaluate(self, measured: Emit) -> list[ArmResult]:
         """Plays the agent and each baseline on ``run.evaluation_pairs`` hosts; the agent's arm is first.
 
@@ -220,9 +218,7 @@ class LearningAgent(Agent):
         )
 
     def comparison_work(self) -> list[Phase]:
-        rounds, hosts = split_pairs(self.config.run.evaluation_pairs, self.env.num_envs)
-        alone = [ControllerSpec.of(name).alone for name in self.compared]
-        return [arms_work(alone, rounds, hosts, self.env.horizon)]
+        return [evaluation_work(self.config, self.compared)]
 
     def state_dict(self) -> dict[str, Any]:
         compared: dict[str, dict[int, Any]] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from esper.config import ConfigError
@@ -24,7 +25,6 @@ from esper.evaluation.runner import (
     HostResult,
     Progress,
     Results,
-    Save,
     arms_work,
     in_order,
     maker_of,
@@ -207,8 +207,8 @@ class ComparisonRun:
                     self.pairs,
                     self.rounds,
                     self.results[index],
-                    self._save(index),
-                    self._tell(comparison.seed),
+                    partial(self._save, index),
+                    partial(self._tell, comparison.seed),
                 )
             self._next = None
 
@@ -239,27 +239,22 @@ class ComparisonRun:
         """Whether every arm has played everything."""
         return not self._unfinished()
 
-    def _save(self, index: int) -> Save:
-        def save(
-            arm: str,
-            number: int,
-            hosts: list[HostResult],
-            seconds: float,
-        ) -> None:
-            self.files.save_round(arm, index * self.all_rounds + number, hosts, seconds)
+    def _save(
+        self,
+        index: int,
+        arm: str,
+        number: int,
+        hosts: list[HostResult],
+        seconds: float,
+    ) -> None:
+        self.files.save_round(arm, index * self.all_rounds + number, hosts, seconds)
 
-        return save
-
-    def _tell(self, seed: int) -> Progress:
-        """Returns ``progress``, with the training seed added to the names of arms."""
-
-        def tell(event: ArmPlayed | ScoreDefined) -> None:
-            if isinstance(event, ArmPlayed) and self.train_seeds is not None:
-                event = replace(event, controller=f"{event.controller}, training seed {seed},")
-            if self.progress is not None:
-                self.progress(event)
-
-        return tell
+    def _tell(self, seed: int, event: ArmPlayed | ScoreDefined) -> None:
+        """Reports progress, with the training seed added to the names of arms."""
+        if isinstance(event, ArmPlayed) and self.train_seeds is not None:
+            event = replace(event, controller=f"{event.controller}, training seed {seed},")
+        if self.progress is not None:
+            self.progress(event)
 
     def _by_seed(self, results: Results) -> list[Results]:
         """Splits the saved rounds, which are counted through all training seeds, by training seed."""

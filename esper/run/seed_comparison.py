@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from esper.config import ConfigError
+from esper.control.spec import ALONE
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.evaluation.alternatives import CONTROLS
@@ -76,7 +77,6 @@ class SeedComparison:
         self.work = work
         self.follows = follows
         self.names = [arm.name for arm in arms]
-        self.alone = [arm.name for arm in arms if arm.alone]
         self.epochs = first.config.env.episode_length
         self.task = first.task
         self.ranks = first.ranks
@@ -117,7 +117,7 @@ class SeedComparison:
         held_out = self.seed + HELD_OUT
         if arm.control_of is not None:
             return CONTROLS[arm.controller](maker, arm.control_of, held_out)
-        controller = "none" if arm.alone else self.follows(arm)
+        controller = ALONE if arm.alone else self.follows(arm)
         return GrowingRunner(maker, controller, self.n_envs, held_out, self.baselines)
 
     def run(
@@ -180,7 +180,7 @@ class SeedComparison:
         runners = {name: self.runners[name] for name in self.names}
         # The baselines of arms that have learned are known, and serve the others.
         known_first = {name: runners[name] for name in self.experiments} | runners
-        prepare_arms(known_first, self.alone, self.n_envs, self.epochs, self.work)
+        prepare_arms(known_first.values(), self.n_envs, self.epochs, self.work)
         return runners
 
     def close(self) -> None:

@@ -190,7 +190,7 @@ class Trainer:
             "collector": self.collector.state_dict(),
             "agent": self.agent.state_dict(),
             "policy": self.agent.policy_state(),
-            "experience": self.env.gatherer.experiences[0].state_dict(),
+            "experience": self.agent.experience,
         }
 
     def load_state_dict(self, state: checkpoint.State) -> None:

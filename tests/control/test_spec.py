@@ -86,8 +86,8 @@ def test_what_a_controller_does_is_said_by_its_name() -> None:
 
 
 def test_folders_have_short_names_of_controllers() -> None:
-    names = ("ppo", "schedule:a/slow.toml", "plans:runs/digits", "a/mine.py:make", "checkpoint:")
-    assert [ControllerSpec.of(name).short for name in names] == ["ppo", "slow", "digits", "mine", "checkpoint"]
+    names = ("ppo", "schedule:a/slow.toml", "plans:runs/digits", "a/mine.py:make")
+    assert [ControllerSpec.of(name).short for name in names] == ["ppo", "slow", "digits", "mine"]
 
 
 def test_a_controller_is_the_same_if_its_file_has_moved() -> None:
@@ -102,9 +102,9 @@ def test_a_controller_is_the_same_if_its_file_has_moved() -> None:
 
 def test_a_copy_takes_the_place_of_what_is_followed() -> None:
     copy = Path("runs/a")
-    names = ("pretrained", "checkpoint:b", "plans:b", "schedule")
+    names = ("ppo", "pretrained", "checkpoint:b", "plans:b", "schedule")
     copies = [ControllerSpec.of(name).following(copy) for name in names]
-    assert copies == ["checkpoint:runs/a", "checkpoint:runs/a", "plans:runs/a", "schedule:runs/a"]
+    assert copies == [*["checkpoint:runs/a"] * 3, "plans:runs/a", "schedule:runs/a"]
 
 
 SPLITS = re.compile(r"(?:partition|split|removeprefix|startswith)\(\(?\"[\w-]*:\"")
