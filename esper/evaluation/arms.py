@@ -69,6 +69,7 @@ class Arm:
 
     @property
     def spec(self) -> ControllerSpec:
+        """The controller, parsed."""
         return ControllerSpec.of(self.controller)
 
     @property

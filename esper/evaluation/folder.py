@@ -147,8 +147,6 @@ class ComparisonFolder:
     def _confirmed(self, controller: str, named: Sequence[str]) -> str:
         """Returns a saved controller; one that is code as the user has named it again."""
         spec = ControllerSpec.of(controller)
-        if not spec.is_code:
-            return controller
         same = next((name for name in named if spec.same_as(ControllerSpec.of(name))), None)
         return ControllerSpec.of(confirmed_controller(controller, same, str(self.path), "--arm")).name
 

@@ -144,7 +144,7 @@ def policy_path(name: str) -> Path:
     spec = ControllerSpec.of(name)
     if spec.name == "pretrained":
         return PRETRAINED
-    return Path(spec.path if spec.kind == "checkpoint" and spec.path else name)
+    return Path((spec.kind == "checkpoint" and spec.path) or name)
 
 
 def find_policy(name: str, without_policy: bool = False) -> SavedPolicy:

@@ -59,8 +59,8 @@ class Experiment(AbstractContextManager["Experiment"]):
         work: Workload | None = None,
         ranks: RunRanks | None = None,
     ) -> None:
-        if controller is not None:
-            config = config.with_values(run={"controller": ControllerSpec.of(controller).name})
+        spec = ControllerSpec.of(config.run.controller if controller is None else controller)
+        config = config.with_values(run={"controller": spec.name})
         # What is quick to check comes first; loading the data is slow.
         check_device(config.ppo.device)
         check_trackers(config)
@@ -73,11 +73,9 @@ class Experiment(AbstractContextManager["Experiment"]):
         self.config = maker.config
         self.telemetry = RunTelemetry(maker.config, self.files, callbacks, resumed)
         # A resumed run follows the copies in its folder, of a schedule or a checkpoint.
-        follows: str | OwnController = config.run.controller
-        if controller is not None and not isinstance(controller, str):
-            follows = controller
-        elif resumed:
-            follows = self.files.follows(config.run.controller)
+        follows = spec.make or spec.name
+        if resumed and spec.make is None:
+            follows = self.files.follows(spec.name)
         self.trainer = Trainer(
             maker,
             self.telemetry,
