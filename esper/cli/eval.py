@@ -18,7 +18,7 @@ from esper.config import ConfigError, set_dotted
 from esper.control.spec import ControllerSpec
 
 if TYPE_CHECKING:
-    from esper.evaluation.policy import PolicyEvaluation
+    from esper.evaluation.evaluate import PolicyEvaluation
     from esper.files.policy import SavedPolicy
 
 
@@ -95,7 +95,7 @@ def command(
     for key, value in {"evaluation_pairs": pairs, "seed": seed, "device": device}.items():
         put(changes, "run", key, value)
 
-    from esper.evaluation.policy import evaluate_controller, hosts_config
+    from esper.evaluation.evaluate import evaluate_controller, hosts_config
     from esper.files.policy import check_target, find_policy
     from esper.training.execution.faults import is_expected
 

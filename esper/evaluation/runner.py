@@ -21,9 +21,9 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.evaluation.compute import ComputeMeter, episodes, watch
 from esper.files.system_info import check_devices
 from esper.hosts.grown import KeptSeed
+from esper.rollout.controllers import controller_for
 from esper.rollout.interrupt import interrupts_wait
 from esper.rollout.own_controller import OwnController
-from esper.rollout.policies import controller_for
 from esper.rollout.rollout import play_round
 from esper.spaces.action import STYLES
 from esper.telemetry.event import ArmPlayed, ScoreDefined

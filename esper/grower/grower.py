@@ -40,8 +40,8 @@ from esper.hosts.layout import Layout
 from esper.hosts.plain import warn_unmerged
 from esper.hosts.seed_hook import require_finished
 from esper.hosts.site_path import SitePath
+from esper.rollout.controllers import controller_for
 from esper.rollout.own_controller import OwnController, loaded
-from esper.rollout.policies import controller_for
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.spaces.action import Op
 from esper.telemetry.event import ActionTaken, Event

@@ -31,8 +31,8 @@ from esper.ppo.agent import PPOAgent
 from esper.ppo.policy import Policy
 from esper.ppo.update import UpdateStats
 from esper.rollout.collector import Round
+from esper.rollout.controllers import controller_for
 from esper.rollout.own_controller import OwnController
-from esper.rollout.policies import controller_for
 from esper.rollout.pretrain import pretrain
 from esper.rollout.rollout import Floats, Rollout
 from esper.telemetry.event import AgentValidated, Event, PracticeRound

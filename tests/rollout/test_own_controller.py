@@ -24,9 +24,9 @@ from esper.env.make import make_env
 from esper.env.slot_env import SlotVectorEnv
 from esper.evaluation.arms import read_arms
 from esper.evaluation.comparison import compare_controllers
-from esper.evaluation.policy import evaluate_controller
+from esper.evaluation.evaluate import evaluate_controller
+from esper.rollout.controllers import controller_for
 from esper.rollout.own_controller import confirmed_controller
-from esper.rollout.policies import controller_for
 from esper.rollout.rollout import play_round
 from esper.run.comparison import ComparisonRun
 from esper.run.experiment import Experiment

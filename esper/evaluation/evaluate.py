@@ -178,16 +178,9 @@ def evaluate_controller(
         experience, baseline = explored(maker, saved, explore, work)
 
     name_score(maker.score, progress)
+    pairs = config.run.evaluation_pairs
     # An agent observes the experience, too.
-    arms = play_arms(
-        maker,
-        controllers,
-        config.run.evaluation_pairs,
-        progress,
-        baseline,
-        work=work,
-        experience=experience,
-    )
+    arms = play_arms(maker, controllers, pairs, progress, baseline, work=work, experience=experience)
     comparisons = corrected([arm.against(arms[0]) for arm in arms[1:]])
     return PolicyEvaluation(
         name,
