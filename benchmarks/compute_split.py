@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,6 @@ from esper.config import TrainingConfig
 from esper.env.make import EnvMaker
 from esper.evaluation.compute import FROZEN, INCUBATING, LEARNING, ComputeMeter, EpochKind, episodes
 from esper.evaluation.runner import GrowingRunner
-from esper.rollout.policies import controller_for
 
 PARTS = ("host, training", "host, validation", "incubation", "seeds on, training", "more configurations, validation")
 
@@ -55,8 +53,7 @@ def first(episode: Sequence[EpochKind], roles: Sequence[str]) -> list[int]:
 def split(name: str, controller: str, hosts: int, seed: int) -> None:
     """Prints the rows of one task."""
     maker = EnvMaker.of(TrainingConfig.parse({"task": {"name": name}, "run": {"seed": seed}}))
-    make = partial(controller_for, controller, maker.config, run_seed=seed)
-    with closing(GrowingRunner(maker, make, hosts, seed, {})) as runner:
+    with closing(GrowingRunner(maker, controller, hosts, seed, {})) as runner:
         runner.prepare()
         runner.play(1)
         played = runner.env.backend.of_each(episodes)

@@ -26,8 +26,8 @@ from esper.data.task import resolve
 from esper.env.vector_env import GrowthVectorEnv
 from esper.grower.grower import Grower
 from esper.hosts.cnn import CNNHost
+from esper.rollout.controllers import controller_for
 from esper.rollout.own_controller import OwnController
-from esper.rollout.policies import controller_for
 from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
 from esper.training.rng import RngStream, derive_seed

@@ -31,6 +31,7 @@ from esper.config_telemetry import AnomalyConfig as AnomalyConfig
 from esper.config_telemetry import TrackConfig as TrackConfig
 from esper.config_types import Count, Finite, Fraction, Listed, Names, NonNegative, Positive, Section
 from esper.config_types import describe_fields as describe_fields
+from esper.control.spec import ControllerSpec
 
 RewardMode = Literal["shaped", "simplified", "advantage", "sparse", "loss_shaped", "loss_sparse"]
 
@@ -78,7 +79,7 @@ class RunConfig(Section):
     @property
     def learns(self) -> bool:
         """True if the controller learns during the run."""
-        return self.controller in ("ppo", "plans")
+        return ControllerSpec.of(self.controller).learns
 
 
 class GateConfig(Section):

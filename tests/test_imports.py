@@ -21,6 +21,7 @@ SOURCE_SUFFIXES = {".py", ".cpp", ".cu", ".cuh", ".h"}
 COMMON = (
     "ops",
     "config_files",
+    "control.spec",
     "config",
     "config_resolved",
     "telemetry.event",
@@ -37,6 +38,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "_runtime": (),
     "ops": (),
     "config_files": (),
+    "control.spec": ("config_files",),
     "config_types": (),
     "config_task": ("config_types",),
     "config_telemetry": ("config_types",),
@@ -44,6 +46,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "config_learning": ("config_types",),
     "config": (
         "config_files",
+        "control.spec",
         "config_types",
         "config_task",
         "config_controllers",

@@ -19,7 +19,7 @@ from esper.control.controller import Controller
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import ignore
-from esper.rollout.policies import controller_for
+from esper.rollout.controllers import controller_for
 from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
 from esper.telemetry.event import Event

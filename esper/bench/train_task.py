@@ -21,7 +21,7 @@ from esper.data.split import Split
 from esper.data.task import Task
 from esper.data.tasks import load_task
 from esper.hosts.host import Host
-from esper.rollout.policies import controller_for
+from esper.rollout.controllers import controller_for
 from esper.rollout.rollout import Rollout
 from esper.rollout.threads import one_thread
 from esper.training.precision import concrete

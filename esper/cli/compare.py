@@ -14,7 +14,7 @@ import click
 from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launcher, rank_options
 from esper.cli.options import PATH, build_tables, check_json_file, check_resume, config_options, new_folder
 from esper.config import ConfigError, TrainingConfig
-from esper.data.user_code import is_user_code
+from esper.control.spec import ControllerSpec
 
 if TYPE_CHECKING:
     from esper.config_resolved import HostTrainingConfig
@@ -110,7 +110,7 @@ def command(
     if resume is not None or merge:
         other = (resume, ranks.processes) if merge else (out,)
         own = (pairs, train_seeds, rounds, control_of, part, config_file, *other)
-        given = (*(arm for arm in arms if not is_user_code(arm)), *own, *assignments)
+        given = (*(arm for arm in arms if not ControllerSpec.of(arm).is_code), *own, *assignments)
         allowed = "--reference, --json and the same user-defined --task and --arm path.py:function"
         merging = (f"--out, {allowed}", "--merge FOLDER...") if merge else (allowed,)
         check_resume(given, flags, "comparison", *merging)

@@ -15,10 +15,10 @@ import click
 from esper.cli.launch import RankOptions, echo_waiting, leave_to_launcher, rank_options
 from esper.cli.options import PATH, check_json_file, put
 from esper.config import ConfigError, set_dotted
-from esper.data.user_code import is_user_code
+from esper.control.spec import ControllerSpec
 
 if TYPE_CHECKING:
-    from esper.evaluation.policy import PolicyEvaluation
+    from esper.evaluation.evaluate import PolicyEvaluation
     from esper.files.policy import SavedPolicy
 
 
@@ -95,11 +95,11 @@ def command(
     for key, value in {"evaluation_pairs": pairs, "seed": seed, "device": device}.items():
         put(changes, "run", key, value)
 
-    from esper.evaluation.policy import evaluate_controller, hosts_config
+    from esper.evaluation.evaluate import evaluate_controller, hosts_config
     from esper.files.policy import check_target, find_policy
     from esper.training.execution.faults import is_expected
 
-    policy = None if is_user_code(controller) else find_policy(controller)
+    policy = None if ControllerSpec.of(controller).is_code else find_policy(controller)
     if without_experience and save is None:
         raise ConfigError("--without-experience is for the file of --save; give that, too")
     if save is not None:  # fail before anything is played

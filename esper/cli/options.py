@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import click
 
 from esper.config import ConfigError, TrainingConfig, read_toml, set_dotted
-from esper.data.user_code import is_user_code, is_user_task, refuse_untrusted
+from esper.control.spec import ControllerSpec
+from esper.data.user_code import is_user_task, refuse_untrusted
 from esper.files.claim import drop_if_empty, new_subfolder
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -75,7 +76,7 @@ def build_tables(
         raise refuse_untrusted("task", config.task.name, str(config_file))
     place = ("run", "controller")
     controller, named_here = config.run.controller, extra.get(place) is not None or "run.controller" in set_here
-    if of_a_run and is_user_code(controller) and not named_here:
+    if of_a_run and ControllerSpec.of(controller).is_code and not named_here:
         if place in extra:
             raise refuse_untrusted("controller", controller, str(config_file))
         del tables["run"]["controller"]
@@ -101,12 +102,8 @@ def check_resume(
 def new_folder(*parts: str) -> Path:
     """Makes ``runs/PART-...-TIME``, with a number behind it if the name is taken; it goes with the command if it stays
     empty. A part that names a file, as a task or a controller may, becomes its stem."""
-
-    def short(name: str) -> str:
-        kind, _, file = name.partition(":")
-        return Path(kind).stem if is_user_code(name) else Path(file).stem if file else kind
-
-    name = "-".join([*map(short, parts), time.strftime("%Y%m%d-%H%M%S")])
+    shorts = [ControllerSpec.of(part).short for part in parts]  # tasks in files are named as controllers are
+    name = "-".join([*shorts, time.strftime("%Y%m%d-%H%M%S")])
     folder = new_subfolder(Path("runs"), name)
     click.get_current_context().call_on_close(partial(drop_if_empty, folder))
     return folder

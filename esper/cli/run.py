@@ -14,7 +14,8 @@ import click
 from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launcher, rank_options
 from esper.cli.options import PATH, build_tables, check_resume, config_options, new_folder
 from esper.config import ConfigError, TrainingConfig, read_toml
-from esper.data.user_code import is_user_code, is_user_task
+from esper.control.spec import ControllerSpec
+from esper.data.user_code import is_user_task
 from esper.telemetry.text import count, trained_once
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def command(
     ranks.serve_if_other()
     task = flags["task"]
     if resume is not None:
-        named_again = controller is not None and is_user_code(controller)
+        named_again = controller is not None and ControllerSpec.of(controller).is_code
         given = (None if named_again else controller, rounds, out, config_file, *assignments, *track)
         check_resume(given, flags, "run", "the same user-defined --task and --controller")
         folder = resume
@@ -82,7 +83,7 @@ def command(
         task, controller = config.task.name, config.run.controller
         folder = out or new_folder(task, controller)
         if ranks.restarted and is_run_of(folder, config):
-            resume, controller = folder, controller if is_user_code(controller) else None
+            resume, controller = folder, controller if ControllerSpec.of(controller).is_code else None
         elif ranks.restarted:
             ranks.clear(folder)
         ranks = ranks.chosen("run", config, episodes_of)
@@ -202,7 +203,7 @@ def how_to_go_on(folder: Path, task: str, controller: str) -> str:
 
 def resume_command(folder: Path, task: str, controller: str) -> str:
     """Returns the command that resumes a run."""
-    own = ["--controller", controller] if is_user_code(controller) else []
+    own = ["--controller", controller] if ControllerSpec.of(controller).is_code else []
     return shlex.join(["esper", "run", "--resume", str(folder), *_named_again(task), *own])
 
 
@@ -266,12 +267,11 @@ def next_commands(summary: RunSummary, task: str) -> list[str]:
     """Suggests commands to run next."""
     from esper.control.script import schedule_ships
 
-    if summary.controller == "ppo" and not summary.interrupted:
-        ours = f"checkpoint:{summary.folder}"
-    elif summary.controller == "plans" and not summary.interrupted:
-        ours = f"plans:{summary.folder}"
-    elif summary.controller.startswith(("checkpoint:", "schedule:", "pretrained")) or is_user_code(summary.controller):
-        ours = summary.controller
+    spec = ControllerSpec.of(summary.controller)
+    if spec.learns and not summary.interrupted:
+        ours = spec.following(summary.folder)
+    elif spec.is_code or spec.name == "pretrained" or (spec.path and spec.kind in ("checkpoint", "schedule")):
+        ours = spec.name
     else:
         ours = "schedule" if schedule_ships(task) else "random"
     compare = ["esper", "compare", "--config", f"{summary.folder}/config.toml", *_named_again(task)]

@@ -10,9 +10,8 @@ from esper.cli.output import echo_folded
 @click.command("tasks")
 def command() -> None:
     """List the tasks, blueprints and controllers."""
+    from esper.control.spec import FORM, NAMES
     from esper.data.tasks import SIMULATED, TASKS
-    from esper.data.user_code import FORM
-    from esper.rollout.policies import NAMES
     from esper.seeds.blueprints import BLUEPRINTS, source
 
     click.echo("Tasks")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from esper.config import ConfigError, TrainingConfig, did_you_mean
+from esper.config import ConfigError, TrainingConfig
 from esper.control.controller import NoGrowth, PerEnvController
 from esper.control.heuristic import HeuristicController
 from esper.control.plans import PlansController
 from esper.control.plateau import PlateauController
 from esper.control.random import RandomController
 from esper.control.script import ScriptedController, read_schedule, shipped_schedule
+from esper.control.spec import ControllerSpec
 from esper.spaces.action import ActionSpec
 from esper.spaces.observation import ObservationLayout
 
@@ -25,7 +26,6 @@ SIMPLE: dict[str, Callable[..., PerEnvController]] = {
     "random": RandomController,
     "none": NoGrowth,
 }
-NAMES = (*WITH_SETTINGS, *SIMPLE, "plans:RUN", "schedule", "schedule:FILE.toml")
 
 
 def make_controller(
@@ -45,10 +45,10 @@ def make_controller(
         return WITH_SETTINGS[name](spec, layout, n_envs, run_seed, config)
     if name in SIMPLE:
         return SIMPLE[name](spec, layout, n_envs, run_seed)
-    path = schedule_file(name, task)
+    controller = ControllerSpec.of(name)
+    path = schedule_file(controller, task)
     if path is None:
-        guess = did_you_mean(name, NAMES)
-        raise ConfigError(f"unknown controller {name!r}{guess}; known: {', '.join(NAMES)}")
+        raise controller.unknown()
     try:
         return ScriptedController(read_schedule(path), spec, layout, n_envs, run_seed)
     except ConfigError as error:
@@ -58,14 +58,11 @@ def make_controller(
         raise ConfigError(message) from None
 
 
-def schedule_file(name: str, task: str) -> Path | None:
+def schedule_file(controller: ControllerSpec, task: str) -> Path | None:
     """Returns the file of ``schedule`` or ``schedule:FILE``; None for any other controller.
 
     Raises ConfigError if no schedule ships for the task.
     """
-    kind, _, file = name.partition(":")
-    if kind != "schedule" or name == "schedule:":
+    if controller.kind != "schedule":
         return None
-    if not file:
-        return shipped_schedule(task)
-    return Path(file)
+    return Path(controller.path) if controller.path else shipped_schedule(task)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -13,15 +12,9 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from esper.config import ConfigError
-
-FORM = "path.py:function"
+from esper.control.spec import FORM
 
 Made = TypeVar("Made")
-
-
-def is_user_code(name: str) -> bool:
-    """True if a controller's name refers to a Python file, ``path.py:function``."""
-    return re.fullmatch(r"[^:]+\.py(:.*)?", name) is not None
 
 
 def is_user_task(name: str) -> bool:
@@ -35,11 +28,6 @@ def refuse_untrusted(kind: str, name: str, where: str, option: str | None = None
         f"{where} names the {kind} {name!r}, which is Python code; Esper runs code only when you name it yourself. "
         f"Review the file, then name it: {option or f'--{kind}'} {name} ({kind}={name!r} from Python)"
     )
-
-
-def same_function(one: str, other: str) -> bool:
-    """True if both names end in the same function; its file may have moved."""
-    return one.rpartition(":")[2] == other.rpartition(":")[2]
 
 
 def confirmed_task(found: str, given: str | None, where: str) -> str:
@@ -58,7 +46,9 @@ def confirmed_task(found: str, given: str | None, where: str) -> str:
 
 def same_task(found: str, given: str) -> bool:
     """True if two names mean the same task; a user task's file may have moved, but its function has the same name."""
-    return found == given or (is_user_task(found) and is_user_task(given) and same_function(found, given))
+    if is_user_task(found) and is_user_task(given):
+        return found.rpartition(":")[2] == given.rpartition(":")[2]
+    return found == given
 
 
 def run_user_code(kind: str, name: str, use: Callable[[Callable[..., Any]], Made]) -> Made:

@@ -9,17 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from esper.config import ConfigError, RunConfig, TrainingConfig, did_you_mean, read_toml, set_dotted
-from esper.data.user_code import FORM, is_user_code, is_user_task, refuse_untrusted
+from esper.config import ConfigError, TrainingConfig, did_you_mean, read_toml, set_dotted
+from esper.control.spec import FORM, NAMES, NO_GROWTH, ControllerSpec
+from esper.data.user_code import is_user_task, refuse_untrusted
 from esper.evaluation.alternatives import CONTROLS
-from esper.rollout.policies import NAMES
 
 Tables = dict[str, Any]
 """A config as nested tables, as in a TOML file."""
 
-ALONE = ("none", "no-growth")
 BUILT_IN = (
-    "no-growth",
+    NO_GROWTH,
     *CONTROLS,
     "random",
     "heuristic",
@@ -45,15 +44,16 @@ SHARED: Mapping[tuple[str, str], str] = {
 }
 """Values that must be the same in all arms, and why."""
 
-PAIRS = "run.evaluation_pairs"
-WITHOUT_EFFECT: Mapping[str, str] = {
-    PAIRS: "--pairs sets the number of hosts",
+NEVER_READ: Mapping[str, str] = {
+    "run.evaluation_pairs": "--pairs sets the number of hosts",
+}
+"""Values that an arm must not set, and why; in a file, which may be a run's config, they are ignored."""
+READ_ONLY_WHILE_LEARNING: Mapping[str, str] = {
     "run.rounds": "--pairs sets the number of hosts",
     "run.checkpoint_every": "every finished round is saved",
     "ppo": "this arm does not learn during the comparison; ones whose controllers learn are ppo and plans",
 }
-"""Values that an arm must not set, and why; in a file, which may be a run's config, they are ignored. All but the first
-have an effect on an arm that learns."""
+"""The same for arms that do not learn: keys, or a whole section."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,14 @@ class Arm:
     """The arm whose hosts a control is made for."""
 
     @property
+    def spec(self) -> ControllerSpec:
+        """The controller, parsed."""
+        return ControllerSpec.of(self.controller)
+
+    @property
     def alone(self) -> bool:
         """Whether it leaves hosts alone."""
-        return self.controller in ALONE
+        return self.spec.alone
 
     @property
     def learns(self) -> bool:
@@ -95,6 +100,10 @@ class _Draft:
     control_of: str | None = None
     controller: str = ""
 
+    @property
+    def spec(self) -> ControllerSpec:
+        return ControllerSpec.of(self.controller)
+
 
 def read_arms(texts: Sequence[str], base: Tables, control_of: str | None = None) -> list[Arm]:
     """Returns the arms named by ``texts``, in order; the config of each is ``base`` with its own values on top.
@@ -111,7 +120,7 @@ def read_arms(texts: Sequence[str], base: Tables, control_of: str | None = None)
     if len(drafts) < len(read):
         raise ConfigError(f"two arms have the same name: {', '.join(draft.name for draft in read)}")
     common = _common(drafts, base)
-    growing = [name for name, draft in drafts.items() if draft.controller not in (*ALONE, *CONTROLS)]
+    growing = [name for name, draft in drafts.items() if not (draft.spec.alone or draft.controller in CONTROLS)]
     arms = []
     for name, draft in drafts.items():
         grown = None
@@ -163,7 +172,7 @@ def _read(text: str, base: Tables) -> _Draft:
     draft.controller = str(run.get("controller", ""))
     _check_controller(draft)
     if not file:
-        _check_effects(text, draft)
+        check_effects(draft.tables, _unread(draft), f"--arm {text}: ")
     return draft
 
 
@@ -182,7 +191,7 @@ def _from_file(text: str, name: str, path: Path, base: Tables) -> _Draft:
     if from_run and is_user_task(task) and _section(base, "task").get("name") != task:
         raise refuse_untrusted("task", task, str(path))  # only a run folder names this code, and not the user
     controller = str(_section(tables, "run").get("controller"))
-    if from_run and is_user_code(controller):
+    if from_run and ControllerSpec.of(controller).is_code:
         raise refuse_untrusted("controller", controller, str(path), "--arm")
     return _Draft(name, tables)
 
@@ -204,41 +213,42 @@ def _inline(text: str, name: str, rest: str) -> _Draft:
             raise ConfigError(
                 f"--arm {text}: expected controller=..., of=... or SECTION.KEY=VALUE, got {assignment.strip()!r}"
             ) from None
-    if "controller" not in _section(draft.tables, "run") and _is_controller(name):
+    if "controller" not in _section(draft.tables, "run") and _is_controller(ControllerSpec.of(name)):
         # CONTROLLER:SECTION.KEY=VALUE,... is its own name.
         draft.tables.setdefault("run", {})["controller"] = name
         draft.name = text
     return draft
 
 
-def _check_effects(text: str, draft: _Draft) -> None:
-    """Raises ConfigError if the arm sets a value of WITHOUT_EFFECT itself."""
-    without_effect = dict(WITHOUT_EFFECT)
+def _unread(draft: _Draft) -> dict[str, str]:
+    """Returns the values that have no effect on the arm, and why."""
     # An arm that learns plays rounds of its own, writes checkpoints, and reads the section ppo if it is a ppo.
-    if RunConfig(controller=draft.controller).learns:
-        without_effect = {PAIRS: WITHOUT_EFFECT[PAIRS]}
-        if draft.controller != "ppo":
-            without_effect["ppo"] = f"{draft.controller} does not learn by it"
-    for dotted, why in without_effect.items():
+    if draft.controller == "ppo":
+        return {**NEVER_READ}
+    if draft.spec.learns:
+        return {**NEVER_READ, "ppo": f"{draft.controller} does not learn by it"}
+    return {**NEVER_READ, **READ_ONLY_WHILE_LEARNING}
+
+
+def check_effects(tables: Mapping[str, Any], unread: Mapping[str, str], where: str = "") -> None:
+    """Raises ConfigError if ``tables`` set a value that is ``unread``: SECTION.KEY or a whole section, and why."""
+    for dotted, why in unread.items():
         section, _, key = dotted.partition(".")
-        for name in _section(draft.tables, section):
+        for name in _section(tables, section):
             if name == key or not key:
-                raise ConfigError(f"--arm {text}: {section}.{name} has no effect here: {why}")
+                raise ConfigError(f"{where}{section}.{name} has no effect here: {why}")
 
 
-def _is_controller(name: str) -> bool:
-    return name in (*ALONE, *CONTROLS) or name in NAMES or is_user_code(name)
+def _is_controller(spec: ControllerSpec) -> bool:
+    return spec.known or spec.alone or spec.name in CONTROLS
 
 
 def _check_controller(draft: _Draft) -> None:
-    kind = draft.controller.partition(":")[0]
-    if not kind:
-        names = ", ".join((*NAMES, "no-growth", *CONTROLS))
+    if not draft.controller:
+        names = ", ".join((*NAMES, NO_GROWTH, *CONTROLS))
         raise ConfigError(f"arm {draft.name!r} has no controller; give it one of: {names}")
-    kinds = {name.partition(":")[0] for name in NAMES}
-    known = kind in kinds or draft.controller in (*ALONE, *CONTROLS) or is_user_code(draft.controller)
-    if not known:
-        similar = did_you_mean(kind, (*kinds, *ALONE, *CONTROLS))
+    if not _is_controller(draft.spec):
+        similar = did_you_mean(draft.spec.kind, (*NAMES, NO_GROWTH, *CONTROLS))
         raise ConfigError(f"unknown controller {draft.controller!r}{similar}; an arm is one of: {FORMS}")
     if draft.control_of is not None and draft.controller not in CONTROLS:
         raise ConfigError(f"arm {draft.name!r}: of= applies only to {', '.join(CONTROLS)}, not to {draft.controller}")
@@ -283,6 +293,6 @@ def _common(drafts: Mapping[str, _Draft], base: Tables) -> Tables:
     return common
 
 
-def _section(tables: Tables, name: str) -> Tables:
+def _section(tables: Mapping[str, Any], name: str) -> Tables:
     section = tables.get(name, {})
     return section if isinstance(section, dict) else {}

@@ -9,33 +9,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from esper.config import ConfigError, TrainingConfig
+from esper.control.spec import ControllerSpec
 from esper.data.task import Task
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.evaluation.analysis import MetricResult
-from esper.evaluation.arms import ALONE, Arm
+from esper.evaluation.arms import Arm
 from esper.evaluation.runner import (
     GrowingRunner,
     HostResult,
-    MakeController,
     Progress,
     Results,
     in_order,
+    maker_of,
     play_rounds,
     prepare_arms,
     split_pairs,
 )
 from esper.evaluation.statistics import MIN_SEEDS, Floats, PairedComparison, compare_pairs
-from esper.files.system_info import check_devices, describe_environment
-from esper.rollout.own_controller import OwnController, name_of
-from esper.rollout.policies import check_name, controller_for
+from esper.files.system_info import describe_environment
+from esper.rollout.own_controller import OwnController
 from esper.rollout.threads import one_thread
 from esper.telemetry.text import trained_once
 from esper.telemetry.workload import Workload
@@ -93,39 +92,35 @@ def compare_controllers(
     if isinstance(controllers, Mapping):
         named = dict(controllers)
     else:
-        named = {name_of(controller): controller for controller in controllers}
+        named = {ControllerSpec.of(controller).name: controller for controller in controllers}
     if len(named) < len(controllers):
         raise ConfigError(f"a controller is given twice: {', '.join(named)}; name each, as in {{'mine': controller}}")
     for controller in named.values():
-        check_name(controller)
-    check_devices(config.run.device)
-    maker = EnvMaker.of(config, task)
-    seed = config.run.seed + HELD_OUT  # of hosts that no agent learns on
-    makers = {}
-    for name, controller in named.items():
-        makers[name] = partial(controller_for, controller, maker.config, run_seed=seed)
-    return play_arms(maker, makers, pairs, seed, progress)
+        ControllerSpec.of(controller).check()
+    return play_arms(maker_of(config, task), named, pairs, progress)
 
 
 @one_thread()
 def play_arms(
     maker: EnvMaker,
-    controllers: Mapping[str, MakeController],
+    controllers: Mapping[str, str | OwnController],
     pairs: int,
-    run_seed: int,
     progress: Progress | None = None,
     baseline: Baseline | None = None,
     results: Results | None = None,
     work: Workload | None = None,
+    experience: Mapping[str, Any] | None = None,
 ) -> list[ArmResult]:
-    """Plays the hosts of ``run_seed`` with every controller: pair i is the same (env, episode) for each of them.
+    """Plays held-out hosts with every controller: pair i is the same (env, episode) for each of them.
 
     Args:
         baseline: the no-growth baseline; None: that of the config's run seed, measured once.
         results: results so far. Rounds found here are not played again; each new one is stored here before ``progress``
             is called.
         work: counts what is done.
+        experience: the experience that every controller starts with; None: its own, if it has any.
     """
+    run_seed = maker.config.run.seed + HELD_OUT  # of hosts that no agent learns on
     work = work or Workload()
     if results is None:
         results = {name: {} for name in controllers}
@@ -133,14 +128,14 @@ def play_arms(
     runners: dict[str, GrowingRunner] = {}
     baselines: dict[Any, Baseline] = {}  # measured once for all arms
     with ExitStack() as stack:  # closes the arms before one that cannot be made
-        for name, make in controllers.items():
-            runner = GrowingRunner(maker, make, n_envs, run_seed, baselines, count_flops=False)
+        for name, controller in controllers.items():
+            runner = GrowingRunner(maker, controller, n_envs, run_seed, baselines, experience, count_flops=False)
             runners[name] = stack.enter_context(closing(runner))
         for runner in runners.values():
             if runner.env.baseline is None:
                 runner.env.configure(baseline=baseline)
         work.pause()  # envs were made, which says nothing about the pace
-        prepare_arms(runners, ALONE, n_envs, maker.config.env.episode_length, work)
+        prepare_arms(runners.values(), n_envs, maker.config.env.episode_length, work)
         order = np.random.default_rng([run_seed, len(controllers)])
         play_rounds(runners, range(rounds), order, results, progress, work)
     return [ArmResult.of(name, hosts) for name, hosts in in_order(results, pairs).items()]

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from esper.config import ConfigError, TrainingConfig
 from esper.control.names import schedule_file
-from esper.data.user_code import is_user_code, is_user_task, same_function
+from esper.control.spec import ControllerSpec
+from esper.data.user_code import is_user_task
 from esper.evaluation.arms import Arm
 from esper.evaluation.runner import HostResult, Results
 from esper.files import checkpoint
@@ -24,7 +25,7 @@ from esper.files.policy import policy_path
 from esper.files.run_folder import writable
 from esper.files.system_info import describe_environment
 from esper.rollout.interrupt import interrupts_wait
-from esper.rollout.own_controller import confirmed_controller, name_of
+from esper.rollout.own_controller import confirmed_controller
 from esper.telemetry.text import plain
 
 FORMAT = 1
@@ -145,26 +146,20 @@ class ComparisonFolder:
 
     def _confirmed(self, controller: str, named: Sequence[str]) -> str:
         """Returns a saved controller; one that is code as the user has named it again."""
-        if not is_user_code(controller):
-            return controller
-        same = next((name for name in named if same_function(name, controller)), None)
-        return name_of(confirmed_controller(controller, same, str(self.path), "--arm"))
+        spec = ControllerSpec.of(controller)
+        same = next((name for name in named if spec.same_as(ControllerSpec.of(name))), None)
+        return ControllerSpec.of(confirmed_controller(controller, same, str(self.path), "--arm")).name
 
     def follows(self, arm: Arm) -> str:
         """Returns the arm's controller, with the path of the copy that is kept here once there is one.
 
         The original schedule, policy or experience may have changed or disappeared since, or the folder may have moved.
         """
-        if not (self.path / SETTINGS).exists() or is_user_code(arm.controller):
+        if not (self.path / SETTINGS).exists() or not arm.spec.follows:
             return arm.controller
         entry = next(entry for entry in self.read()["arms"] if entry["name"] == arm.name)
         copy = next((self.path / FOLLOWED).glob(f"{entry['follows_sha256']}.*"), None)
-        if copy is None:
-            return arm.controller  # it follows nothing
-        kind = arm.controller.partition(":")[0]
-        if kind == "pretrained":
-            kind = "checkpoint"  # the copy has a path
-        return f"{kind}:{copy}"
+        return arm.controller if copy is None else arm.spec.following(copy)
 
     def read(self) -> dict[str, Any]:
         """Returns the settings as they were saved. Raises ConfigError for a missing folder or another format."""
@@ -235,9 +230,9 @@ def resume_command(folder: Path, arms: Sequence[Arm]) -> str:
     if is_user_task(task):
         command += ["--task", task]
     # Each once, in the order of arms.
-    for controller in dict.fromkeys(arm.controller for arm in arms):
-        if is_user_code(controller):
-            command += ["--arm", controller]
+    for spec in dict.fromkeys(arm.spec for arm in arms):
+        if spec.is_code:
+            command += ["--arm", spec.name]
     return shlex.join(command)
 
 
@@ -253,18 +248,17 @@ class _Followed:
     @classmethod
     def of(cls, arm: Arm) -> _Followed | None:
         """Reads it; None if the controller follows none. Raises ConfigError if it cannot be read."""
-        file = schedule_file(arm.controller, arm.config.task.name)
-        is_code = is_user_code(arm.controller)
-        if is_code:
-            file = Path(arm.controller.rpartition(":")[0]).expanduser()
-        kind, _, other = arm.controller.partition(":")
-        if kind in ("checkpoint", "pretrained") or (kind == "plans" and other):
-            path = policy_path(other or kind)
+        spec = arm.spec
+        file = schedule_file(spec, arm.config.task.name)
+        if spec.is_code:
+            file = Path(spec.path).expanduser()
+        elif file is None and spec.follows:
+            path = policy_path(spec.path or spec.kind)
             file = path / checkpoint.NAME if path.is_dir() else path
         if file is None:
             return None
         try:
-            return cls(file.read_bytes(), file.suffix, is_code)
+            return cls(file.read_bytes(), file.suffix, spec.is_code)
         except OSError as error:
             raise ConfigError(f"arm {arm.name!r}: {file} cannot be read: {error.strerror}") from None
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from esper.control.controller import Controller
+from esper.config import TrainingConfig
+from esper.config_resolved import ResolvedConfig
+from esper.control.spec import ControllerSpec
+from esper.data.task import Task
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
-from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv
 from esper.evaluation.compute import ComputeMeter, episodes, watch
+from esper.files.system_info import check_devices
 from esper.hosts.grown import KeptSeed
+from esper.rollout.controllers import controller_for
 from esper.rollout.interrupt import interrupts_wait
+from esper.rollout.own_controller import OwnController
 from esper.rollout.rollout import play_round
 from esper.spaces.action import STYLES
 from esper.telemetry.event import ArmPlayed, ScoreDefined
@@ -26,26 +31,19 @@ from esper.telemetry.score import ACCURACY, ScoreUnit
 from esper.telemetry.workload import Phase, Workload, work_of
 from esper.training.execution.ranks import RunRanks
 
-MakeController = Callable[[SlotVectorEnv], Controller]
 Progress = Callable[[ArmPlayed | ScoreDefined], None]
 """Receives each arm's rounds, and before them the score unless it is accuracy."""
 
 
-def with_experience(make: MakeController, experience: Mapping[str, Any]) -> MakeController:
-    """Wraps ``make``: the env that it makes a controller for starts with ``experience``."""
+def maker_of(config: TrainingConfig, task: Task | None = None, ranks: RunRanks | None = None) -> EnvMaker:
+    """Returns the maker of envs of a run or comparison; arguments and errors as of ``EnvMaker.of``.
 
-    def make_with_experience(env: SlotVectorEnv) -> Controller:
-        env.gatherer.give(experience)
-        return make(env)
-
-    return make_with_experience
-
-
-def whole_messages(ranks: RunRanks | None) -> RunRanks | None:
-    """Returns ``ranks``, to whom rank 0 talks without being interrupted in the middle of a message."""
+    Raises ConfigError for a device that this machine lacks, too. Messages to ``ranks`` are never interrupted.
+    """
+    check_devices(config.run.device)
     if ranks is not None:
         ranks.whole = interrupts_wait
-    return ranks
+    return EnvMaker.of(config, task, ranks)
 
 
 def name_score(score: ScoreUnit, progress: Progress | None) -> None:
@@ -106,6 +104,9 @@ class ArmRunner(ABC):
     ranks: RunRanks | None = None
     """The ranks that its hosts are spread over, if any."""
 
+    alone = False
+    """Whether it leaves hosts alone."""
+
     units = 0.0
     """Work of one round."""
 
@@ -130,25 +131,30 @@ class GrowingRunner(ArmRunner):
         n_envs: number of hosts per round.
         run_seed: seed that the hosts are derived from; the baseline is that of the config's own seed.
         baselines: measured baselines by what they depend on, shared by all arms; this one adds its own.
+        experience: the experience that the env starts with; None: that of the controller, if it has any.
         count_flops: whether floating-point operations are counted; those of simulated hosts never are.
     """
 
     def __init__(
         self,
         maker: EnvMaker,
-        make_controller: MakeController,
+        controller: str | OwnController,
         n_envs: int,
         run_seed: int,
         baselines: dict[Any, Baseline],
+        experience: Mapping[str, Any] | None = None,
         count_flops: bool = True,
     ) -> None:
+        self.alone = ControllerSpec.of(controller).alone
         self.run_seed = run_seed
         self.baselines = baselines
         self.ranks = maker.ranks
         self.env = maker.make(n_envs=n_envs)
         self.env.configure(learns=False)  # no round depends on another one
         try:
-            self.controller = make_controller(self.env)
+            if experience is not None:
+                self.env.gatherer.give(experience)
+            self.controller = controller_for(controller, maker.config, self.env, run_seed)
         except BaseException:
             self.env.close()
             raise
@@ -209,21 +215,27 @@ class GrowingRunner(ArmRunner):
         self.env.close()
 
 
-def arms_work(arms: Mapping[str, bool], rounds: int, hosts: int, epochs: int) -> Phase:
-    """Returns the work of a comparison of ``arms``, which are named with whether they leave hosts alone."""
-    return Phase("comparison", rounds * hosts * epochs * sum(map(work_of, arms.values())))
+def evaluation_work(config: ResolvedConfig, controllers: Iterable[str]) -> Phase:
+    """Returns the work of playing ``run.evaluation_pairs`` hosts with each of ``controllers``."""
+    rounds, hosts = split_pairs(config.run.evaluation_pairs, config.env.n_envs)
+    alone = [ControllerSpec.of(name).alone for name in controllers]
+    return arms_work(alone, rounds, hosts, config.env.episode_length)
+
+
+def arms_work(alone: Iterable[bool], rounds: int, hosts: int, epochs: int) -> Phase:
+    """Returns the work of a comparison of arms; ``alone`` says of each whether it leaves hosts alone."""
+    return Phase("comparison", rounds * hosts * epochs * sum(map(work_of, alone)))
 
 
 def prepare_arms(
-    runners: Mapping[str, ArmRunner],
-    alone: Collection[str],
+    runners: Iterable[ArmRunner],
     hosts: int,
     epochs: int,
     work: Workload,
 ) -> None:
     """Prepares the arms for rounds of ``hosts`` hosts; their work is counted, with that of the baseline."""
-    for name, runner in runners.items():
-        an_epoch = work_of(name in alone)
+    for runner in runners:
+        an_epoch = work_of(runner.alone)
         runner.units = hosts * epochs * an_epoch
         runner.count(work.counter("baseline"))
         runner.prepare()

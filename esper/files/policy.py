@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from esper.config import ConfigError, TrainingConfig, read_toml
+from esper.control.spec import ControllerSpec
 from esper.env.slot_env import SlotVectorEnv
 from esper.experience.worth import Experience
 from esper.files import checkpoint
@@ -140,9 +141,10 @@ class SavedPolicy:
 
 def policy_path(name: str) -> Path:
     """Returns the path that ``name`` refers to; it is ``pretrained``, PATH or ``checkpoint:PATH``."""
-    if name == "pretrained":
+    spec = ControllerSpec.of(name)
+    if spec.name == "pretrained":
         return PRETRAINED
-    return Path(name.removeprefix("checkpoint:"))
+    return Path((spec.kind == "checkpoint" and spec.path) or name)
 
 
 def find_policy(name: str, without_policy: bool = False) -> SavedPolicy:

@@ -11,6 +11,7 @@ from typing import Any
 
 from esper.config import ConfigError, TrainingConfig
 from esper.control.names import schedule_file
+from esper.control.spec import ControllerSpec
 from esper.files import checkpoint
 from esper.files.atomic import write_atomic, write_json
 from esper.files.system_info import describe_environment
@@ -43,7 +44,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             write_atomic(self.path / CONFIG, config.to_toml().encode())
             write_json(self.path / "env.json", describe_environment())
-            schedule = schedule_file(config.run.controller, config.task.name)
+            schedule = schedule_file(ControllerSpec.of(config.run.controller), config.task.name)
             if schedule is not None:
                 write_atomic(self.path / SCHEDULE, schedule.read_bytes())
 
@@ -52,15 +53,11 @@ class RunFolder:
 
         The original schedule, policy or experience may have changed or disappeared since.
         """
-        kind, _, other = controller.partition(":")
-        if kind == "schedule":
-            return f"schedule:{self.path / SCHEDULE}"
-        if kind == "plans" and other:
-            # The checkpoint of this run has the experience, which grew from the other run's.
-            return f"plans:{self.path}"
-        if kind in ("checkpoint", "pretrained"):
-            return f"checkpoint:{self.path}"
-        return controller
+        spec = ControllerSpec.of(controller)
+        if not spec.follows:
+            return controller
+        # The checkpoint of this run has the policy, or the experience, which grew from the other run's.
+        return spec.following(self.path / SCHEDULE if spec.kind == "schedule" else self.path)
 
     def sinks(self) -> list[Sink]:
         """Returns the event log and the metrics table. Raises ConfigError if they cannot be opened."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from esper.config import ConfigError, TrainingConfig
 from esper.config_resolved import ResolvedConfig
 from esper.control.controller import Controller
+from esper.control.spec import ControllerSpec
 from esper.env.choices import spec_of
 from esper.env.reporting import Reporter
 from esper.grower.averages import given_averages
@@ -38,8 +39,8 @@ from esper.hosts.layout import Layout
 from esper.hosts.seed_hook import require_finished
 from esper.hosts.site_path import SitePath
 from esper.hosts.widen import warn_unmerged
+from esper.rollout.controllers import controller_for
 from esper.rollout.own_controller import OwnController, loaded
-from esper.rollout.policies import check_name, controller_for
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.spaces.action import Op
 from esper.telemetry.event import ActionTaken, Event
@@ -133,7 +134,7 @@ class Grower:
         if not isinstance(config, TrainingConfig):
             config = TrainingConfig.parse(dict(config or {}))
         self.config = _resolved(config, horizon - 1)
-        check_name(controller)
+        ControllerSpec.of(controller).check()
         self._loaded_controller = loaded(controller)
         self.blueprints = (blueprints or BLUEPRINTS).copy()
         self.paths = {name: SitePath.parse(text) for name, text in named.items()}

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from esper.config_resolved import ResolvedConfig
+from esper.control.spec import ControllerSpec
 from esper.files.claim import claimed
 from esper.files.run_folder import EVENTS, RunFolder, require_empty
 from esper.grower.env import LoopEnv
-from esper.rollout.own_controller import OwnController, name_of
+from esper.rollout.own_controller import OwnController
 from esper.telemetry.event import (
     BaselineMeasured,
     Event,
@@ -46,7 +47,7 @@ class LoopLog:
         self.folder = RunFolder(Path(folder), resumed=True)
         self.score = ScoreDefined("score", "", points)
         self.task = task
-        self.controller = name_of(controller)
+        self.controller = ControllerSpec.of(controller).name
         self.hub: TelemetryHub | None = None
         self.claim = ExitStack()
         """Holds the folder until the loop is over."""

@@ -2,57 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from esper.config import ConfigError
 from esper.control.controller import Controller, PerEnvController
-from esper.data.user_code import FORM, is_user_code, refuse_untrusted, run_user_code, same_function
+from esper.control.spec import FORM, UNNAMED, ControllerSpec
+from esper.data.user_code import refuse_untrusted, run_user_code
 from esper.env.slot_env import SlotVectorEnv
 
 OwnController = Callable[[SlotVectorEnv], Controller] | type[PerEnvController]
 """A function, conventionally called ``make_controller``, that makes a controller for the envs of a vector env; or a
 subclass of ``PerEnvController``."""
 
-UNNAMED = "callable:"
-"""Begins the recorded name of a callable that no file and name lead to."""
 MEMBERS = ("episode", "begin", "act", "memory_state", "load_memory_state")
-
-
-def name_of(controller: str | OwnController) -> str:
-    """Returns the name that a controller is recorded under: its own, or ``path.py:function`` of a callable.
-
-    A callable that is not a function or class of a module, such as a lambda, is ``callable:NAME``.
-
-    Raises ConfigError for anything else, such as a controller itself.
-    """
-    if isinstance(controller, str):
-        return controller
-    if not callable(controller):
-        raise ConfigError(
-            f"controller is a {type(controller).__name__}; expected a name, or a function that makes a controller for "
-            "an env"
-        )
-    called = controller
-    if isinstance(controller, partial):
-        called = controller.func  # a partial has no name of its own
-    name = str(getattr(called, "__qualname__", type(called).__name__))
-    module = sys.modules.get(getattr(controller, "__module__", None) or "")
-    file = str(getattr(module, "__file__", None) or "")
-    # A name is recorded only if it leads back to the same object.
-    if getattr(module, name, None) is not controller or not file.endswith(".py"):
-        return f"{UNNAMED}{name}"
-    path = Path(file).absolute()
-    folder = Path.cwd()
-    if path.is_relative_to(folder):
-        return f"{os.path.relpath(path, folder)}:{name}"
-    return f"{path}:{name}"
 
 
 def make_own(
@@ -74,7 +39,7 @@ def loaded(controller: str | OwnController) -> str | OwnController:
 
     Raises ConfigError if the file cannot be run or has no such function.
     """
-    if isinstance(controller, str) and is_user_code(controller):
+    if isinstance(controller, str) and ControllerSpec.of(controller).is_code:
         return run_user_code("controller", controller, lambda make: make)
     return controller
 
@@ -88,16 +53,17 @@ def _made(
     if rule is not None:
         return rule(env.action_spec, env.layout, env.num_envs, run_seed)
     controller: Controller = make(env)
+    name = ControllerSpec.of(make).name
     missing = [member for member in MEMBERS if not hasattr(controller, member)]
     if missing:
         raise ConfigError(
-            f"{name_of(make)} returned {type(controller).__name__}, which has no {', '.join(missing)}; a controller "
+            f"{name} returned {type(controller).__name__}, which has no {', '.join(missing)}; a controller "
             f"has {', '.join(MEMBERS)} (esper.control.controller.Controller)"
         )
     shape = np.shape(controller.episode)
     if shape != (env.num_envs,):
         raise ConfigError(
-            f"{name_of(make)}: the controller's episode has shape {list(shape)}; expected an int "
+            f"{name}: the controller's episode has shape {list(shape)}; expected an int "
             f"array [{env.num_envs}], one number per env"
         )
     return controller
@@ -115,21 +81,18 @@ def confirmed_controller(
     Code is loaded only from a name, or is a callable, that the user gave. Raises ConfigError if that is missing or is
     another controller, or if the recorded one was a callable without a name.
     """
-    if recorded.startswith(UNNAMED):
+    before = ControllerSpec.of(recorded)
+    if before.kind == UNNAMED:
         raise ConfigError(
-            f"{where} cannot be resumed: its controller was the callable {recorded.removeprefix(UNNAMED)}, which no "
+            f"{where} cannot be resumed: its controller was the callable {before.path}, which no "
             f"file and name lead to, so nothing shows that another callable is the same. Use a function or class of a "
             f"file, {FORM}, for a run that is to be resumed"
         )
     if named is None:
-        if is_user_code(recorded):
+        if before.is_code:
             raise refuse_untrusted("controller", recorded, where, option)
         return recorded
-    name = name_of(named)
-    if name != recorded and not _same_code(recorded, name):
-        raise ConfigError(f"{where} is a run of the controller {recorded!r}, not of {name!r}")
+    now = ControllerSpec.of(named)
+    if not before.same_as(now):
+        raise ConfigError(f"{where} is a run of the controller {recorded!r}, not of {now.name!r}")
     return named
-
-
-def _same_code(recorded: str, name: str) -> bool:
-    return is_user_code(recorded) and is_user_code(name) and same_function(recorded, name)

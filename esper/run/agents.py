@@ -20,23 +20,19 @@ from esper.control.plans import PlansController
 from esper.control.script import shipped_schedule_fits
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
-from esper.evaluation.arms import ALONE
 from esper.evaluation.comparison import ArmResult, play_arms
 from esper.evaluation.runner import (
     HostResult,
-    MakeController,
     Results,
-    arms_work,
-    split_pairs,
-    with_experience,
+    evaluation_work,
 )
 from esper.files.checkpoint import State, policy_state
 from esper.ppo.agent import PPOAgent
 from esper.ppo.policy import Policy
 from esper.ppo.update import UpdateStats
 from esper.rollout.collector import Round
+from esper.rollout.controllers import controller_for
 from esper.rollout.own_controller import OwnController
-from esper.rollout.policies import controller_for
 from esper.rollout.pretrain import pretrain
 from esper.rollout.rollout import Floats, Rollout
 from esper.telemetry.event import AgentValidated, Event, PracticeRound
@@ -68,6 +64,11 @@ class Agent(ABC):
         self.maker = maker
         self.env = env
         self.config = maker.config
+
+    @property
+    def experience(self) -> State:
+        """The experience of the run so far, copied."""
+        return self.env.gatherer.experiences[0].state_dict()
 
     def pretrain(self, emit: Emit) -> bool:
         """Practises before the first round and returns True, if that is needed and was not done before."""
@@ -194,10 +195,6 @@ class LearningAgent(Agent):
     def contender(self, env: SlotVectorEnv, run_seed: int) -> Controller:
         """Returns a controller for ``env`` that plays as the agent does, and does not learn."""
 
-    def informed(self, make: MakeController) -> MakeController:
-        """Wraps ``make``: the env that it makes a controller for starts with the experience of this run."""
-        return with_experience(make, self.env.gatherer.experiences[0].state_dict())
-
     def evaluate(self, measured: Emit) -> list[ArmResult]:
         """Plays the agent and each baseline on ``run.evaluation_pairs`` hosts; the agent's arm is first.
 
@@ -206,28 +203,22 @@ class LearningAgent(Agent):
         config = self.config
         if not config.run.evaluation_pairs:
             return []
-        seed = config.run.seed + HELD_OUT
+        controllers: dict[str, str | OwnController] = {name: name for name in self.baselines}
+        contender = partial(self.contender, run_seed=config.run.seed + HELD_OUT)
         # Every arm starts with the experience of the run.
-        contender = partial(self.contender, run_seed=seed)
-        controllers = {config.run.controller: self.informed(contender)}
-        for name in self.baselines:
-            baseline = partial(controller_for, name, config, run_seed=seed)
-            controllers[name] = self.informed(baseline)
         return play_arms(
             self.maker,
-            controllers,
+            {config.run.controller: contender, **controllers},
             config.run.evaluation_pairs,
-            seed,
             measured,
             self.env.baseline,
             self.compared,
             self.work,
+            self.experience,
         )
 
     def comparison_work(self) -> list[Phase]:
-        rounds, hosts = split_pairs(self.config.run.evaluation_pairs, self.env.num_envs)
-        alone = {name: name in ALONE for name in self.compared}
-        return [arms_work(alone, rounds, hosts, self.env.horizon)]
+        return [evaluation_work(self.config, self.compared)]
 
     def state_dict(self) -> dict[str, Any]:
         compared: dict[str, dict[int, Any]] = {}
@@ -348,7 +339,7 @@ class PPORun(LearningAgent):
                 learns=False,
                 count_epochs=self.work.counter("validation", GROWN),
             )
-            env.gatherer.give(self.env.gatherer.experiences[0].state_dict())
+            env.gatherer.give(self.experience)
             # A copy plays: the agent's episodes and random numbers must not change.
             policy = self.ppo.clone_policy(env.num_envs, seed, greedy=True)
             rollout = Rollout(env, policy)

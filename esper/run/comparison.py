@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from esper.config import ConfigError
@@ -24,18 +25,16 @@ from esper.evaluation.runner import (
     HostResult,
     Progress,
     Results,
-    Save,
     arms_work,
     in_order,
+    maker_of,
     name_score,
     split_pairs,
-    whole_messages,
 )
 from esper.evaluation.statistics import MIN_SEEDS
 from esper.files.atomic import write_json
 from esper.files.claim import claimed
 from esper.files.run_folder import require_empty
-from esper.files.system_info import check_devices
 from esper.rollout.interrupt import termination_interrupts
 from esper.rollout.threads import one_thread
 from esper.run.seed_comparison import Learned, SeedComparison, errors_name
@@ -96,8 +95,7 @@ class ComparisonRun:
         if not self.resumed:
             require_empty(self.files.path)
         # All arms share the task, the ranks and the length of an episode of the first one.
-        check_devices(arms[0].config.run.device)
-        self.first = EnvMaker.of(arms[0].config, task, whole_messages(ranks))
+        self.first = maker_of(arms[0].config, task, ranks)
         self.arms = tuple(resolved(arm, self.first) for arm in arms)
         self.progress = progress
         self.learned = learned
@@ -123,7 +121,7 @@ class ComparisonRun:
         if unfinished:
             self._next = self._open(unfinished[0])
         # The work of one training seed, then that of all.
-        alone = {arm.name: arm.alone for arm in arms}
+        alone = [arm.alone for arm in arms]
         epochs = self.first.config.env.episode_length
         self.work.add([arms_work(alone, len(self.rounds), self.n_envs, epochs)])
         self.work.repeat(len(unfinished))
@@ -209,8 +207,8 @@ class ComparisonRun:
                     self.pairs,
                     self.rounds,
                     self.results[index],
-                    self._save(index),
-                    self._tell(comparison.seed),
+                    partial(self._save, index),
+                    partial(self._tell, comparison.seed),
                 )
             self._next = None
 
@@ -241,27 +239,22 @@ class ComparisonRun:
         """Whether every arm has played everything."""
         return not self._unfinished()
 
-    def _save(self, index: int) -> Save:
-        def save(
-            arm: str,
-            number: int,
-            hosts: list[HostResult],
-            seconds: float,
-        ) -> None:
-            self.files.save_round(arm, index * self.all_rounds + number, hosts, seconds)
+    def _save(
+        self,
+        index: int,
+        arm: str,
+        number: int,
+        hosts: list[HostResult],
+        seconds: float,
+    ) -> None:
+        self.files.save_round(arm, index * self.all_rounds + number, hosts, seconds)
 
-        return save
-
-    def _tell(self, seed: int) -> Progress:
-        """Returns ``progress``, with the training seed added to the names of arms."""
-
-        def tell(event: ArmPlayed | ScoreDefined) -> None:
-            if isinstance(event, ArmPlayed) and self.train_seeds is not None:
-                event = replace(event, controller=f"{event.controller}, training seed {seed},")
-            if self.progress is not None:
-                self.progress(event)
-
-        return tell
+    def _tell(self, seed: int, event: ArmPlayed | ScoreDefined) -> None:
+        """Reports progress, with the training seed added to the names of arms."""
+        if isinstance(event, ArmPlayed) and self.train_seeds is not None:
+            event = replace(event, controller=f"{event.controller}, training seed {seed},")
+        if self.progress is not None:
+            self.progress(event)
 
     def _by_seed(self, results: Results) -> list[Results]:
         """Splits the saved rounds, which are counted through all training seeds, by training seed."""

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 from esper.config import ConfigError, TrainingConfig, read_toml
+from esper.control.spec import ControllerSpec
 from esper.data.task import Task
 from esper.data.user_code import confirmed_task
-from esper.env.make import EnvMaker
 from esper.evaluation.analysis import corrected
 from esper.evaluation.comparison import ArmResult
-from esper.evaluation.runner import whole_messages
+from esper.evaluation.runner import maker_of
 from esper.files import checkpoint
 from esper.files.claim import claimed
 from esper.files.misfits import MISFITS
 from esper.files.run_folder import CONFIG, EVENTS, RunFolder
-from esper.files.system_info import check_device, check_devices
+from esper.files.system_info import check_device
 from esper.rollout.interrupt import interrupts_wait, termination_interrupts
-from esper.rollout.own_controller import OwnController, confirmed_controller, name_of
+from esper.rollout.own_controller import OwnController, confirmed_controller
 from esper.rollout.threads import one_thread
 from esper.run.summary import RunSummary
 from esper.run.telemetry import RunTelemetry
@@ -60,10 +59,9 @@ class Experiment(AbstractContextManager["Experiment"]):
         work: Workload | None = None,
         ranks: RunRanks | None = None,
     ) -> None:
-        if controller is not None:
-            config = config.with_values(run={"controller": name_of(controller)})
+        spec = ControllerSpec.of(config.run.controller if controller is None else controller)
+        config = config.with_values(run={"controller": spec.name})
         # What is quick to check comes first; loading the data is slow.
-        check_devices(config.run.device)
         check_device(config.ppo.device)
         check_trackers(config)
         self.folder = Path(folder)
@@ -71,15 +69,13 @@ class Experiment(AbstractContextManager["Experiment"]):
         self.finished = False
         resumed = resumed_from is not None
         self.files = RunFolder(self.folder, resumed)
-        maker = EnvMaker.of(config, task, whole_messages(ranks))
+        maker = maker_of(config, task, ranks)
         self.config = maker.config
         self.telemetry = RunTelemetry(maker.config, self.files, callbacks, resumed, maker.score)
         # A resumed run follows the copies in its folder, of a schedule or a checkpoint.
-        follows: str | OwnController = config.run.controller
-        if controller is not None and not isinstance(controller, str):
-            follows = controller
-        elif resumed:
-            follows = self.files.follows(config.run.controller)
+        follows = spec.make or spec.name
+        if resumed and spec.make is None:
+            follows = self.files.follows(spec.name)
         self.trainer = Trainer(
             maker,
             self.telemetry,
@@ -152,13 +148,11 @@ class Experiment(AbstractContextManager["Experiment"]):
         if self.telemetry.hub is not None:
             raise RuntimeError("an Experiment runs only once: create another one, with its own folder")
         trainer = self.trainer
-        trainer.started = time.perf_counter()
         trainer.work.add(trainer.agent.comparison_work())
         trainer.work.start()
-        with claimed(self.folder), self, termination_interrupts():
+        with trainer.turn(), claimed(self.folder), self, termination_interrupts():
             try:
                 self.start()
-                trainer.practise()
                 while trainer.done < self.config.run.rounds:
                     trainer.play_round()
                 summary = self.end(trainer.evaluate(), interrupted=False)
@@ -186,10 +180,15 @@ class Experiment(AbstractContextManager["Experiment"]):
         self.trainer.stopping = True
 
     def start(self) -> None:
-        """Continues the run of the checkpoint, or begins a new one: opens its folder and log, measures the baseline."""
+        """Continues the run of the checkpoint, or begins a new one; an agent is then ready for its next round."""
         if self.resumed_from is not None:
             self._continue_from(self.resumed_from)
-            return
+        else:
+            self._begin()
+        self.trainer.practise()
+
+    def _begin(self) -> None:
+        """Opens the folder and the log, and measures the baseline."""
         self.files.create(self.config)
         self.telemetry.open()
         self.telemetry.start(self.trainer.env)

@@ -13,6 +13,7 @@ import numpy as np
 
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.config_resolved import ResolvedConfig
+from esper.control.spec import ControllerSpec
 from esper.data.task import Task
 from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv
@@ -22,8 +23,7 @@ from esper.files.run_folder import CONFIG, EVENTS
 from esper.lifecycle.gates import GATES, Gates
 from esper.lifecycle.stage import SeedStage
 from esper.report.event_log import EventLog
-from esper.rollout.own_controller import OwnController, name_of
-from esper.rollout.policies import check_name
+from esper.rollout.own_controller import OwnController
 from esper.rollout.threads import one_thread
 from esper.run.experiment import Experiment
 from esper.run.grown import Grown
@@ -85,14 +85,14 @@ def grow(
     """
     if controller == "none":
         raise ConfigError("controller none grows nothing: name another one; its result includes the host left alone")
-    check_name(controller)
+    spec = ControllerSpec.of(controller).check()
     if config is None:
         config = TrainingConfig().with_values(env={"baseline_episodes": 1})
     # One round of one host is one grown host.
     values = {"n_envs": 1}
     if epochs is not None:
         values["episode_length"] = epochs
-    settings = config.with_values(env=values, run={"controller": name_of(controller), "rounds": 1})
+    settings = config.with_values(env=values, run={"controller": spec.name, "rounds": 1})
     watch = Watch(callbacks, alone)
     sinks: list[Sink] = [watch]
     work = Workload()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from esper.config import ConfigError
+from esper.control.spec import ALONE
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.evaluation.alternatives import CONTROLS
@@ -31,10 +31,8 @@ from esper.evaluation.runner import (
     prepare_arms,
 )
 from esper.files import checkpoint
-from esper.rollout.policies import controller_for
 from esper.run.agents import LearningAgent
 from esper.run.experiment import Experiment
-from esper.run.trainer import Trainer
 from esper.telemetry.event import Event, RoundCompleted
 from esper.telemetry.sink import Sink
 from esper.telemetry.workload import Phase, Workload
@@ -79,7 +77,6 @@ class SeedComparison:
         self.work = work
         self.follows = follows
         self.names = [arm.name for arm in arms]
-        self.alone = [arm.name for arm in arms if arm.alone]
         self.epochs = first.config.env.episode_length
         self.task = first.task
         self.ranks = first.ranks
@@ -120,9 +117,8 @@ class SeedComparison:
         held_out = self.seed + HELD_OUT
         if arm.control_of is not None:
             return CONTROLS[arm.controller](maker, arm.control_of, held_out)
-        controller = "none" if arm.alone else self.follows(arm)
-        make = partial(controller_for, controller, maker.config, run_seed=held_out)
-        return GrowingRunner(maker, make, self.n_envs, held_out, self.baselines)
+        controller = ALONE if arm.alone else self.follows(arm)
+        return GrowingRunner(maker, controller, self.n_envs, held_out, self.baselines)
 
     def run(
         self,
@@ -141,7 +137,7 @@ class SeedComparison:
             for name, experiment in self.experiments.items():
                 others = [other for other in hosts if other != name]
                 arms = [ArmResult.of(arm, hosts[arm]) for arm in (name, *others)]
-                with _turn(experiment.trainer):
+                with experiment.trainer.turn():
                     experiment.end(arms, interrupted=False)
         finally:
             for experiment in self.experiments.values():
@@ -152,16 +148,15 @@ class SeedComparison:
         """Plays what is left of the arms' rounds, one round of each in turn, in random order."""
         experiments = list(self.experiments.values())
         for experiment in experiments:
-            with _turn(experiment.trainer):
+            with experiment.trainer.turn():
                 experiment.start()
-                experiment.trainer.practise()
         rounds = [experiment.config.run.rounds for experiment in experiments]
         for number in range(max(rounds, default=0)):
             for place in self.order.permutation(len(experiments)):
                 trainer = experiments[place].trainer
                 # Arms may have different numbers of rounds, and some may be done by an earlier process.
                 if trainer.done == number < trainer.config.run.rounds:
-                    with _turn(trainer):
+                    with trainer.turn():
                         trainer.play_round()
 
     def _ready(self) -> dict[str, ArmRunner]:
@@ -171,14 +166,21 @@ class SeedComparison:
             trainer = experiment.trainer
             agent = trainer.agent
             assert isinstance(agent, LearningAgent)
-            make = agent.informed(partial(agent.contender, run_seed=held_out))
-            runner = GrowingRunner(trainer.maker, make, self.n_envs, held_out, self.baselines)
+            contender = partial(agent.contender, run_seed=held_out)
+            runner = GrowingRunner(
+                trainer.maker,
+                contender,
+                self.n_envs,
+                held_out,
+                self.baselines,
+                agent.experience,
+            )
             runner.env.configure(baseline=trainer.env.baseline)
             self.runners[name] = self._opened.enter_context(closing(runner))
         runners = {name: self.runners[name] for name in self.names}
         # The baselines of arms that have learned are known, and serve the others.
         known_first = {name: runners[name] for name in self.experiments} | runners
-        prepare_arms(known_first, self.alone, self.n_envs, self.epochs, self.work)
+        prepare_arms(known_first.values(), self.n_envs, self.epochs, self.work)
         return runners
 
     def close(self) -> None:
@@ -197,17 +199,6 @@ class _Rounds(Sink):
     def handle(self, event: Event) -> None:
         if isinstance(event, RoundCompleted):
             self.learned(self.arm, self.seed, event)
-
-
-@contextmanager
-def _turn(trainer: Trainer) -> Iterator[None]:
-    """Counts only the seconds of its own turns as those of a run."""
-    trainer.started = time.perf_counter()
-    try:
-        yield
-    finally:
-        trainer.earlier_seconds = trainer.seconds
-        trainer.started = time.perf_counter()
 
 
 def _folder_name(place: int, arm: str) -> str:

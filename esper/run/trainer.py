@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 
 from esper.env.baseline import Baseline
@@ -65,8 +67,9 @@ class Trainer:
         self.env_steps = 0
         """Env steps of these rounds."""
         self.earlier_seconds = 0.0
-        """Seconds that the run took before it was resumed."""
-        self.started = time.perf_counter()
+        """Seconds that the run took before this turn, and before it was resumed."""
+        self.turn_began: float | None = None
+        """``time.perf_counter()`` at the start of this turn; None between two turns."""
         self.planned = RunWork(work, self.agent, self.collector)
         self.stopping = False
         """Whether the run was asked to stop."""
@@ -155,10 +158,22 @@ class Trainer:
     def evaluate(self) -> list[ArmResult]:
         return self.agent.evaluate(self._measured)
 
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Counts the seconds of the block as those of the run; others pass while it waits for its turn."""
+        self.turn_began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.earlier_seconds = self.seconds
+            self.turn_began = None
+
     @property
     def seconds(self) -> float:
         """Seconds that the run took so far, including those before it was resumed."""
-        return self.earlier_seconds + time.perf_counter() - self.started
+        if self.turn_began is None:
+            return self.earlier_seconds
+        return self.earlier_seconds + time.perf_counter() - self.turn_began
 
     def state_dict(self) -> checkpoint.State:
         """Returns all state needed to resume, and the policy on its own. Raises RuntimeError before the baseline."""
@@ -176,7 +191,7 @@ class Trainer:
             "collector": self.collector.state_dict(),
             "agent": self.agent.state_dict(),
             "policy": self.agent.policy_state(),
-            "experience": self.env.gatherer.experiences[0].state_dict(),
+            "experience": self.agent.experience,
         }
 
     def load_state_dict(self, state: checkpoint.State) -> None:

@@ -9,6 +9,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
+from esper.control.spec import ControllerSpec
+
 MAX_LENGTH = 200
 """Max characters shown of a name or value."""
 HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -77,8 +79,7 @@ def trained_once(controllers: Sequence[str], names: Sequence[str] | None = None)
     """
     shown = []
     for controller, name in zip(controllers, names or controllers, strict=True):
-        kind = controller.partition(":")[0]
-        if kind in ("ppo", "plans", "checkpoint", "pretrained"):
+        if ControllerSpec.of(controller).is_trained:
             shown.append(name)
     if not shown:
         return []

@@ -125,7 +125,7 @@ def test_expected_errors_are_shown_without_a_traceback(
     def breaks(*_arguments: object, **_names: object) -> None:
         raise error
 
-    monkeypatch.setattr("esper.evaluation.policy.play_arms", breaks)
+    monkeypatch.setattr("esper.evaluation.evaluate.play_arms", breaks)
     found = esper("eval", str(run))
     assert found.code == 1
     assert found.err == f"Error: {error}\n"

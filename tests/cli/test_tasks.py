@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from esper.config import ConfigError
+from esper.control.spec import NAMES
 from esper.data.tasks import SIMULATED, TASKS
 from esper.files.grown_host import load_host
-from esper.rollout.policies import NAMES
 from esper.seeds.blueprints import BLUEPRINTS
 from tests.cli.conftest import MINE, TASK, TWO_EPOCHS, Esper, executed
 

@@ -22,7 +22,7 @@ from esper.env.make import make_env
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.files import checkpoint
-from esper.rollout.policies import controller_for
+from esper.rollout.controllers import controller_for
 from esper.rollout.rollout import play_round
 from esper.run.experiment import Experiment
 from esper.telemetry.event import RunResumed

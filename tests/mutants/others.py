@@ -373,8 +373,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a resumed comparison follows the file of today",
             "esper/evaluation/folder.py",
-            "            return arm.controller  # it follows nothing\n        kind",
-            "            return arm.controller  # it follows nothing\n        return arm.controller\n        kind",
+            "return arm.controller if copy is None else arm.spec.following(copy)",
+            "return arm.controller",
             "tests/run/test_comparison.py::test_a_comparison_follows_what_it_began_with_from_anywhere[schedule]",
         ),
         Fault(

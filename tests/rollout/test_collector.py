@@ -12,7 +12,7 @@ import pytest
 from esper.config import TrainingConfig
 from esper.env.planted import PlantedVectorEnv
 from esper.rollout.collector import Collector
-from esper.rollout.policies import controller_for
+from esper.rollout.controllers import controller_for
 from esper.rollout.rollout import Rollout, play_round
 
 HORIZON = 5

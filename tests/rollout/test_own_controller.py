@@ -24,9 +24,9 @@ from esper.env.make import make_env
 from esper.env.slot_env import SlotVectorEnv
 from esper.evaluation.arms import read_arms
 from esper.evaluation.comparison import compare_controllers
-from esper.evaluation.policy import evaluate_controller
-from esper.rollout.own_controller import confirmed_controller, name_of
-from esper.rollout.policies import check_name, controller_for
+from esper.evaluation.evaluate import evaluate_controller
+from esper.rollout.controllers import controller_for
+from esper.rollout.own_controller import confirmed_controller
 from esper.rollout.rollout import play_round
 from esper.run.comparison import ComparisonRun
 from esper.run.experiment import Experiment
@@ -90,18 +90,6 @@ def test_a_callable_or_a_rule_is_a_controller() -> None:
     assert returns(Waits) == returns("none")
 
 
-def test_the_name_of_a_callable_leads_to_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = name_of(make_controller)
-    assert name.endswith("test_own_controller.py:make_controller")
-    monkeypatch.chdir(Path(__file__).parent)
-    assert name_of(Waits) == "test_own_controller.py:Waits"
-    assert [name_of(each) for each in (lambda env: env, partial(make_controller), "random")] == [
-        "callable:test_the_name_of_a_callable_leads_to_it_again.<locals>.<lambda>",
-        "callable:make_controller",
-        "random",
-    ]
-
-
 def no_members(env: SlotVectorEnv) -> Any:
     return SimpleNamespace(act=None)
 
@@ -127,7 +115,7 @@ def test_each_mistake_is_one_error(file: str) -> None:
         with pytest.raises(ConfigError, match=message):
             returns(controller)
     with pytest.raises(ConfigError, match="controller is a Waits; expected a name, or a function that makes"):
-        check_name(controller_for(Waits, PLANTED, make_env(PLANTED), 0))  # type: ignore[arg-type]
+        returns(controller_for(Waits, PLANTED, make_env(PLANTED), 0))
 
 
 def test_comparisons_play_them_beside_others(file: str) -> None:

@@ -22,7 +22,7 @@ from esper.env.make import make_env
 from esper.env.sb3 import SB3VecEnv
 from esper.env.slot_env import SlotVectorEnv
 from esper.evaluation.comparison import compare_controllers
-from esper.rollout.policies import controller_for
+from esper.rollout.controllers import controller_for
 from esper.rollout.rollout import Rollout
 from esper.rollout.sb3 import SB3Controller
 from tests.core_helpers import digits, tiny_config

@@ -19,7 +19,7 @@ from esper.data.task import DataOptions, Task
 from esper.data.tasks import load_task
 from esper.env.make import EnvMaker, make_env
 from esper.evaluation.comparison import compare_controllers
-from esper.evaluation.policy import hosts_config
+from esper.evaluation.evaluate import hosts_config
 from esper.files import checkpoint
 from esper.files.policy import find_policy
 from esper.report.read import open_run

@@ -8,7 +8,7 @@ import pytest
 
 from esper.config import TrainingConfig
 from esper.evaluation.arms import read_arms
-from esper.evaluation.policy import evaluate_controller
+from esper.evaluation.evaluate import evaluate_controller
 from esper.run.comparison import ComparisonRun
 from esper.run.experiment import Experiment
 from esper.telemetry.workload import Workload

@@ -9,7 +9,7 @@ import pytest
 from esper.config import ConfigError, TrainingConfig
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
-from esper.rollout.policies import controller_for
+from esper.rollout.controllers import controller_for
 
 
 def planted(n_envs: int = 4, episode_length: int = 4, **law: Any) -> PlantedVectorEnv:

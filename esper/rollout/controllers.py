@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from esper.config import ConfigError, TrainingConfig, did_you_mean
+from esper.config import ConfigError, TrainingConfig
 from esper.control.controller import Controller
-from esper.control.names import NAMES as CONTROLLERS
 from esper.control.names import make_controller
-from esper.data.user_code import FORM, is_user_code
+from esper.control.spec import ControllerSpec
 from esper.env.slot_env import SlotVectorEnv
-from esper.rollout.own_controller import OwnController, make_own, name_of
-
-NAMES = ("ppo", "checkpoint:PATH", "pretrained", *CONTROLLERS, FORM)
+from esper.rollout.own_controller import OwnController, make_own
 
 
 def controller_for(
@@ -25,21 +22,20 @@ def controller_for(
         ConfigError: the name is unknown (the known ones are listed), there is no trained agent at its path or it cannot
             play this host, ``ppo`` is named, which has to be trained first, or there is no such own controller.
     """
-    check_name(controller)
-    if not isinstance(controller, str) or is_user_code(controller):
+    spec = ControllerSpec.of(controller).check()
+    if spec.is_code or spec.make is not None:
         return make_own(controller, env, run_seed)
-    # The others are KIND or KIND:PATH.
-    kind, _, path = controller.partition(":")
-    if kind in ("pretrained", "checkpoint"):
+    if spec.kind in ("pretrained", "checkpoint"):
         # Few loops follow a trained agent, and the others need not load what its file is read with.
         from esper.files.policy import find_policy
 
-        return find_policy(path or controller).controller(env, run_seed)
-    if kind == "plans":
-        _inform(env, path)
-        controller = kind
+        return find_policy(spec.path or spec.name).controller(env, run_seed)
+    name = spec.name
+    if spec.kind == "plans":
+        _inform(env, spec.path)
+        name = spec.kind
     return make_controller(
-        controller,
+        name,
         config.task.name,
         env.action_spec,
         env.layout,
@@ -77,20 +73,3 @@ def _inform(env: SlotVectorEnv, path: str) -> None:
             f"{', '.join(experience['blueprints'])}; this host has {', '.join(env.action_spec.slots)} and "
             f"{', '.join(env.action_spec.blueprints)}"
         )
-
-
-def check_name(controller: str | OwnController) -> None:
-    """Raises ConfigError, listing the known names, unless ``controller`` names one, or is a callable."""
-    name = name_of(controller)
-    if not isinstance(controller, str) or is_user_code(name):
-        return
-    kind, _, path = name.partition(":")
-    if name == "pretrained" or (kind == "checkpoint" and path):
-        return
-    if name == "ppo":
-        raise ConfigError(
-            "ppo must be trained before it can be compared: train it with `esper run`, then name checkpoint:RUN_FOLDER"
-        )
-    if kind not in {known.partition(":")[0] for known in CONTROLLERS}:
-        similar = did_you_mean(str(name), NAMES)
-        raise ConfigError(f"unknown controller {name!r}{similar}; known: {', '.join(NAMES)}")

@@ -12,7 +12,7 @@ import pytest
 
 from esper.config import ConfigError, TrainingConfig
 from esper.evaluation.comparison import compare_controllers
-from esper.evaluation.policy import PolicyEvaluation, evaluate_controller, hosts_config
+from esper.evaluation.evaluate import PolicyEvaluation, evaluate_controller, hosts_config
 from esper.files import checkpoint
 from esper.files.atomic import write_json
 from esper.files.policy import SavedPolicy, find_policy, save_policy

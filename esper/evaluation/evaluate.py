@@ -14,28 +14,24 @@ from functools import partial
 from typing import Any
 
 from esper.config import ConfigError, TrainingConfig
+from esper.control.spec import ALONE, ControllerSpec
 from esper.data.task import Task
-from esper.data.user_code import is_user_code, is_user_task, refuse_untrusted, same_task
+from esper.data.user_code import is_user_task, refuse_untrusted, same_task
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.evaluation.analysis import ArmComparison, corrected
-from esper.evaluation.arms import merged
+from esper.evaluation.arms import READ_ONLY_WHILE_LEARNING, check_effects, merged
 from esper.evaluation.comparison import ArmResult, environment_without_paths, play_arms
 from esper.evaluation.runner import (
-    MakeController,
     Progress,
-    arms_work,
+    evaluation_work,
+    maker_of,
     name_score,
-    split_pairs,
-    whole_messages,
-    with_experience,
 )
 from esper.files.policy import SavedPolicy, find_policy
-from esper.files.system_info import check_devices
 from esper.ppo.policy import Policy
-from esper.rollout.own_controller import OwnController, name_of
-from esper.rollout.policies import controller_for
+from esper.rollout.own_controller import OwnController
 from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
 from esper.telemetry.score import ACCURACY, ScoreUnit
@@ -43,7 +39,6 @@ from esper.telemetry.workload import GROWN, Phase, Workload
 from esper.training.execution.ranks import RunRanks
 from esper.training.rng import HELD_OUT
 
-ALONE = "none"
 GREEDY = "greedy"
 STOCHASTIC = "stochastic"
 PLANS = "plans"
@@ -51,8 +46,11 @@ PLANS = "plans"
 TASK_SPECIFIC = ("n_envs", "episode_length", "blueprints")
 """Values of the section env that depend on the task, and are dropped for another one."""
 
-WITHOUT_EFFECT = ("task.name", "run.controller", "run.rounds", "run.checkpoint_every", "ppo.")
-"""Values that have no effect here, or have their own option."""
+UNREAD = dict.fromkeys(
+    ("task.name", "run.controller", *READ_ONLY_WHILE_LEARNING),
+    "a trained agent plays unchanged; choose its hosts with --task and --pairs",
+)
+"""Values that have no effect here, or have their own option, and why."""
 
 
 @dataclass(frozen=True)
@@ -148,13 +146,16 @@ def evaluate_controller(
     Raises:
         ConfigError: the controller cannot be played on these hosts; the message says why.
     """
-    if isinstance(controller, str) and not is_user_code(controller):
+    if isinstance(controller, str) and not ControllerSpec.of(controller).is_code:
         controller = find_policy(controller)
     saved = controller if isinstance(controller, SavedPolicy) else None
-    maker = _maker(saved, task, width, changes or {}, ranks)
+    config = hosts_config(saved, task.name if isinstance(task, Task) else task, changes or {})
+    maker = maker_of(config, task if isinstance(task, Task) else None, ranks)
+    if width is not None:
+        maker = maker.with_width(width)
     config = maker.config
     seed = config.run.seed + HELD_OUT
-    controllers: dict[str, MakeController] = {ALONE: partial(controller_for, ALONE, config, run_seed=seed)}
+    controllers: dict[str, str | OwnController] = {ALONE: ALONE}
     informed: list[bool] = []  # known when the greedy policy has been made
     if isinstance(controller, SavedPolicy):
         name = controller.name
@@ -162,22 +163,24 @@ def evaluate_controller(
         controllers[GREEDY] = partial(_informed, controller, seed, informed)
         controllers[STOCHASTIC] = partial(controller.controller, run_seed=seed, greedy=False)
     else:
-        name = name_of(controller)
+        name = ControllerSpec.of(controller).name
         origin = ""
-        controllers[name] = partial(controller_for, controller, config, run_seed=seed)
+        controllers[name] = controller
+    if explore:
+        controllers[PLANS] = PLANS
 
     work = _planned(work or Workload(), maker, controllers, explore)
+    experience = None
     baseline = None
     if explore:
         if saved is None:
             raise ConfigError(f"{name} gathers no experience: explore is for a trained agent")
         experience, baseline = explored(maker, saved, explore, work)
-        controllers[PLANS] = partial(controller_for, PLANS, config, run_seed=seed)
-        # The agent observes it, too.
-        controllers = {arm: with_experience(make, experience) for arm, make in controllers.items()}
 
     name_score(maker.score, progress)
-    arms = play_arms(maker, controllers, config.run.evaluation_pairs, seed, progress, baseline, work=work)
+    pairs = config.run.evaluation_pairs
+    # An agent observes the experience, too.
+    arms = play_arms(maker, controllers, pairs, progress, baseline, work=work, experience=experience)
     comparisons = corrected([arm.against(arms[0]) for arm in arms[1:]])
     return PolicyEvaluation(
         name,
@@ -191,20 +194,6 @@ def evaluate_controller(
     )
 
 
-def _maker(
-    policy: SavedPolicy | None,
-    task: Task | str | None,
-    width: int | None,
-    changes: Mapping[str, Any],
-    ranks: RunRanks | None,
-) -> EnvMaker:
-    """Returns the maker of envs of the hosts; arguments as in :func:`evaluate_controller`."""
-    config = hosts_config(policy, task.name if isinstance(task, Task) else task, changes)
-    check_devices(config.run.device)
-    maker = EnvMaker.of(config, task if isinstance(task, Task) else None, whole_messages(ranks))
-    return maker if width is None else maker.with_width(width)
-
-
 def _informed(policy: SavedPolicy, seed: int, informed: list[bool], env: SlotVectorEnv) -> Policy:
     """Returns the greedy policy for ``env``, and appends whether it has experience with hosts like these."""
     greedy = policy.controller(env, seed)
@@ -215,11 +204,6 @@ def _informed(policy: SavedPolicy, seed: int, informed: list[bool], env: SlotVec
 def _planned(work: Workload, maker: EnvMaker, controllers: Iterable[str], explore: int) -> Workload:
     """Adds the work of an evaluation, and starts to measure it."""
     env = maker.config.env
-    rounds, hosts = split_pairs(maker.config.run.evaluation_pairs, env.n_envs)
-    arms = dict.fromkeys(controllers, False)
-    arms[ALONE] = True
-    if explore:
-        arms[PLANS] = False
     # Simulated hosts have no baseline to measure.
     baseline = 0 if maker.task is None else env.baseline_episodes * env.episode_length
     exploration = explore * env.n_envs * env.episode_length * GROWN
@@ -227,7 +211,7 @@ def _planned(work: Workload, maker: EnvMaker, controllers: Iterable[str], explor
         [
             Phase("baseline", baseline),
             Phase("exploration", exploration),
-            arms_work(arms, rounds, hosts, env.episode_length),
+            evaluation_work(maker.config, controllers),
         ]
     )
     work.start()
@@ -257,7 +241,7 @@ def hosts_config(policy: SavedPolicy | None, task: str | None, changes: Mapping[
     Without a trained agent, it is the default config. Raises ConfigError for a task that is code and is not named, and
     for a value that is invalid or has no effect.
     """
-    _check_effects(changes)
+    check_effects(changes, UNREAD)
     if policy is None:
         tables: dict[str, Any] = {"task": {"name": task or TrainingConfig().task.name}}
     else:
@@ -266,20 +250,6 @@ def hosts_config(policy: SavedPolicy | None, task: str | None, changes: Mapping[
     if not config.run.evaluation_pairs:
         raise ConfigError("run.evaluation_pairs is 0: an evaluation needs at least 1 host")
     return config
-
-
-def _check_effects(changes: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a value that has no effect on an evaluation."""
-    for section, values in changes.items():
-        if not isinstance(values, dict):
-            continue
-        for key in values:
-            name = f"{section}.{key}"
-            if name.startswith(WITHOUT_EFFECT):
-                raise ConfigError(
-                    f"{name} has no effect here: a trained agent plays unchanged; choose its hosts with "
-                    "--task and --pairs"
-                )
 
 
 def _tables_of(policy: SavedPolicy, task: str | None) -> dict[str, Any]:
