@@ -15,7 +15,7 @@ import pytest
 
 from esper.cli.main import group
 from esper.config import TrainingConfig
-from esper.config_files import set_dotted
+from esper.config.files import set_dotted
 from esper.control.names import make_controller
 from esper.data.task import resolve
 from esper.data.tasks import load_task

@@ -13,16 +13,16 @@ TESTS = Path(__file__).parent
 
 TESTED_ELSEWHERE = {
     "bench/telemetry_overhead.py": "both sides of the case run: tests/bench/test_session.py",
-    "config_task.py": "one property: tests/env/test_measurements.py",
+    "config/task.py": "one property: tests/env/test_measurements.py",
     "env/backend.py": "an interface: tests/env/test_training_backend.py, tests/env/test_planted_backend.py",
     "env/rank_hosts.py": "in processes of their own: tests/run/test_ranks.py",
-    "report/chart_style.py": "the style of drawn charts: tests/report/test_charts.py, tests/evaluation/test_plots.py",
+    "show/chart_style.py": "the style of drawn charts: tests/show/test_charts.py, tests/evaluation/test_plots.py",
     "run/trainer.py": "through whole runs: tests/run/test_experiment.py, tests/run/test_resume.py",
     "telemetry/anomaly.py": "by updates of an agent: tests/ppo/test_anomaly.py",
     "telemetry/record.py": "records of events: tests/telemetry/test_event.py",
     "telemetry/sink.py": "through the hub: tests/telemetry/test_hub.py",
-    "telemetry/sinks/picture.py": "through the live sink: tests/telemetry/test_live.py",
-    "telemetry/text.py": "through what is printed: tests/report/test_charts.py, tests/report/test_terminal.py",
+    "show/picture.py": "through the live sink: tests/show/test_live.py",
+    "telemetry/text.py": "through what is printed: tests/show/test_charts.py, tests/show/test_terminal.py",
     "training/execution/graph_cache.py": "on fake and real GPUs: tests/training/execution/test_streams.py",
 }
 """Modules without a test file of their name: the reason, and the tests."""

@@ -15,7 +15,7 @@ import pytest
 from esper.bench.main import main as bench
 from esper.cli.main import group
 from esper.config import TrainingConfig
-from esper.config_files import set_dotted
+from esper.config.files import set_dotted
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -20,9 +20,9 @@ from esper.data.split import Split
 from esper.data.task import Task
 from esper.data.tasks import load_task
 from esper.files.run_folder import EVENTS
-from esper.report.event_log import EventLog
 from esper.run.experiment import Experiment
 from esper.telemetry.event import RoundCompleted
+from esper.telemetry.event_log import EventLog
 
 NAME = "end-to-end"
 SIZES = Sizes(

@@ -19,9 +19,9 @@ from esper.env.vector_env import GrowthVectorEnv, ignore
 from esper.files.run_folder import RunFolder
 from esper.hosts.cnn import CNNHost
 from esper.ops import normalisation_table
+from esper.show.console import ConsoleSink
 from esper.telemetry.event import Event
 from esper.telemetry.hub import TelemetryHub
-from esper.telemetry.sinks.console import ConsoleSink
 
 CHANNELS = 3
 SIDE = 32

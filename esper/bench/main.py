@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from esper.bench import CASES
-from esper.config_task import Optimizer, Precision
+from esper.config.task import Optimizer, Precision
 
 if TYPE_CHECKING:
     from esper.bench.runner import Result

@@ -17,12 +17,12 @@ from esper.config import ConfigError, TrainingConfig
 from esper.control.spec import ControllerSpec
 
 if TYPE_CHECKING:
-    from esper.config_resolved import HostTrainingConfig
+    from esper.config.resolved import HostTrainingConfig
     from esper.evaluation.arms import Arm
     from esper.evaluation.folder import Part
     from esper.run.comparison import ComparisonRun
+    from esper.show.console import ConsoleSink
     from esper.telemetry.event import RoundCompleted
-    from esper.telemetry.sinks.console import ConsoleSink
 
 ARM = """An arm; give two or more. A controller: no-growth, random, heuristic, plateau, schedule, schedule:FILE.toml, or
 one of your own, path.py:function. One that the comparison trains: ppo or plans. A trained one: ppo:RUN_FOLDER,
@@ -174,7 +174,7 @@ def _compare(
     """
     from esper.evaluation.folder import SETTINGS, ComparisonFolder, resume_command
     from esper.run.comparison import ComparisonRun
-    from esper.telemetry.sinks.live import progress_sink
+    from esper.show.live import progress_sink
     from esper.training.execution.faults import is_expected
 
     if ranks.processes is not None:
@@ -219,7 +219,7 @@ def report(comparison: ComparisonRun, json_file: Path | None) -> None:
     """Prints and saves the results; if no pair is complete, prints how to resume, and of a part how to go on."""
     from esper.evaluation.folder import RESULTS, WHOLE, resume_command
     from esper.evaluation.table import write_report
-    from esper.telemetry.sinks.console import TerminalConsole
+    from esper.show.console import TerminalConsole
 
     folder, again = comparison.files.path, resume_command(comparison.files.path, comparison.arms)
     if comparison.part != WHOLE:

@@ -35,7 +35,7 @@ def command(seed: int, out: Path | None) -> None:
     # Imported only now: torch takes a second or more, and the first words should not.
     from esper.cli.run import conclude, resumable
     from esper.run.experiment import Experiment
-    from esper.telemetry.sinks.live import progress_sink
+    from esper.show.live import progress_sink
 
     sink = progress_sink()
     experiment = Experiment(configuration(seed), out or new_folder("demo"), [sink], work=sink.work)

@@ -131,7 +131,7 @@ def _evaluate(
     """Evaluates, prints the result, and saves it as far as that was asked for."""
     from esper.files.atomic import write_json
     from esper.files.policy import save_policy
-    from esper.telemetry.sinks.live import progress_sink
+    from esper.show.live import progress_sink
 
     start, sink = time.perf_counter(), progress_sink()
     with ranks.joined() as joined, closing(sink):

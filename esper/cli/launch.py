@@ -21,7 +21,7 @@ from esper.rollout.interrupt import SIGNALS
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-    from esper.config_resolved import HostTrainingConfig
+    from esper.config.resolved import HostTrainingConfig
     from esper.training.execution.ranks import RunRanks
 
 LAUNCHED = "ESPER_LAUNCHED"

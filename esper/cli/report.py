@@ -21,7 +21,7 @@ def command(runs: tuple[Path, ...], out: Path | None) -> None:
     The page needs no network and contains no script. A run may be in progress, interrupted or damaged: the page says
     so.
     """
-    from esper.report.page import write_report
+    from esper.show.page import write_report
 
     path = write_report(runs, out)
     click.echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")

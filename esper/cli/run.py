@@ -19,7 +19,7 @@ from esper.data.user_code import is_user_task
 from esper.telemetry.text import count, trained_once
 
 if TYPE_CHECKING:
-    from esper.config_resolved import HostTrainingConfig
+    from esper.config.resolved import HostTrainingConfig
     from esper.run.experiment import Experiment
     from esper.run.summary import RunSummary
     from esper.training.execution.ranks import RunRanks
@@ -98,7 +98,7 @@ def command(
         return
 
     from esper.run.experiment import Experiment
-    from esper.telemetry.sinks.live import progress_sink
+    from esper.show.live import progress_sink
 
     sink = progress_sink()
     with ranks.joined() as joined:
@@ -160,9 +160,9 @@ def show_life(folder: Path) -> None:
 
     The run is done: what cannot be read or written is left out, with the reason.
     """
-    from esper.report.life import best_life, life_lines, save_life
-    from esper.report.read import EVENTS, open_run
-    from esper.telemetry.sinks.console import TerminalConsole
+    from esper.show.console import TerminalConsole
+    from esper.show.life import best_life, life_lines, save_life
+    from esper.show.read import EVENTS, open_run
 
     try:
         if (folder / EVENTS).stat().st_size > MAX_READ:

@@ -18,12 +18,12 @@ def command(run: Path, watching: bool) -> None:
     RUN is the folder of a run that is in progress, finished or interrupted, or that of a comparison, whose tables are
     shown as far as they go.
     """
-    from esper.report.read import is_comparison, open_run, saved_tables
+    from esper.show.read import is_comparison, open_run, saved_tables
 
     if is_comparison(run):
         click.echo(saved_tables(run))
         return
-    from esper.report.terminal import show, watch
+    from esper.show.terminal import show, watch
 
     opened = open_run(run)
     if watching:

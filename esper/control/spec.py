@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from esper.config_files import ConfigError, did_you_mean
+from esper.errors import ConfigError, did_you_mean
 
 FORM = "path.py:function"
 """A function or class in a Python file of a user's; also the kind of such controllers."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from esper.config import ConfigError, Optimizer, Precision, TaskConfig, TrainingConfig
-from esper.config_resolved import HostTrainingConfig, ResolvedEnv, ResolvedTask
+from esper.config.resolved import HostTrainingConfig, ResolvedEnv, ResolvedTask
 from esper.data.objective import Objective, PerSample, make_objective
 from esper.data.split import SAMPLE, Split
 from esper.data.streamed_split import StreamedSplit

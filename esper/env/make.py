@@ -10,8 +10,8 @@ from typing import Any
 from gymnasium.vector import AutoresetMode
 
 from esper.config import ConfigError, EnvConfig, TaskConfig, TrainingConfig
-from esper.config_resolved import ResolvedConfig
-from esper.config_task import NEW, TRAINED
+from esper.config.resolved import ResolvedConfig
+from esper.config.task import NEW, TRAINED
 from esper.data.task import DataOptions, Task, resolve
 from esper.data.tasks import load_task
 from esper.env import planted

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 
 import numpy as np
 
-from esper.config_resolved import HostTrainingConfig
+from esper.config.resolved import HostTrainingConfig
 from esper.data.task import Task
 from esper.env.baseline import MIN_STD, Baseline
 from esper.env.epoch_loop import EpochLoop

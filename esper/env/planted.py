@@ -10,7 +10,7 @@ from __future__ import annotations
 from gymnasium.vector import AutoresetMode
 
 from esper.config import TrainingConfig
-from esper.config_resolved import ResolvedConfig
+from esper.config.resolved import ResolvedConfig
 from esper.env.baseline import Baseline
 from esper.env.planted_backend import PlantedBackend
 from esper.env.planted_law import Law

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from esper.config import RunConfig, TrainingConfig
-from esper.config_resolved import HostTrainingConfig
+from esper.config.resolved import HostTrainingConfig
 from esper.data.task import DataOptions, Task
 from esper.data.tasks import load_task
 from esper.env.backend import Rollbacks

@@ -15,7 +15,7 @@ import numpy as np
 
 from esper.attribution.paired import Paired
 from esper.config import ConfigError
-from esper.config_resolved import HostTrainingConfig
+from esper.config.resolved import HostTrainingConfig
 from esper.data.task import Task
 from esper.env.backend import Backend, Rollbacks
 from esper.env.rank_hosts import Epoch, HostGroup, Reply

@@ -18,7 +18,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from esper.config import ConfigError
-from esper.config_resolved import ResolvedConfig
+from esper.config.resolved import ResolvedConfig
 from esper.env.backend import Backend, Execution
 from esper.env.baseline import Baseline
 from esper.env.epoch_loop import Actions, EpochLoop

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from esper.config import ConfigError, TrainingConfig
-from esper.config_task import NEW, TRAINED
+from esper.config.task import NEW, TRAINED
 from esper.data.task import Task
 from esper.files.grown_host import HostFiles, load_host
 from esper.files.misfits import MISFITS

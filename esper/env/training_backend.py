@@ -11,7 +11,7 @@ import torch
 
 from esper.attribution.counterfactual import max_configurations
 from esper.attribution.paired import Paired
-from esper.config_resolved import HostTrainingConfig
+from esper.config.resolved import HostTrainingConfig
 from esper.data.task import Task
 from esper.env.backend import Backend, Rollbacks
 from esper.env.choices import joining, only_added

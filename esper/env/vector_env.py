@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from gymnasium.vector import AutoresetMode
 
 from esper.config import TrainingConfig
-from esper.config_resolved import HostTrainingConfig
+from esper.config.resolved import HostTrainingConfig
 from esper.data.host_checks import check_hosts
 from esper.data.task import Task, resolve
 from esper.env.backend import Execution

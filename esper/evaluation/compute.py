@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from esper.config_resolved import HostTrainingConfig
+from esper.config.resolved import HostTrainingConfig
 from esper.data.split import SAMPLE, Split
 from esper.data.task import Task
 from esper.env.env_host import EnvHost

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 
 from esper.config import ConfigError
-from esper.config_resolved import HostTrainingConfig
+from esper.config.resolved import HostTrainingConfig
 from esper.data.task import Task, resolve
 from esper.env.make import EnvMaker
 from esper.env.no_growth import no_growth_loop

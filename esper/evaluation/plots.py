@@ -11,7 +11,7 @@ import numpy as np
 from esper.evaluation.comparison import ComparisonResult
 from esper.evaluation.runner import HostResult
 from esper.evaluation.statistics import ConfidenceInterval, Floats
-from esper.report.chart_style import MARKERS, chart_style
+from esper.show.chart_style import MARKERS, chart_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

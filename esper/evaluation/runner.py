@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from esper.config import TrainingConfig
-from esper.config_resolved import ResolvedConfig
+from esper.config.resolved import ResolvedConfig
 from esper.control.spec import ControllerSpec
 from esper.data.task import Task
 from esper.env.baseline import Baseline

@@ -16,7 +16,7 @@ from torch import Tensor
 from esper.attribution.counterfactual import ALL_OFF, CounterfactualHelper
 from esper.attribution.paired import Paired
 from esper.config import ConfigError, Durations
-from esper.config_resolved import ResolvedConfig
+from esper.config.resolved import ResolvedConfig
 from esper.env.backend import Backend
 from esper.env.choices import joining, only_added
 from esper.env.governance import Governance

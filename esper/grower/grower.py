@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from esper.config import ConfigError, TrainingConfig
-from esper.config_resolved import ResolvedConfig
+from esper.config.resolved import ResolvedConfig
 from esper.control.controller import Controller
 from esper.control.spec import ControllerSpec
 from esper.env.choices import spec_of

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from esper.config_resolved import ResolvedConfig
+from esper.config.resolved import ResolvedConfig
 from esper.control.spec import ControllerSpec
 from esper.files.claim import claimed
 from esper.files.run_folder import EVENTS, RunFolder, require_empty

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from esper.config import ConfigError, PPOConfig
-from esper.config_resolved import ResolvedConfig
+from esper.config.resolved import ResolvedConfig
 from esper.control.controller import Controller, NoGrowth, PerEnvController
 from esper.control.plans import PlansController
 from esper.control.script import shipped_schedule_fits

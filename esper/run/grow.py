@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from esper.config import ConfigError, TrainingConfig, read_toml
-from esper.config_resolved import ResolvedConfig
+from esper.config.resolved import ResolvedConfig
 from esper.control.spec import ControllerSpec
 from esper.data.task import Task
 from esper.env.make import EnvMaker
@@ -22,12 +22,12 @@ from esper.files.grown_host import committed_network, export
 from esper.files.run_folder import CONFIG, EVENTS
 from esper.lifecycle.gates import GATES, Gates
 from esper.lifecycle.stage import SeedStage
-from esper.report.event_log import EventLog
 from esper.rollout.own_controller import OwnController
 from esper.rollout.threads import one_thread
 from esper.run.experiment import Experiment
 from esper.run.grown import Grown
 from esper.run.summary import RunSummary
+from esper.show.live import progress_sink
 from esper.spaces.action import Op
 from esper.telemetry.event import (
     ActionTaken,
@@ -38,9 +38,9 @@ from esper.telemetry.event import (
     GovernorRollback,
     RunResumed,
 )
+from esper.telemetry.event_log import EventLog
 from esper.telemetry.hub import Sink
 from esper.telemetry.seed_history import Life, TriedSeed
-from esper.telemetry.sinks.live import progress_sink
 from esper.telemetry.workload import Workload
 from esper.training.validate import committed_configuration, evaluate
 

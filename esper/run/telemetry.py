@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from esper.config_resolved import ResolvedConfig
+from esper.config.resolved import ResolvedConfig
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.training_backend import copies_held
 from esper.evaluation.analysis import ArmComparison

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from esper.config import ConfigError, TrainingConfig
 from esper.files.run_folder import METRICS
-from esper.report.read import read_metrics
+from esper.show.read import read_metrics
 from esper.telemetry.hub import Sink
 from esper.telemetry.sinks.background import BackgroundSink
 from esper.telemetry.sinks.tensorboard import TensorBoardSink

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from esper.config_task import Freeze
+from esper.config.task import Freeze
 from esper.hosts.grown import GrownHost
 from esper.hosts.host import Host, layers_of
 

@@ -9,7 +9,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from esper.config_resolved import HostTrainingConfig, ResolvedTask
+from esper.config.resolved import HostTrainingConfig, ResolvedTask
 from esper.data.split import Split
 from esper.data.task import Task
 from esper.hosts.host import features_at

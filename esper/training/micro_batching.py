@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from esper.config_resolved import HostTrainingConfig
+from esper.config.resolved import HostTrainingConfig
 from esper.telemetry.event import Event, MicroBatchHalved
 from esper.training.executor import HostError
 

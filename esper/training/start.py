@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from esper.config import ConfigError, TrainingConfig
-from esper.config_resolved import HostTrainingConfig
+from esper.config.resolved import HostTrainingConfig
 from esper.data.split import SAMPLE, Split
 from esper.data.task import DataOptions, Task, resolve
 from esper.files.atomic import write_atomic

@@ -14,7 +14,7 @@ import pytest
 
 from esper.files import checkpoint
 from esper.files import run_folder as folder
-from esper.report.read import open_run
+from esper.show.read import open_run
 from esper.telemetry.event import MicroBatchHalved
 from esper.training.execution import workers
 from esper.training.host_training import HostTraining

@@ -19,9 +19,9 @@ from esper.data.task import resolve
 from esper.data.tasks import load_task
 from esper.files.grown_host import committed_network, export, load_host
 from esper.lifecycle.stage import SeedStage
-from esper.report.page import report_html
-from esper.report.read import open_run
-from esper.report.terminal import short_form
+from esper.show.page import report_html
+from esper.show.read import open_run
+from esper.show.terminal import short_form
 from esper.spaces.action import ActionSpec
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics

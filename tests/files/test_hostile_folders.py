@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from tests.report.page_helpers import Page
 
 import esper
 from esper.cli.main import main
 from esper.config import ConfigError
 from esper.files import checkpoint
 from esper.run.experiment import Experiment
-from tests.report.page_helpers import Page
 from tests.run.run_helpers import play, tiny
 
 SCRIPT = "<script>alert('{mark}')</script><img src=x onerror=\"fetch('{mark}')\">"

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from esper.cli.main import group
 from esper.config import ConfigError
 from esper.control.heuristic import HeuristicController
-from esper.report.read import open_run
+from esper.show.read import open_run
 from esper.telemetry import event as events
 from tests.grower.loops import Loop, scores, weights
 

@@ -88,7 +88,7 @@ MUTANTS: dict[str, list[Fault]] = {
     "L9": [
         Fault(
             "a value of the config has no docstring",
-            "esper/config_telemetry.py",
+            "esper/config/telemetry.py",
             '    """Name of the project in wandb and trackio."""\n',
             "",
             "tests/test_house.py::test_every_value_of_the_configuration_has_a_manual",

@@ -176,7 +176,7 @@ MUTANTS: dict[str, list[Fault]] = {
     "M15": [
         Fault(
             "a loss mode takes hosts whose loss has no spread",
-            "esper/config.py",
+            "esper/config/training.py",
             'self.reward.mode.startswith("loss_") and self.env.baseline_episodes < 2:',
             'self.reward.mode.startswith("loss_") and self.env.baseline_episodes < 1:',
             "tests/rewards/test_loss_family.py::test_a_loss_mode_needs_hosts_to_measure_a_standard_deviation_from",

@@ -22,11 +22,11 @@ from esper.evaluation.comparison import compare_controllers
 from esper.evaluation.evaluate import hosts_config
 from esper.files import checkpoint
 from esper.files.policy import find_policy
-from esper.report.read import open_run
 from esper.rollout.rollout import play_round
 from esper.run.agents import VALIDATION, PPORun
 from esper.run.experiment import Experiment
 from esper.run.summary import RunSummary
+from esper.show.read import open_run
 from esper.telemetry.event import (
     ArmPlayed,
     EpochCompleted,

@@ -10,9 +10,9 @@ import pytest
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import EnvMaker
 from esper.files import checkpoint
-from esper.report.cost import waiting_tables
-from esper.report.read import open_run
 from esper.run.experiment import Experiment
+from esper.show.cost import waiting_tables
+from esper.show.read import open_run
 from esper.telemetry.event import EpochCompleted, GovernorRollback, RanksWaited
 from esper.training.execution.messages import RankLost
 from esper.training.execution.ranks import RankFailed, RunRanks

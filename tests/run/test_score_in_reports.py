@@ -14,13 +14,13 @@ import esper
 from esper.cli.run import result_lines
 from esper.evaluation.arms import read_arms
 from esper.evaluation.table import print_report
-from esper.report.page import report_html
-from esper.report.read import open_run
-from esper.report.terminal import short_form
 from esper.run.comparison import ComparisonRun
 from esper.run.summary import RunSummary
+from esper.show.console import ConsoleSink
+from esper.show.page import report_html
+from esper.show.read import open_run
+from esper.show.terminal import short_form
 from esper.telemetry.event import ScoreDefined
-from esper.telemetry.sinks.console import ConsoleSink
 from tests.core_helpers import tiny_config
 from tests.env.test_objectives import regression
 

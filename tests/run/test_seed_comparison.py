@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from esper.config import ConfigError, TrainingConfig
-from esper.config_files import read_toml
+from esper.config.files import read_toml
 from esper.evaluation.arms import read_arms
 from esper.evaluation.comparison import ComparisonResult
 from esper.files import checkpoint

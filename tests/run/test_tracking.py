@@ -14,9 +14,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from esper.cli.run import closing_words
 from esper.config import ConfigError, TrainingConfig
-from esper.report.read import open_run
 from esper.run import tracking
 from esper.run.experiment import Experiment
+from esper.show.read import open_run
 from esper.telemetry.analytics import BlueprintAnalytics
 from esper.telemetry.event import AnomalyDetected, Event, PolicyUpdated, RoundCompleted
 from esper.telemetry.sinks.background import BackgroundSink

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esper.config import TrainingConfig
-from esper.config_task import Freeze
+from esper.config.task import Freeze
 from esper.control.names import make_controller
 from esper.data.tasks import build_host
 from esper.env.make import EnvMaker

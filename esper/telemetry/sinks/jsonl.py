@@ -13,7 +13,7 @@ from esper.telemetry.sink import FileSink
 
 
 class JsonlSink(FileSink):
-    """Appends every event to ``path``, one line each; :class:`esper.report.event_log.EventLog` reads them.
+    """Appends every event to ``path``, one line each; :class:`esper.telemetry.event_log.EventLog` reads them.
 
     The open file has a shared lock, which ends with the process in any case; :func:`being_written` checks for it.
     """

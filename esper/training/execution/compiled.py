@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.config_resolved import ResolvedTask
+from esper.config.resolved import ResolvedTask
 from esper.data.split import Split
 from esper.hosts.graft import GraftedHost
 from esper.hosts.host import Host, Run, SegmentedHost, kept_modes, run_segment

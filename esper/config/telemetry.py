@@ -1,0 +1,63 @@
+"""Settings of trackers, which show a run in addition to its folder, and of warnings about the agent."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, Field, field_validator
+
+from esper.config.types import Count, Finite, Fraction, NonNegative, Positive, Section, listed
+
+Tracker = Literal["tensorboard", "wandb", "trackio"]
+
+
+class TrackConfig(Section):
+    """Trackers that show a run. They cannot slow, stop or change it: a tracker that is too slow loses events, and the
+    run reports how many."""
+
+    to: tuple[Tracker, ...] = ()
+    """Trackers of the run: tensorboard (files in the run folder, `tensorboard --logdir runs`), wandb, trackio."""
+    project: str = "esper"
+    """Name of the project in wandb and trackio."""
+    queue: Count = 10_000
+    """Max events in the queue of each tracker; events that arrive while it is full are dropped and counted."""
+    patience: NonNegative = 10.0
+    """Max seconds that the end of the run waits for each tracker to write the events in its queue."""
+
+    @field_validator("to", mode="before")
+    @classmethod
+    def _names(cls, given: Any) -> Any:
+        """Splits a comma-separated string, as in `--set track.to=tensorboard`, and drops duplicates."""
+        given = listed(given)
+        named = isinstance(given, (list, tuple)) and all(isinstance(name, str) for name in given)
+        return tuple(dict.fromkeys(given)) if named else given
+
+
+class AnomalyConfig(Section):
+    """Thresholds for warnings about updates of the agent. They do not affect learning."""
+
+    ratio_high: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 20.0
+    """Warn if an update makes an action more than this many times likelier; healthy updates reached 8 times."""
+    ratio_low: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    """Warn if an update leaves an action less than this fraction of its probability."""
+    entropy: Fraction = 0.003
+    """Warn if a head's mean normalised entropy, over the steps in which it has a choice, is below this: it is nearly
+    certain."""
+    entropy_until: Fraction = 0.5
+    """Low entropy is reported only in this first fraction of all rounds; later it may be normal."""
+    # Run folders and policies of earlier versions say least_choices.
+    min_choices: Annotated[Count, Field(validation_alias=AliasChoices("min_choices", "least_choices"))] = 32
+    """Min choices in a rollout for a warning: of a head for its entropy, of the op for the critic and the gradient."""
+    critic_after: Annotated[int, Field(ge=0, strict=True)] = 3
+    """Number of first rounds without warnings about the critic, which has not learned yet."""
+    target_spread: NonNegative = 0.1
+    """Min standard deviation of the critic's targets for a warning about it, in units of scaled rewards."""
+    value_spread: NonNegative = 0.05
+    """Warn if the standard deviation of the critic's values is below this multiple of that of its targets."""
+    explained_variance: Finite = -1.0
+    """Warn if the critic's explained variance is below this; below 0, the mean of the targets would predict better."""
+    gradient_small: NonNegative = 1e-4
+    """Warn if the mean gradient norm is below this: the agent learns nothing."""
+    gradient_large: Positive = 40.0
+    """Warn if the mean gradient norm is above this multiple of `ppo.max_grad_norm`: clipping leaves little but its
+    direction."""

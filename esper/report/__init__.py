@@ -1,1 +1,0 @@
-"""Reports of a run folder: an HTML page, and a short form for the terminal."""

@@ -1,0 +1,152 @@
+"""The run as plain lines for a terminal, a file or a CI log."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from esper.show.run_view import RunView
+from esper.show.status import accuracies, incident, practice, validated
+from esper.telemetry import event as events
+from esper.telemetry.event import Event
+from esper.telemetry.sink import Sink
+from esper.telemetry.text import count, duration
+from esper.telemetry.workload import Workload
+
+MIN_MEASURED = 3.0
+"""Seconds of work after which the console says what the run does and how long that takes."""
+
+
+class TerminalConsole(Console):
+    """A console that raises BrokenPipeError if its reader goes away (`esper run | head`), instead of exiting."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError("the reader of the output has closed it")
+
+
+class ConsoleSink(Sink):
+    """Prints a header, the baseline, and a line per round, rollback, cut seed and warning; ASCII only.
+
+    Args:
+        console: where to print.
+        work: the work of the run, for estimates of the time that is left; None: a new object, to be given to the run.
+    """
+
+    def __init__(self, console: Console, work: Workload | None = None) -> None:
+        self._console = console
+        self._view = RunView()
+        self.work = work or Workload()
+        self._told = False
+        self.work.report = self._worked
+
+    def _worked(self, work: Workload) -> None:
+        """Prints once what the run does and how long that takes, as soon as it can be estimated."""
+        if self._told or work.elapsed < MIN_MEASURED:
+            return
+        left = work.seconds_left()
+        if left is None:
+            return
+        self._told = True
+        # A run that is about to end needs no estimate.
+        if left >= MIN_MEASURED:
+            parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in work.by_phase().items())
+            self.print(f"about {duration(left)} left: {parts}")
+
+    def handle(self, event: Event) -> None:
+        self._view.handle(event)
+        self._tell(event)
+
+    def _tell(self, event: Event) -> None:
+        left = self.work.seconds_left()
+        eta = f"  ETA {duration(left)}" if left else ""
+        for line in lines(event, self._view, eta):
+            self.print(line)
+
+    def start(self) -> None:
+        """Does nothing: lines need no preparation, as a live view does."""
+
+    def print(self, line: str) -> None:
+        """Prints a line of text."""
+        # Verbatim: a slot or a path in brackets is not markup. Long lines are wrapped only in a terminal.
+        self._console.print(line, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
+
+
+def lines(event: Event, view: RunView, eta: str) -> list[str]:
+    """Returns the lines to print for one event, which ``view`` already contains; ``eta`` ends some of them."""
+    match event:
+        case events.RunStarted():
+            return _header(event)
+        case events.BaselineMeasured():
+            hosts = count(event.episodes, "host")
+            final = view.score.value(event.accuracy[-1], 1)
+            return [f"baseline: {hosts} left alone, final validation {view.score.name} {final}"]
+        case events.PracticeRound() if event.round == event.rounds or event.round % max(1, event.rounds // 4) == 0:
+            return [practice(event) + eta]
+        case events.RunResumed():
+            resumed = f"resumed after round {event.round}/{event.rounds}"
+            if event.epochs:
+                resumed += f", {count(event.epochs, 'epoch')} into the next round"
+            warnings = [f"  warning: {warning}" for warning in event.warnings]
+            return [resumed, *warnings, *_execution(event)]
+        case events.StepsNotCaptured():
+            return [f"steps not captured: {event.reason}"]
+        case events.RoundCompleted():
+            return [_round(event, view, eta)]
+        case events.PolicyUpdated():
+            return [
+                f"  learned: KL {event.approx_kl:.3f}  clipped {event.clip_fraction:.0%}  entropy {event.entropy:.2f}  "
+                f"explained variance {event.explained_variance:.2f}  {event.env_steps:,} env steps"
+            ]
+        case events.AgentValidated():
+            return [f"  {validated(event)}"]
+        case events.AnomalyDetected():
+            return [f"  warning, round {event.round}: {event.found}; try: {event.advice}"]
+        case events.ArmPlayed():
+            score = view.score.value(event.test_accuracy, 1)
+            result = f"{event.controller}, test {view.score.name} {score}"
+            return [f"comparing, round {event.round}/{event.rounds}: {result}{eta}"]
+        case events.GovernorRollback() | events.SeedCut() | events.MicroBatchHalved():
+            place, what, why = incident(event)
+            return [f"{what}: {place}: {why}"]
+    return []
+
+
+def _header(event: events.RunStarted) -> list[str]:
+    rounds = count(event.rounds, "round")
+    hosts = count(event.n_envs, "host")
+    header = [
+        f"task {event.task}, controller {event.controller}, seed {event.seed}",
+        f"{rounds} of {hosts}, {count(event.episode_length, 'epoch')} each",
+        f"host: {event.host_parameters:,} parameters, slots {', '.join(event.slots)}",
+        f"blueprints: {', '.join(event.blueprints)}",
+        *_execution(event, f", {event.precision}"),
+    ]
+    if event.micro_batches > 1:
+        split = f"each batch is split into {event.micro_batches} micro-batches"
+        header.append(f"{split}; BatchNorm uses the statistics of each")
+    if event.pinned_copies:
+        header.append(f"copies of hosts in pinned memory: {', '.join(event.pinned_copies)}")
+    header.append(f"run folder: {event.folder}")
+    return header
+
+
+def _execution(event: events.RunStarted | events.RunResumed, precision: str = "") -> list[str]:
+    """Returns the lines about how steps are executed; ``precision`` follows the tier."""
+    execution = []
+    if event.tier is not None:
+        steps = f"steps: {event.tier}{precision}"
+        if event.tier_refused is not None:
+            steps += f"; the configured tier cannot be used: {event.tier_refused}"
+        execution.append(steps)
+    if event.cublas_workspace is not None:
+        execution.append(f"cuBLAS workspaces: {event.cublas_workspace}")
+    return execution
+
+
+def _round(event: events.RoundCompleted, view: RunView, eta: str) -> str:
+    speed = f"{event.epochs_per_second:,.0f} epochs/s"
+    if event.samples:
+        speed = f"{event.images_per_second:,.0f} images/s"
+    return (
+        f"round {event.round}/{event.rounds}  {accuracies(event, view)}  {event.fossils:.1f} fossils per host  "
+        f"{count(event.rollbacks, 'rollback')}  {speed}{eta}"
+    )

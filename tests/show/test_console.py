@@ -1,0 +1,193 @@
+"""The run as plain lines."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from esper.show.console import ConsoleSink
+from esper.telemetry.event import (
+    ActionTaken,
+    AgentValidated,
+    AnomalyDetected,
+    ArmPlayed,
+    Event,
+    GovernorRollback,
+    PracticeRound,
+    RunResumed,
+    StepsNotCaptured,
+)
+from esper.telemetry.workload import Phase, Workload
+from tests.telemetry.sample_events import completed, cut, started, updated
+
+
+def printed(*events: Event, width: int = 40) -> list[str]:
+    """Lines printed to a narrow console that is not a terminal."""
+    stream = io.StringIO()
+    sink = ConsoleSink(Console(file=stream, width=width))
+    for event in events:
+        sink.handle(event)
+    sink.close()
+    return stream.getvalue().splitlines()
+
+
+def test_the_header_describes_the_run() -> None:
+    text = "\n".join(printed(started()))
+    for part in ("digits", "ppo", "seed 7", "12 rounds of 8 hosts, 30 epochs each", "6,418 parameters"):
+        assert part in text
+    for part in ("r0c0, r0c1", "conv_light, norm", "runs/a"):
+        assert part in text
+
+
+def test_a_round_has_one_line() -> None:
+    (line,) = printed(completed(1, test_accuracy=85.7))
+    assert line.split("  ") == [
+        "round 1/10",
+        "test accuracy: grown 85.7 %",
+        "alone 83.5 %",
+        "(+2.2 pp)",
+        "1.5 fossils per host",
+        "1 rollback",
+        "5,230 images/s",
+    ]
+
+
+def test_a_loss_against_the_hosts_left_alone_is_negative() -> None:
+    (line,) = printed(completed(2, test_accuracy=80.0))
+    assert "(-3.5 pp)" in line
+    assert "2 rollbacks" in line
+
+
+@pytest.mark.parametrize(
+    ("left", "eta"),
+    [(45.0, "45s"), (59.4, "59s"), (59.9, "1m00s"), (90.0, "1m30s"), (3600.0, "1h00m"), (9000.0, "2h30m")],
+)
+def test_the_time_left_is_in_whole_units(left: float, eta: str) -> None:
+    now, stream = 0.0, io.StringIO()
+    work = Workload(clock=lambda: now)
+    work.add([Phase("rounds", 2)])
+    now = left
+    work.advance("rounds", 1)
+    ConsoleSink(Console(file=stream, width=200), work).handle(completed(1))
+    assert stream.getvalue().strip().endswith(f"  ETA {eta}")
+
+
+def test_rollbacks_and_cut_seeds_have_lines() -> None:
+    back = GovernorRollback(
+        env=3, episode=11, epoch=17, reason="loss spike", value=math.nan, threshold=4.25, restored_epoch=12, rollbacks=1
+    )
+    lines = printed(back, cut(5))
+    assert lines == [
+        "rollback: round 12, host 3, epoch 17: loss spike (not a number, limit 4.2500), back to epoch 12",
+        "seed cut: round 1, host 1, epoch 5: conv_light in r0c1 became non-finite",
+    ]
+
+
+def test_words_are_not_broken_at_the_edge_of_a_terminal() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=30, force_terminal=True, color_system=None, _environ={"TERM": "xterm"})
+    ConsoleSink(console).handle(started(blueprints=("attention", "bottleneck", "conv_heavy")))
+    text = stream.getvalue()
+    assert max(map(len, text.splitlines())) <= 30
+    for name in ("attention", "bottleneck", "conv_heavy"):
+        assert name in text
+
+
+def test_the_plan_is_told_once_when_it_is_known() -> None:
+    stream, now = io.StringIO(), 0.0
+    work = Workload(clock=lambda: now)
+    work.add([Phase("baseline", 10), Phase("rounds", 90)])
+    sink = ConsoleSink(Console(file=stream, width=100), work=work)
+    for now in (2.0, 10.0, 20.0):
+        work.advance("baseline", 10 * (now == 10.0))
+    sink.handle(completed(1))
+    lines = stream.getvalue().splitlines()
+    assert [line for line in lines if line.startswith("about")] == ["about 1m12s left: rounds 1m12s"]
+    assert "ETA" in lines[-1]
+
+
+def test_other_events_have_no_lines() -> None:
+    action = ActionTaken(
+        env=0, episode=0, epoch=0, op="GERMINATE", slot="r0c0", blueprint="norm", accepted=True, reason=""
+    )
+    assert printed(action) == []
+
+
+def test_brackets_are_printed_verbatim_and_lines_are_ascii() -> None:
+    lines = printed(started(folder="runs/[red]x"), completed(1), cut(0))
+    assert any("runs/[red]x" in line for line in lines)
+    assert all(line.isascii() for line in lines)
+
+
+def test_a_round_without_a_test_is_compared_with_the_baseline() -> None:
+    (line,) = printed(completed(1, test_accuracy=None, alone_test_accuracy=None))
+    assert line.split("  ")[1:4] == ["validation accuracy: grown 81.0 %", "baseline 78.5 %", "(+2.5 pp)"]
+
+
+def test_simulated_hosts_have_a_rate_in_epochs() -> None:
+    (line,) = printed(completed(1, samples=0))
+    assert line.endswith("  42 epochs/s")
+
+
+def test_updates_comparisons_and_resumes_have_lines() -> None:
+    lines = printed(RunResumed(3, 10, 8, 30, None, None, 0.0), updated(), ArmPlayed("heuristic", 1, 2, 83.25))
+    assert lines == [
+        "resumed after round 3/10",
+        "  learned: KL 0.012  clipped 8%  entropy 2.50  explained variance -0.50  12,800 env steps",
+        "comparing, round 1/2: heuristic, test accuracy 83.2 %",
+    ]
+
+
+def test_the_header_names_the_cublas_workspaces() -> None:
+    size = "up to 8.125 MiB per stream (CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8, set by Esper)"
+    assert f"cuBLAS workspaces: {size}" in printed(started(cublas_workspace=size))
+    resumed = RunResumed(3, 10, 8, 30, None, None, 0.0, cublas_workspace=size)
+    assert f"cuBLAS workspaces: {size}" in printed(resumed)
+    assert not any("cuBLAS" in line for line in printed(started()))
+
+
+@pytest.mark.finding("H2")
+def test_the_header_names_the_tier_and_why_the_configured_one_is_not_used() -> None:
+    assert "steps: graph, bfloat16" in printed(started())
+    why = printed(started(tier="eager", tier_refused="it [has] bugs"), StepsNotCaptured("dropout"))
+    assert "steps: eager, bfloat16; the configured tier cannot be used: it [has] bugs" in why
+    assert why[-1] == "steps not captured: dropout"
+    assert not any(line.startswith("steps") for line in printed(started(tier=None)))
+    again = RunResumed(3, 10, 8, 30, tier="compiled", tier_refused=None, time=0.0)
+    assert printed(again) == ["resumed after round 3/10", "steps: compiled"]
+    within = RunResumed(3, 10, 8, 30, None, None, 0.0, ("a/checkpoint.pt is not a checkpoint",), epochs=5)
+    assert printed(within)[:2] == [
+        "resumed after round 3/10, 5 epochs into the next round",
+        "  warning: a/checkpoint.pt is not a checkpoint",
+    ]
+
+
+def test_the_header_lists_copies_in_pinned_memory() -> None:
+    (line,) = set(printed(started(pinned_copies=("older snapshots", "newest snapshots")))) - set(printed(started()))
+    assert line == "copies of hosts in pinned memory: older snapshots, newest snapshots"
+
+
+@pytest.mark.finding("L4")
+def test_the_header_says_that_batches_are_split() -> None:
+    assert not any("micro-batches" in line for line in printed(started()))
+    assert any("into 4 micro-batches; BatchNorm" in line for line in printed(started(micro_batches=4)))
+
+
+def test_practice_has_a_few_lines() -> None:
+    lines = printed(*(PracticeRound(number, 20, 0.5) for number in range(1, 21)))
+    assert lines[-1] == "practice on simulated hosts, round 20/20: return +0.500"
+    assert 2 <= len(lines) <= 5
+
+
+def test_a_validation_says_which_agent_is_kept() -> None:
+    better, worse = printed(AgentValidated(5, 1.25, 5)), printed(AgentValidated(10, 1.0, 5))
+    assert better == ["  agent of round 5: return +1.250 on validation hosts, the best so far"]
+    assert worse == ["  agent of round 10: return +1.000 on validation hosts, that of round 5 is kept"]
+
+
+def test_an_anomaly_is_a_warning_with_advice() -> None:
+    warning = AnomalyDetected(4, "value_wrong", None, -3.0, -1.0, "the critic is off", "lower ppo.learning_rate")
+    assert printed(warning) == ["  warning, round 4: the critic is off; try: lower ppo.learning_rate"]

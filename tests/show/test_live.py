@@ -1,0 +1,278 @@
+"""The live view: its contents, and that it always restores the terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from esper.show.console import ConsoleSink
+from esper.show.live import LiveSink, progress_sink
+from esper.telemetry.event import (
+    ArmPlayed,
+    BaselineMeasured,
+    Event,
+    GovernorRollback,
+    RunCompleted,
+    WorthsEstimated,
+)
+from esper.telemetry.hub import TelemetryHub
+from esper.telemetry.sinks import live
+from esper.telemetry.workload import Phase, Workload
+from tests.telemetry.sample_events import completed, cut, epoch, started, updated
+
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+WORTHS = WorthsEstimated(
+    8, 64, 1.0, {"r0c0": {"norm": (0.5, 0.3, 4), "attention": (3.5, 1.3, 0)}, "r0c1": {"conv_heavy": (2.9, 0.4, 6)}}
+)
+BACK = GovernorRollback(
+    env=3, episode=11, epoch=17, reason="loss spike", value=8.5, threshold=4.25, restored_epoch=12, rollbacks=1
+)
+
+
+def terminal(term: str = "xterm", force: bool | None = True, width: int = 100) -> Console:
+    return Console(file=io.StringIO(), force_terminal=force, width=width, _environ={"TERM": term})
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def plain(text: str) -> list[str]:
+    """Lines without colours and movements of the cursor."""
+    return [line.strip() for line in CONTROL.sub("", text).replace("\r", "\n").splitlines() if line.strip()]
+
+
+def picture(*events: Event, width: int = 100, work: Workload | None = None) -> str:
+    """The view after these events; never wider than the terminal."""
+    sink = LiveSink(terminal(width=width), work)
+    for event in events:
+        sink.handle(event)
+    console = Console(file=io.StringIO(), width=width)
+    console.print(sink.picture())
+    sink.close()
+    text = written(console)
+    assert max(map(len, text.splitlines())) <= width
+    return " ".join(text.split())  # as it is read: long lines are folded
+
+
+def rounds_done(part: float, seconds: float) -> Workload:
+    """``part`` per cent of all rounds are done, and took ``seconds``."""
+    now = 0.0
+    work = Workload(clock=lambda: now)
+    work.add([Phase("rounds", 100)])
+    now = seconds
+    work.advance("rounds", part)
+    return work
+
+
+def test_the_picture_of_a_round_under_way() -> None:
+    """All eight hosts have done 15 of 30 epochs in round 4 of 10."""
+    stages = {"r0c0": "TRAINING", "r0c1": "FOSSILIZED"}
+    begun = [started(rounds=10), updated(), completed(3)]
+    shown = picture(*begun, *(epoch(env, 15, episode=3, **stages) for env in range(8)), work=rounds_done(35, 105.0))
+    assert "round 4/10" in shown
+    assert "1m45s so far, about 3m15s left" in shown  # a round took 30 s, 6.5 to come
+    assert "77.0 % grown, epoch 15, validation: +17.0 pp" in shown
+    assert "60.0 % without growth" in shown
+    assert "82.0 % grown, round 3, test: -1.5 pp" in shown
+    assert "83.5 % without growth" in shown
+    assert "8 training 8 kept 0 free" in shown
+    assert "rate 5,230 images/s, 41.5 epochs/s" in shown
+    for figure in ("return █ 1.500", "entropy ▁ 2.500", "KL ▁ 0.012", "clipped ▁ 0.080", "expl. var. ▁ -0.500"):
+        assert figure.replace("█", "▁") in shown
+
+
+@pytest.mark.parametrize("width", [40, 80, 139, 140, 200])
+def test_no_word_is_broken_at_any_width(width: int) -> None:
+    stages = {"r0c0": "TRAINING", "r0c1": "FOSSILIZED"}
+    rounds = [event for number in range(1, 9) for event in (completed(number), updated())]
+    now = [epoch(env, number, episode=8, **stages) for number in range(1, 20) for env in range(8)]
+    shown = picture(started(), *rounds, WORTHS, *now, width=width)
+    for word in ("validation:", "training", "conv_heavy", "entropy", "telemetry", "images/s"):
+        assert word in shown
+    assert ("host 7" in shown) == (width >= 140)  # room for each host
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_echo_of_an_interrupt_has_room_behind_the_last_line(width: int) -> None:
+    """Otherwise it wraps, and the first line of the view stays when the view is removed."""
+    sink, console = LiveSink(terminal(width=width)), Console(file=io.StringIO(), width=width)
+    for event in (started(), completed(1), updated()):
+        sink.handle(event)
+    console.print(sink.picture())
+    sink.close()
+    *_, before, last = written(console).splitlines()
+    assert (len(before), last) == (width, "")
+
+
+def test_curves_rise_from_left_to_right() -> None:
+    curve = picture(started(), *(completed(number, test_accuracy=80.0 + number) for number in range(1, 9)))
+    assert "▁▂▃▄▅▆▇█ 88.0 % grown" in curve.replace("▁▂▃▄▄▅▆▇", "▁▂▃▄▅▆▇█")
+
+
+def test_the_seed_that_the_run_has_found_to_be_worth_most_is_listed_of_each_slot() -> None:
+    shown = picture(started(), completed(1), WORTHS)
+    assert "worth r0c0: norm +0.5 pp ± 0.3 (kept 4x) r0c1: conv_heavy +2.9 pp ± 0.4 (kept 6x)" in shown
+    assert "attention" not in shown  # never kept: only a guess
+
+
+def test_one_estimate_covers_all_phases_of_the_run() -> None:
+    work = Workload(clock=lambda: 0.0)
+    work.add([Phase("baseline", 10), Phase("rounds", 100), Phase("comparison", 100)])
+    work.clock = lambda: 10.0
+    work.advance("baseline", 10)
+    shown = picture(started(rounds=10), work=work)
+    assert "10s so far, about 3m20s left" in shown
+    assert "baseline done > 10 rounds > comparison" in shown
+
+
+def test_the_picture_before_anything_is_known() -> None:
+    shown = picture(started(rounds=10))
+    assert "0s so far, estimating the rest" in shown
+    for word in ("accuracy", "slots", "policy", "rate"):
+        assert word not in shown
+
+
+def test_free_slots_are_not_counted_as_seeds() -> None:
+    assert "slots ················ 2 free" in picture(started(), epoch(0, 1, r0c0="DORMANT", r0c1="EMBARGOED")).replace(
+        "·" * 60, "·" * 16
+    )
+
+
+def test_simulated_hosts_have_no_images() -> None:
+    shown = picture(started(), completed(1, samples=0))
+    assert "images" not in shown
+    assert "41.5 epochs/s" in shown
+
+
+def test_phases_are_shown_by_their_share_largest_first() -> None:
+    phases = {"train": 6.0, "validate": 3.0, "act": 0.5, "govern": 0.01}
+    shown = picture(started(), completed(1, seconds=10.0, phase_seconds=phases))
+    assert "time round 1: 10s: train 60%, validate 30%, act 5%, the rest 5%" in shown
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every event redraws the picture."""
+    monkeypatch.setattr(live, "REFRESH_SECONDS", 0.0)
+
+
+def ended() -> RunCompleted:
+    return RunCompleted("ppo", 16, (), 277, 700.0, 1.5, seconds=1.0)
+
+
+@pytest.mark.usefixtures("eager")
+def test_lasting_information_is_printed_above_the_view() -> None:
+    """The header, rollbacks, cut seeds, the comparison and the last round remain after the view is removed."""
+    console = terminal()
+    sink = LiveSink(console)
+    baseline = BaselineMeasured(8, (10.0, 82.5), (2.3, 0.6), 0.1)
+    events = [
+        started(),
+        baseline,
+        epoch(0, 5, r0c0="TRAINING"),
+        BACK,
+        cut(5),
+        completed(1),
+        ArmPlayed("none", 1, 2, 83),
+    ]
+    for event in [*events, ended()]:
+        sink.handle(event)
+    sink.close()
+    lines = plain(written(console))
+    for wanted in (
+        "task digits, controller ppo, seed 7",
+        "baseline: 8 hosts left alone, final validation accuracy 82.5 %",
+        "rollback: round 12, host 3, epoch 17: loss spike (8.5000, limit 4.2500), back to epoch 12",
+        "seed cut: round 1, host 1, epoch 5: conv_light in r0c1 became non-finite",
+        "comparing, round 1/2: none, test accuracy 83.0 %",
+    ):
+        assert wanted in lines
+    assert lines[-2].startswith("round 1/10  test accuracy: grown 80.0 %  alone 83.5 %")  # it takes two lines
+    assert any(line.startswith("accuracy    ") and "epoch 5" in line for line in lines)  # it was drawn, and drawn over
+
+
+def test_the_picture_is_not_drawn_for_every_event() -> None:
+    """Redrawing at each of hundreds of events per second would cost too much."""
+    console = terminal()
+    sink = LiveSink(console)
+    sink.handle(started())
+    sink.handle(epoch(0, 1, r0c0="TRAINING"))
+    before = len(written(console))
+    sink._drawn += 1000.0  # as if the next picture were due much later
+    for number in range(200):
+        sink.handle(epoch(0, number, r0c0="TRAINING"))
+    assert len(written(console)) == before
+    sink.handle(completed(1))  # the end of a round is always shown
+    assert len(written(console)) > before
+    sink.close()
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_the_terminal_is_given_back_when_the_run_breaks(error: type[BaseException]) -> None:
+    console, stdout, stderr = terminal(), sys.stdout, sys.stderr
+
+    def run() -> None:
+        with TelemetryHub([LiveSink(console)]) as hub:
+            hub.emit(started())
+            hub.emit(epoch(0, 1, r0c0="TRAINING"))
+            assert sys.stdout is not stdout  # what others print goes above the picture
+            raise error
+
+    with pytest.raises(error):
+        run()
+    assert (sys.stdout, sys.stderr) == (stdout, stderr)
+    text = written(console)
+    assert text.count(HIDE) == text.count(SHOW) == 1
+    assert text.rindex(SHOW) > text.rindex(HIDE)
+
+
+@pytest.mark.usefixtures("eager")
+def test_the_terminal_is_given_back_when_the_picture_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(_sink: LiveSink) -> Any:
+        raise ZeroDivisionError
+
+    console, stdout = terminal(), sys.stdout
+    with TelemetryHub([LiveSink(console)]) as hub:
+        hub.emit(started())
+        monkeypatch.setattr(LiveSink, "picture", breaks)
+        hub.emit(epoch(0, 1, r0c0="TRAINING"))
+        assert list(hub.dropped) == ["LiveSink"]
+        assert sys.stdout is stdout
+    assert written(console).rindex(SHOW) > written(console).rindex(HIDE)
+
+
+def test_a_sink_that_saw_nothing_can_be_closed() -> None:
+    console = terminal()
+    LiveSink(console).close()
+    assert plain(written(console)) == []
+
+
+@pytest.mark.parametrize(
+    ("console", "kind"),
+    [
+        (terminal(), LiveSink),
+        (terminal(term="dumb"), ConsoleSink),
+        (terminal(force=None), ConsoleSink),
+    ],
+    ids=["terminal", "one that cannot redraw", "file"],
+)
+def test_a_picture_only_where_it_can_be_redrawn(
+    console: Console, kind: type[ConsoleSink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "TerminalConsole", lambda: console)
+    sink = progress_sink()
+    assert type(sink) is kind
+    for event in (started(), updated(), completed(1), ended()):
+        sink.handle(event)
+    sink.close()
+    assert any(line.startswith("round 1/10  test accuracy: grown") for line in plain(written(console)))
+    assert ("\x1b" in written(console)) == (kind is LiveSink)

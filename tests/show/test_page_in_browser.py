@@ -1,0 +1,128 @@
+"""The page in a real headless browser, at the width of a phone and of a desktop, in light and dark mode.
+
+A page that frames it measures what is too wide, which text lies outside its picture, and whether a script ran.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.report.page_helpers import nasty
+
+from esper.show.page import write_report
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason=f"none of {', '.join(NAMES)} is installed: apt install chromium"
+)
+
+FRAME = """<!doctype html><meta charset=utf-8><body><iframe id=f src="report.html" style="width:WIDTHpx;height:900px">
+</iframe><pre id=found></pre><script>
+document.getElementById("f").onload = function () {
+  const page = this.contentDocument, view = this.contentWindow, outside = [], small = [];
+  for (const svg of page.querySelectorAll("svg")) {
+    if (svg.closest("details:not([open])")) continue;
+    const all = svg.getBoundingClientRect();
+    if (all.height < 40 || all.width < 200) small.push(svg.textContent.slice(0, 60));
+    for (const text of svg.querySelectorAll("text")) {
+      const box = text.getBoundingClientRect();
+      if (box.left < all.left - 2 || box.right > all.right + 2 || box.top < all.top - 2 || box.bottom > all.bottom + 2)
+        outside.push(text.textContent);
+    }
+  }
+  const texts = [...page.querySelectorAll("svg text")].filter(text => !text.closest("details:not([open])"));
+  const sizes = texts.map(text => { const svg = text.closest("svg"); return parseFloat(
+    view.getComputedStyle(text).fontSize) * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width; });
+  document.getElementById("found").textContent = JSON.stringify({
+    title: page.title, scripts: page.scripts.length, hacked: view.hacked === 1,
+    width: page.documentElement.scrollWidth, pictures: page.querySelectorAll("svg").length, outside, small,
+    letters: Math.min(...sizes), background: view.getComputedStyle(page.body).backgroundColor,
+    ink: view.getComputedStyle(page.body).color,
+    card: view.getComputedStyle(page.querySelector("svg")).backgroundColor,
+    wide: [...page.querySelectorAll("body *")].filter(e => !e.closest(".scroll, svg") &&
+      e.getBoundingClientRect().right > WIDTH + 1).map(e => e.tagName + "." + e.className).slice(0, 5),
+  });
+};
+</script>"""
+
+
+def look(report: Path, width: int, dark: bool = False) -> dict[str, Any]:
+    """The measurements of the framing page; the browser keeps its profile beside the report."""
+    assert BROWSER is not None
+    frame = report.with_name("frame.html")
+    frame.write_text(FRAME.replace("WIDTH", str(width)))
+    options = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--allow-file-access-from-files",
+        f"--user-data-dir={report.with_name('profile')}",
+        f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+        f"--window-size={width + 100},1000",
+    ]
+    printed = browse([BROWSER, *options, "--dump-dom", frame.as_uri()])
+    answer = re.search(r'<pre id="found">(.+?)</pre>', printed, re.DOTALL)
+    assert answer, printed[-2000:]
+    facts: dict[str, Any] = json.loads(html.unescape(answer[1]))
+    return facts
+
+
+def browse(command: list[str]) -> str:
+    """The browser's output. Browsers sometimes hang when they start or exit; such a one is killed with its children and
+    started again."""
+    for _ in range(3):
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+        ) as child:
+            try:
+                return child.communicate(timeout=40)[0]
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+    raise AssertionError("the browser hung three times")
+
+
+@pytest.mark.parametrize("width", [360, 400, 1200])
+@pytest.mark.parametrize("which", ["learned", "both"])
+def test_a_page_fits_its_screen(which: str, width: int, learned: Path, grown: Path, tmp_path: Path) -> None:
+    runs = [learned] if which == "learned" else [grown, learned]
+    found = look(write_report(runs, tmp_path / "report.html"), width)
+    assert found["pictures"] > 10
+    assert found["width"] <= width
+    assert found["wide"] == []
+    assert found["outside"] == []
+    assert found["small"] == []
+    assert found["letters"] >= 9  # pixels
+
+
+def test_the_page_follows_light_and_dark_mode_and_charts_stay_light(learned: Path, tmp_path: Path) -> None:
+    report = write_report([learned], tmp_path / "report.html")
+    light, dark = look(report, 800), look(report, 800, dark=True)
+    for found, brighter, darker in ((light, "background", "ink"), (dark, "ink", "background")):
+        assert brightness(found[brighter]) > brightness(found[darker]) + 150
+    assert brightness(light["card"]) == brightness(dark["card"]) == 255
+
+
+def brightness(colour: str) -> float:
+    return sum(int(part) for part in re.findall(r"\d+", colour)[:3]) / 3
+
+
+def test_names_with_markup_run_nothing(grown: Path, copy: Callable[..., Path]) -> None:
+    folder = copy(grown, nasty, name="<script>window.hacked=1<!--")
+    found = look(write_report([folder]), 800)
+    assert found["title"] == "Esper: <script>window.hacked=1<!--"
+    assert found["scripts"] == 0
+    assert not found["hacked"]
+    assert found["pictures"] > 5
+    assert found["wide"] == []

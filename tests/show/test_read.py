@@ -1,0 +1,175 @@
+"""Run folders that are complete, in progress, interrupted, damaged, incomplete, or not run folders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from esper.config import ConfigError, TrainingConfig
+from esper.show.page import report_html
+from esper.show.read import Run, is_comparison, open_run, open_runs, saved_tables
+from esper.show.terminal import short_form
+from esper.telemetry.event import BaselineMeasured, EpochCompleted, RoundCompleted, RunStarted
+from esper.telemetry.memory import by_kind
+from esper.telemetry.sinks.jsonl import JsonlSink
+from tests.run.run_helpers import Does, play, stop, tiny, within_round
+from tests.selection import slow_except
+
+
+def test_a_finished_run_is_read_whole(learned: Path) -> None:
+    run = open_run(learned)
+    assert run.all_problems() == []
+    assert run.state() == "finished"
+    assert run.state_words() == "finished: 3 rounds played and compared"
+    assert (run.view.done, run.rounds, run.learns) == (3, 3, True)
+    assert len(run.of(EpochCompleted)) == 3 * 2 * 4
+    assert run.environment["packages"]["esper"]
+
+
+def test_a_run_that_is_going_is_read_and_refreshed(tmp_path: Path) -> None:
+    seen: list[tuple[str, int, str]] = []
+    runs: list[Run] = []
+
+    def look() -> None:
+        run = open_run(tmp_path / "run")
+        runs.append(run)
+        seen.append((run.state(), run.view.done, run.state_words()))
+        assert "epoch 2" in short_form(run)
+        report_html([run])
+
+    play(tiny(rounds=2), tmp_path / "run", Does(within_round(2), look))
+    assert seen == [("running", 1, "running: 1 of 2 rounds completed")]
+    assert runs[0].refresh()
+    assert (runs[0].state(), runs[0].view.done) == ("finished", 2)
+    assert len(runs[0].of(EpochCompleted)) == 16
+
+
+def test_a_run_that_measures_its_baseline_is_not_said_to_lack_it(tmp_path: Path) -> None:
+    told: list[tuple[str, list[str]]] = []
+
+    def look() -> None:
+        run = open_run(tmp_path / "run")
+        told.append((run.state_words(), run.all_problems()))
+
+    play(tiny(), tmp_path / "run", Does(lambda event: isinstance(event, RunStarted), look))
+    assert told == [("running: before the first round, baseline not measured yet", [])]
+
+
+def test_simulated_hosts_lack_nothing(tmp_path: Path) -> None:
+    config = TrainingConfig.parse(
+        {"run": {"rounds": 2, "controller": "heuristic"}, "task": {"name": "planted"}, "env": {"n_envs": 4}}
+    )
+    play(config, tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    assert run.all_problems() == []
+    assert "no epochs and no baseline were logged" in report_html([run])
+    assert "finished: 2 rounds" in short_form(run)
+
+
+def test_an_interrupted_run_is_not_taken_for_a_going_one(tmp_path: Path) -> None:
+    summary, _ = play(tiny(rounds=2), tmp_path / "run", Does(within_round(2), stop))
+    assert summary.interrupted
+    run = open_run(tmp_path / "run")
+    assert run.state_words() == "interrupted: 1 of 2 rounds completed"
+
+
+@pytest.mark.parametrize("name", ["config.toml", "env.json", "baseline.json", "metrics.csv"])
+@pytest.mark.parametrize("content", slow_except([b"\xff<broken"], [None, b"\xff<broken", b"[" * 100_000, b'"text"']))
+def test_a_file_that_is_missing_or_broken_is_said_where_it_is_needed(
+    name: str, content: bytes | None, grown: Path, copy: Callable[..., Path]
+) -> None:
+    folder = copy(grown)
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+    run = open_run(folder)
+    said = [words for words in run.all_problems() if name in words]
+    assert len(said) == (name in ("config.toml", "env.json"))  # the others repeat what the log says
+    assert "Configuration" in report_html([run])
+
+
+def test_without_its_log_a_run_is_read_from_its_other_files(grown: Path, copy: Callable[..., Path]) -> None:
+    whole, folder = open_run(grown), copy(grown)
+    (folder / "events.jsonl").unlink()
+    run = open_run(folder)
+    assert whole.of(RoundCompleted)[0].memory
+    by_kinds = [replace(event, memory=by_kind(event.memory)) for event in whole.of(RoundCompleted)]
+    assert run.of(RoundCompleted) == by_kinds  # a column of the metrics is a sum over places
+    assert run.of(BaselineMeasured) == whole.of(BaselineMeasured)
+    assert any("events.jsonl does not exist" in words for words in run.all_problems())
+    assert "metrics.csv" in " ".join(run.all_problems())
+    page = report_html([run])
+    assert "events.jsonl does not exist" in page
+    assert "schedule" in short_form(run)
+
+
+def test_a_broken_metrics_table_names_the_row(grown: Path, copy: Callable[..., Path]) -> None:
+    folder = copy(grown)
+    (folder / "events.jsonl").unlink()
+    table = folder / "metrics.csv"
+    table.write_text(table.read_text().replace("\n2,", "\ntwo,"))
+    assert any("row 3" in words for words in open_run(folder).all_problems())
+
+
+def test_nothing_that_a_folder_names_is_run(grown: Path, copy: Callable[..., Path], tmp_path: Path) -> None:
+    marker = tmp_path / "it ran"
+    (tmp_path / "evil.py").write_text(f"open({str(marker)!r}, 'w')\n")
+
+    def theirs(fields: dict[str, object]) -> dict[str, object]:
+        return {**fields, "task": f"{tmp_path / 'evil.py'}:make"} if fields["event"] == "RunStarted" else fields
+
+    folder = copy(grown, theirs)
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace('"digits"', f'"{tmp_path / "evil.py"}:make"'))
+    (folder / "checkpoint.pt").write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
+    run = open_run(folder)
+    assert "evil.py:make" in report_html([run])
+    assert "evil.py:make" in short_form(run)
+    assert not marker.exists()
+
+
+def test_a_folder_that_is_no_run_is_refused_with_the_runs_nearby(grown: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is not a run folder: it has no events\.jsonl; give .* such as .*grown"):
+        open_run(grown.parent)
+    with pytest.raises(ConfigError, match="does not exist; give the folder of a run"):
+        open_run(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=f"is a file; give the folder of the run, perhaps {re.escape(str(grown))}"):
+        open_run(grown / "events.jsonl")
+
+
+def test_a_folder_with_nothing_but_a_log_is_a_run(tmp_path: Path) -> None:
+    JsonlSink(tmp_path / "events.jsonl").close()
+    run = open_run(tmp_path)
+    assert run.state_words() == "interrupted: before the first round, baseline not measured yet"
+    assert "Nothing was compared yet" in report_html([run])
+    assert "nothing measured yet" in short_form(run)
+
+
+def test_runs_have_names_that_differ(grown: Path, copy: Callable[..., Path], tmp_path: Path) -> None:
+    one, other = copy(grown, name="a/run"), copy(grown, name="b/run")
+    assert [run.name for run in open_runs([one, other])] == ["a/run", "b/run"]
+    assert [run.name for run in open_runs([one, grown])] == ["run", "grown"]
+    with pytest.raises(ConfigError, match="is given twice"):
+        open_runs([one, tmp_path / "a" / ".." / "a" / "run"])
+
+
+def test_a_folder_with_the_settings_of_a_comparison_is_one(tmp_path: Path) -> None:
+    assert not is_comparison(tmp_path)
+    (tmp_path / "comparison.json").write_text("{}")
+    assert is_comparison(tmp_path)
+
+
+def test_the_tables_of_a_comparison_are_those_that_it_printed(tmp_path: Path) -> None:
+    (tmp_path / "table.txt").write_text("ppo – 95.2 %\n", encoding="utf-8")
+    assert saved_tables(tmp_path) == "ppo – 95.2 %\n"
+
+
+def test_without_a_result_the_error_says_how_to_continue(tmp_path: Path) -> None:
+    folder = tmp_path / "my comparison"
+    folder.mkdir()
+    with pytest.raises(ConfigError, match=rf"without a result yet.*esper compare --resume '{folder}'"):
+        saved_tables(folder)
