@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from esper.config.files import ConfigError, did_you_mean, read_toml, set_dotted, toml_text
+from esper.config.files import read_toml, set_dotted, toml_text
+from esper.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -52,8 +53,3 @@ def test_a_file_that_is_not_toml_is_named_by_its_kind(content: bytes, tmp_path: 
         read_toml(tmp_path / "c.toml", "schedule")
     with pytest.raises(ConfigError, match=r"^config file .*gone\.toml does not exist$"):
         read_toml(tmp_path / "gone.toml")
-
-
-def test_only_a_similar_name_is_proposed() -> None:
-    assert did_you_mean("herustic", ["random", "heuristic"]) == " (did you mean 'heuristic'?)"
-    assert did_you_mean("x", ["random", "heuristic"]) == ""
