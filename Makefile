@@ -1,5 +1,6 @@
 # The whole developer interface.
 PYTHON ?= python
+WITH_TOOLING = -o norecursedirs=build
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: all install format lint type test test-all slow bench gpu-check gpu-rehearsal cuda-compiles emulation-sanitizers docs wheel matrix mutants results clean
@@ -25,12 +26,12 @@ type:
 test:
 	$(PYTHON) -m pytest
 
-test-all:  ## the slow ones too
-	$(PYTHON) -m pytest -m ""
+test-all:  ## those of the tooling and the slow ones, too
+	$(PYTHON) -m pytest $(WITH_TOOLING) -m ""
 
 slow:  ## slow tests, and both sides of each benchmark once; starts no slow test after MINUTES
 	$(PYTHON) -m pytest -m "" --benchmark-disable benchmarks
-	$(PYTHON) -m pytest -m slow -rs --minutes $(or $(MINUTES),inf)
+	$(PYTHON) -m pytest $(WITH_TOOLING) -m slow -rs --minutes $(or $(MINUTES),inf)
 
 bench:
 	esper-bench
@@ -48,7 +49,7 @@ mutants:  ## small deliberate breaks, each of which the test named beside it mus
 	$(PYTHON) tests/mutants/mutate.py
 
 emulation-sanitizers:  ## the CUDA kernels on the CPU under address and undefined-behaviour sanitizers
-	$(PYTHON) -m pytest -m slow tests/emulation/test_sanitizers.py
+	$(PYTHON) -m pytest -m slow tests/tooling/test_sanitizers.py
 
 docs:  ## the pages as a site in build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet

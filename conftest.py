@@ -25,15 +25,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=float,
         help="start no test later than this many minutes after the first one, which is another one each day",
     )
+    parser.addoption("--cores", action="store_true", help="run the named tests on several cores, as the whole suite is")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Runs the whole suite on several cores, if pytest-xdist is there; its ``-n`` or ``-p no:xdist`` overrule this.
 
-    Tests that are named on the command line run in one process, where ``-s`` and ``--pdb`` work.
+    Tests that are named on the command line run in one process, where ``-s`` and ``--pdb`` work, unless ``--cores`` is
+    given.
     """
-    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS or config.getoption("--cores")
     asked = config.getoption("numprocesses", 0) is not None  # 0 if the plugin is missing
     if not whole or asked or config.getoption("usepdb") or hasattr(config, "workerinput"):
         return

@@ -1,12 +1,10 @@
-"""The documents are correct: their code runs, their commands parse, and their files and links exist."""
+"""The documents are correct: their imports exist, their commands parse, and their files and links exist."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import ActionSpec
 from esper.spaces.observation import ObservationLayout
 from tests.imported_names import missing_imports
-from tests.selection import slow_except
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -42,16 +39,6 @@ def named(path: Path) -> str:
 README = ROOT / "README.md"
 WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
 USING = ROOT / "docs" / "using.md"
-QUICK = [USING, *(ROOT / "docs" / f"{name}.md" for name in ("own_loop", "trainers"))]
-"""Pages whose code runs in the default suite; that of the others takes longer and runs in the slow one."""
-NEEDS = {"trainers.md": ("lightning", "transformers", "accelerate")}
-"""Libraries of the extra `integrations` that the code of a page imports."""
-SHIM = """
-import importlib.util
-from esper.hosts.torchvision_shim import import_torchvision
-if importlib.util.find_spec("torchvision"):
-    import_torchvision()  # these libraries import it, which fails with a CPU build of torch without this
-"""
 
 
 def test_the_two_commands_come_first_and_alone() -> None:
@@ -77,24 +64,6 @@ def test_ci_finds_the_two_commands(ending: str, place: int) -> None:
         check=True,
     )
     assert found.stdout.splitlines() == [blocks(README, "sh")[0].splitlines()[place]]
-
-
-@pytest.mark.parametrize("page", slow_except(QUICK, WITH_PYTHON), ids=named)
-def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    """Its blocks one after the other, as a reader would paste them; in a process of their own, in an empty folder."""
-    # Ctrl-C works as for a reader at a terminal: it is ignored in the children of some shells and CI runners.
-    ctrl_c = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    libraries = NEEDS.get(page.name, ())
-    if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
-        pytest.skip(f"{', '.join(missing)} not installed; see the extra integrations")
-    script = "\n".join([ctrl_c, *([SHIM] if libraries else []), *blocks(page, "python")])
-    found = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    if page == USING:
-        table = re.findall(r"^\| (`[^|]*`) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
-        files = {name for row in table for name in re.findall(r"`([\w.]+\.\w+)`", row)}
-        assert {path.name for path in (tmp_path / "runs" / "first").iterdir()} == files
-        assert re.search(r"^\d\d\.\d\d %$", found.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=named)

@@ -250,9 +250,10 @@ def kinds_of(
     ConfigError if that cannot be built.
     """
     rows = []
+    by_place = [(place, blueprints.fitting(topology, place)) for place in places]
     with seeded(0):  # bodies are built, and their weights are not used
         for name in spec.blueprints:
-            fitting = [place for place in places if name in blueprints.fitting(topology, place)]
+            fitting = [place for place, recipes in by_place if name in recipes]
             place = max(fitting, key=lambda place: place.channels)
             recipe = blueprints.at(topology, place, name)
             with _named_errors(recipe, "be built", place):

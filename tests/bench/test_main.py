@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 
 from esper.bench import CASES, runner
 from esper.bench.main import main
+from esper.bench.tuned import TunedTraining
 
 FIELDS = {"case", "size", "device", "baseline", "ratio", "ratio_low", "ratio_high", "bar", "unit", "value"}
 
@@ -31,7 +33,10 @@ def test_there_is_a_case_for_each_operator_and_each_part_of_a_run() -> None:
     assert set(CASES) == operators | runs
 
 
-def test_results_are_written_as_json_markdown_and_a_trace(tmp_path: Path) -> None:
+def test_results_are_written_as_json_markdown_and_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nothing is compiled, and no process started.
+    monkeypatch.setattr("esper.bench.train_epoch.TunedTraining", partial(TunedTraining, compiles=False))
+    monkeypatch.setattr("esper.bench.tuned.usable_cores", lambda: 1)
     files = [str(tmp_path / name) for name in ("b.json", "b.md", "t.json")]
     options = ["--rounds", "1", "--quick", "--device", "cpu", "--json", files[0], "--markdown", files[1]]
     code, output = type_in("train-epoch", "--size", "2x4x2", *options, "--profile", files[2])

@@ -12,6 +12,7 @@ from esper.bench import tuned
 from esper.bench.fixtures import split
 from esper.bench.plain import plain_cnn
 from esper.bench.tuned import Loop, Recipe, TunedTraining, Way, Work, workers
+from tests.selection import slow_except
 
 CPU = torch.device("cpu")
 RECIPE = Recipe(partial(plain_cnn, 3, 10, 4, 2))
@@ -56,6 +57,7 @@ def test_the_fastest_of_the_tried_ways_is_taken_and_named(monkeypatch: pytest.Mo
     monkeypatch.setattr(tuned, "_seconds_of_one", seconds)
     monkeypatch.setattr(tuned, "_seconds_of_all", seconds)
     monkeypatch.setattr(tuned, "usable_cores", lambda: 2)
+    monkeypatch.setattr(tuned, "_start", lambda _way, work: Loop(Way(), work))
     with closing(TunedTraining(RECIPE, 2, split(64, 0, CPU), 16)) as training:
         assert training.way == wanted
         assert training.name == "tuned PyTorch: bfloat16 channels_last, eager, 2 processes of 1 thread"
@@ -63,12 +65,14 @@ def test_the_fastest_of_the_tried_ways_is_taken_and_named(monkeypatch: pytest.Mo
         assert {way.threads for way in training.tried} == {1, 2}
 
 
-def test_the_ways_are_timed_by_training(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cores", slow_except([1], [1, 2]))
+def test_the_ways_are_timed_by_training(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one process, and with more cores those of several processes and threads as well."""
     monkeypatch.setattr(tuned, "TRIED_STEPS", 1)
     monkeypatch.setattr(tuned, "TURNS", 1)
-    monkeypatch.setattr(tuned, "usable_cores", lambda: 2)
+    monkeypatch.setattr(tuned, "usable_cores", lambda: cores)
     with closing(TunedTraining(RECIPE, 2, split(32, 0, CPU), 16, compiles=False)) as training:
         assert all(seconds > 0 for seconds in training.tried.values())
-        assert len(training.tried) >= 6
+        assert len(training.tried) == 4 if cores == 1 else len(training.tried) >= 6
         losses = training.epoch()
         assert torch.tensor(losses).gt(0).all()

@@ -9,8 +9,11 @@ from typing import Any
 Esper = Callable[..., Any]
 
 
-def refused(esper: Esper, arguments: tuple[str, ...], *wanted: str) -> None:
-    """The command is refused with a message that has every text in ``wanted``, and the folder is as it was."""
+def refused(esper: Esper, arguments: tuple[str, ...], *wanted: str) -> str:
+    """The command is refused with a message that has every text in ``wanted``, and the folder is as it was.
+
+    Returns the message.
+    """
     before = sorted(Path().rglob("*"))
     found = esper(*arguments)
     assert found.code == 2, found
@@ -21,3 +24,4 @@ def refused(esper: Esper, arguments: tuple[str, ...], *wanted: str) -> None:
         assert text in found.err
     assert found.out == ""
     assert sorted(Path().rglob("*")) == before
+    return str(found.err)

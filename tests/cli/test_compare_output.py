@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cli.conftest import TWO_EPOCHS, Esper
 
 
@@ -26,6 +28,7 @@ def test_compare_prints_a_row_an_arm_and_a_verdict_a_comparison(esper: Esper) ->
     assert {"results.json", "table.txt", "pairs.png", "differences.png", "cost.png"} <= names
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_compare_of_one_pair_prints_no_nan(esper: Esper) -> None:
     found = esper("compare", *TWO_EPOCHS, "--arm", "random", "--arm", "none", "--pairs", "1")
     assert found.code == 0
@@ -34,6 +37,7 @@ def test_compare_of_one_pair_prints_no_nan(esper: Esper) -> None:
     assert "1 pairs" not in found.out
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_compare_writes_the_printed_results(esper: Esper) -> None:
     found = esper("compare", *TWO_EPOCHS, "--arm", "random", "--arm", "none", "--pairs", "3", "--json", "o.json")
     written = json.loads(Path("o.json").read_text(), parse_constant=_refuse)
@@ -50,6 +54,7 @@ def test_compare_writes_the_printed_results(esper: Esper) -> None:
     assert (folder / "results.json").read_bytes() == Path("o.json").read_bytes()
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_compare_writes_json_that_every_parser_reads(esper: Esper) -> None:
     """One pair has no spread and an interval without limits; JSON has neither NaN nor Infinity."""
     esper("compare", *TWO_EPOCHS, "--arm", "random", "--arm", "none", "--pairs", "1", "--json", "o.json")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
-import subprocess
-import sys
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from esper.show.read import open_run
 from esper.telemetry.event import MicroBatchHalved
 from esper.training.execution import workers
 from esper.training.host_training import HostTraining
-from tests.cli.child import CHILD
 from tests.cli.conftest import Esper, Finished
 from tests.run.run_helpers import kinds, learned_state
 from tests.selection import slow_except
@@ -154,18 +154,22 @@ def test_a_second_shortage_of_memory_ends_the_run(esper: Esper, monkeypatch: pyt
     assert kinds(Path("r")).count("MicroBatchHalved") == 1
 
 
-def limited(bytes_a_file: int, *arguments: str) -> Finished:
-    """The command in a process whose files have a max size, as on a full disk."""
-    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({bytes_a_file}, {bytes_a_file})); "
-    run = subprocess.run([sys.executable, "-c", limit + CHILD, *arguments], capture_output=True, text=True, check=False)
-    return Finished(run.returncode, run.stdout, run.stderr)
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file of this process may become larger than ``size`` bytes, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.finding("M12")
 def test_on_a_full_disk_the_old_checkpoint_stays_and_the_log_is_dropped(
-    esper: Esper, monkeypatch: pytest.MonkeyPatch
+    esper: Esper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two real runs whose files may not grow: one that loses only its log, one that cannot write its checkpoint."""
+    """Two runs whose files may not grow: one that loses only its log, one that cannot write its checkpoint."""
     with monkeypatch.context() as patch:
         patch.setattr(workers, "train_epoch", stop_in_last_round(workers.train_epoch))
         assert esper("run", *TINY, "--rounds", str(MANY)).code == 130
@@ -173,15 +177,17 @@ def test_on_a_full_disk_the_old_checkpoint_stays_and_the_log_is_dropped(
     log = (Path("r") / folder.EVENTS).stat().st_size
     assert len(before) < log
 
-    found = limited(len(before) - 1, "run", "--resume", "r")
+    with largest_file(len(before) - 1):
+        found = esper("run", "--resume", "r")
     said = plain(found, 1)
     assert re.search(r"Error: \[Errno 27\] File too large: '?r/checkpoint\.pt", said), said
     assert "esper run --resume r" in said
-    assert "telemetry sink JsonlSink failed and was dropped" in said
+    assert "telemetry sink JsonlSink failed and was dropped" in caplog.text
     assert (Path("r") / checkpoint.NAME).read_bytes() == before
     assert not list(Path("r").glob("*.part"))
 
-    found = limited(log - 1, "run", "--resume", "r")
+    with largest_file(log - 1):
+        found = esper("run", "--resume", "r")
     plain(found, 0)
     assert "Telemetry lost: JsonlSink failed" in found.out
     assert checkpoint.read(Path("r"))["finished"]

@@ -1,4 +1,4 @@
-// Kernels that do what CUDA leaves undefined, for test_runtime.py: each must be reported, not hang or pass.
+// Kernels that do what CUDA leaves undefined, for tooling/test_emulator.py: each must be reported, not hang or pass.
 #include <cuda_runtime.h>
 
 #include <exception>

@@ -97,6 +97,7 @@ def test_the_seconds_of_each_arm_are_told() -> None:
     assert all(seconds > 0 for seconds in found().seconds.values())
 
 
+@pytest.mark.slow
 def test_two_ranks_find_what_one_process_does(tmp_path: Path) -> None:
     with ranks_of(2) as ranks:
         base = {

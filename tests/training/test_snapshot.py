@@ -100,13 +100,13 @@ def count_tensors() -> int:
 
 
 @pytest.mark.finding("C4")
-def test_snapshots_live_in_the_same_storage_for_50_episodes() -> None:
+def test_snapshots_live_in_the_same_storage_in_every_episode() -> None:
     """Every episode has a fossil and a rollback."""
     with rig(horizon=7, governor={"snapshot_every": 1}) as world:
         governor = world.host().governor
         places: set[tuple[int, ...]] = set()
         counts, sizes = [], []
-        for episode in range(50):
+        for episode in range(12):
             world.reset()
             world.grow("r0c0", S.FOSSILIZED, "norm")
             DAMAGE["NaN weight"](world.training())
@@ -116,7 +116,7 @@ def test_snapshots_live_in_the_same_storage_for_50_episodes() -> None:
             places.add(tuple(sorted(c[name].data_ptr() for c in kept for name in c if name.startswith("host."))))
             sizes.append(sum(s.copies.bytes for s in governor._generations))
             world.events.clear()
-            if episode in (4, 49):
+            if episode in (4, 11):
                 counts.append(count_tensors())
         assert len(places) == 1
         assert len(set(sizes[1:])) == 1

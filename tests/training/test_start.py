@@ -37,6 +37,12 @@ def _a_folder_of_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESPER_DATA", str(tmp_path))
 
 
+@pytest.fixture(autouse=True)
+def _no_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One schedule is enough, except where it is about more of them."""
+    monkeypatch.setattr(start, "MAX_RESTARTS", 0)
+
+
 def short(epochs: int = 4, **changes: Any) -> Task:
     return replace(load_task("digits"), episode_length=epochs, **changes)
 
@@ -69,7 +75,8 @@ def episode(env: GrowthVectorEnv) -> None:
         env.step(wait_actions(env.num_envs))
 
 
-def test_a_host_starts_from_its_own_training_and_learns_on_with_a_new_schedule() -> None:
+def test_a_host_starts_from_its_own_training_and_learns_on_with_a_new_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "MAX_RESTARTS", 6)
     with env_of(short()) as env, env_of(short(), task={"start": "new"}) as fresh:
         env.reset(seed=3)
         fresh.reset(seed=3)
@@ -135,7 +142,7 @@ def smooth(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 CHANGES: dict[str, dict[str, Any]] = {
-    "epochs": {"episode_length": 5},
+    "epochs": {"episode_length": 2},
     "rate": {"learning_rate": 0.3},
     "targets": {"data": None},
     "last inputs": {"inputs": None},
@@ -146,10 +153,11 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_other_settings_or_other_data_are_another_training(change: dict[str, Any], tmp_path: Path) -> None:
-    task = short()
+    task = short(1, samples_per_epoch=64)
     if "loss" in change:
         task = replace(task, label_smoothing=0.0)
-    with env_of(task) as env:
+    one = {"n_envs": 1}
+    with env_of(task, env=one) as env:
         env.reset(seed=3)
     if "data" in change:
         change = {"train": replace(task.train, y=task.train.y.flip(0))}  # type: ignore[arg-type]
@@ -157,14 +165,14 @@ def test_other_settings_or_other_data_are_another_training(change: dict[str, Any
         x = task.train.x.clone()  # type: ignore[union-attr]
         x[-1] += 1
         change = {"train": replace(task.train, x=x)}  # type: ignore[arg-type]
-    with env_of(replace(task, **change)) as env:
+    with env_of(replace(task, **change), env=one) as env:
         env.reset(seed=3)
-    assert len(list((tmp_path / "starts").iterdir())) == 6
+    assert len(list((tmp_path / "starts").iterdir())) == 4  # of an env and of the baseline, twice
 
 
 def test_settings_of_the_run_do_not_change_the_training_before_it(tmp_path: Path) -> None:
     for rate in (0.1, 0.2):
-        with env_of(short(), task={"start": "trained", "learning_rate": rate}) as env:
+        with env_of(short(1), task={"start": "trained", "learning_rate": rate}) as env:
             env.reset(seed=3)
     assert len(list((tmp_path / "starts").iterdir())) == 3
 
@@ -200,7 +208,7 @@ def test_weights_that_cannot_be_kept_are_used_with_a_warning(monkeypatch: pytest
     with env_of(short()) as env:
         with pytest.warns(UserWarning, match="are not kept, and are trained again when needed"):
             env.reset(seed=3)
-        assert (env.state.accuracy > 60).all()
+        assert (env.state.accuracy > 25).all()  # a new host guesses, and has 10
 
 
 def test_training_goes_on_until_half_a_schedule_gains_less_than_the_margin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +220,7 @@ def test_training_goes_on_until_half_a_schedule_gains_less_than_the_margin(monke
         trained.append(hosts[0].horizon)
         train(hosts, executor)
 
+    monkeypatch.setattr(start, "MAX_RESTARTS", 6)
     monkeypatch.setattr(start, "_train", counted)
     monkeypatch.setattr(start, "_accuracy", lambda _host: next(scores))
     monkeypatch.setattr("esper.env.no_growth.measure_baseline", lambda *_: None)

@@ -286,7 +286,7 @@ def test_every_size_of_a_run_is_compiled_also_that_of_smaller_parts(batch: int, 
     """Parts that differ by one, as of 6 in 4, and those after memory ran out, with which half as much is evaluated."""
     task = digits()
     most = next(n for n in range(8, 200) if len(task.validation) % n > 1 == len(task.validation) % -(-n // 2))
-    task = replace(task, evaluation_batch=most, build_host=lambda: CNNHost(1, 10, base=3, blocks=2))
+    task = replace(task, evaluation_batch=most, build_host=lambda: CNNHost(1, 10, base=3, blocks=1))
     sizes = {"samples_per_epoch": 2 * batch, "batch_size": batch, "micro_batches": parts}
     config = tiny_config(1, 8, task=sizes, run={"lanes": 1, "tier": "compiled"})
     with closing(GrowthVectorEnv(task, config, baseline=flat_baseline(8))) as training:

@@ -11,7 +11,7 @@ import pytest
 
 from build_support import check_cuda_compiles, cuda, extensions, find_torch
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def toolkit(folder: Path, name: str, nvcc: str | None = "exit 0", header: bool = True) -> Path:

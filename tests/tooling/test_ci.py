@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 COMMANDS = ("pip", "python", "esper", "pytest", "ruff", "clang-format", "mypy", "make")
 
@@ -55,11 +55,11 @@ CHECKS = [
     "mypy --strict esper",
     "clang-format --dry-run -Werror csrc/one.cpp",
     "pytest ",
-    "pytest tests/integrations tests/test_examples.py tests/test_docs.py "
-    "-k integrations or gpt2_lora or accelerate_loop or trainers",
+    "pytest --cores tests/tooling tests/integrations",
     "python build_support/check_wheel.py --torch installed",
-    "make slow PYTHON=python MINUTES=3",
-    "esper run --rounds 2 --set run.evaluation_pairs=8 --set ppo.practice_steps=20000",
+    "make docs",
+    "make slow PYTHON=python MINUTES=2",
+    "esper run --rounds 1 --processes 2 --set run.evaluation_pairs=2 --set ppo.practice_steps=2000",
 ]
 
 

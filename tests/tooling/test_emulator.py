@@ -10,7 +10,7 @@ import pytest
 
 from tests.emulation.build import build
 
-SOURCE = Path(__file__).with_name("misuse.cu")
+SOURCE = Path(__file__).parents[1] / "emulation" / "misuse.cu"
 
 
 def line_of(kernel: str, statement: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 from tests.imported_names import missing_imports
 from tests.selection import slow_except
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FILES = sorted(path.name for path in EXAMPLES.glob("*.py"))
 NEEDS = {"accelerate_loop.py": "accelerate", "gpt2_lora.py": "transformers"}
 """Libraries of the extra `integrations` that examples import."""

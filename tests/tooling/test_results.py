@@ -17,7 +17,7 @@ from esper.cli.main import group
 from esper.config import TrainingConfig
 from esper.config.files import set_dotted
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = sorted(path for path in RESULTS.iterdir() if path.suffix in (".md", ".txt"))
 recorded = runpy.run_path(str(ROOT / "benchmarks" / "record_results.py"))["commands"]

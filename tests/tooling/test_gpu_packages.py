@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from benchmarks.gpu import packages, plan
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 # Makes imports of the named packages fail, then runs a module as a program.
 WITHOUT = """

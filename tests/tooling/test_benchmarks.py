@@ -17,7 +17,7 @@ from esper.config import ConfigError
 from esper.evaluation.runner import HostResult
 from esper.files import checkpoint
 
-FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if not path.name.startswith("test_"))
 
 

@@ -25,7 +25,7 @@ from benchmarks.gpu import plan, runner, summary
 from benchmarks.gpu.runner import Result, Step, run_all
 from esper.bench import CASES
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ORDER = ["machine", "packages", "build", "import", "kernels", "memcheck", "streams"]
 ORDER += ["racecheck", "synccheck", "initcheck", "bench", "run"]
 
