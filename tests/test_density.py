@@ -6,6 +6,7 @@ import ast
 import io
 import tokenize
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ def counted(text: str) -> Counter[str]:
     return found
 
 
+@cache
 def of_package() -> Counter[str]:
     total: Counter[str] = Counter()
     for file in PACKAGE.rglob("*.py"):

@@ -23,8 +23,8 @@ SIMULATED = ("--task", "planted", "--envs", "4", "--episode-length", "4", "--set
 RUN = ("run", *SIMULATED, "--set", "run.evaluation_pairs=10", "--rounds", "2", "--seed", "3")
 DIGITS = (
     *("run", "--envs", "2", "--episode-length", "3", "--rounds", "2", "--set", "ppo.width=16"),
-    *("--set", "task.samples_per_epoch=128", "--set", "env.baseline_episodes=1", "--set", "run.evaluation_pairs=2"),
-    *("--set", "ppo.practice_steps=256"),
+    *("--set", "task.samples_per_epoch=128", "--set", "env.baseline_episodes=1", "--set", "run.evaluation_pairs=1"),
+    *("--set", "ppo.practice_steps=128"),
 )
 
 

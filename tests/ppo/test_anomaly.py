@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -36,6 +37,12 @@ def look(stats: UpdateStats, round_: int = 4) -> dict[str, list[AnomalyDetected]
         assert event.found
         found.setdefault(event.kind, []).append(event)
     return found
+
+
+@cache
+def of_fresh() -> UpdateStats:
+    """The first update of a new agent."""
+    return learned(make_agent(32, prior=0.0))
 
 
 def learned(agent: PPOAgent, steps: int = 12) -> UpdateStats:
@@ -96,8 +103,7 @@ def saturate(agent: PPOAgent, head: str) -> None:
 @pytest.mark.trap(26)
 @pytest.mark.parametrize("head", HEADS)
 def test_the_entropy_warning_of_each_head_fires_at_entropies_that_training_reaches(head: str) -> None:
-    agent = make_agent(32, prior=0.0)
-    fresh = learned(agent)
+    fresh = of_fresh()
     assert "entropy_collapsed" not in look(fresh)
     assert fresh.head_choices[head] >= AnomalyConfig().min_choices  # it was checked, and passed
     agent = make_agent(32, prior=0.0, learning_rate=1e-9)

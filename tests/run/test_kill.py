@@ -61,6 +61,7 @@ CONFIGS: dict[str, Any] = {
 
 
 @pytest.mark.trap(30)
+@pytest.mark.slow  # three processes; a folder as it is after a kill is in test_resume.py
 def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     killed_again_and_again(CONFIGS["random"](), 1, 0, tmp_path)
     same_run(tmp_path / "r", tmp_path / "whole")

@@ -62,8 +62,10 @@ Learned = tuple[RunSummary, Recorder]
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
-    """A whole run, read by many tests."""
-    return play(learning(evaluation_pairs=2), tmp_path_factory.mktemp("runs") / "r")
+    """A whole run, read by many tests; beside it, its folder as it was when the first arm had played."""
+    runs = tmp_path_factory.mktemp("runs")
+    copies = Does(lambda event: isinstance(event, ArmPlayed), lambda: shutil.copytree(runs / "r", runs / "first arm"))
+    return play(learning(evaluation_pairs=2), runs / "r", copies)
 
 
 def test_events_come_in_the_order_in_which_things_happen(learned: Learned) -> None:
@@ -179,11 +181,9 @@ def test_an_agent_is_compared_in_its_run_as_it_is_afterwards(learned: Learned) -
     ]
 
 
-def test_the_comparison_teaches_the_agent_nothing(tmp_path: Path) -> None:
-    copy = tmp_path / "before"
-    sink = Does(lambda event: isinstance(event, ArmPlayed), lambda: shutil.copytree(tmp_path / "r", copy))
-    play(learning(evaluation_pairs=2), tmp_path / "r", sink)
-    before, after = (checkpoint.read(folder) for folder in (copy, tmp_path / "r"))
+def test_the_comparison_teaches_the_agent_nothing(learned: Learned) -> None:
+    folder = learned[0].folder
+    before, after = (checkpoint.read(each) for each in (folder.parent / "first arm", folder))
     assert (before["finished"], after["finished"]) == (False, True)
     played = after["agent"].pop("compared")
     assert sum(len(rounds) for rounds in played.values()) > sum(
@@ -237,13 +237,14 @@ class Meddles(Recorder):
 
 
 @pytest.mark.trap(10)
-def test_telemetry_changes_no_learned_bit(learned: Learned, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", slow_except(["meddling"], ["off", "meddling"]))
+def test_telemetry_changes_no_learned_bit(name: str, learned: Learned, tmp_path: Path) -> None:
     """Without callbacks, and with one that takes numbers from the process's generators and breaks."""
-    for name, sinks in (("off", []), ("meddling", [Meddles()])):
-        summary = Experiment(learning(evaluation_pairs=2), tmp_path / name, sinks).run()
-        assert learned_state(summary.folder) == learned_state(learned[0].folder)
-        assert repr(summary.comparisons) == repr(learned[0].comparisons)
-        assert bool(summary.dropped_sinks) == (name == "meddling")
+    sinks = [Meddles()] if name == "meddling" else []
+    summary = Experiment(learning(evaluation_pairs=2), tmp_path / name, sinks).run()
+    assert learned_state(summary.folder) == learned_state(learned[0].folder)
+    assert repr(summary.comparisons) == repr(learned[0].comparisons)
+    assert bool(summary.dropped_sinks) == (name == "meddling")
 
 
 @pytest.mark.finding("H1")

@@ -56,7 +56,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 @pytest.mark.parametrize(
     ("name", "size"),
     slow_except(
-        [("small", 2), ("fading", 2)],
+        [("small", 2)],
         [("small", 2), ("fading", 2), *((name, size) for name in FOUR_HOSTS for size in (2, 4))],
     ),
 )

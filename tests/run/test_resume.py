@@ -256,6 +256,7 @@ def test_a_resumed_run_plays_the_policy_it_was_begun_with(whole: Runs, tmp_path:
 
 
 @pytest.mark.trap(30)
+@pytest.mark.slow
 def test_a_checkpoint_of_another_run_lends_it_no_policy(whole: Runs, tmp_path: Path) -> None:
     """Both runs play learned policies; a refused checkpoint is not used as the controller's policy."""
     play(learning(rounds=1, seed=8), tmp_path / "other agent")

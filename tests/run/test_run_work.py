@@ -41,7 +41,7 @@ class Watched:
 
 def test_a_run_of_an_agent_counts_all_of_its_phases(tmp_path: Path) -> None:
     watched = Watched()
-    Experiment(learning(ppo=PRACTICE, evaluation_pairs=3), tmp_path / "run", work=watched.work).run()
+    Experiment(learning(ppo=PRACTICE, evaluation_pairs=1, rounds=2), tmp_path / "run", work=watched.work).run()
     names = ["baseline", "practice", "rounds", "validation", "comparison"]
     assert list(watched.work.phases) == names
     assert list(dict.fromkeys(watched.order)) == names
@@ -63,7 +63,7 @@ def test_hosts_that_stop_early_are_counted_in_full(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_counts_what_is_left(tmp_path: Path) -> None:
-    config = learning(ppo=PRACTICE, evaluation_pairs=3)
+    config = learning(ppo=PRACTICE, evaluation_pairs=2, rounds=2)
     Experiment(config, tmp_path / "run", [Does(within_round(2), stop)]).run()
     watched = Watched()
     Experiment.resume(tmp_path / "run", work=watched.work).run()

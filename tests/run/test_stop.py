@@ -107,6 +107,7 @@ def test_a_signal_stops_at_the_end_of_the_step_and_nothing_of_it_is_lost(
 
 
 @pytest.mark.trap(30)
+@pytest.mark.slow
 def test_a_run_stops_and_resumes_at_every_step(whole: Runs, tmp_path: Path) -> None:
     """Every step is stopped once, and a state that was loaded is saved with the same bits."""
     config = CONFIGS["ppo"]()
@@ -185,7 +186,7 @@ def test_a_long_round_is_saved_by_the_clock(tmp_path: Path) -> None:
 
 
 def test_finished_parts_of_the_comparison_are_not_played_again(tmp_path: Path) -> None:
-    config = learning(evaluation_pairs=4, rounds=1)
+    config = learning("planted", evaluation_pairs=4, rounds=1)
     whole, _ = play(config, tmp_path / "whole")
     arms = [e for e in stable_log(tmp_path / "whole") if e["event"] == "ArmPlayed"]
     third = arms[2]

@@ -278,9 +278,10 @@ def test_a_run_compiles_nothing_after_its_env_was_made(name: str) -> None:
 
 
 @pytest.mark.finding("H2")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batch", "parts"),
-    [(6, 4), pytest.param(6, 3, marks=pytest.mark.slow), pytest.param(16, 1, marks=pytest.mark.slow)],
+    [(6, 4), (6, 3), (16, 1)],
 )
 def test_every_size_of_a_run_is_compiled_also_that_of_smaller_parts(batch: int, parts: int) -> None:
     """Parts that differ by one, as of 6 in 4, and those after memory ran out, with which half as much is evaluated."""
