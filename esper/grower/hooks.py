@@ -62,8 +62,7 @@ class GrowingSite:
 
     def grown(self, module: nn.Module, output: object) -> object:
         if self.model is self.hooks.model:
-            quiet = self.hooks.quiet.get(self.name)
-            if quiet is not None and quiet.seed is None:
+            if self.quiet:
                 return output
             return self.hooks.grown(self.name, module, output, self.hook.source)
         h = features_of(output)
@@ -72,6 +71,15 @@ class GrowingSite:
             return output
         at = Features(h, self.hook.source(h))
         return with_features(output, self.hooks.blended(site, at, watched=False))
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is left to do here in this epoch unless a seed comes."""
+        hooks = self.hooks
+        site = hooks.sites.get(self.name)
+        if site is None or site.seed is not None or self.name not in hooks.learned:
+            return False
+        return hooks.see is None and not hooks.frozen and not hooks.takes_probe(self.name)
 
     @property
     def reads(self) -> bool:
@@ -143,8 +151,6 @@ class SiteHooks:
         """Random numbers of the seeds that draw any, by slot name."""
         self.learned: set[str] = set()
         """Slots whose site has run with gradients since :meth:`prepare_epoch`."""
-        self.quiet: dict[str, Site] = {}
-        """Sites that have nothing left to do in this epoch unless a seed comes, by slot name."""
         self.put_aside: Callable[[Tensor, Tensor], None] = lambda parameter, gradient: None
         """Receives the gradients of :meth:`incubate`."""
         self.frozen = False
@@ -155,7 +161,7 @@ class SiteHooks:
         self._fresh: set[str] = set()
         # Set by find_sites and by look while they run.
         self._finding = False
-        self._see: Callable[[str, Tensor], None] | None = None
+        self.see: Callable[[str, Tensor], None] | None = None
         self.growing: list[GrowingSite] = []
         """The sites of the model, and of the averages that follow it."""
         self.origin = uuid.uuid4().hex
@@ -212,12 +218,11 @@ class SiteHooks:
     @contextmanager
     def seeing(self, see: Callable[[str, Tensor], None]) -> Iterator[None]:
         """Calls ``see`` with the features at each site in the passes of a block."""
-        self._see = see
-        self.quiet.clear()
+        self.see = see
         try:
             yield
         finally:
-            self._see = None
+            self.see = None
 
     @property
     def devices(self) -> list[torch.device]:
@@ -281,7 +286,6 @@ class SiteHooks:
         """
         self._fresh.clear()
         self.learned.clear()
-        self.quiet.clear()
         self.frozen = not any(p.requires_grad for p in self.model.parameters())
         buffers = {}
         for name, site in self.sites.items():
@@ -319,8 +323,8 @@ class SiteHooks:
         if name not in self._checked:
             self._check(name, module, h)
         assert isinstance(h, Tensor)
-        if self._see is not None:
-            self._see(name, h)
+        if self.see is not None:
+            self.see(name, h)
         site = self.sites[name]
         training = self.model.training  # not the submodule's, which is in eval mode if it is frozen
         probing = self.takes_probe(name)
@@ -333,8 +337,6 @@ class SiteHooks:
             self._fresh.add(name)
         if training and torch.is_grad_enabled():
             self.learned.add(name)
-            if site.seed is None and not self.frozen and self._see is None:
-                self.quiet[name] = site
         out = self._in_pass(site, at, training, first)
         if out is h:
             return None

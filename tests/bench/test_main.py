@@ -36,7 +36,8 @@ def test_there_is_a_case_for_each_operator_and_each_part_of_a_run() -> None:
 def test_results_are_written_as_json_markdown_and_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Nothing is compiled, and no process started.
     monkeypatch.setattr("esper.bench.train_epoch.TunedTraining", partial(TunedTraining, compiles=False))
-    monkeypatch.setattr("esper.bench.tuned.usable_cores", lambda: 1)
+    for module in ("tuned", "train_epoch"):
+        monkeypatch.setattr(f"esper.bench.{module}.usable_cores", lambda: 1)
     files = [str(tmp_path / name) for name in ("b.json", "b.md", "t.json")]
     options = ["--rounds", "1", "--quick", "--device", "cpu", "--json", files[0], "--markdown", files[1]]
     code, output = type_in("train-epoch", "--size", "2x4x2", *options, "--profile", files[2])

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from tests.report.page_helpers import Page
 
 import esper
 from esper.cli.main import main
@@ -23,6 +22,7 @@ from esper.config import ConfigError
 from esper.files import checkpoint
 from esper.run.experiment import Experiment
 from tests.run.run_helpers import play, tiny
+from tests.show.page_helpers import Page
 
 SCRIPT = "<script>alert('{mark}')</script><img src=x onerror=\"fetch('{mark}')\">"
 

@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.report.test_overview import cells
 
 from esper.show import growth
 from esper.show.charts import IntervalRow, Line
 from esper.show.growth import blueprint_table, lives_section, seeds_figure, shapley_figure, slots_figure, worth_table
 from esper.show.read import Run, open_run
 from esper.telemetry.event import EpisodeCompleted, EpochCompleted, WorthsEstimated
+from tests.show.test_overview import cells
 
 Rows = list[IntervalRow]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.report.page_helpers import NASTY, Page
 
 from esper.show.html import MAX_ROWS, escape, figure, figures, heading, note, section, table
+from tests.show.page_helpers import NASTY, Page
 
 
 def test_text_is_escaped_and_cut() -> None:

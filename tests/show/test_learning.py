@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.report.test_curves import run_of
 
 from esper.show import learning
 from esper.show.charts import Line
 from esper.show.learning import policy_section, reward_section, terms_by_epoch, terms_by_round
 from esper.show.read import Run, open_run
 from esper.telemetry.event import AgentValidated, EpochCompleted, PolicyUpdated, PracticeRound, RoundCompleted
+from tests.show.test_curves import run_of
 
 Drawn = dict[str, list[Line]]
 Copy = Callable[..., Path]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from esper.show import live
 from esper.show.console import ConsoleSink
 from esper.show.live import LiveSink, progress_sink
 from esper.telemetry.event import (
@@ -21,7 +22,6 @@ from esper.telemetry.event import (
     WorthsEstimated,
 )
 from esper.telemetry.hub import TelemetryHub
-from esper.telemetry.sinks import live
 from esper.telemetry.workload import Phase, Workload
 from tests.telemetry.sample_events import completed, cut, epoch, started, updated
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report.page_helpers import Page, drawings, nasty, not_finite
 
 from esper.config import ConfigError
 from esper.show.page import SECTIONS, report_html, write_report
@@ -17,6 +16,7 @@ from esper.show.read import open_run, open_runs
 from esper.show.terminal import short_form
 from esper.telemetry.event import EpochCompleted, RunCompleted
 from tests.selection import slow_except
+from tests.show.page_helpers import Page, drawings, nasty, not_finite
 
 
 @cache
