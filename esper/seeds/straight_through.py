@@ -28,7 +28,7 @@ def pass_through(h: Tensor, d: Tensor) -> Tensor:
 
 
 class _PassThrough(torch.autograd.Function):
-    """Written out, the backward pass takes two reductions and three passes over the features; autograd takes twelve."""
+    """The backward pass is written out: three reductions, and three passes over the features."""
 
     @staticmethod
     def forward(h: Tensor, _d: Tensor) -> Tensor:
