@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.grower import optimizer
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import Op
-from tests.grower.loops import Loop, X, Y, do, net, plain, plant, same, script, shadowed, stages, weights
+from tests.grower.loops import (
+    BATCH,
+    SAMPLES,
+    Loop,
+    X,
+    Y,
+    do,
+    net,
+    plain,
+    plant,
+    same,
+    script,
+    shadowed,
+    stages,
+    weights,
+)
 
 
 def test_a_shadow_loss_trains_the_seed_and_changes_no_bit_of_the_model() -> None:
@@ -146,3 +164,35 @@ def test_a_seed_on_a_layer_that_runs_several_times_acts_and_learns_in_each_run()
     before = loop.model.eval()(x)
     torch.testing.assert_close(before, by_hand(loop.model, site.seed.body, site.alpha, x))  # type: ignore[arg-type]
     assert torch.equal(loop.grower.finish()(x), before)
+
+
+def test_in_an_epoch_without_seeds_gradients_are_not_measured_and_sites_work_in_its_first_pass_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = Loop(controller=script({4: plant("r0c0"), 5: do(Op.ADVANCE, "r0c0")}), epochs=16).run(2)
+    assert loop.grower is not None
+    hooks = loop.grower.hooks
+    measured: list[object] = []
+    worked: list[str] = []
+    grown, measure = hooks.grown, optimizer.measure
+
+    def count_work(name: str, *rest: Any) -> object:
+        worked.append(name)
+        return grown(name, *rest)
+
+    def count_measured(*arguments: Any, **keywords: Any) -> Any:
+        measured.append(arguments)
+        return measure(*arguments, **keywords)
+
+    monkeypatch.setattr(hooks, "grown", count_work)
+    monkeypatch.setattr(optimizer, "measure", count_measured)
+    loop.run(1)
+    assert sorted(worked) == ["r0c0", "r0c1"]
+    assert measured == []
+    loop.run(4)  # the seed learns
+    batches = SAMPLES // BATCH
+    worked.clear()
+    measured.clear()
+    loop.run(1)
+    assert worked.count("r0c0") >= batches
+    assert len(measured) == batches
