@@ -1,12 +1,5 @@
-"""Objects of earlier tests are out of sight of the searches of all objects that a loop makes."""
+"""Searches of all objects are short in this folder's tests."""
 
-import gc
+from tests.core_helpers import few_objects
 
-import pytest
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_objects() -> None:
-    """A search looks at every object of the process: with those of all tests before, it took a third of the time."""
-    gc.collect()
-    gc.freeze()
+__all__ = ["few_objects"]
