@@ -27,7 +27,7 @@ SIZES = Sizes(
     ((4, 128, 8), (1, 128, 8), (4, 32, 8), (4, 128, 32)),
     cuda=((8, 128, 8), (1, 128, 8), (8, 512, 32)),
     sweep=tuple((envs, batch, width) for width in (8, 32) for batch in (32, 128, 512) for envs in (1, 2, 4, 8)),
-    seconds=150.0,
+    seconds=240.0,
 )
 
 # Min ratios to the tuned baseline. On CUDA it replays a graph of each host side by side, as Esper does, so the bar is

@@ -70,9 +70,6 @@ PER_CHANNEL = (
 """Layers between two others in which each channel depends on itself only, so that more of them change no other.
 Activations are such as well, see :func:`is_elementwise`."""
 
-ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh)
-"""Activations that need not be tried: every env asks many times for those of its host."""
-
 SHARES = {"widen_quarter": 0.25, "widen_half": 0.5, "widen_whole": 1.0}
 """Share of a layer's units by which a blueprint widens it."""
 
@@ -126,9 +123,6 @@ def is_elementwise(layer: nn.Module) -> bool:
     activations of any library. Layers that have weights or draw random numbers are none."""
     if next(layer.parameters(), None) is not None or next(layer.buffers(), None) is not None:
         return False
-    # Hooks may change the output.
-    if type(layer) in ACTIVATIONS and not layer._forward_hooks and not layer._forward_pre_hooks:
-        return True
     values = torch.linspace(-3, 3, 24, dtype=torch.float64)
     try:
         evaluated = copy.deepcopy(layer).eval()
