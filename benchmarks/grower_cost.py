@@ -1,8 +1,10 @@
-"""The cost of a Grower: an epoch of a plain loop on `digits` with 0, 1 and 3 seeds, in units of the bare loop's epoch.
+"""The cost of a Grower: an epoch of a plain loop with 0, 1 and 3 seeds, in units of the bare loop's epoch.
 
-    python -m benchmarks.grower_cost --turns 40
+    python -m benchmarks.grower_cost --network digits --turns 40
+    python -m benchmarks.grower_cost --network resnet18 --turns 20
+    python -m benchmarks.grower_cost --network gpt2 --turns 20
 
-For each number of seeds, three loops train the same host in turns: the bare loop, the loop with a Grower, and a bare
+For each number of seeds, three loops train the same network in turns: the bare loop, the loop with a Grower, and a bare
 loop whose model has the same seeds as ordinary modules, which is the arithmetic without a Grower. Seeds are incubating
 (straight through), then blended in. A validation by `grower.step` is printed in units of one validation of the bare
 model. Ratios are medians over the turns, with the range of their middle half.
@@ -15,49 +17,147 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from benchmarks.grower_on_digits import PlainLoop, cnn
+from benchmarks.grower_on_digits import cnn, inputs_of
 from esper.config import TrainingConfig
 from esper.control.controller import EnvView, PerEnvController
 from esper.data.digits import load
 from esper.grower.env import LoopEnv
 from esper.grower.grower import Grower
-from esper.hosts.cnn import CNNHost
 from esper.hosts.seed_hook import attach
+from esper.hosts.torchvision_shim import import_torchvision
 from esper.lifecycle.stage import SeedStage
 from esper.rollout.threads import one_thread
 from esper.spaces.action import Op
 
-BLUEPRINT, EPOCHS = "depthwise", 400
-CONFIG = TrainingConfig().with_values(
-    task={"name": "digits"},
-    env={"one_incubating": False, "gates": {"trial_standard_errors": 1000.0}},
-)
+EPOCHS = 400
+GATES = {"min_training_epochs": 1, "min_gradient_health": 0.0, "trial_standard_errors": 1000.0}
+"""Gates that let every seed through."""
+CONFIG = TrainingConfig().with_values(env={"one_incubating": False, "gates": GATES})
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass
+class Network:
+    """A network with what its loop needs."""
+
+    model: nn.Module
+    batches: list[Batch]
+    """Those of one epoch."""
+    logits: Callable[[nn.Module, Tensor], Tensor]
+    """Computes logits [rows, classes] of the inputs of a batch."""
+    optimizer: type[torch.optim.Optimizer]
+    sites: dict[str, str]
+    """Three sites by slot name."""
+    blueprint: str
+
+
+def digits() -> Network:
+    """Returns the host of the task `digits`, 277 parameters, and the task's training data in batches of 128."""
+    task = load()
+    host = cnn(task.build_host())
+    x, y = inputs_of(task.train)  # type: ignore[arg-type]
+    sites = {site.name: str(i) for i, site in enumerate(host.sites)}
+    return Network(
+        model=nn.Sequential(*host.segments),
+        batches=[*zip(x.split(128), y.split(128), strict=True)],
+        logits=lambda model, rows: model(rows),  # type: ignore[no-any-return]
+        optimizer=torch.optim.SGD,
+        sites=sites,
+        blueprint="depthwise",
+    )
+
+
+def resnet18() -> Network:
+    """Returns torchvision's ResNet-18 for images of 64x64, 11 M parameters, and 3 batches of 32 random ones."""
+    models = import_torchvision("torchvision.models")
+    images = torch.randn(96, 3, 64, 64)
+    classes = torch.randint(10, (96,))
+    return Network(
+        model=models.resnet18(num_classes=10),
+        batches=[*zip(images.split(32), classes.split(32), strict=True)],
+        logits=lambda model, rows: model(rows),  # type: ignore[no-any-return]
+        optimizer=torch.optim.SGD,
+        sites={"r0c0": "layer1", "r1c0": "layer2", "r2c0": "layer3"},
+        blueprint="depthwise",
+    )
+
+
+def gpt2() -> Network:
+    """Returns a GPT-2 of 4 layers and width 256, 3.2 M parameters, and 3 batches of 8 random texts of 128 tokens."""
+    import_torchvision()  # transformers imports it
+    import transformers
+
+    shape = transformers.GPT2Config(
+        vocab_size=256, n_positions=128, n_embd=256, n_layer=4, n_head=4, bos_token_id=None, eos_token_id=None
+    )
+    texts = torch.randint(256, (24, 129))
+    return Network(
+        model=transformers.GPT2LMHeadModel(shape),
+        batches=[(part[:, :-1], part[:, 1:].flatten()) for part in texts.split(8)],
+        logits=lambda model, rows: model(rows).logits.flatten(0, 1),  # type: ignore[no-any-return]
+        optimizer=torch.optim.AdamW,
+        sites={"r0c0": "transformer.h.0", "r1c0": "transformer.h.1", "r2c0": "transformer.h.2"},
+        blueprint="lora",
+    )
+
+
+NETWORKS = {"digits": digits, "resnet18": resnet18, "gpt2": gpt2}
+
+
+class Loop:
+    """A plain loop with clipping that trains a copy of a network."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.model = copy.deepcopy(network.model)
+        self.renew_optimizer()
+
+    def renew_optimizer(self) -> None:
+        options: dict[str, Any] = {"momentum": 0.9} if self.network.optimizer is torch.optim.SGD else {}
+        self.optimizer = self.network.optimizer(self.model.parameters(), lr=1e-3, **options)
+
+    def epoch(self) -> None:
+        self.model.train()
+        for rows, targets in self.network.batches:
+            self.optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(self.network.logits(self.model, rows), targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+
+    def evaluate(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """Returns which rows of the first batch ``model`` gets right, as 0 and 1, and its loss there."""
+        model.eval()
+        rows, targets = self.network.batches[0]
+        logits = self.network.logits(model, rows)
+        return (logits.argmax(1) == targets).double(), nn.functional.cross_entropy(logits, targets)
 
 
 class Plants(PerEnvController):
     """Plants a seed in each of the first ``seeds`` slots, which then incubates or, if ``blended``, is blended in."""
 
-    def __init__(self, env: LoopEnv, seeds: int, blended: bool) -> None:
+    def __init__(self, env: LoopEnv, blueprint: str, seeds: int, blended: bool) -> None:
         super().__init__(env.action_spec, env.layout, 1)
+        self.blueprint = blueprint
         self.slots = env.action_spec.slots[:seeds]
         self.last = (SeedStage.GERMINATED, SeedStage.TRAINING) if blended else (SeedStage.GERMINATED,)
 
     def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:
         for slot in self.slots:
-            if view.legal(Op.GERMINATE, slot, BLUEPRINT):
-                return self.spec.encode(Op.GERMINATE, slot=slot, blueprint=BLUEPRINT, tempo=3)
+            if view.legal(Op.GERMINATE, slot, self.blueprint):
+                return self.spec.encode(Op.GERMINATE, slot=slot, blueprint=self.blueprint, tempo=3)
             if view.stage(slot) in self.last and view.legal(Op.ADVANCE, slot):
                 return self.spec.encode(Op.ADVANCE, slot=slot)
         return self.spec.encode(Op.WAIT)
-
-
-def loop_of(host: CNNHost) -> PlainLoop:
-    return PlainLoop(copy.deepcopy(host), CONFIG, EPOCHS, seed=0)
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -66,40 +166,51 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def with_modules(host: CNNHost, grower: Grower) -> PlainLoop:
-    """Returns a bare loop of a copy of the model that has the Grower's seeds as ordinary modules."""
-    loop = loop_of(host)
-    sites = grower.hooks.sites.items()
-    attach(
-        loop.host,
-        {str(grower.hooks.paths[name]): (name, copy.deepcopy(site.seed), 0.5) for name, site in sites if site.seed},
-    )
-    loop.optimizer = torch.optim.SGD(loop.host.parameters(), 0.01, momentum=0.9)
-    loop.scheduler = torch.optim.lr_scheduler.ConstantLR(loop.optimizer)
+def with_modules(network: Network, grower: Grower) -> Loop:
+    """Returns a bare loop whose model has the Grower's seeds as ordinary modules."""
+    loop = Loop(network)
+    seeds = {}
+    for name, site in grower.hooks.sites.items():
+        if site.seed is not None:
+            seeds[str(grower.hooks.paths[name])] = (name, copy.deepcopy(site.seed), 0.5)
+    attach(loop.model, seeds)
+    loop.renew_optimizer()
     return loop
 
 
-def measure(seeds: int, blended: bool, turns: int) -> str:
-    torch.manual_seed(0)
-    host = cnn(load().build_host())
-    bare, loop = loop_of(host), loop_of(host)
-    grower = loop.grower(lambda env: Plants(env, seeds, blended), "ste", CONFIG)
+def measure(network: Network, seeds: int, blended: bool, turns: int) -> str:
+    """Returns a row of the table."""
+    bare = Loop(network)
+    loop = Loop(network)
+    grower = Grower(
+        loop.model,
+        network.sites,
+        loop.optimizer,
+        lambda env: Plants(env, network.blueprint, seeds, blended),
+        EPOCHS,
+        config=CONFIG,
+    )
     stages = ("BLENDING", "HOLDING") if blended else ("TRAINING",)
     while True:  # until all seeds are there
         loop.epoch()
         step = grower.step(loop.evaluate)
         if sum(slot.stage in stages for slot in step.slots.values()) == seeds and step.epoch > 3:
             break
-    modules, ratios, floors, steps = with_modules(host, grower), [], [], []
+    modules = with_modules(network, grower)
+    ratios = []
+    floors = []
+    steps = []
     for _ in range(turns):
         plain = seconds(bare.epoch)
         floors.append(seconds(modules.epoch) / plain)
         ratios.append(seconds(loop.epoch) / plain)
         with torch.no_grad():
-            validation = seconds(lambda: bare.evaluate(bare.host))
+            validation = seconds(lambda: bare.evaluate(bare.model))
         steps.append(seconds(lambda: grower.step(loop.evaluate)) / validation)
+    above = [ratio / floor for ratio, floor in zip(ratios, floors, strict=True)]
     what = "blended" if blended else "incubating"
-    return f"| {seeds} {what if seeds else ''} | {spread(ratios)} | {spread(floors)} | {spread(steps)} |"
+    row = (f"{seeds} {what if seeds else ''}", spread(ratios), spread(floors), spread(above), spread(steps))
+    return f"| {' | '.join(row)} |"
 
 
 def spread(values: list[float]) -> str:
@@ -110,12 +221,17 @@ def spread(values: list[float]) -> str:
 @one_thread()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", choices=NETWORKS, default="digits")
     parser.add_argument("--turns", type=int, default=40)
-    turns = parser.parse_args().turns
-    print("| seeds | epoch with a Grower | epoch with ordinary modules | grower.step, in validations |")
-    print("|---|---|---|---|")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    network = NETWORKS[arguments.network]()
+    print(
+        "| seeds | epoch with a Grower | epoch with ordinary modules | the first in units of the second | grower.step, in validations |"
+    )
+    print("|---|---|---|---|---|")
     for seeds, blended in ((0, False), (1, False), (3, False), (1, True), (3, True)):
-        print(measure(seeds, blended, turns), flush=True)
+        print(measure(network, seeds, blended, arguments.turns), flush=True)
 
 
 if __name__ == "__main__":
