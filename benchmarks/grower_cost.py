@@ -16,9 +16,9 @@ import argparse
 import copy
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
@@ -54,10 +54,14 @@ class Network:
     """Those of one epoch."""
     logits: Callable[[nn.Module, Tensor], Tensor]
     """Computes logits [rows, classes] of the inputs of a batch."""
-    optimizer: type[torch.optim.Optimizer]
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     sites: dict[str, str]
     """Three sites by slot name."""
     blueprint: str
+
+
+def in_batches(x: Tensor, y: Tensor, rows: int) -> list[Batch]:
+    return [(x[start : start + rows], y[start : start + rows]) for start in range(0, len(x), rows)]
 
 
 def digits() -> Network:
@@ -68,9 +72,9 @@ def digits() -> Network:
     sites = {site.name: str(i) for i, site in enumerate(host.sites)}
     return Network(
         model=nn.Sequential(*host.segments),
-        batches=[*zip(x.split(128), y.split(128), strict=True)],
-        logits=lambda model, rows: model(rows),  # type: ignore[no-any-return]
-        optimizer=torch.optim.SGD,
+        batches=in_batches(x, y, 128),
+        logits=lambda model, rows: model(rows),
+        optimizer=partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
         sites=sites,
         blueprint="depthwise",
     )
@@ -83,9 +87,9 @@ def resnet18() -> Network:
     classes = torch.randint(10, (96,))
     return Network(
         model=models.resnet18(num_classes=10),
-        batches=[*zip(images.split(32), classes.split(32), strict=True)],
-        logits=lambda model, rows: model(rows),  # type: ignore[no-any-return]
-        optimizer=torch.optim.SGD,
+        batches=in_batches(images, classes, 32),
+        logits=lambda model, rows: model(rows),
+        optimizer=partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
         sites={"r0c0": "layer1", "r1c0": "layer2", "r2c0": "layer3"},
         blueprint="depthwise",
     )
@@ -102,9 +106,9 @@ def gpt2() -> Network:
     texts = torch.randint(256, (24, 129))
     return Network(
         model=transformers.GPT2LMHeadModel(shape),
-        batches=[(part[:, :-1], part[:, 1:].flatten()) for part in texts.split(8)],
-        logits=lambda model, rows: model(rows).logits.flatten(0, 1),  # type: ignore[no-any-return]
-        optimizer=torch.optim.AdamW,
+        batches=[(part[:, :-1], part[:, 1:].flatten()) for part, _ in in_batches(texts, texts, 8)],
+        logits=lambda model, rows: model(rows).logits.flatten(0, 1),
+        optimizer=partial(torch.optim.AdamW, lr=1e-3),
         sites={"r0c0": "transformer.h.0", "r1c0": "transformer.h.1", "r2c0": "transformer.h.2"},
         blueprint="lora",
     )
@@ -119,11 +123,7 @@ class Loop:
     def __init__(self, network: Network) -> None:
         self.network = network
         self.model = copy.deepcopy(network.model)
-        self.renew_optimizer()
-
-    def renew_optimizer(self) -> None:
-        options: dict[str, Any] = {"momentum": 0.9} if self.network.optimizer is torch.optim.SGD else {}
-        self.optimizer = self.network.optimizer(self.model.parameters(), lr=1e-3, **options)
+        self.optimizer = network.optimizer(self.model.parameters())
 
     def epoch(self) -> None:
         self.model.train()
@@ -174,7 +174,7 @@ def with_modules(network: Network, grower: Grower) -> Loop:
         if site.seed is not None:
             seeds[str(grower.hooks.paths[name])] = (name, copy.deepcopy(site.seed), 0.5)
     attach(loop.model, seeds)
-    loop.renew_optimizer()
+    loop.optimizer = network.optimizer(loop.model.parameters())
     return loop
 
 
@@ -226,9 +226,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.manual_seed(0)
     network = NETWORKS[arguments.network]()
-    print(
-        "| seeds | epoch with a Grower | epoch with ordinary modules | the first in units of the second | grower.step, in validations |"
-    )
+    print("| seeds | Grower | ordinary modules | Grower / ordinary modules | grower.step, in validations |")
     print("|---|---|---|---|---|")
     for seeds, blended in ((0, False), (1, False), (3, False), (1, True), (3, True)):
         print(measure(network, seeds, blended, arguments.turns), flush=True)

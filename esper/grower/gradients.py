@@ -24,6 +24,8 @@ def measurable(gradient: Tensor) -> Tensor | None:
         # A DTensor has a part of its numbers, other subclasses have numbers of a form of their own.
         return None
     values = gradient.detach()
+    if values.dtype in MEASURED and values.layout is torch.strided:
+        return values
     if values.layout is torch.sparse_coo:
         values = values.coalesce().values()
     elif values.layout in COMPRESSED:

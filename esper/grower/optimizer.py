@@ -314,6 +314,8 @@ class SeedGroups:
         without = stats.tensors == 0
         self.gradient_stats.add(stats, without if overflowed is None else without | overflowed)
         for of_seed, factor in zip(gradients[1:], stats.clip_coef[1:], strict=True):
+            if factor.is_cpu and factor.item() == 1:
+                continue
             for gradient in of_seed:
                 gradient.mul_(factor.to(gradient.device))
         if overflowed is None:

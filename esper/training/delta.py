@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -42,8 +43,8 @@ def delta_of(
 
     It is zero for a living seed once it has been non-finite. Raises ValueError without a seed.
 
-    The cut is made on the device, forward and backward, without a sync, and with ``where``, because 0 · NaN is NaN. A
-    fossil is part of the host and is left to the governor.
+    The cut is made forward and backward, with ``where``, because 0 · NaN is NaN; on a GPU without a sync, while a CPU
+    reads at once that there is nothing to cut. A fossil is part of the host and is left to the governor.
 
     ``track_finite``: whether non-finite values mark the seed. It is False after an incubating seed, which may have
     caused them; a seed that the host's own pass has marked is still absent. ``arithmetic`` may have scaled the loss.
@@ -62,23 +63,38 @@ def delta_of(
         def cut(gradient: Tensor) -> Tensor:
             # The flag already includes this delta; add the gradient that flows back through the seed.
             if track_finite:
-                sound = _all_finite(gradient)
-                overflowed = None if arithmetic is None else arithmetic.overflow_mask(sound)
-                if overflowed is not None:
-                    sound = sound | overflowed
-                finite.logical_and_(sound)
-            return torch.where(finite.clone(), gradient, 0.0)
+                _mark(finite, gradient, arithmetic)
+            return _where(finite, gradient)
 
         source = source.view_as(source)
         source.register_hook(cut)  # type: ignore[no-untyped-call]
 
     delta = seed.module(source).to(dtype)  # the sink may have less range than the seed's output
     if track_finite:
-        finite.logical_and_(_all_finite(delta.detach()))
+        _mark(finite, delta.detach())
+    return _where(finite, delta)
+
+
+def _mark(
+    finite: Tensor,
+    values: Tensor,
+    arithmetic: Arithmetic | None = None,
+) -> None:
+    """Clears the flag ``finite`` if not all ``values`` are, and no scale of the loss excuses it."""
+    # The sum of finite values is finite in float32 or wider.
+    total = values.sum(dtype=torch.promote_types(values.dtype, torch.float32))
+    if total.is_cpu and math.isfinite(total.item()):
+        return
+    sound = torch.isfinite(total)
+    overflowed = None if arithmetic is None else arithmetic.overflow_mask(sound)
+    if overflowed is not None:
+        sound = sound | overflowed
+    finite.logical_and_(sound)
+
+
+def _where(finite: Tensor, values: Tensor) -> Tensor:
+    """Returns ``values``, or zeros if the flag ``finite`` is cleared."""
+    if finite.is_cpu and finite.item():
+        return values
     # A copy, since the graph saves it: the next pass may change the flag before this one's backward pass.
-    return torch.where(finite.clone(), delta, 0.0)
-
-
-def _all_finite(values: Tensor) -> Tensor:
-    """Returns a bool scalar on the device: True if all ``values``, and so their sum in float32 or wider, are finite."""
-    return torch.isfinite(values.sum(dtype=torch.promote_types(values.dtype, torch.float32)))
+    return torch.where(finite.clone(), values, 0.0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.seeds.straight_through import pass_through
+from esper.seeds.straight_through import limited, pass_through
 
 
 def by_autograd(h: Tensor, d: Tensor, weights: Tensor) -> Tensor:
@@ -32,6 +32,17 @@ def test_the_gradient_of_the_delta_is_that_of_its_limited_size(size: float) -> N
     of_h, of_d = torch.autograd.grad((out * weights).sum(), (h, d))
     assert torch.equal(of_h, weights)
     torch.testing.assert_close(of_d, by_autograd(h.detach(), d, weights), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("size_of_h", [0.0, 1.0])
+@pytest.mark.parametrize("size", [0.0, 0.1, 0.99, 1.01, 3.0])
+def test_what_a_cpu_leaves_out_within_the_limit_would_change_no_bit(size: float, size_of_h: float) -> None:
+    h, d, weights = features(1.0)
+    h = (size_of_h * h).detach()
+    d = (size * d).detach().requires_grad_()
+    (of_d,) = torch.autograd.grad((pass_through(h, d) * weights).sum(), d)
+    with torch.no_grad():
+        assert torch.equal(of_d, limited(weights, d, h.norm(), d.norm()))
 
 
 def test_above_the_limit_a_step_against_the_gradient_makes_the_delta_smaller() -> None:
