@@ -274,6 +274,24 @@ def test_a_blueprint_of_ones_own_reads_a_source_by_one_argument() -> None:
     assert (blueprint.size(place), blueprint.body(place)(torch.ones(2, 4)).shape) == (20, (2, 5))
 
 
+def test_a_blueprint_of_ones_own_reads_channels_last_features_and_says_where_it_does_not_fit() -> None:
+    registry = BLUEPRINTS.copy()
+
+    @registry.register(
+        "cnn", "path", lambda place: 4 * place.channels, True, obstacle=lambda place: place.obstacle or None
+    )
+    def path(place: Place) -> nn.Module:
+        return nn.Linear(4, place.channels, bias=False)
+
+    place = Place("r2c0", 5, True, (nn.Linear(4, 3), nn.Linear(3, 5)), order=(0, 3, 1, 2))
+    seed = seed_of(registry.get("cnn", "path"), BlendOperator.ADD, place)
+    assert seed(torch.ones(2, 6, 7, 4)).shape == (2, 6, 7, 5)
+    unknown = Place("r2c1", 5, True, obstacle="add reads it")
+    assert "path" in registry.names("cnn", [place])
+    assert "path" not in registry.names("cnn", [unknown])
+    assert registry.misfit("cnn", [unknown], "path") == "r2c1: add reads it"
+
+
 def test_new_layers_are_drawn_as_the_hosts_own() -> None:
     host, _ = made("text")
     place = next(place for place in host.sites if place.name == "r1c0")
