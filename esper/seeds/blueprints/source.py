@@ -225,15 +225,6 @@ def low_rank(place: Place, rank: int) -> nn.Module:
     return _zero_at_birth(nn.Sequential(down, up), up, place)
 
 
-def gelu_path(place: Place) -> nn.Module:
-    """Makes V GELU(U s + b) with a quarter as many hidden units as the wider of source and sink has, at least four."""
-    inputs = inputs_of(place.layers[0])
-    hidden = max(4, max(inputs, place.channels) // 4)
-    last = nn.Linear(hidden, place.channels, bias=False)
-    body = nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), last)
-    return _zero_at_birth(body, last, place)
-
-
 def _zero_at_birth(body: nn.Module, last: nn.Module, place: Place) -> nn.Module:
     """Returns ``body`` with drawn weights, but for those of the layer ``last``, which are zero."""
     if place.draw is not None:
@@ -323,16 +314,6 @@ def _obstacle_to_low_rank(place: Place, rank: int) -> str | None:
     return reason
 
 
-def _obstacle_to_gelu_path(place: Place) -> str | None:
-    reason = place.obstacle or widening_obstacle(place.layers)
-    if reason is not None:
-        return reason
-    for layer in place.layers:
-        if not is_matrix(layer) and not is_elementwise(layer):
-            return f"a {type(layer).__name__} may not have its channels last"
-    return None
-
-
 def register_in(registry: BlueprintRegistry) -> None:
     """Adds the blueprints of this module to those of every topology, after the others."""
     recipes: dict[str, tuple[str, Factory, Callable[[Place], str | None]]] = {}
@@ -342,8 +323,6 @@ def register_in(registry: BlueprintRegistry) -> None:
     for name, rank in RANKS.items():
         words = f"W + B A for the weights W of a layer, B A of rank {rank}; zero at birth"
         recipes[name] = words, partial(low_rank, rank=rank), partial(_obstacle_to_low_rank, rank=rank)
-    words = "a path with GELU beside the layers, channels last; zero at birth"
-    recipes["gelu_path"] = words, gelu_path, _obstacle_to_gelu_path
     for topology in registry.topologies():
         for name, (words, make, obstacle) in recipes.items():
             blueprint = Blueprint(

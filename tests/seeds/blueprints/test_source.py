@@ -294,22 +294,6 @@ def test_a_blueprint_of_ones_own_reads_channels_last_features_and_says_where_it_
     assert registry.misfit("cnn", [unknown], "path") == "r2c1: add reads it"
 
 
-def test_a_gelu_path_leads_from_the_width_of_the_source_to_that_of_the_sink_for_channels_last_only() -> None:
-    layers = (nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 20))
-    place = Place("r2c0", 20, True, layers, order=(0, 3, 1, 2))
-    blueprint = BLUEPRINTS.get("cnn", "gelu_path")
-    seed = seed_of(blueprint, BlendOperator.ADD, place)
-    source = torch.randn(2, 5, 5, 6)
-    assert "gelu_path" in BLUEPRINTS.names("cnn", [place])
-    assert blueprint.size(place) == sum(p.numel() for p in seed.parameters()) == 6 * 5 + 5 + 5 * 20
-    assert torch.equal(seed(source), torch.zeros(2, 5, 5, 20))
-    nn.init.normal_(seed.body[-1].weight)  # type: ignore[index, union-attr, arg-type]
-    one = seed(source[1:, 3:4, 2:3])
-    torch.testing.assert_close(seed(source)[1:, 3:4, 2:3], one)
-    convolutions = Place("r2c0", 8, True, (nn.Conv2d(4, 6, 1), nn.ReLU(), nn.Conv2d(6, 8, 1)))
-    assert blueprint.obstacle(convolutions) == "a Conv2d may not have its channels last"
-
-
 def test_new_layers_are_drawn_as_the_hosts_own() -> None:
     host, _ = made("text")
     place = next(place for place in host.sites if place.name == "r1c0")
