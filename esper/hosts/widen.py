@@ -214,7 +214,7 @@ def _obstacle(network: Mergeable, seed: SourceSeed) -> str | None:
     if seed.place.obstacle:
         return seed.place.obstacle
     if seed.blueprint not in MERGED:
-        return f"what {seed.blueprint or 'it'} computes is not known"
+        return f"only {', '.join(MERGED)} are merged into layers, not {seed.blueprint or 'another blueprint'}"
     layers = seed.place.layers
     uses = Counter(map(id, network.parameters_of_layers()))
     for layer in layers:
