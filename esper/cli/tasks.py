@@ -12,7 +12,7 @@ def command() -> None:
     """List the tasks, blueprints and controllers."""
     from esper.control.spec import FORM, NAMES
     from esper.data.tasks import SIMULATED, TASKS
-    from esper.seeds.blueprints import BLUEPRINTS, source
+    from esper.seeds.blueprints import BLUEPRINTS
 
     click.echo("Tasks")
     for name, description in {**{name: task.description for name, task in TASKS.items()}, **SIMULATED}.items():
@@ -23,7 +23,7 @@ def command() -> None:
         for name in BLUEPRINTS.names(topology):
             echo_folded(f"  {name:12s} {BLUEPRINTS.get(topology, name).description}", 15)
     click.echo("\nBlueprints for slots that read a source of their own, in hosts of any kind")
-    for name in source.NAMES:
+    for name in BLUEPRINTS.possible("cnn", [True]):
         echo_folded(f"  {name:14s} {BLUEPRINTS.get('cnn', name).description}", 17)
     click.echo("\nControllers")
     echo_folded(f"  {', '.join(NAMES)}", 2)

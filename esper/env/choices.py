@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,7 @@ from esper.hosts.flops import counting
 from esper.hosts.host import features_at, row_major
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.seeds.blend import gate_parameters
-from esper.seeds.blueprints import Blueprint, BlueprintRegistry, choose, source
+from esper.seeds.blueprints import Blueprint, BlueprintRegistry, choose
 from esper.seeds.features import Features
 from esper.seeds.place import Place
 from esper.spaces.action import ActionSpec
@@ -40,7 +40,13 @@ def spec_of(
     """
     check_places(topology, places, blueprints)
     slots = row_major(place.name for place in places)
-    names = choose(wanted, blueprints.names(topology, places), f"{topology} hosts")
+    kinds = dict.fromkeys(place.topology or topology for place in places)
+    names = choose(
+        wanted,
+        blueprints.names(topology, places),
+        f"{', '.join(kinds)} hosts",
+        partial(blueprints.misfit, topology, places),
+    )
     return ActionSpec(slots, names, offered(topology, places, names, blueprints))
 
 
@@ -146,7 +152,9 @@ def check_places(
     for place in places:
         if not place.has_source or blueprints.fitting(topology, place):
             continue
-        obstacles = [blueprints.at(topology, place, name).obstacle(place) for name in source.NAMES]
+        kind = place.topology or topology
+        names = blueprints.possible(kind, [True])
+        obstacles = [blueprints.get(kind, name).obstacle(place) for name in names]
         # Several blueprints may have the same obstacle.
         reasons = "; ".join(dict.fromkeys(filter(None, obstacles)))
         raise ConfigError(f"slot {place.name}: no blueprint fits between its source and its sink: {reasons}")
@@ -291,9 +299,11 @@ def _size(recipe: Blueprint, place: Place) -> int:
     """Returns the number of parameters of a seed with its gate, if it can have one."""
     with _named_errors(recipe, "be counted", place):
         size = recipe.size(place)
-        if recipe.only_added:
-            return size
-        return size + gate_parameters(place.channels)
+        if not recipe.only_added:
+            size += gate_parameters(place.channels)
+        if size < 1:  # 0 says that it does not fit
+            raise ValueError(f"its `parameters` says {size}, and a seed needs some to train")
+        return size
 
 
 @contextmanager
@@ -306,7 +316,12 @@ def _named_errors(
     try:
         yield
     except Exception as error:
-        reason = f"cannot {what} for {place.channels} channels: {type(error).__name__}: {error}"
+        where = f"{place.channels} channels"
+        if recipe.only_added:
+            where = f"the Place of slot {place.name}"
+        if place.obstacle:
+            where += f", whose layers are not known ({place.obstacle})"
+        reason = f"cannot {what} for {where}: {type(error).__name__}: {error}"
         raise ConfigError(f"blueprint {recipe.name} {reason}; repair it, or leave it out of env.blueprints") from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -15,6 +16,7 @@ from esper.grower.optimizer import SeedGroups
 from esper.grower.ranks import Ranks, is_sharded
 from esper.hosts.site_path import SitePath
 from esper.seeds.blueprints import BlueprintRegistry, choose
+from esper.seeds.place import Place
 
 FORMAT = 5
 """Format of a Grower's state."""
@@ -98,7 +100,9 @@ def check_blueprints(
     possible: dict[str, None] = {}
     for kind in topologies:
         possible |= dict.fromkeys(registry.possible(kind, reading))
-    choose(wanted, tuple(possible), f"{topology or 'such'} hosts")
+    places = [Place(slot, 0, path.source is not None) for slot, path in paths.items()]
+    misfit = partial(registry.misfit, topology or "", places)
+    choose(wanted, tuple(possible), f"{topology or 'such'} hosts", misfit)
 
 
 def plain_model(model: nn.Module) -> tuple[nn.Module, Ranks]:

@@ -75,8 +75,9 @@ class SourceFrame:
         runs = self._runs
         if not runs or runs[-1] is None:
             raise ConfigError(
-                f"{self.path}: {self.path.source} has not run before {self.path.sink} in this pass; call the model "
-                "itself, and checkpoint activations of both or of neither"
+                f"{self.path}: {self.path.source} has not run before {self.path.sink} in this pass; name the layer "
+                "that runs first before the arrow, call the model itself, and checkpoint activations of both or of "
+                "neither"
             )
         source = runs[-1]
         runs[-1] = None

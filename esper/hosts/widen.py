@@ -19,7 +19,7 @@ from esper.hosts.merge import merge_seeds
 from esper.hosts.places import place_of
 from esper.hosts.seed_hook import SeedHook, forget, hooks_of, path_of, recipe_in, register, unregister
 from esper.seeds.blend import Seed
-from esper.seeds.blueprints.source import INSTANCE_NORMS, NAMES, Extensible, inputs_of, is_transposed, width_of
+from esper.seeds.blueprints.source import INSTANCE_NORMS, MERGED, Extensible, inputs_of, is_transposed, width_of
 from esper.seeds.place import Place
 
 if TYPE_CHECKING:
@@ -213,8 +213,8 @@ def _obstacle(network: Mergeable, seed: SourceSeed) -> str | None:
     """Returns the reason why a seed cannot become a part of the layers at its place; None if it can."""
     if seed.place.obstacle:
         return seed.place.obstacle
-    if seed.blueprint not in NAMES:
-        return f"what {seed.blueprint or 'it'} computes is not known"
+    if seed.blueprint not in MERGED:
+        return f"only {', '.join(MERGED)} are merged into layers, not {seed.blueprint or 'another blueprint'}"
     layers = seed.place.layers
     uses = Counter(map(id, network.parameters_of_layers()))
     for layer in layers:

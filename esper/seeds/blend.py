@@ -65,6 +65,8 @@ def inverse(order: tuple[int, ...]) -> tuple[int, ...]:
 class Seed(nn.Module):
     """A blueprint's body with its blend operator; maps features ``h`` to a delta ``d`` of the same shape.
 
+    At a site with a source, ``h`` are the features there, and ``d`` has the shape of those at the sink.
+
     All parameters, including the gate's, exist from birth, so that the optimizer made then covers all of them.
     ``topology`` gives the layout of ``h``: "cnn" is [B, C, H, W], with one or three spatial dimensions "cnn1d" and
     "cnn3d"; all others, such as "transformer" [B, T, C] and "mlp" [B, C], have the ``channels`` last. In an "encoder",

@@ -1,5 +1,7 @@
 """Sizes and kinds of blueprints, known before they are planted."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from torch import nn
@@ -76,3 +78,21 @@ def test_a_blueprint_that_does_not_say_its_size_is_an_error_that_names_it() -> N
     registry.register("cnn", "odd", parameters=lambda channels: channels // 0)(nn.Identity)
     with pytest.raises(ConfigError, match=r"^blueprint odd cannot be counted for 8 channels: ZeroDivisionError: "):
         largest_sizes("cnn", PLACES[:1], ActionSpec(("r0c0",), ("odd",)), registry)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "wanted"),
+    [
+        (lambda place: 0, "ValueError: its `parameters` says 0, and a seed needs some to train"),
+        (lambda place: place.layers[0].in_features, "IndexError"),
+    ],
+)
+def test_a_blueprint_that_misjudges_its_place_is_an_error_that_names_both(parameters: Any, wanted: str) -> None:
+    registry = BlueprintRegistry()
+    registry.register("mlp", "odd", parameters=parameters, reads_source=True)(nn.Identity)
+    place = Place("r2c0", 6, True, obstacle="add reads it")
+    where = (
+        r"^blueprint odd cannot be counted for the Place of slot r2c0, whose layers are not known \(add reads it\): "
+    )
+    with pytest.raises(ConfigError, match=where + wanted):
+        largest_sizes("mlp", [place], ActionSpec(("r2c0",), ("odd",)), registry)

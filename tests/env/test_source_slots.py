@@ -115,7 +115,7 @@ def test_calibration_estimates_the_statistics_of_seeds_too_and_leaves_their_own_
 
 
 def test_a_blueprint_that_fits_nowhere_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"unknown 'widen_half'.*known for cnn hosts: norm, attention"):
+    with pytest.raises(ConfigError, match=r"'widen_half' fits in no slot .*known for cnn hosts: norm, attention"):
         rig(env={"blueprints": ["widen_half"]}).__enter__()
     with rig(env={"slots": ["r2"], "blueprints": ["widen_half"]}) as world:
         assert world.env.action_spec.blueprints == ("widen_half",)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 import esper
 from esper.hosts.seed_hook import hooks_of
+from esper.seeds.blueprints import BLUEPRINTS
+from esper.seeds.place import Place
 from tests.grower.loops import LENIENT, X, net
 from tests.grower.test_sources import KINDS, LORA, WIDEN, loop_of, outputs
 
@@ -119,3 +121,22 @@ def test_a_group_that_was_empty_before_stays() -> None:
     assert loop.grower is not None
     loop.grower.finish(merge=True)
     assert [len(group["params"]) for group in loop.optimizer.param_groups] == [len(list(loop.model.parameters())), 0]
+
+
+def test_a_blueprint_of_ones_own_between_two_layers_stays_a_module() -> None:
+    registry = BLUEPRINTS.copy()
+
+    @registry.register("mlp", "path", parameters=lambda place: 4 * (8 + place.channels), reads_source=True)
+    def path(place: Place) -> nn.Module:
+        down = nn.Linear(8, 4, bias=False)
+        up = nn.Linear(4, place.channels, bias=False)
+        return nn.Sequential(down, nn.GELU(), up)
+
+    loop = loop_of(WIDEN, "path", blueprints=registry).run()
+    assert loop.grower is not None
+    wanted = outputs(loop.model)
+    with pytest.warns(
+        UserWarning, match=r"body\.0 -> body\.2: only widen_quarter, .* are merged into layers, not path"
+    ):
+        model = loop.grower.finish(merge=True)
+    assert torch.equal(outputs(model), wanted)

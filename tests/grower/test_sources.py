@@ -203,7 +203,7 @@ def test_blueprints_that_fit_nowhere_are_refused_at_the_first_step() -> None:
 def test_a_seed_of_another_kind_of_site_is_refused_when_the_grower_is_made() -> None:
     model = net()
     config = LENIENT.with_values(env={"blueprints": ("mlp_small",)})
-    with pytest.raises(esper.ConfigError, match=r"unknown 'mlp_small'.*widen_half"):
+    with pytest.raises(esper.ConfigError, match=r"'mlp_small' .*r2c0: the site has a source.*widen_half"):
         Grower(model, WIDEN, torch.optim.SGD(model.parameters(), 0.1), topology="mlp", config=config)
 
 

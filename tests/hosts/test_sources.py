@@ -33,7 +33,7 @@ def test_a_source_is_taken_once_in_the_run_in_which_it_was_kept() -> None:
     found = kept.take()
     assert torch.equal(found, X)
     assert found.data_ptr() != X.data_ptr(), "a layer may work in place"
-    with pytest.raises(ConfigError, match="first has not run before last"):
+    with pytest.raises(ConfigError, match="first has not run before last in this pass; name the layer that runs first"):
         kept.take()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import nn
 
 from esper.config import ConfigError, did_you_mean
 from esper.seeds.place import Place
+from esper.seeds.topologies import LAYOUTS
 
 Factory = Callable[[Any], nn.Module]
 """Makes a body from the number of channels, or from a :class:`Place`."""
@@ -28,7 +30,8 @@ class Blueprint:
     """A recipe for seeds: ``build(channels)`` makes a body that maps features to a change of them, of the same shape.
 
     With ``reads_source`` it is one for places with a source: ``build(place)`` makes a body that maps the features at
-    the source to a change of those at the sink. ``build(place)`` is called with ``takes_place`` as well.
+    the source to a change of those at the sink, both with their dimensions in the order that the host gives them.
+    ``build(place)`` is called with ``takes_place`` as well.
 
     ``esper.seeds.blend.Seed`` adds the blend operator to it. ``esper.seeds.site.Site.plant`` tries it on features and
     refuses it if it raises, has nothing to train or another number of parameters than ``parameters`` says, has not the
@@ -53,7 +56,15 @@ class Blueprint:
 
     def fits(self, place: Place) -> bool:
         """Returns whether such a seed is offered at ``place``."""
-        return self.reads_source == place.has_source and self.obstacle(place) is None
+        return self.misfit(place) is None
+
+    def misfit(self, place: Place) -> str | None:
+        """Returns the reason why such a seed is not offered at ``place``; None if it is."""
+        if self.reads_source and not place.has_source:
+            return "it reads a source (reads_source=True), and the site has none"
+        if place.has_source and not self.reads_source:
+            return "the site has a source, and it reads the sink (reads_source=False)"
+        return self.obstacle(place)
 
     @property
     def only_added(self) -> bool:
@@ -87,12 +98,17 @@ class BlueprintRegistry:
         """Adds a blueprint, or replaces it if the function or class at the top of a file or notebook cell that makes it
         is defined again.
 
-        Raises ValueError if its topology already has one with the same name from elsewhere.
+        Raises ConfigError for an unknown topology, or if its topology already has one with the same name from
+        elsewhere.
         """
-        key = (blueprint.topology, blueprint.name)
+        topology = blueprint.topology
+        if topology not in LAYOUTS:
+            problem = f"unknown topology {topology!r}{did_you_mean(topology, LAYOUTS)}; known: {', '.join(LAYOUTS)}"
+            raise ConfigError(f"blueprint {blueprint.name}: {problem}")
+        key = (topology, blueprint.name)
         known = self._table.get(key)
         if known is not None and _origin(known.build) != _origin(blueprint.build):
-            raise ValueError(f"{blueprint.topology} already has a blueprint named {blueprint.name!r}")
+            raise ConfigError(f"{topology} already has a blueprint named {blueprint.name!r}; choose another name")
         self._table[key] = blueprint
 
     def register(
@@ -102,15 +118,27 @@ class BlueprintRegistry:
         parameters: Callable[[Any], int],
         reads_source: bool = False,
         zero_at_birth: bool = False,
+        obstacle: Callable[[Place], str | None] = no_obstacle,
     ) -> Callable[[Factory], Factory]:
         """Registers the decorated factory; the first line of its docstring becomes the description.
 
         With ``reads_source``, the factory and ``parameters`` are called with a :class:`Place` in place of channels.
+        The other arguments are as in :class:`Blueprint`.
         """
 
         def decorate(build: Factory) -> Factory:
             description = (build.__doc__ or "").strip().partition("\n")[0]
-            self.add(Blueprint(topology, name, description, build, parameters, reads_source, zero_at_birth))
+            blueprint = Blueprint(
+                topology=topology,
+                name=name,
+                description=description,
+                build=build,
+                parameters=parameters,
+                reads_source=reads_source,
+                zero_at_birth=zero_at_birth,
+                obstacle=obstacle,
+            )
+            self.add(blueprint)
             return build
 
         return decorate
@@ -153,6 +181,28 @@ class BlueprintRegistry:
         """Returns the names of a topology's blueprints that read a source, that read their sink, or both."""
         return tuple(blueprint.name for blueprint in self._of(topology) if blueprint.reads_source in reading)
 
+    def misfit(
+        self,
+        topology: str,
+        places: Collection[Place],
+        name: str,
+    ) -> str | None:
+        """Returns the reasons why a blueprint fits at none of ``places`` in a host of this topology; None if no
+        blueprint has this name. With the topology "", places may be of any."""
+        recipes = {known: recipe for (known, other), recipe in self._table.items() if other == name}
+        if not recipes:
+            return None
+        slots = defaultdict[str | None, list[str]](list)
+        for place in places:
+            kind = place.topology or topology or next(iter(recipes))
+            recipe = recipes.get(kind)
+            if recipe is None:
+                reason: str | None = f"it is one for {', '.join(recipes)}, not for {kind}"
+            else:
+                reason = recipe.misfit(place)
+            slots[reason].append(place.name)
+        return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in slots.items())
+
     def _of(self, topology: str) -> list[Blueprint]:
         return [blueprint for (known, _), blueprint in self._table.items() if known == topology]
 
@@ -188,18 +238,28 @@ def choose(
     wanted: tuple[str, ...] | None,
     known: tuple[str, ...],
     where: str,
+    misfit: Callable[[str], str | None] = lambda _name: None,
 ) -> tuple[str, ...]:
     """Returns the blueprints that a controller may plant: ``wanted`` (``env.blueprints``), or all ``known`` if None.
 
     Raises ConfigError listing the known names if one is unknown or given twice, or if there is none to choose.
-    ``where`` names the topology or task in the message.
+    ``where`` names the topology or task in the message; ``misfit`` returns why a name that is not ``known`` is none of
+    them, or None if there is no such blueprint.
     """
     if not known:
         raise ConfigError(f"no blueprint is registered for {where}, so nothing could be planted")
     if wanted is None:
         return known
     names = dict.fromkeys(wanted)
-    problems = [f"unknown {name!r}{did_you_mean(name, known)}" for name in names if name not in known]
+    problems = []
+    for name in names:
+        if name in known:
+            continue
+        reason = misfit(name)
+        if reason is None:
+            problems.append(f"unknown {name!r}{did_you_mean(name, known)}")
+        else:
+            problems.append(f"{name!r} fits in no slot ({reason})")
     problems += [f"{name!r} is given more than once" for name in names if wanted.count(name) > 1]
     if not wanted:
         problems = ["it is empty; a run that plants nothing has run.controller = 'none'"]

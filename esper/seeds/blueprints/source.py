@@ -76,7 +76,8 @@ SHARES = {"widen_quarter": 0.25, "widen_half": 0.5, "widen_whole": 1.0}
 RANKS = {"lora_2": 2, "lora_8": 8, "lora_32": 32}
 """Rank of the change that a blueprint makes to a layer's weights."""
 
-NAMES = (*SHARES, *RANKS)
+MERGED = (*SHARES, *RANKS)
+"""Blueprints whose seeds ``esper.hosts.widen.merge`` makes a part of their layers."""
 
 FAST = 8
 """Vector width of fused operators: layers whose width is a multiple of it grow by multiples of it."""

@@ -114,7 +114,15 @@ def test_the_config_says_what_can_be_chosen_and_in_which_order() -> None:
 
 WRONG = {
     "unknown": (("norm", "conv_ligth"), "unknown 'conv_ligth' (did you mean 'conv_light'?)"),
-    "of another topology": (("lora",), "unknown 'lora'"),
+    "of another topology": (
+        ("lora",),
+        "'lora' fits in no slot (r0c0, r1c0, r0c1, r1c1: it is one for transformer, encoder, mlp, not for cnn)",
+    ),
+    "of a source": (
+        ("lora_2",),
+        "'lora_2' fits in no slot "
+        "(r0c0, r1c0, r0c1, r1c1: it reads a source (reads_source=True), and the site has none)",
+    ),
     "twice": (("norm", "attention", "norm"), "'norm' is given more than once"),
     "none": ((), "it is empty; a run that plants nothing has run.controller = 'none'"),
     "two mistakes": (("x", "norm", "norm"), "unknown 'x'; 'norm' is given more than once"),
@@ -202,11 +210,18 @@ def test_a_topology_has_each_name_once() -> None:
         return nn.Identity()
 
     registry.register("cnn", "own", parameters=lambda _c: 0)(identity)
-    registry.register("other", "own", parameters=lambda _c: 0)(identity)
+    registry.register("mlp", "own", parameters=lambda _c: 0)(identity)
     with pytest.raises(ValueError, match="already has a blueprint named 'own'"):
         registry.register("cnn", "own", parameters=lambda _c: 0)(nn.Identity)
     assert registry.names("cnn") == ("own",)
     assert registry.get("cnn", "own").description == "Nothing at all."
+
+
+def test_a_blueprint_for_an_unknown_topology_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^blueprint own: unknown topology 'mpl' \(did you mean 'mlp'\?\); known: cnn"
+    ):
+        BlueprintRegistry().register("mpl", "own", parameters=lambda c: c)(nn.Identity)
 
 
 def test_a_copy_of_the_registry_does_not_see_later_blueprints() -> None:

@@ -212,6 +212,11 @@ def test_a_lora_is_a_change_of_the_layers_weights(layer: nn.Module) -> None:
     assert torch.linalg.matrix_rank(product) == 2
 
 
+def widenings(place: Place) -> tuple[str, ...]:
+    """The widenings among the blueprints that fit at a place."""
+    return tuple(name for name in BLUEPRINTS.names("mlp", [place]) if name in source.SHARES)
+
+
 REFUSED = {
     "one layer": ((nn.Linear(4, 4),), "two layers"),
     "a norm over all": ((nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)), "LayerNorm, in which units depend"),
@@ -229,7 +234,7 @@ def test_layers_that_cannot_be_widened_have_a_reason(name: str) -> None:
     found = BLUEPRINTS.get("cnn", "widen_whole").obstacle(place)
     assert found is not None
     assert any(part in found for part in reason.split("|")), found
-    assert not BLUEPRINTS.names("cnn", [place]) or name == "one layer"
+    assert widenings(place) == ()
 
 
 @pytest.mark.parametrize(
@@ -242,20 +247,17 @@ def test_a_width_that_is_a_multiple_of_eight_grows_by_eights(width: int, wanted:
 
 def test_equal_widenings_are_offered_once() -> None:
     place = Place("r0c0", 4, True, (nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4)))
-    assert BLUEPRINTS.names("mlp", [place]) == ("widen_quarter", "widen_whole")
+    assert widenings(place) == ("widen_quarter", "widen_whole")
     assert BLUEPRINTS.get("mlp", "widen_half").obstacle(place) == "it is widen_quarter here: 8 more units"
 
 
 def test_a_place_without_a_source_is_offered_what_reads_the_sink_and_others_are_not() -> None:
     residual, own = Place("r0c0", 4), Place("r0c1", 4, True, (nn.Linear(4, 4), nn.Linear(4, 4)))
     assert BLUEPRINTS.names("mlp", [residual]) == BLUEPRINTS.names("mlp")
-    assert set(BLUEPRINTS.names("mlp", [own])) == {"widen_quarter", "widen_half", "widen_whole"}
-    assert BLUEPRINTS.names("mlp", [residual, own]) == (
-        *BLUEPRINTS.names("mlp"),
-        "widen_quarter",
-        "widen_half",
-        "widen_whole",
-    )
+    reading = BLUEPRINTS.names("mlp", [own])
+    assert widenings(own) == ("widen_quarter", "widen_half", "widen_whole")
+    assert set(reading).isdisjoint(BLUEPRINTS.names("mlp"))
+    assert BLUEPRINTS.names("mlp", [residual, own]) == (*BLUEPRINTS.names("mlp"), *reading)
 
 
 def test_a_blueprint_of_ones_own_reads_a_source_by_one_argument() -> None:
@@ -272,6 +274,24 @@ def test_a_blueprint_of_ones_own_reads_a_source_by_one_argument() -> None:
     assert "gated" in registry.names("mlp", [place])
     assert "gated" not in registry.names("mlp")
     assert (blueprint.size(place), blueprint.body(place)(torch.ones(2, 4)).shape) == (20, (2, 5))
+
+
+def test_a_blueprint_of_ones_own_reads_channels_last_features_and_says_where_it_does_not_fit() -> None:
+    registry = BLUEPRINTS.copy()
+
+    @registry.register(
+        "cnn", "path", lambda place: 4 * place.channels, True, obstacle=lambda place: place.obstacle or None
+    )
+    def path(place: Place) -> nn.Module:
+        return nn.Linear(4, place.channels, bias=False)
+
+    place = Place("r2c0", 5, True, (nn.Linear(4, 3), nn.Linear(3, 5)), order=(0, 3, 1, 2))
+    seed = seed_of(registry.get("cnn", "path"), BlendOperator.ADD, place)
+    assert seed(torch.ones(2, 6, 7, 4)).shape == (2, 6, 7, 5)
+    unknown = Place("r2c1", 5, True, obstacle="add reads it")
+    assert "path" in registry.names("cnn", [place])
+    assert "path" not in registry.names("cnn", [unknown])
+    assert registry.misfit("cnn", [unknown], "path") == "r2c1: add reads it"
 
 
 def test_new_layers_are_drawn_as_the_hosts_own() -> None:
