@@ -22,9 +22,10 @@ class SitePath:
     def parse(cls, text: str) -> SitePath:
         """Reads ``"sink"``, "" for the model itself, or ``"source -> sink"``. Raises ConfigError for another form."""
         *sources, sink = map(str.strip, text.split(ARROW))
-        if not sources:
+        is_other_arrow = ">" in sink or "→" in sink
+        if not sources and not is_other_arrow:
             return cls(sink)
-        if len(sources) > 1 or not sources[0] or not sink:
+        if len(sources) != 1 or not sources[0] or not sink or is_other_arrow:
             raise ConfigError(f"a site is a submodule, or 'source {ARROW} sink' with two of them, not {text!r}")
         return cls(sink, sources[0])
 

@@ -26,7 +26,7 @@ def test_a_text_names_one_submodule_or_two(text: str, source: str | None, sink: 
     assert path.paths == ((sink,) if source is None else (source, sink))
 
 
-@pytest.mark.parametrize("text", ["->", "a ->", "-> b", "a -> b -> c"])
+@pytest.mark.parametrize("text", ["->", "a ->", "-> b", "a -> b -> c", "fc1 > fc2", "fc1 => fc2", "fc1 → fc2"])
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="'source -> sink'"):
         SitePath.parse(text)
