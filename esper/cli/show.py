@@ -23,7 +23,7 @@ def command(run: Path, watching: bool) -> None:
     if is_comparison(run):
         click.echo(saved_tables(run))
         return
-    from esper.show.terminal import show, watch
+    from esper.show.live import show, watch
 
     opened = open_run(run)
     if watching:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from esper.show.chart_style import MARKERS, PALETTE, REFERENCE, chart_style, inline_svg
-from esper.show.html import MAX_ROWS, figure, note, table
-from esper.show.stages import STAGE_COLORS
+from esper.show.html import figure, table
+from esper.show.view import STAGE_COLORS
 from esper.telemetry.seed_history import Life, Stretch
 from esper.telemetry.text import clean, number, shorten
 
@@ -33,7 +32,6 @@ MAX_DRAWN = 1e30
 MAX_NAME = 25
 MAX_MARKED = 40
 """Max points of a line that have markers."""
-MAX_BARS = 50
 MAX_LANES = 96
 """Max lanes in one chart of slots."""
 
@@ -199,8 +197,8 @@ def line_chart(
         legend = []
     axes = _axes(HEIGHT, legend=legend)
     ends = []
-    for line, name in zip(lines, names, strict=True):
-        _draw_line(axes, line, name)
+    for line in lines:
+        draw_line(axes, line)
         points = line.points()
         if points:
             ends.append(f"{line.name} ends at {number(points[-1][1], digits)}")
@@ -211,7 +209,8 @@ def line_chart(
     return _svg(axes, title, "; ".join(ends), legend)
 
 
-def _draw_line(axes: Axes, line: Line, name: str) -> None:
+def draw_line(axes: Axes, line: Line) -> None:
+    """Draws a line with its band, named for a legend."""
     x = _floats(line.x)
     shade = color(line.color)
     if len(line.low):
@@ -227,7 +226,7 @@ def _draw_line(axes: Axes, line: Line, name: str) -> None:
         marker=marker,
         markersize=3.5,
         linewidth=1.6,
-        label=name,
+        label=clean(line.name, 60),
     )
 
 
@@ -250,9 +249,8 @@ def line_figure(
         heads.append(line.name)
         columns.append(dict(zip(line.x, line.y, strict=True)))
         places.update(filter(drawable, line.x))
-    step = math.ceil(len(places) / MAX_ROWS) or 1
     rows = []
-    for x in sorted(places)[::step]:
+    for x in sorted(places):
         row = [number(x, 0)]
         for column in columns:
             text = ""
@@ -260,11 +258,8 @@ def line_figure(
                 text = number(column[x], digits)
             row.append(text)
         rows.append(row)
-    numbers = table(heads, rows)
-    if step > 1:
-        numbers += note(f"Every {step}th row.")
     chart = line_chart(title, lines, x_label, y_label, digits, include)
-    return figure(title, words, chart, numbers)
+    return figure(title, words, chart, table(heads, rows))
 
 
 @chart_style()
@@ -337,67 +332,6 @@ def interval_chart(title: str, rows: Sequence[IntervalRow], x_label: str, unit: 
     return _svg(axes, title, "; ".join(values))
 
 
-def total(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Sums the values of each name."""
-    sums: dict[str, float] = {}
-    for values in parts:
-        for name, value in values.items():
-            sums[name] = sums.get(name, 0.0) + value
-    return sums
-
-
-def grouped(values: Sequence[dict[str, float]], max_bars: int = MAX_BARS) -> list[tuple[int, int, dict[str, float]]]:
-    """Averages neighbouring bars until at most ``max_bars`` are left; returns (first, last, parts), counted from 1."""
-    size = math.ceil(len(values) / max_bars) or 1
-    bars = []
-    for first in range(0, len(values), size):
-        group = values[first : first + size]
-        means = {name: seconds / len(group) for name, seconds in total(group).items()}
-        bars.append((first + 1, first + len(group), means))
-    return bars
-
-
-@chart_style()
-def stacked_bars(
-    title: str,
-    bars: Sequence[tuple[str, dict[str, float]]],
-    order: Sequence[str],
-    x_label: str,
-    y_label: str,
-) -> str:
-    """Draws a bar for each (name, parts), stacked in ``order``; the position in ``order`` selects the colour."""
-    names = [clean(part, 60) for part in order]
-    axes = _axes(HEIGHT, legend=names)
-    places = range(len(bars))
-    width = 0.8 if len(bars) > 3 else 0.4
-    level = [0.0] * len(bars)
-    for index, part in enumerate(order):
-        heights = []
-        for _, parts in bars:
-            value = parts.get(part, 0.0)
-            heights.append(value if drawable(value) else 0.0)
-        axes.bar(
-            places,
-            heights,
-            bottom=level,
-            width=width,
-            color=color(index),
-            edgecolor="white",
-            linewidth=0.4,
-            label=names[index],
-        )
-        level = list(map(operator.add, level, heights))
-    axes.set_xlim(-0.6, len(bars) - 0.4)
-    axes.grid(visible=False, axis="x")
-    _label(axes, x_label, y_label)
-    # At most ten bars are named, in as many characters as fit between two of these names.
-    step = math.ceil(len(bars) / 10) or 1
-    room = int((WIDTH - 1) / CHARACTER / max(1, len(bars) / step)) - 1
-    axes.set_xticks(places[::step], [clean(name, room) for name, _ in bars[::step]])
-    sums = [f"{name}: {number(sum(parts.values()), 1)} s" for name, parts in bars]
-    return _svg(axes, title, "; ".join(sums), names)
-
-
 @chart_style()
 def lanes_chart(title: str, lives: Sequence[Life], slots: Sequence[str], length: int) -> str:
     """Draws one lane per slot of each host, epochs from left to right; the colour of a bar is the stage of its seed."""
@@ -426,31 +360,33 @@ def lanes_chart(title: str, lives: Sequence[Life], slots: Sequence[str], length:
     places = list(lanes.values())
     bottom = max(places, default=0) + 0.5
     axes = _axes(LANE * (bottom + 0.5), LANES_WIDTH, left, legend)
-    axes.barh(places, longest, height=0.86, color="#f4f4f4")
-    draw_seeds(axes, bars, inches_per_epoch)
+    draw_lanes(axes, dict(zip(places, names, strict=True)), bars, longest, inches_per_epoch)
     label: str | None = "rollback"
     for env, epoch in rollbacks:
         first = lanes[env, slots[0]] - 0.5
         last = lanes[env, slots[-1]] + 0.5
         axes.plot([epoch, epoch], [first, last], "k:", linewidth=1.4, label=label)
         label = None  # a legend names the first of them only
-    axes.set_yticks(places, names)
     axes.tick_params(axis="y", length=0, labelsize=8)
-    axes.set(xlim=(0, longest), ylim=(bottom, -0.5))
-    axes.grid(visible=False, axis="y")
+    axes.set_ylim(bottom, -0.5)
     _label(axes, "epochs done", integer=True)
     return _svg(axes, title, "; ".join(map(Life.words, lives)), legend)
 
 
-def draw_seeds(axes: Axes, bars: Sequence[tuple[Stretch, float]], inches_per_epoch: float) -> None:
+def draw_lanes(
+    axes: Axes,
+    lanes: dict[float, str],
+    bars: Sequence[tuple[Stretch, float]],
+    longest: int,
+    inches_per_epoch: float,
+) -> None:
     """Draws the stretches of seeds, each in its lane, coloured by stage, with the name of each blueprint."""
-    stages: dict[str, list[tuple[Stretch, float]]] = {stage: [] for stage in STAGE_COLORS}
-    unknown: list[tuple[Stretch, float]] = []
-    for stretch, lane in bars:
-        stages.get(stretch.stage, unknown).append((stretch, lane))
-    for stage, stretches in stages.items():
-        _draw_stage(axes, stretches, STAGE_COLORS[stage], stage.lower(), inches_per_epoch)
-    _draw_stage(axes, unknown, "#888888", None, inches_per_epoch)  # stages of another version of Esper
+    axes.barh(list(lanes), longest, height=0.86, color="#f4f4f4")
+    axes.set_yticks(list(lanes), list(lanes.values()))
+    axes.set_xlim(0, longest)
+    axes.grid(visible=False, axis="y")
+    for stage, shade in STAGE_COLORS.items():
+        _draw_stage(axes, [bar for bar in bars if bar[0].stage == stage], shade, stage.lower(), inches_per_epoch)
     for name, begin, lane in _seed_names(bars, inches_per_epoch):
         axes.text(begin + 0.04 / inches_per_epoch, lane, name, va="center", fontsize=8.5, clip_on=True)
 
@@ -459,7 +395,7 @@ def _draw_stage(
     axes: Axes,
     bars: Sequence[tuple[Stretch, float]],
     shade: str,
-    label: str | None,
+    label: str,
     inches_per_epoch: float,
 ) -> None:
     if not bars:

@@ -40,21 +40,15 @@ def by_epoch(epochs: Iterable[EpochCompleted], value: Callable[[EpochCompleted],
         number = value(epoch)
         if number is not None and drawable(number):
             values[epoch.epoch].append(number)
-    curve = Curve()
+    rows = []
     for x in sorted(values):
         hosts = np.array(values[x])
         low, high = np.percentile(hosts, MIDDLE)
         error = math.nan
         if len(hosts) > 1:
             error = hosts.std(ddof=1) / math.sqrt(len(hosts))
-        curve.x.append(x)
-        curve.mean.append(hosts.mean())
-        curve.low.append(low)
-        curve.high.append(high)
-        curve.error.append(error)
-        curve.worst.append(hosts.min())
-        curve.best.append(hosts.max())
-    return curve
+        rows.append((x, hosts.mean(), low, high, error, hosts.min(), hosts.max()))
+    return Curve(*map(list, zip(*rows, strict=True)))
 
 
 def shown_epochs(run: Run) -> tuple[list[EpochCompleted], str]:
@@ -69,7 +63,7 @@ def shown_epochs(run: Run) -> tuple[list[EpochCompleted], str]:
         return [], "no round"
     first = rounds[0]
     last = rounds[-1]
-    if run.learns:
+    if run.view.learns:
         first = rounds[-math.ceil(len(rounds) / 4)]
     words = f"round {first + 1}"
     if first < last:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from esper.show.charts import IntervalRow, drawable, interval_chart
+from esper.show.console import incident
 from esper.show.curves import label, score_of
 from esper.show.html import escape, figure, figures, heading, note, section, table
 from esper.show.life import life_figure
 from esper.show.read import Run, Runs
-from esper.show.status import incident
 from esper.telemetry import event as events
 from esper.telemetry.score import ACCURACY
 from esper.telemetry.text import number, trained_once
@@ -33,7 +33,7 @@ def summary_section(runs: Runs) -> str:
     parts.append(figures(f"<div>{facts}</div>", verdicts_figure(runs)))
     parts.append(verdicts_table(runs))
     if len(runs) == 1:
-        parts.append(figures(life_figure(runs[0])))
+        parts.append(figures(life_figure(runs[0].view)))
     return section("summary", "Summary", *parts)
 
 
@@ -56,9 +56,7 @@ def _facts(run: Run) -> dict[str, str]:
     unknown = "not known"
     facts = {
         "state": run.state_words(),
-        "task": str(run.value("task", "name") or unknown),
-        "controller": str(run.value("run", "controller") or unknown),
-        "seed": str(run.value("run", "seed")),
+        **run.about,
         "hosts per round": unknown,
         "epochs per host": unknown,
         "parameters of the host": unknown,
@@ -67,9 +65,6 @@ def _facts(run: Run) -> dict[str, str]:
     n_envs = 1
     if started:
         n_envs = started.n_envs
-        facts["task"] = started.task
-        facts["controller"] = started.controller
-        facts["seed"] = str(started.seed)
         facts["hosts per round"] = str(n_envs)
         facts["epochs per host"] = str(started.episode_length)
         facts["parameters of the host"] = f"{started.host_parameters:,}"
@@ -195,9 +190,9 @@ def events_section(runs: Runs) -> str:
 def _events(run: Run, named: bool) -> str:
     actions = _tally((action.op, action.accepted) for action in run.of(events.ActionTaken))
     gates = _tally((gate.gate, gate.passed) for gate in run.of(events.GateEvaluated))
-    incidents = list(map(incident, run.of(events.GovernorRollback)))
-    incidents += map(incident, run.of(events.SeedCut))
-    incidents += map(incident, run.of(events.MicroBatchHalved))
+    incidents: list[tuple[str, str, str]] = []
+    for kind in (events.GovernorRollback, events.SeedCut, events.MicroBatchHalved):
+        incidents += map(incident, run.of(kind))
     for resumed in run.of(events.RunResumed):
         place = f"after round {resumed.round}"
         if resumed.epochs:

@@ -55,11 +55,16 @@ class BlueprintAnalytics(Sink):
     """A sink: pass it to a run as a callback, or feed it the events of a log in order.
 
     Seeds planted before the first event that it receives are not counted. Simulated hosts do not emit these events.
+
+    Args:
+        keep_lives: whether to keep the life of a host whose episode has ended; a run may have any number of them.
     """
 
-    def __init__(self) -> None:
-        self._hosts: dict[tuple[int, int], Life] = {}
-        """Hosts under way, by (env, episode). Of others, only sums are kept: a run may have any number of them."""
+    def __init__(self, keep_lives: bool = False) -> None:
+        self.keep_lives = keep_lives
+        self.lives: dict[tuple[int, int], Life] = {}
+        """By episode and env: of all hosts, or of those under way."""
+        self._under_way: set[tuple[int, int]] = set()
         self._ended: dict[str, Sums] = {}
         """Sums over the seeds of hosts whose episode has ended, by blueprint."""
 
@@ -79,22 +84,29 @@ class BlueprintAnalytics(Sink):
 
     def handle(self, event: Event) -> None:
         if isinstance(event, HostEvent):
-            key = event.env, event.episode
-            if key not in self._hosts:
-                self._hosts[key] = Life(event.episode, event.env)
-            self._hosts[key].handle(event)
+            key = event.episode, event.env
+            if key not in self.lives:
+                self.lives[key] = Life(event.episode, event.env)
+                self._under_way.add(key)
+            self.lives[key].handle(event)
         elif isinstance(event, EpisodeCompleted):
-            # None if no event of the host was received.
-            ended = self._hosts.pop((event.env, event.episode), None)
-            if ended is not None:
-                ended.end = event.epochs
-                _count(ended, self._ended)
+            self._end((event.episode, event.env), event.epochs)
+
+    def _end(self, key: tuple[int, int], epochs: int) -> None:
+        """Counts the seeds of a host whose episode has ended; nothing if no event of it was received."""
+        if key not in self._under_way:
+            return
+        self._under_way.remove(key)
+        self.lives[key].end = epochs
+        _count(self.lives[key], self._ended)
+        if not self.keep_lives:
+            del self.lives[key]
 
     def _sums(self) -> dict[str, Sums]:
         """Returns sums over all seeds, by blueprint."""
         sums = {name: ended.copy() for name, ended in self._ended.items()}
-        for host in self._hosts.values():
-            _count(host, sums)
+        for key in self._under_way:
+            _count(self.lives[key], sums)
         return sums
 
 

@@ -16,13 +16,11 @@ from esper.show import charts
 from esper.show.charts import (
     IntervalRow,
     Line,
-    grouped,
     interval_chart,
     lanes_chart,
     line_chart,
     line_figure,
     scatter_chart,
-    stacked_bars,
     tick_label,
 )
 from esper.telemetry.event import GovernorRollback, StageChanged
@@ -105,16 +103,6 @@ def test_an_unbounded_interval_reaches_the_edge(monkeypatch: pytest.MonkeyPatch)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
 
 
-def test_bars_are_stacked_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = drawn(monkeypatch)
-    stacked_bars("title", [("1", {"train": 2.0, "act": 1.0}), ("2", {"train": 3.0})], ["act", "train"], "round", "s")
-    (axes,) = figures[0].axes
-    assert [[(bar.get_y(), bar.get_height()) for bar in bars] for bars in axes.containers] == [
-        [(0.0, 1.0), (0.0, 0.0)],
-        [(1.0, 2.0), (0.0, 3.0)],
-    ]
-
-
 anything = st.floats() | st.sampled_from([0.0, 1e308, -1e308, 5e-324])
 
 
@@ -126,7 +114,6 @@ def test_any_numbers_can_be_drawn(rows: list[tuple[float, float, float, float]])
         line_chart("t", [Line("a", x, y, 0, low, high)], "x", "y"),
         scatter_chart("t", [Line("p", x, y, 0)], "x", "y"),
         interval_chart("t", [IntervalRow("a", *row[:3]) for row in rows], "x"),
-        stacked_bars("t", [("a", {"b": value, "c": other}) for value, other, _, _ in rows], ["b", "c"], "x", "y"),
     ]
     for svg in pictures:
         for element in ElementTree.fromstring(svg).iter():
@@ -134,18 +121,12 @@ def test_any_numbers_can_be_drawn(rows: list[tuple[float, float, float, float]])
                 assert not {"nan", "inf"} & set((element.get(name) or "").lower().split()), element.attrib
 
 
-def test_neighbours_share_a_bar_if_there_are_too_many() -> None:
-    bars = grouped([{"a": float(i)} for i in range(5)], max_bars=2)
-    assert bars == [(1, 3, {"a": 1.0}), (4, 5, {"a": 3.5})]
-    assert grouped([{"a": 1.0}]) == [(1, 1, {"a": 1.0})]
-
-
-def test_numbers_of_a_long_line_are_thinned() -> None:
+def test_a_long_line_has_its_first_numbers_in_a_table() -> None:
     x = [float(place) for place in range(450)]
     with mock.patch.object(charts, "line_chart", return_value=""):
         page = line_figure("t", "words", [Line("a", x, x, 0)], "round", "y")
-    assert page.count("<tr>") == 1 + 150
-    assert "Every 3th row." in page
+    assert page.count("<tr>") == 1 + 200
+    assert "The first 200 of 450 rows." in page
 
 
 def change(at: int, before: str, after: str, slot: str = "r0c0") -> StageChanged:
