@@ -41,7 +41,7 @@ from esper.telemetry.event import (
 )
 from esper.telemetry.event_log import EventLog
 from esper.telemetry.hub import Sink
-from esper.telemetry.seed_history import TriedSeed
+from esper.telemetry.seed_history import Life, TriedSeed
 from esper.telemetry.workload import Workload
 from esper.training.validate import committed_configuration, evaluate
 
@@ -234,7 +234,7 @@ def _tried(
     config: TrainingConfig,
 ) -> tuple[TriedSeed, ...]:
     """Returns the seeds that were planted; those that are still there with what keeps them from passing on."""
-    life = view.lives[0, 0]
+    life = view.lives.get((0, 0), Life(0, 0))  # empty after a full disk
     slots = env.state.slots
     gates = Gates(slots, env.state.anomaly_pending, config.env.gates, env.loop.durations)
     for s in np.flatnonzero(slots.living[0]).tolist():

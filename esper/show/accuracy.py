@@ -150,14 +150,10 @@ def parameters_figure(runs: Runs) -> str:
     title = f"{capital(score.name)} against parameters"
     groups = []
     rows: list[list[str]] = []
-    left_out = False
     for place, run in enumerate(runs):
-        completed = run.of(EpisodeCompleted)
-        episodes = completed[-MAX_EPISODES:]
+        episodes = run.of(EpisodeCompleted)[-MAX_EPISODES:]
         if not episodes:
             continue
-        if len(completed) > MAX_EPISODES:
-            left_out = True
         sizes = []
         scores = []
         for e in episodes:
@@ -178,9 +174,8 @@ def parameters_figure(runs: Runs) -> str:
     if not groups:
         return note(f"{title}: no host has completed its episode yet.")
     words = "Each point is a committed network (host and fossils) at the end of its episode, on validation images. "
-    words += "FLOPs are the floating-point operations of a forward pass, a sample."
-    if left_out:
-        words += f" Only the newest {MAX_EPISODES} hosts of each run are drawn."
+    words += "FLOPs are the floating-point operations of a forward pass, a sample. "
+    words += f"At most the newest {MAX_EPISODES} hosts of each run are drawn."
     axis = score.label(f"validation {score.name}")
     chart = scatter_chart(title, groups, "parameters of the committed network", axis)
     heads = [

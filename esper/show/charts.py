@@ -100,20 +100,13 @@ def color(index: int) -> str:
     return PALETTE[index % len(PALETTE)]
 
 
-def _axes(height: float, width: float = WIDTH, left: float = 0.75, legend: Sequence[str] = ()) -> Axes:
-    """Returns axes ``height`` inches high, with room above them for a legend with these names."""
+def _axes(height: float, width: float = WIDTH, legend: Sequence[str] = ()) -> Axes:
+    """Returns axes about ``height`` inches high, with room above them for a legend with these names."""
     from matplotlib.figure import Figure  # slow to import
 
-    above = 0.17 + 0.19 * math.ceil(len(legend) / _legend_columns(legend, width))
-    total = height + above + 0.5
-    drawing = Figure(figsize=(width, total))
-    place = (
-        left / width,
-        0.5 / total,
-        (width - left - 0.15) / width,
-        height / total,
-    )
-    return drawing.add_axes(place)
+    rows = math.ceil(len(legend) / _legend_columns(legend, width))
+    drawing = Figure(figsize=(width, height + 0.19 * rows + 0.6), layout="constrained")
+    return drawing.add_subplot()
 
 
 def _legend_columns(names: Sequence[str], width: float) -> int:
@@ -124,18 +117,12 @@ def _legend_columns(names: Sequence[str], width: float) -> int:
 
 def _svg(axes: Axes, title: str, description: str, legend: Sequence[str] = ()) -> str:
     """Returns the chart, with a legend above the axes if ``legend`` has names."""
-    drawing = axes.figure
+    drawing = axes.get_figure(root=True)
+    assert drawing is not None
     if legend:
-        width = drawing.get_figure(root=True).get_figwidth()
-        box = axes.get_position()
-        axes.legend(
-            loc="lower left",
-            bbox_to_anchor=((0.1 / width - box.x0) / box.width, 1.01),
-            ncols=_legend_columns(legend, width),
-            borderaxespad=0.2,
-            columnspacing=1.2,
-        )
-    return inline_svg(drawing, clean(title), clean(description, 1000))  # type: ignore[arg-type]
+        columns = _legend_columns(legend, drawing.get_figwidth())
+        drawing.legend(loc="outside upper left", ncols=columns, borderaxespad=0.2, columnspacing=1.2)
+    return inline_svg(drawing, clean(title), clean(description, 1000))
 
 
 def _label(
@@ -176,9 +163,9 @@ def tick_label(value: float) -> str:
     return f"{value / 1e9:.6g}G"
 
 
-def _floats(values: Sequence[float]) -> list[float]:
+def _floats(values: Sequence[float | None]) -> list[float]:
     """Replaces values that cannot be drawn by NaN, which leaves gaps."""
-    return [float(value) if drawable(value) else math.nan for value in values]
+    return [math.nan if value is None or not drawable(value) else float(value) for value in values]
 
 
 @chart_style()
@@ -273,7 +260,20 @@ def scatter_chart(title: str, groups: Sequence[Line], x_label: str, y_label: str
         points += len(group.x)
         for x, _ in group.points():
             drawn.append(x)
-        _draw_points(axes, group, name)
+        style: dict[str, Any] = {"markersize": 4.5, "markeredgewidth": 0, "alpha": 0.6, "zorder": 2}
+        marker = MARKERS[group.color % len(MARKERS)]
+        if group.reference:
+            style = {"markersize": 8, "markeredgewidth": 1, "alpha": 1, "zorder": 3}
+            marker = "D"
+        axes.plot(
+            _floats(group.x),
+            _floats(group.y),
+            marker,
+            color=color(group.color),
+            markeredgecolor="white",
+            label=name,
+            **style,
+        )
     logarithmic = bool(drawn) and min(drawn) > 0 and max(drawn) > 30 * min(drawn)
     if logarithmic:
         axes.set_xscale("log", subs=[])
@@ -281,51 +281,20 @@ def scatter_chart(title: str, groups: Sequence[Line], x_label: str, y_label: str
     return _svg(axes, title, f"{points} points; each is a row of the table.", names)
 
 
-def _draw_points(axes: Axes, group: Line, name: str) -> None:
-    style: dict[str, Any] = {"markersize": 4.5, "markeredgewidth": 0, "alpha": 0.6, "zorder": 2}
-    marker = MARKERS[group.color % len(MARKERS)]
-    if group.reference:
-        style = {"markersize": 8, "markeredgewidth": 1, "alpha": 1, "zorder": 3}
-        marker = "D"
-    axes.plot(
-        _floats(group.x),
-        _floats(group.y),
-        marker,
-        color=color(group.color),
-        markeredgecolor="white",
-        label=name,
-        **style,
-    )
-
-
 @chart_style()
 def interval_chart(title: str, rows: Sequence[IntervalRow], x_label: str, unit: str = "pp") -> str:
-    """Draws one row per value in ``unit``, with a line at zero. An unbounded interval reaches the edge of the chart."""
+    """Draws one row per value in ``unit``, with a line at zero; an unbounded interval is left out."""
     names = [clean(row.name, MAX_NAME) for row in rows]
-    ends = [0.0]
-    for row in rows:
-        for value in (row.value, row.low, row.high):
-            if value is None or not drawable(value):
-                continue
-            ends.append(value)
-    margin = (max(ends) - min(ends)) * 0.05 or 1.0
-    left_edge = min(ends) - margin
-    right_edge = max(ends) + margin
-    axes = _axes(0.24 * len(rows), left=0.3 + CHARACTER * 1.15 * max(map(len, names)))
+    axes = _axes(0.24 * len(rows))
     values = []
     for place, row in enumerate(rows):
         values.append(f"{row.name}: {number(row.value, 2, unit, sign=True)}")
-        if not drawable(row.value):
-            axes.text(left_edge, place, number(row.value), va="center", color=REFERENCE)
-            continue
+        value, low, high = _floats([row.value, row.low, row.high])
         shade = color(row.color)
-        axes.plot(row.value, place, "o", color=shade, markersize=5)
-        if row.low is not None and row.high is not None:
-            low = row.low if drawable(row.low) else left_edge
-            high = row.high if drawable(row.high) else right_edge
-            axes.plot([low, high], [place, place], color=shade, linewidth=1.8)
+        axes.plot([value], [place], "o", color=shade, markersize=5)
+        axes.plot([low, high], [place, place], color=shade, linewidth=1.8)
     axes.axvline(0, color="#777777", linewidth=1)
-    axes.set(ylim=(len(rows) - 0.5, -0.5), xlim=(left_edge, right_edge))
+    axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_yticks(range(len(rows)), names)
     axes.grid(visible=False, axis="y")
     _label(axes, x_label)
@@ -355,11 +324,11 @@ def lanes_chart(title: str, lives: Sequence[Life], slots: Sequence[str], length:
     legend = [stage.lower() for stage in STAGE_COLORS if stage in stages]
     if rollbacks:
         legend.append("rollback")
-    left = 0.25 + CHARACTER * 1.1 * max(map(len, names), default=0)
-    inches_per_epoch = (LANES_WIDTH - left - 0.15) / longest
+    left = CHARACTER * max(map(len, names), default=0)
+    inches_per_epoch = (LANES_WIDTH - left - 0.4) / longest
     places = list(lanes.values())
     bottom = max(places, default=0) + 0.5
-    axes = _axes(LANE * (bottom + 0.5), LANES_WIDTH, left, legend)
+    axes = _axes(LANE * (bottom + 0.5), LANES_WIDTH, legend)
     draw_lanes(axes, dict(zip(places, names, strict=True)), bars, longest, inches_per_epoch)
     label: str | None = "rollback"
     for env, epoch in rollbacks:
@@ -385,39 +354,29 @@ def draw_lanes(
     axes.set_yticks(list(lanes), list(lanes.values()))
     axes.set_xlim(0, longest)
     axes.grid(visible=False, axis="y")
+    shortest = 0.02 / inches_per_epoch  # a stretch within an epoch is still seen
     for stage, shade in STAGE_COLORS.items():
-        _draw_stage(axes, [bar for bar in bars if bar[0].stage == stage], shade, stage.lower(), inches_per_epoch)
+        places = []
+        begins = []
+        lengths = []
+        for stretch, lane in bars:
+            if stretch.stage == stage:
+                places.append(lane)
+                begins.append(stretch.begin)
+                lengths.append(max(stretch.end - stretch.begin, shortest))
+        if places:
+            axes.barh(
+                places,
+                lengths,
+                left=begins,
+                height=0.86,
+                color=shade,
+                edgecolor="white",
+                linewidth=0.5,
+                label=stage.lower(),
+            )
     for name, begin, lane in _seed_names(bars, inches_per_epoch):
         axes.text(begin + 0.04 / inches_per_epoch, lane, name, va="center", fontsize=8.5, clip_on=True)
-
-
-def _draw_stage(
-    axes: Axes,
-    bars: Sequence[tuple[Stretch, float]],
-    shade: str,
-    label: str,
-    inches_per_epoch: float,
-) -> None:
-    if not bars:
-        return
-    shortest = 0.02 / inches_per_epoch  # a stretch within an epoch is still seen
-    lanes = []
-    begins = []
-    lengths = []
-    for stretch, lane in bars:
-        lanes.append(lane)
-        begins.append(stretch.begin)
-        lengths.append(max(stretch.end - stretch.begin, shortest))
-    axes.barh(
-        lanes,
-        lengths,
-        left=begins,
-        height=0.86,
-        color=shade,
-        edgecolor="white",
-        linewidth=0.5,
-        label=label,
-    )
 
 
 def _seed_names(bars: Sequence[tuple[Stretch, float]], inches_per_epoch: float) -> Iterator[tuple[str, int, float]]:

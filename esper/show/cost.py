@@ -59,7 +59,7 @@ def _rounds(runs: Runs, run: Run, order: Sequence[str]) -> str:
             seconds.append(phase_seconds(event).get(name, 0.0))
         lines.append(Line(name, rounds, seconds, place))
     words = "Wall-clock seconds, each counted once; the table explains the phases."
-    return line_figure(label(runs, run, "seconds of each round"), words, lines, "round", "seconds", include=[0.0])
+    return line_figure(label(runs, run, "Seconds of each round"), words, lines, "round", "seconds", include=[0.0])
 
 
 def _phase_table(runs: Runs, totals: Sequence[Counter[str]], order: Sequence[str]) -> str:

@@ -120,7 +120,7 @@ def worth_table(run: Run) -> str:
                 slot,
                 blueprint,
                 score.difference(worth, unit=False),
-                score.difference(error, unit=False).lstrip("+"),
+                score.value(error, unit=False),
                 f"{kept:,}",
             ]
             rows.append(row)
@@ -220,11 +220,8 @@ def seeds_figure(run: Run) -> str:
     for env, last in sorted(run.view.hosts.items()):
         for slot, contribution in last.contributions.items():
             seeds.append((env, slot, contribution, last.contribution_errors.get(slot)))
-    unknown = sum(error is None for *_, error in seeds)
     newest = max(0, run.view.episode)
     words = f"Each blended seed of round {newest + 1} at the last epoch of its host, with its 95 % interval."
-    if unknown:
-        words += f" No interval for {unknown} of them: their standard errors were not logged."
     return _intervals(run, newest, seeds, "Contribution of each seed", words)
 
 
@@ -261,19 +258,14 @@ def _intervals(run: Run, episode: int, seeds: Sequence[Seed], title: str, words:
     for env, slot, points, error in seeds:
         name = f"host {env} {slot} {_blueprint(run, episode, env, slot)}".strip()
         value = score.of(points)
-        cell = [name, number(value, digits, sign=True)]
         low = None
         high = None
-        if error is None or not math.isfinite(error):
-            cell += ["not measured", "not measured"]
-        else:
-            half = NORMAL * score.of(error)
-            low = value - half
-            high = value + half
-            cell += [number(low, digits), number(high, digits)]
+        if error is not None and math.isfinite(error):
+            low = value - NORMAL * score.of(error)
+            high = value + NORMAL * score.of(error)
         place = slots.index(slot) if slot in slots else -1
         rows.append(IntervalRow(name, value, low, high, place))
-        cells.append(cell)
+        cells.append([name, number(value, digits, sign=True), number(low, digits), number(high, digits)])
     if len(rows) > MAX_INTERVALS:
         words += f" Only the first {MAX_INTERVALS} of {len(rows)} are drawn."
     chart = interval_chart(title, rows[:MAX_INTERVALS], score.gap_label(score.name), score.gap)

@@ -122,7 +122,7 @@ def policy_section(runs: Runs) -> str:
         reason = "does not learn"
         if any(run.view.learns for run in runs):
             reason = "has not learned from a round yet"
-        return section("policy", "The agent", note(f"No policy to show: the controller {reason}."))
+        return section("agent", "The agent", note(f"No policy to show: the controller {reason}."))
     charts = [_kl(runs, learning)]
     for field, (title, label, words) in UPDATES.items():
         if len(runs) > len(learning) == 1:
@@ -133,7 +133,7 @@ def policy_section(runs: Runs) -> str:
     charts.append(_returns("Return on validation hosts", words, runs, AgentValidated))
     parts = [figures(*charts)]
     parts += [figures(_heads(run), _practice(run)) for run in learning]
-    return section("policy", "The agent", *parts)
+    return section("agent", "The agent", *parts)
 
 
 def _kl(runs: Runs, learning: Runs) -> str:
@@ -161,10 +161,9 @@ def _kl_limit(run: Run) -> float | None:
     """Returns the KL divergence at which updates of a run stop; None if its configuration does not tell."""
     target = run.value("ppo", "target_kl")
     stop = run.value("ppo", "kl_stop")
-    for value in (target, stop):
-        if not isinstance(value, int | float) or isinstance(value, bool) or not drawable(value):
-            return None
-    return float(target * stop)
+    if isinstance(target, int | float) and isinstance(stop, int | float):
+        return float(target * stop)
+    return None
 
 
 def _heads(run: Run) -> str:

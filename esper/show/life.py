@@ -11,7 +11,6 @@ from esper.show.charts import Line, draw_lanes, draw_line
 from esper.show.html import figure
 from esper.show.view import RunView
 from esper.telemetry.event import EpisodeCompleted, EpochCompleted
-from esper.telemetry.score import ScoreUnit
 from esper.telemetry.seed_history import Life
 from esper.telemetry.text import clean
 
@@ -25,29 +24,30 @@ LANE = 0.26
 class HostLife:
     """The host of a run with the best committed network, which the run has saved."""
 
-    life: Life
-    slots: list[str]
+    view: RunView
+    episode: EpisodeCompleted
+    hosts: int
+    """Number of hosts of the run that it is the best of."""
     grown: list[float]
     """Accuracy, or another score, of the whole host by epoch, from 1; validation split, in the unit of the score."""
     alone: list[float]
     """The mean of hosts left alone at the same epochs; empty if unknown."""
-    committed: float
-    """Of the host with the seeds that were kept, after its last epoch; in pp."""
-    baseline: float
-    hosts: int
-    """Number of hosts of the run that it is the best of."""
-    score: ScoreUnit
+
+    @property
+    def life(self) -> Life:
+        return self.view.lives[self.episode.episode, self.episode.env]
 
     @property
     def title(self) -> str:
-        return f"The best of {self.hosts} hosts (round {self.life.episode + 1}, host {self.life.env})"
+        return f"The best of {self.hosts} hosts (round {self.episode.episode + 1}, host {self.episode.env})"
 
     @property
     def words(self) -> str:
         """The effect of growth on it, in a sentence."""
-        words = f"validation {self.score.name} {self.score.value(self.committed, 1)}"
+        score = self.view.score
+        words = f"validation {score.name} {score.value(self.episode.committed_accuracy, 1)}"
         if self.alone:
-            words += f", beside {self.score.value(self.baseline, 1)} of hosts left alone"
+            words += f", beside {score.value(self.episode.baseline_accuracy, 1)} of hosts left alone"
         kept = [f"{seed.blueprint} in {seed.slot}" for seed in self.life.seeds if seed.kept]
         return f"{words}; it kept {', '.join(kept) or 'no seed'}."
 
@@ -58,24 +58,14 @@ def best_life(view: RunView) -> HostLife | None:
     if not done:
         return None
     best = max(done, key=lambda episode: episode.committed_accuracy)
-    grown = []
-    alone = []
-    for epoch in view.of(EpochCompleted):
-        if (epoch.episode, epoch.env) == (best.episode, best.env):
-            grown.append(view.score.of(epoch.validation_accuracy))
-            alone.append(view.score.of(epoch.baseline_accuracy))
-    if not grown:
+    epochs = [e for e in view.of(EpochCompleted) if (e.episode, e.env) == (best.episode, best.env)]
+    if not epochs:
         return None
-    return HostLife(
-        life=view.lives[best.episode, best.env],
-        slots=view.slots,
-        grown=grown,
-        alone=alone if view.has_baseline else [],
-        committed=best.committed_accuracy,
-        baseline=best.baseline_accuracy,
-        hosts=len(done),
-        score=view.score,
-    )
+    grown = [view.score.of(epoch.validation_accuracy) for epoch in epochs]
+    alone = []
+    if view.has_baseline:
+        alone = [view.score.of(epoch.baseline_accuracy) for epoch in epochs]
+    return HostLife(view, best, len(done), grown, alone)
 
 
 @chart_style()
@@ -85,10 +75,11 @@ def life_chart(host: HostLife) -> str:
     from matplotlib.ticker import MaxNLocator
 
     epochs = len(host.grown)
-    lanes = max(1, len(host.slots))
+    slots = host.view.slots
+    lanes = max(1, len(slots))
     drawing = Figure(figsize=(WIDTH, CURVES + LANE * lanes + 0.6), layout="constrained")
     curves, seeds = drawing.subplots(2, sharex=True, height_ratios=(CURVES, LANE * lanes))
-    score = host.score
+    score = host.view.score
     numbers = range(1, epochs + 1)
     draw_line(curves, Line("with growth", numbers, host.grown, 0))
     if host.alone:
@@ -96,7 +87,7 @@ def life_chart(host: HostLife) -> str:
     curves.set(ylim=_range(host), ylabel=score.label(f"validation {score.name}"))
     curves.set_title(clean(host.title), loc="left", fontsize=9.5)
     curves.legend(loc="best")
-    places = {slot: float(place) for place, slot in enumerate(host.slots)}
+    places = {slot: float(place) for place, slot in enumerate(slots)}
     bars = [(s, places[s.slot]) for s in host.life.stretches if s.slot in places]
     names = {place: clean(slot, 10) for slot, place in places.items()}
     draw_lanes(seeds, names, bars, epochs, (WIDTH - 2.5) / epochs)
@@ -114,7 +105,7 @@ def _range(host: HostLife) -> tuple[float, float]:
     late = host.grown[start:] + host.alone[start:]
     low = min(late)
     high = max(late)
-    margin = 0.05 * (high - low) or 1.0 / host.score.points
+    margin = 0.05 * (high - low) or 1.0 / host.view.score.points
     return low - margin, high + margin
 
 

@@ -117,8 +117,7 @@ def _pace(run: Run) -> list[str]:
 
 def short_form(run: Run, ascii_only: bool = False) -> str:
     """Returns the view as text without terminal control codes; long lines do not wrap."""
-    left, right = sections(run.view, PIPE_WIDTH, ascii_only)
-    return plain([*head(run), *left, *right])
+    return plain(head(run) + sections(run.view, PIPE_WIDTH, ascii_only))
 
 
 def show(run: Run, console: Console | None = None) -> None:

@@ -153,13 +153,9 @@ def open_run(folder: Path, name: str | None = None) -> Run:
 
 def _no_run(folder: Path) -> str:
     """Returns the message about a folder that holds no run, with some that do."""
-    problem = "does not exist"
-    parents = [folder.parent, Path("runs")]
-    if folder.is_dir():
-        problem = "is not a run folder: it has no events.jsonl"
-        parents = [folder, folder / "runs", Path("runs")]
+    problem = "is not a run folder: it has no events.jsonl" if folder.is_dir() else "does not exist"
     runs: set[str] = set()
-    for parent in parents:
+    for parent in (folder, folder / "runs", folder.parent, Path("runs")):
         runs.update(map(str, _runs_in(parent)))
     advice = "which `esper run` prints when it starts"
     if runs:

@@ -22,8 +22,6 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.,-=+*#"
 HEAD = 13
 """Columns of headings."""
-WIDE = 140
-"""Columns from which parts stand side by side."""
 MAX_LINE = 500
 MAX_BLUEPRINTS = 8
 MAX_HOSTS = 16
@@ -48,17 +46,10 @@ Section = tuple[str, Sequence[str | Text]]
 
 def picture(view: RunView, console: Console, head: Iterable[RenderableType]) -> Group:
     """Returns the view for a terminal, below the lines ``head``."""
-    wide = console.width >= WIDE
-    left, right = sections(view, console.width, console.options.ascii_only)
+    found = sections(view, console.width, console.options.ascii_only)
     # Last, so that the ^C of an interrupt is not echoed behind a full line: it would wrap, and the view scroll.
     end = Text("")
-    if not wide:
-        return Group(*head, *parts(left + right), end)
-    table = Table.grid(padding=(0, 2), expand=True)
-    table.add_column(ratio=1)
-    table.add_column(ratio=1)
-    table.add_row(Group(*parts(left)), Group(*parts(right)))
-    return Group(*head, table, end)
+    return Group(*head, *parts(found), end)
 
 
 def parts(found: Iterable[Section]) -> list[Table]:
@@ -91,28 +82,22 @@ def _text(line: str | Text) -> Text:
     return Text(clean(line, MAX_LINE))
 
 
-def sections(view: RunView, width: int, ascii_only: bool) -> tuple[list[Section], list[Section]]:
-    """Returns all sections for ``width`` columns, most important first: those on the left, and those on the right."""
-    wide = width >= WIDE
-    half = (width - 2) // 2 if wide else width  # two columns lie between the sides
+def sections(view: RunView, width: int, ascii_only: bool) -> list[Section]:
+    """Returns all sections for ``width`` columns, most important first: a terminal may have no room for the last."""
     blocks = ASCII_BLOCKS if ascii_only else BLOCKS
-    left: list[Section] = [
-        (shorten(view.score.name, HEAD - 2), accuracy(view, half, blocks)),
+    return [
+        (shorten(view.score.name, HEAD - 2), accuracy(view, width, blocks)),
         ("verdict", verdict(view)),
-        ("slots", slots(view, half)),
-    ]
-    right: list[Section] = [
+        ("slots", slots(view, width)),
         ("warnings", warnings(view)),
         ("worth", worths(view)),
-        ("agent", agent(view, half, blocks)),
+        ("agent", agent(view, width, blocks)),
         ("time", time(view)),
         ("blueprints", blueprints(view)),
+        ("hosts", hosts(view)),
         ("memory", memory(view)),
         ("last events", [": ".join(filter(None, incident(event))) for event in view.recent]),
     ]
-    side = left if wide else right
-    side.append(("hosts", hosts(view)))
-    return left, right
 
 
 def spark(values: Sequence[float], width: int, low: float, high: float, blocks: str = BLOCKS) -> str:
@@ -182,9 +167,6 @@ def accuracy(view: RunView, width: int, blocks: str) -> list[Text]:
         lines += _pair(view, f"round {last.round}, {split}", grown, alone, width, blocks)
         words = f"return {number(last.mean_return, 3, sign=True)}, {number(last.fossils, 1)} fossils per host"
         lines.append(Text(f"round {last.round}: {words}"))
-    alone_curve = view.last(events.BaselineMeasured)
-    if not lines and alone_curve and alone_curve.accuracy:
-        lines.append(Text(f"hosts left alone reach {view.score.value(alone_curve.accuracy[-1], 1)}"))
     return lines
 
 
@@ -221,6 +203,8 @@ def verdict(view: RunView) -> list[str]:
     completed = view.last(events.RunCompleted)
     if completed is None:
         return []
+    if not completed.comparisons:
+        return ["nothing was compared"]
     difference = view.score.difference
     lines = []
     for comparison in completed.comparisons:

@@ -64,9 +64,8 @@ class BlueprintAnalytics(Sink):
         self.keep_lives = keep_lives
         self.lives: dict[tuple[int, int], Life] = {}
         """By episode and env: of all hosts, or of those under way."""
-        self._under_way: set[tuple[int, int]] = set()
         self._ended: dict[str, Sums] = {}
-        """Sums over the seeds of hosts whose episode has ended, by blueprint."""
+        """Sums over the seeds of hosts whose lives are not kept, by blueprint."""
 
     def rows(self) -> list[BlueprintRow]:
         """Returns a row for each blueprint that was planted or refused, the most planted first."""
@@ -87,26 +86,17 @@ class BlueprintAnalytics(Sink):
             key = event.episode, event.env
             if key not in self.lives:
                 self.lives[key] = Life(event.episode, event.env)
-                self._under_way.add(key)
             self.lives[key].handle(event)
-        elif isinstance(event, EpisodeCompleted):
-            self._end((event.episode, event.env), event.epochs)
-
-    def _end(self, key: tuple[int, int], epochs: int) -> None:
-        """Counts the seeds of a host whose episode has ended; nothing if no event of it was received."""
-        if key not in self._under_way:
-            return
-        self._under_way.remove(key)
-        self.lives[key].end = epochs
-        _count(self.lives[key], self._ended)
-        if not self.keep_lives:
-            del self.lives[key]
+        elif isinstance(event, EpisodeCompleted) and (event.episode, event.env) in self.lives:
+            self.lives[event.episode, event.env].end = event.epochs
+            if not self.keep_lives:
+                _count(self.lives.pop((event.episode, event.env)), self._ended)
 
     def _sums(self) -> dict[str, Sums]:
         """Returns sums over all seeds, by blueprint."""
         sums = {name: ended.copy() for name, ended in self._ended.items()}
-        for key in self._under_way:
-            _count(self.lives[key], sums)
+        for host in self.lives.values():
+            _count(host, sums)
         return sums
 
 

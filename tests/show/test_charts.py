@@ -78,7 +78,7 @@ def test_a_line_chart_draws_the_values_with_axes_and_a_legend(monkeypatch: pytes
     assert (first.get_linestyle(), second.get_linestyle()) == ("-", "--")
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("epochs done", "accuracy, %")
     assert axes.get_ylim()[1] >= 10.0
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "baseline"]
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["a", "baseline"]
     assert len(axes.collections) == 1  # the band
     assert words == "a ends at 4.00; baseline ends at 1.00"
 
@@ -90,16 +90,16 @@ def test_parameters_over_more_than_a_decade_have_a_logarithmic_axis(monkeypatch:
     assert [figure.axes[0].get_xscale() for figure in figures] == ["linear", "log"]
 
 
-def test_an_unbounded_interval_reaches_the_edge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_value_has_a_row_with_its_interval_if_that_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = drawn(monkeypatch)
-    rows = [IntervalRow("a", 1.0, -math.inf, 3.0), IntervalRow("b", 2.0, None, None), IntervalRow("c", math.nan, 0, 1)]
+    rows = [IntervalRow("a", 1.0, 0.5, 3.0), IntervalRow("b", 2.0, None, None), IntervalRow("c", 4.0, -math.inf, 5.0)]
     interval_chart("title", rows, "pp")
     (axes,) = figures[0].axes
-    low, high = axes.get_xlim()
-    interval = next(line for line in axes.lines if len(line.get_xdata()) == 2 and list(line.get_ydata()) == [0, 0])
-    assert list(interval.get_xdata()) == [low, 3.0]
-    assert low < 0 < 3.0 < high
-    assert [text.get_text() for text in axes.texts] == ["not a number"]
+    *values, _ = [[float(x) for x in line.get_xdata()] for line in axes.lines]  # the last one is zero
+    assert [point[0] for point in values[::2]] == [1.0, 2.0, 4.0]
+    assert values[1] == [0.5, 3.0]
+    assert all(math.isnan(low) for low, _ in values[3::2])
+    assert axes.get_xlim()[0] < 0 < axes.get_xlim()[1]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
 
 
@@ -158,7 +158,7 @@ def test_lanes_are_drawn_to_scale_and_described_in_words(monkeypatch: pytest.Mon
     assert [text.get_text() for text in axes.texts] == ["norm"]
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels == ["host 3 r0c0", "r0c1", "host 4 r0c0", "r0c1"]
-    legend = [text.get_text() for text in axes.get_legend().get_texts()]
+    legend = [text.get_text() for text in figures[0].legends[0].get_texts()]
     assert set(legend) == {"germinated", "training", "holding", "rollback"}
 
 

@@ -49,8 +49,8 @@ def test_several_runs_stand_side_by_side(grown: Path, monkeypatch: pytest.Monkey
         timed(open_run(grown, "two"), {"train": 8.0}),
     )
     html = time_section([one, two])
-    assert [line.name for line in drawn["one: seconds of each round"]] == ["train", REST]
-    assert [list(line.y) for line in drawn["two: seconds of each round"]] == [[8.0], [2.0]]
+    assert [line.name for line in drawn["one: Seconds of each round"]] == ["train", REST]
+    assert [list(line.y) for line in drawn["two: Seconds of each round"]] == [[8.0], [2.0]]
     assert '<th scope="col">two, s</th>' in html
 
 

@@ -19,7 +19,7 @@ def test_it_is_the_host_with_the_best_committed_network(grown: Path) -> None:
     assert host is not None
     best = max(run.of(EpisodeCompleted), key=lambda e: e.committed_accuracy)
     assert (host.life.episode, host.life.env) == (best.episode, best.env)
-    assert host.committed == best.committed_accuracy
+    assert host.episode.committed_accuracy == best.committed_accuracy
     assert host.hosts == len(run.of(EpisodeCompleted)) == 4
     assert len(host.grown) == len(host.alone) == 24
 
@@ -27,7 +27,9 @@ def test_it_is_the_host_with_the_best_committed_network(grown: Path) -> None:
 def test_its_words_name_what_it_kept(grown: Path) -> None:
     host = best_life(open_run(grown).view)
     assert host is not None
-    assert host.words.startswith(f"validation accuracy {host.committed:.1f} %, beside {host.baseline:.1f} %")
+    assert host.words.startswith(
+        f"validation accuracy {host.episode.committed_accuracy:.1f} %, beside {host.episode.baseline_accuracy:.1f} %"
+    )
     for seed in host.life.stretches:
         if seed.stage == "FOSSILIZED":
             assert f"{seed.blueprint} in {seed.slot}" in host.words

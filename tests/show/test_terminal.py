@@ -29,7 +29,7 @@ def test_the_short_form_has_all_sections_of_a_finished_run(learned: Path) -> Non
     lines = short_form(run).splitlines()
     heads = [line[:13].strip() for line in lines if line[:13].strip()]
     known = ["run", "state", "accuracy", "verdict", "slots", "worth", "agent", "time", "blueprints"]
-    assert heads == [*known, "memory", "last events", "hosts"]
+    assert heads == [*known, "hosts", "memory", "last events"]
     text = "\n".join(lines)
     assert "finished: 3 rounds played and compared" in text
     update, completed, last = run.last(PolicyUpdated), run.last(RunCompleted), run.last(RoundCompleted)
