@@ -27,15 +27,22 @@ def check_trackers(config: TrainingConfig) -> None:
     """
     missing = {}
     for name in config.track.to:
-        try:
-            importlib.import_module(MODULES[name])
-        except Exception as error:  # a broken installation may raise anything
+        error = _import_error(MODULES[name])
+        if error is not None:
             missing[name] = str(error)
     if missing:
         raise ConfigError(
             f"track.to names {', '.join(missing)}, which cannot be imported ({'; '.join(missing.values())}); "
             f"to install: pip install {' '.join(missing)}"
         )
+
+
+def _import_error(module: str) -> Exception | None:
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a broken installation may raise anything
+        return error
+    return None
 
 
 def tracking_sinks(config: TrainingConfig, folder: Path, resumed: bool) -> list[Sink]:

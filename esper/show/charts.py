@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from esper.show.chart_style import MARKERS, PALETTE, REFERENCE, chart_style, inline_svg
 from esper.show.html import figure, table
@@ -15,6 +15,7 @@ from esper.telemetry.text import clean, number, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WIDTH = 4.4
 HEIGHT = 2.4
@@ -117,8 +118,7 @@ def _legend_columns(names: Sequence[str], width: float) -> int:
 
 def _svg(axes: Axes, title: str, description: str, legend: Sequence[str] = ()) -> str:
     """Returns the chart, with a legend above the axes if ``legend`` has names."""
-    drawing = axes.get_figure(root=True)
-    assert drawing is not None
+    drawing = cast("Figure", axes.figure)
     if legend:
         columns = _legend_columns(legend, drawing.get_figwidth())
         drawing.legend(loc="outside upper left", ncols=columns, borderaxespad=0.2, columnspacing=1.2)

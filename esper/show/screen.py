@@ -244,9 +244,9 @@ def slots(view: RunView, width: int) -> list[Text]:
     return [bar, names]
 
 
-def hosts(view: RunView) -> list[Text]:
+def hosts(view: RunView) -> list[str | Text]:
     """Each host of this round, with the contents of its slots."""
-    lines = []
+    lines: list[str | Text] = []
     for env, epoch in sorted(view.hosts.items())[:MAX_HOSTS]:
         line = Text(f"host {env:<3d}")
         for slot, stage in epoch.stages.items():
@@ -258,7 +258,7 @@ def hosts(view: RunView) -> list[Text]:
             line.append(f" {clean(slot, 24)} ")
             line.append(clean(seed, 40), style)
         lines.append(line)
-    return lines + list(map(Text, _rest(len(view.hosts), MAX_HOSTS, "hosts")))
+    return [*lines, *_rest(len(view.hosts), MAX_HOSTS, "hosts")]
 
 
 def _rest(count: int, most: int, things: str) -> list[str]:

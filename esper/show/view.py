@@ -127,7 +127,7 @@ class RunView:
 
     @property
     def begun(self) -> events.RunStarted | events.RunResumed | None:
-        """How the run started, or, if this view did not see that, how it went on."""
+        """The start of the run, or, if this view did not see that, its last resumption."""
         return self.last(events.RunStarted) or self.last(events.RunResumed)
 
     @property
