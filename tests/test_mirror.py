@@ -21,7 +21,6 @@ TESTED_ELSEWHERE = {
     "telemetry/anomaly.py": "by updates of an agent: tests/ppo/test_anomaly.py",
     "telemetry/record.py": "records of events: tests/telemetry/test_event.py",
     "telemetry/sink.py": "through the hub: tests/telemetry/test_hub.py",
-    "show/picture.py": "through the live sink: tests/show/test_live.py",
     "telemetry/text.py": "through what is printed: tests/show/test_charts.py, tests/show/test_terminal.py",
     "training/execution/graph_cache.py": "on fake and real GPUs: tests/training/execution/test_streams.py",
 }

@@ -66,8 +66,8 @@ def command(
 ) -> None:
     """Grow hosts with a controller, and compare it with hosts left alone and other baselines.
 
-    Defaults not shown below come from the task. The run folder receives config.toml, env.json, baseline.json,
-    events.jsonl, metrics.csv, the best grown host and a checkpoint.
+    Defaults not shown below come from the task. The run folder receives config.toml, env.json, events.jsonl,
+    metrics.csv, the best grown host and a checkpoint.
     """
     ranks = RankOptions.of(processes, max_restarts, rank_timeout)
     ranks.serve_if_other()
@@ -146,36 +146,28 @@ def resumable(experiment: Experiment) -> Iterator[None]:
 
 
 def conclude(experiment: Experiment, summary: RunSummary, ranks: RunRanks | None = None) -> None:
-    """Shows the best host of a run, its result and what to try next. Raises click.Abort if it was interrupted."""
+    """Draws the best host of a run, and prints its result. Raises click.Abort if it was interrupted."""
     if not summary.interrupted:
-        show_life(experiment.folder)
+        draw_life(experiment.folder)
     click.echo(closing_words(summary, experiment.config.task.name))
     echo_waiting(ranks)
     if summary.interrupted:
         raise click.Abort
 
 
-def show_life(folder: Path) -> None:
-    """Draws the life of the best host in the terminal, and next to the run.
-
-    The run is done: what cannot be read or written is left out, with the reason.
-    """
-    from esper.show.console import TerminalConsole
-    from esper.show.life import best_life, life_lines, save_life
+def draw_life(folder: Path) -> None:
+    """Draws the life of the best host next to the run; the run is done, so what fails is only reported."""
+    from esper.show.life import best_life, save_life
     from esper.show.read import EVENTS, open_run
 
     try:
         if (folder / EVENTS).stat().st_size > MAX_READ:
             click.echo(f"The log is long: {shlex.join(['esper', 'report', str(folder)])} draws the best host.")
             return
-        run, console = open_run(folder), TerminalConsole()
-        host = best_life(run)
-        if host is None:
-            return
-        console.print()
-        for line in life_lines(host, console.width):
-            console.print(line)
-        save_life(host, folder)
+        host = best_life(open_run(folder).view)
+        if host is not None:
+            save_life(host, folder)
+            click.echo(f"{host.title}: {host.words} Its life: {folder / 'life.svg'}")
     except (ConfigError, ImportError, OSError) as error:
         click.echo(f"No picture of the best host: {error}")
 

@@ -13,7 +13,7 @@ import click
     "--watch", "watching", is_flag=True, help="Keep showing it until the run ends; Ctrl-C stops only the view."
 )
 def command(run: Path, watching: bool) -> None:
-    """Show the status of a run: progress, accuracy, verdict, slots, policy, time and latest events.
+    """Show the status of a run: progress, accuracy, verdict, slots, agent, time and latest events.
 
     RUN is the folder of a run that is in progress, finished or interrupted, or that of a comparison, whose tables are
     shown as far as they go.
@@ -23,7 +23,7 @@ def command(run: Path, watching: bool) -> None:
     if is_comparison(run):
         click.echo(saved_tables(run))
         return
-    from esper.show.terminal import show, watch
+    from esper.show.live import show, watch
 
     opened = open_run(run)
     if watching:

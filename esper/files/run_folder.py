@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from esper.control.spec import ControllerSpec
 from esper.files import checkpoint
 from esper.files.atomic import write_atomic, write_json
 from esper.files.system_info import describe_environment
-from esper.telemetry.event import BaselineMeasured
 from esper.telemetry.hub import Sink
 from esper.telemetry.sinks.jsonl import JsonlSink
 from esper.telemetry.sinks.metrics_csv import MetricsCsvSink
@@ -66,10 +64,6 @@ class RunFolder:
                 JsonlSink(self.path / EVENTS),
                 MetricsCsvSink(self.path / METRICS),
             ]
-
-    def keep_baseline(self, event: BaselineMeasured) -> None:
-        """Writes the baseline to its own file, for later runs and reports."""
-        write_json(self.path / "baseline.json", asdict(event))
 
     def write_checkpoint(self, content: bytes, keep: bool = True) -> None:
         """Syncs the logs to disk, then writes the checkpoint that refers to them.

@@ -28,6 +28,7 @@ from esper.run.experiment import Experiment
 from esper.run.grown import Grown
 from esper.run.summary import RunSummary
 from esper.show.live import progress_sink
+from esper.show.view import RunView
 from esper.spaces.action import Op
 from esper.telemetry.event import (
     ActionTaken,
@@ -188,7 +189,9 @@ def _result(
     config = experiment.config
     env = experiment.trainer.env
     assert isinstance(env, GrowthVectorEnv)
-    events, _ = EventLog(experiment.folder / EVENTS).read()
+    view = RunView()
+    for event in EventLog(experiment.folder / EVENTS).read()[0]:
+        view.handle(event)
     training = env.training[0]
     network = committed_network(training)
     measured = evaluate(training, training.task.test, [committed_configuration(training)])
@@ -204,12 +207,12 @@ def _result(
         accuracy=score.of(accuracy),
         alone=alone,
         seeds={name: kept.blueprint for name, kept in network.kept.items()},
-        refusals=_refusals(events),
+        refusals=_refusals(view),
         host_parameters=network.host.parameter_count,
         parameters=sum(parameter.numel() for parameter in network.parameters()),
-        tried=_tried(events, env, config),
-        history=tuple(event for event in events if isinstance(event, EpochCompleted)),
-        warnings=(*_divergence(events, config), *watch.failures),
+        tried=_tried(view, env, config),
+        history=tuple(view.of(EpochCompleted)),
+        warnings=(*_divergence(view, config), *watch.failures),
         controller=config.run.controller,
         epochs=env.horizon,
         interrupted=interrupted,
@@ -219,26 +222,19 @@ def _result(
     )
 
 
-def _refusals(events: Sequence[Event]) -> tuple[str, ...]:
+def _refusals(view: RunView) -> tuple[str, ...]:
     """Returns the distinct reasons why seeds could not be planted."""
-    reasons = []
-    for event in events:
-        if not isinstance(event, ActionTaken) or event.accepted:
-            continue
-        if event.op == Op.GERMINATE.name and event.reason not in reasons:
-            reasons.append(event.reason)
-    return tuple(reasons)
+    refused = [event for event in view.of(ActionTaken) if event.op == Op.GERMINATE.name and not event.accepted]
+    return tuple(dict.fromkeys(event.reason for event in refused))
 
 
 def _tried(
-    events: Sequence[Event],
+    view: RunView,
     env: GrowthVectorEnv,
     config: TrainingConfig,
 ) -> tuple[TriedSeed, ...]:
     """Returns the seeds that were planted; those that are still there with what keeps them from passing on."""
-    life = Life(0, 0)
-    for event in events:
-        life.handle(event)
+    life = view.lives.get((0, 0), Life(0, 0))  # empty after a full disk
     slots = env.state.slots
     gates = Gates(slots, env.state.anomaly_pending, config.env.gates, env.loop.durations)
     for s in np.flatnonzero(slots.living[0]).tolist():
@@ -254,12 +250,10 @@ def _tried(
     return tuple(life.seeds)
 
 
-def _divergence(events: Sequence[Event], config: ResolvedConfig) -> list[str]:
+def _divergence(view: RunView, config: ResolvedConfig) -> list[str]:
     """Describes signs that training diverged, with what to try."""
-    signs = [_rollback(event) for event in events if isinstance(event, GovernorRollback)]
-    for event in events:
-        if not isinstance(event, BaselineMeasured):
-            continue
+    signs = list(map(_rollback, view.of(GovernorRollback)))
+    for event in view.of(BaselineMeasured):
         first = event.loss[0]
         last = event.loss[-1]
         if not last <= first:  # also if one of them is not a number

@@ -72,10 +72,8 @@ class RunTelemetry:
     def emit(self, event: Event) -> None:
         """Passes an event on. Raises RuntimeError before :meth:`open`."""
         with self.spans("telemetry"):
-            if isinstance(event, BaselineMeasured):
-                if self.resumed:
-                    return  # it was reported when the run first started
-                self.files.keep_baseline(event)
+            if self.resumed and isinstance(event, BaselineMeasured):
+                return  # it was reported when the run first started
             if self.hub is None:
                 raise RuntimeError(f"{type(event).__name__} was emitted before the log of the run was opened")
             self.hub.emit(event)

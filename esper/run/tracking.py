@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 from pathlib import Path
 
 from esper.config import ConfigError, TrainingConfig
 from esper.files.run_folder import METRICS
-from esper.show.read import read_metrics
 from esper.telemetry.hub import Sink
 from esper.telemetry.sinks.background import BackgroundSink
 from esper.telemetry.sinks.tensorboard import TensorBoardSink
@@ -66,8 +66,9 @@ def tracking_sinks(config: TrainingConfig, folder: Path, resumed: bool) -> list[
 def _steps_done(metrics: Path) -> int:
     """Returns the epochs of all hosts in complete rounds. Raises ConfigError if ``metrics`` cannot be read."""
     try:
-        return sum(done.epochs for done in read_metrics(metrics))
-    except (OSError, ValueError) as error:
+        with metrics.open(encoding="utf-8", newline="") as file:
+            return sum(int(row["epochs"]) for row in csv.DictReader(file))
+    except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             f"{metrics} cannot be read ({error}), so it is unknown at which step the trackers continue; restore the "
             f"file, or replace it with an empty one to let their curves start again at step 0"

@@ -84,7 +84,7 @@ def _grown(
     committed = by_epoch(epochs, lambda e: score.of(e.committed_accuracy))
     lines.append(Line("committed", committed.x, committed.mean, 2))
     # An agent that learns is shown by its last rounds; its first round is drawn beside them.
-    if run.learns and all(e.episode for e in epochs):
+    if run.view.learns and all(e.episode for e in epochs):
         earliest = (e for e in run.of(EpochCompleted) if not e.episode)
         first = by_epoch(earliest, lambda e: score.of(e.validation_accuracy))
         lines.append(Line("grown in round 1", first.x, first.mean, 1))
@@ -121,8 +121,8 @@ def rounds_figure(runs: Runs) -> str:
     for place, run in enumerate(runs):
         rounds = run.of(RoundCompleted)
         lines += by_round(label(runs, run, "grown, committed"), rounds, "committed_accuracy", place, unit=unit)
-        if run.view.alone:
-            left_alone = label(runs, run, run.view.alone)
+        if run.view.has_baseline:
+            left_alone = label(runs, run, "baseline")
             shade = _baseline_color(runs, place)
             lines += by_round(left_alone, rounds, "baseline_accuracy", shade, reference=True, unit=unit)
         if len(runs) == 1:
@@ -150,21 +150,17 @@ def parameters_figure(runs: Runs) -> str:
     title = f"{capital(score.name)} against parameters"
     groups = []
     rows: list[list[str]] = []
-    left_out = False
     for place, run in enumerate(runs):
-        completed = run.of(EpisodeCompleted)
-        episodes = completed[-MAX_EPISODES:]
+        episodes = run.of(EpisodeCompleted)[-MAX_EPISODES:]
         if not episodes:
             continue
-        if len(completed) > MAX_EPISODES:
-            left_out = True
         sizes = []
         scores = []
         for e in episodes:
             sizes.append(e.host_parameters + e.fossil_parameters)
             scores.append(score.of(e.committed_accuracy))
         groups.append(Line(label(runs, run, "grown host"), sizes, scores, place))
-        if run.view.alone:
+        if run.view.has_baseline:
             last = episodes[-1]
             baseline = Line(
                 label(runs, run, "left alone (baseline)"),
@@ -178,9 +174,8 @@ def parameters_figure(runs: Runs) -> str:
     if not groups:
         return note(f"{title}: no host has completed its episode yet.")
     words = "Each point is a committed network (host and fossils) at the end of its episode, on validation images. "
-    words += "FLOPs are the floating-point operations of a forward pass, a sample."
-    if left_out:
-        words += f" Only the newest {MAX_EPISODES} hosts of each run are drawn."
+    words += "FLOPs are the floating-point operations of a forward pass, a sample. "
+    words += f"At most the newest {MAX_EPISODES} hosts of each run are drawn."
     axis = score.label(f"validation {score.name}")
     chart = scatter_chart(title, groups, "parameters of the committed network", axis)
     heads = [
@@ -203,7 +198,7 @@ def _host_rows(
     """Yields a row of the table for each host of a run, the newest first."""
     for e in reversed(episodes):
         baseline = None
-        if run.view.alone:
+        if run.view.has_baseline:
             baseline = e.baseline_accuracy
         kept = ", ".join(map(" ".join, e.fossils.items()))
         yield [

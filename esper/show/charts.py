@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from esper.show.chart_style import MARKERS, PALETTE, REFERENCE, chart_style, inline_svg
-from esper.show.html import MAX_ROWS, figure, note, table
-from esper.show.stages import STAGE_COLORS
+from esper.show.html import figure, table
+from esper.show.view import STAGE_COLORS
 from esper.telemetry.seed_history import Life, Stretch
 from esper.telemetry.text import clean, number, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WIDTH = 4.4
 HEIGHT = 2.4
@@ -33,7 +33,6 @@ MAX_DRAWN = 1e30
 MAX_NAME = 25
 MAX_MARKED = 40
 """Max points of a line that have markers."""
-MAX_BARS = 50
 MAX_LANES = 96
 """Max lanes in one chart of slots."""
 
@@ -102,20 +101,13 @@ def color(index: int) -> str:
     return PALETTE[index % len(PALETTE)]
 
 
-def _axes(height: float, width: float = WIDTH, left: float = 0.75, legend: Sequence[str] = ()) -> Axes:
-    """Returns axes ``height`` inches high, with room above them for a legend with these names."""
+def _axes(height: float, width: float = WIDTH, legend: Sequence[str] = ()) -> Axes:
+    """Returns axes about ``height`` inches high, with room above them for a legend with these names."""
     from matplotlib.figure import Figure  # slow to import
 
-    above = 0.17 + 0.19 * math.ceil(len(legend) / _legend_columns(legend, width))
-    total = height + above + 0.5
-    drawing = Figure(figsize=(width, total))
-    place = (
-        left / width,
-        0.5 / total,
-        (width - left - 0.15) / width,
-        height / total,
-    )
-    return drawing.add_axes(place)
+    rows = math.ceil(len(legend) / _legend_columns(legend, width))
+    drawing = Figure(figsize=(width, height + 0.19 * rows + 0.6), layout="constrained")
+    return drawing.add_subplot()
 
 
 def _legend_columns(names: Sequence[str], width: float) -> int:
@@ -126,18 +118,11 @@ def _legend_columns(names: Sequence[str], width: float) -> int:
 
 def _svg(axes: Axes, title: str, description: str, legend: Sequence[str] = ()) -> str:
     """Returns the chart, with a legend above the axes if ``legend`` has names."""
-    drawing = axes.figure
+    drawing = cast("Figure", axes.figure)
     if legend:
-        width = drawing.get_figure(root=True).get_figwidth()
-        box = axes.get_position()
-        axes.legend(
-            loc="lower left",
-            bbox_to_anchor=((0.1 / width - box.x0) / box.width, 1.01),
-            ncols=_legend_columns(legend, width),
-            borderaxespad=0.2,
-            columnspacing=1.2,
-        )
-    return inline_svg(drawing, clean(title), clean(description, 1000))  # type: ignore[arg-type]
+        columns = _legend_columns(legend, drawing.get_figwidth())
+        drawing.legend(loc="outside upper left", ncols=columns, borderaxespad=0.2, columnspacing=1.2)
+    return inline_svg(drawing, clean(title), clean(description, 1000))
 
 
 def _label(
@@ -178,9 +163,9 @@ def tick_label(value: float) -> str:
     return f"{value / 1e9:.6g}G"
 
 
-def _floats(values: Sequence[float]) -> list[float]:
+def _floats(values: Sequence[float | None]) -> list[float]:
     """Replaces values that cannot be drawn by NaN, which leaves gaps."""
-    return [float(value) if drawable(value) else math.nan for value in values]
+    return [math.nan if value is None or not drawable(value) else float(value) for value in values]
 
 
 @chart_style()
@@ -199,8 +184,8 @@ def line_chart(
         legend = []
     axes = _axes(HEIGHT, legend=legend)
     ends = []
-    for line, name in zip(lines, names, strict=True):
-        _draw_line(axes, line, name)
+    for line in lines:
+        draw_line(axes, line)
         points = line.points()
         if points:
             ends.append(f"{line.name} ends at {number(points[-1][1], digits)}")
@@ -211,7 +196,8 @@ def line_chart(
     return _svg(axes, title, "; ".join(ends), legend)
 
 
-def _draw_line(axes: Axes, line: Line, name: str) -> None:
+def draw_line(axes: Axes, line: Line) -> None:
+    """Draws a line with its band, named for a legend."""
     x = _floats(line.x)
     shade = color(line.color)
     if len(line.low):
@@ -227,7 +213,7 @@ def _draw_line(axes: Axes, line: Line, name: str) -> None:
         marker=marker,
         markersize=3.5,
         linewidth=1.6,
-        label=name,
+        label=clean(line.name, 60),
     )
 
 
@@ -250,9 +236,8 @@ def line_figure(
         heads.append(line.name)
         columns.append(dict(zip(line.x, line.y, strict=True)))
         places.update(filter(drawable, line.x))
-    step = math.ceil(len(places) / MAX_ROWS) or 1
     rows = []
-    for x in sorted(places)[::step]:
+    for x in sorted(places):
         row = [number(x, 0)]
         for column in columns:
             text = ""
@@ -260,11 +245,8 @@ def line_figure(
                 text = number(column[x], digits)
             row.append(text)
         rows.append(row)
-    numbers = table(heads, rows)
-    if step > 1:
-        numbers += note(f"Every {step}th row.")
     chart = line_chart(title, lines, x_label, y_label, digits, include)
-    return figure(title, words, chart, numbers)
+    return figure(title, words, chart, table(heads, rows))
 
 
 @chart_style()
@@ -278,7 +260,20 @@ def scatter_chart(title: str, groups: Sequence[Line], x_label: str, y_label: str
         points += len(group.x)
         for x, _ in group.points():
             drawn.append(x)
-        _draw_points(axes, group, name)
+        style: dict[str, Any] = {"markersize": 4.5, "markeredgewidth": 0, "alpha": 0.6, "zorder": 2}
+        marker = MARKERS[group.color % len(MARKERS)]
+        if group.reference:
+            style = {"markersize": 8, "markeredgewidth": 1, "alpha": 1, "zorder": 3}
+            marker = "D"
+        axes.plot(
+            _floats(group.x),
+            _floats(group.y),
+            marker,
+            color=color(group.color),
+            markeredgecolor="white",
+            label=name,
+            **style,
+        )
     logarithmic = bool(drawn) and min(drawn) > 0 and max(drawn) > 30 * min(drawn)
     if logarithmic:
         axes.set_xscale("log", subs=[])
@@ -286,116 +281,24 @@ def scatter_chart(title: str, groups: Sequence[Line], x_label: str, y_label: str
     return _svg(axes, title, f"{points} points; each is a row of the table.", names)
 
 
-def _draw_points(axes: Axes, group: Line, name: str) -> None:
-    style: dict[str, Any] = {"markersize": 4.5, "markeredgewidth": 0, "alpha": 0.6, "zorder": 2}
-    marker = MARKERS[group.color % len(MARKERS)]
-    if group.reference:
-        style = {"markersize": 8, "markeredgewidth": 1, "alpha": 1, "zorder": 3}
-        marker = "D"
-    axes.plot(
-        _floats(group.x),
-        _floats(group.y),
-        marker,
-        color=color(group.color),
-        markeredgecolor="white",
-        label=name,
-        **style,
-    )
-
-
 @chart_style()
 def interval_chart(title: str, rows: Sequence[IntervalRow], x_label: str, unit: str = "pp") -> str:
-    """Draws one row per value in ``unit``, with a line at zero. An unbounded interval reaches the edge of the chart."""
+    """Draws one row per value in ``unit``, with a line at zero; an unbounded interval is left out."""
     names = [clean(row.name, MAX_NAME) for row in rows]
-    ends = [0.0]
-    for row in rows:
-        for value in (row.value, row.low, row.high):
-            if value is None or not drawable(value):
-                continue
-            ends.append(value)
-    margin = (max(ends) - min(ends)) * 0.05 or 1.0
-    left_edge = min(ends) - margin
-    right_edge = max(ends) + margin
-    axes = _axes(0.24 * len(rows), left=0.3 + CHARACTER * 1.15 * max(map(len, names)))
+    axes = _axes(0.24 * len(rows))
     values = []
     for place, row in enumerate(rows):
         values.append(f"{row.name}: {number(row.value, 2, unit, sign=True)}")
-        if not drawable(row.value):
-            axes.text(left_edge, place, number(row.value), va="center", color=REFERENCE)
-            continue
+        value, low, high = _floats([row.value, row.low, row.high])
         shade = color(row.color)
-        axes.plot(row.value, place, "o", color=shade, markersize=5)
-        if row.low is not None and row.high is not None:
-            low = row.low if drawable(row.low) else left_edge
-            high = row.high if drawable(row.high) else right_edge
-            axes.plot([low, high], [place, place], color=shade, linewidth=1.8)
+        axes.plot([value], [place], "o", color=shade, markersize=5)
+        axes.plot([low, high], [place, place], color=shade, linewidth=1.8)
     axes.axvline(0, color="#777777", linewidth=1)
-    axes.set(ylim=(len(rows) - 0.5, -0.5), xlim=(left_edge, right_edge))
+    axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_yticks(range(len(rows)), names)
     axes.grid(visible=False, axis="y")
     _label(axes, x_label)
     return _svg(axes, title, "; ".join(values))
-
-
-def total(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Sums the values of each name."""
-    sums: dict[str, float] = {}
-    for values in parts:
-        for name, value in values.items():
-            sums[name] = sums.get(name, 0.0) + value
-    return sums
-
-
-def grouped(values: Sequence[dict[str, float]], max_bars: int = MAX_BARS) -> list[tuple[int, int, dict[str, float]]]:
-    """Averages neighbouring bars until at most ``max_bars`` are left; returns (first, last, parts), counted from 1."""
-    size = math.ceil(len(values) / max_bars) or 1
-    bars = []
-    for first in range(0, len(values), size):
-        group = values[first : first + size]
-        means = {name: seconds / len(group) for name, seconds in total(group).items()}
-        bars.append((first + 1, first + len(group), means))
-    return bars
-
-
-@chart_style()
-def stacked_bars(
-    title: str,
-    bars: Sequence[tuple[str, dict[str, float]]],
-    order: Sequence[str],
-    x_label: str,
-    y_label: str,
-) -> str:
-    """Draws a bar for each (name, parts), stacked in ``order``; the position in ``order`` selects the colour."""
-    names = [clean(part, 60) for part in order]
-    axes = _axes(HEIGHT, legend=names)
-    places = range(len(bars))
-    width = 0.8 if len(bars) > 3 else 0.4
-    level = [0.0] * len(bars)
-    for index, part in enumerate(order):
-        heights = []
-        for _, parts in bars:
-            value = parts.get(part, 0.0)
-            heights.append(value if drawable(value) else 0.0)
-        axes.bar(
-            places,
-            heights,
-            bottom=level,
-            width=width,
-            color=color(index),
-            edgecolor="white",
-            linewidth=0.4,
-            label=names[index],
-        )
-        level = list(map(operator.add, level, heights))
-    axes.set_xlim(-0.6, len(bars) - 0.4)
-    axes.grid(visible=False, axis="x")
-    _label(axes, x_label, y_label)
-    # At most ten bars are named, in as many characters as fit between two of these names.
-    step = math.ceil(len(bars) / 10) or 1
-    room = int((WIDTH - 1) / CHARACTER / max(1, len(bars) / step)) - 1
-    axes.set_xticks(places[::step], [clean(name, room) for name, _ in bars[::step]])
-    sums = [f"{name}: {number(sum(parts.values()), 1)} s" for name, parts in bars]
-    return _svg(axes, title, "; ".join(sums), names)
 
 
 @chart_style()
@@ -421,67 +324,59 @@ def lanes_chart(title: str, lives: Sequence[Life], slots: Sequence[str], length:
     legend = [stage.lower() for stage in STAGE_COLORS if stage in stages]
     if rollbacks:
         legend.append("rollback")
-    left = 0.25 + CHARACTER * 1.1 * max(map(len, names), default=0)
-    inches_per_epoch = (LANES_WIDTH - left - 0.15) / longest
+    left = CHARACTER * max(map(len, names), default=0)
+    inches_per_epoch = (LANES_WIDTH - left - 0.4) / longest
     places = list(lanes.values())
     bottom = max(places, default=0) + 0.5
-    axes = _axes(LANE * (bottom + 0.5), LANES_WIDTH, left, legend)
-    axes.barh(places, longest, height=0.86, color="#f4f4f4")
-    draw_seeds(axes, bars, inches_per_epoch)
+    axes = _axes(LANE * (bottom + 0.5), LANES_WIDTH, legend)
+    draw_lanes(axes, dict(zip(places, names, strict=True)), bars, longest, inches_per_epoch)
     label: str | None = "rollback"
     for env, epoch in rollbacks:
         first = lanes[env, slots[0]] - 0.5
         last = lanes[env, slots[-1]] + 0.5
         axes.plot([epoch, epoch], [first, last], "k:", linewidth=1.4, label=label)
         label = None  # a legend names the first of them only
-    axes.set_yticks(places, names)
     axes.tick_params(axis="y", length=0, labelsize=8)
-    axes.set(xlim=(0, longest), ylim=(bottom, -0.5))
-    axes.grid(visible=False, axis="y")
+    axes.set_ylim(bottom, -0.5)
     _label(axes, "epochs done", integer=True)
     return _svg(axes, title, "; ".join(map(Life.words, lives)), legend)
 
 
-def draw_seeds(axes: Axes, bars: Sequence[tuple[Stretch, float]], inches_per_epoch: float) -> None:
-    """Draws the stretches of seeds, each in its lane, coloured by stage, with the name of each blueprint."""
-    stages: dict[str, list[tuple[Stretch, float]]] = {stage: [] for stage in STAGE_COLORS}
-    unknown: list[tuple[Stretch, float]] = []
-    for stretch, lane in bars:
-        stages.get(stretch.stage, unknown).append((stretch, lane))
-    for stage, stretches in stages.items():
-        _draw_stage(axes, stretches, STAGE_COLORS[stage], stage.lower(), inches_per_epoch)
-    _draw_stage(axes, unknown, "#888888", None, inches_per_epoch)  # stages of another version of Esper
-    for name, begin, lane in _seed_names(bars, inches_per_epoch):
-        axes.text(begin + 0.04 / inches_per_epoch, lane, name, va="center", fontsize=8.5, clip_on=True)
-
-
-def _draw_stage(
+def draw_lanes(
     axes: Axes,
+    lanes: dict[float, str],
     bars: Sequence[tuple[Stretch, float]],
-    shade: str,
-    label: str | None,
+    longest: int,
     inches_per_epoch: float,
 ) -> None:
-    if not bars:
-        return
+    """Draws the stretches of seeds, each in its lane, coloured by stage, with the name of each blueprint."""
+    axes.barh(list(lanes), longest, height=0.86, color="#f4f4f4")
+    axes.set_yticks(list(lanes), list(lanes.values()))
+    axes.set_xlim(0, longest)
+    axes.grid(visible=False, axis="y")
     shortest = 0.02 / inches_per_epoch  # a stretch within an epoch is still seen
-    lanes = []
-    begins = []
-    lengths = []
-    for stretch, lane in bars:
-        lanes.append(lane)
-        begins.append(stretch.begin)
-        lengths.append(max(stretch.end - stretch.begin, shortest))
-    axes.barh(
-        lanes,
-        lengths,
-        left=begins,
-        height=0.86,
-        color=shade,
-        edgecolor="white",
-        linewidth=0.5,
-        label=label,
-    )
+    for stage, shade in STAGE_COLORS.items():
+        places = []
+        begins = []
+        lengths = []
+        for stretch, lane in bars:
+            if stretch.stage == stage:
+                places.append(lane)
+                begins.append(stretch.begin)
+                lengths.append(max(stretch.end - stretch.begin, shortest))
+        if places:
+            axes.barh(
+                places,
+                lengths,
+                left=begins,
+                height=0.86,
+                color=shade,
+                edgecolor="white",
+                linewidth=0.5,
+                label=stage.lower(),
+            )
+    for name, begin, lane in _seed_names(bars, inches_per_epoch):
+        axes.text(begin + 0.04 / inches_per_epoch, lane, name, va="center", fontsize=8.5, clip_on=True)
 
 
 def _seed_names(bars: Sequence[tuple[Stretch, float]], inches_per_epoch: float) -> Iterator[tuple[str, int, float]]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from esper.show.run_view import RunView
-from esper.show.status import accuracies, incident, practice, validated
+from esper.show.view import MAX_HISTORY, RunView
 from esper.telemetry import event as events
 from esper.telemetry.event import Event
 from esper.telemetry.sink import Sink
-from esper.telemetry.text import count, duration
+from esper.telemetry.text import count, duration, number
 from esper.telemetry.workload import Workload
 
 MIN_MEASURED = 3.0
@@ -33,7 +32,7 @@ class ConsoleSink(Sink):
 
     def __init__(self, console: Console, work: Workload | None = None) -> None:
         self._console = console
-        self._view = RunView()
+        self._view = RunView(MAX_HISTORY)
         self.work = work or Workload()
         self._told = False
         self.work.report = self._worked
@@ -101,22 +100,27 @@ def lines(event: Event, view: RunView, eta: str) -> list[str]:
         case events.AnomalyDetected():
             return [f"  warning, round {event.round}: {event.found}; try: {event.advice}"]
         case events.ArmPlayed():
-            score = view.score.value(event.test_accuracy, 1)
-            result = f"{event.controller}, test {view.score.name} {score}"
-            return [f"comparing, round {event.round}/{event.rounds}: {result}{eta}"]
+            return [played(event, view) + eta]
         case events.GovernorRollback() | events.SeedCut() | events.MicroBatchHalved():
             place, what, why = incident(event)
             return [f"{what}: {place}: {why}"]
     return []
 
 
-def _header(event: events.RunStarted) -> list[str]:
+def size(event: events.RunStarted) -> list[str]:
+    """Returns the lines about how much the run is to do."""
     rounds = count(event.rounds, "round")
     hosts = count(event.n_envs, "host")
-    header = [
-        f"task {event.task}, controller {event.controller}, seed {event.seed}",
+    return [
         f"{rounds} of {hosts}, {count(event.episode_length, 'epoch')} each",
         f"host: {event.host_parameters:,} parameters, slots {', '.join(event.slots)}",
+    ]
+
+
+def _header(event: events.RunStarted) -> list[str]:
+    header = [
+        f"task {event.task}, controller {event.controller}, seed {event.seed}",
+        *size(event),
         f"blueprints: {', '.join(event.blueprints)}",
         *_execution(event, f", {event.precision}"),
     ]
@@ -143,10 +147,58 @@ def _execution(event: events.RunStarted | events.RunResumed, precision: str = ""
 
 
 def _round(event: events.RoundCompleted, view: RunView, eta: str) -> str:
-    speed = f"{event.epochs_per_second:,.0f} epochs/s"
-    if event.samples:
-        speed = f"{event.images_per_second:,.0f} images/s"
+    """Returns the score of grown hosts beside hosts left alone, as far as it was measured, and the speed."""
+    score = view.score
+    found = view.compared(event)
+    result = f"{found.split} {score.name}: grown {score.value(found.grown, 1)}"
+    if found.other is not None:
+        gain = score.difference(found.grown - found.other, 1)
+        result += f"  {found.name} {score.value(found.other, 1)}  ({gain})"
     return (
-        f"round {event.round}/{event.rounds}  {accuracies(event, view)}  {event.fossils:.1f} fossils per host  "
-        f"{count(event.rollbacks, 'rollback')}  {speed}{eta}"
+        f"round {event.round}/{event.rounds}  {result}  {event.fossils:.1f} fossils per host  "
+        f"{count(event.rollbacks, 'rollback')}  {rates(event)}{eta}"
     )
+
+
+def practice(event: events.PracticeRound) -> str:
+    return f"practice on simulated hosts, round {event.round}/{event.rounds}: return {event.mean_return:+.3f}"
+
+
+def played(event: events.ArmPlayed, view: RunView) -> str:
+    score = view.score.value(event.test_accuracy, 1)
+    return f"comparing, round {event.round}/{event.rounds}: {event.controller}, test {view.score.name} {score}"
+
+
+def validated(event: events.AgentValidated) -> str:
+    best = "the best so far" if event.best_round == event.round else f"that of round {event.best_round} is kept"
+    return f"agent of round {event.round}: return {event.mean_return:+.3f} on validation hosts, {best}"
+
+
+def rates(event: events.RoundCompleted) -> str:
+    """Formats the throughput of a round; simulated hosts have no images."""
+    epochs = f"{event.epochs_per_second:,.1f} epochs/s"
+    if not event.samples:
+        return epochs
+    return f"{event.images_per_second:,.0f} images/s, {epochs}"
+
+
+def incident(event: Event) -> tuple[str, str, str]:
+    """Describes an event of one host: place, what happened, details."""
+    match event:
+        case events.GovernorRollback():
+            what = "rollback"
+            limits = f"{number(event.value, 4)}, limit {number(event.threshold, 4)}"
+            why = f"{event.reason} ({limits}), back to epoch {event.restored_epoch}"
+        case events.SeedCut():
+            what = "seed cut"
+            why = f"{event.blueprint} in {event.slot} became non-finite"
+        case events.ActionTaken():
+            what = " ".join(filter(None, (event.op, event.blueprint, event.slot)))
+            why = "" if event.accepted else f"refused: {event.reason}"
+        case events.MicroBatchHalved():
+            split = f"from this epoch on, each batch is split into {event.micro_batches} micro-batches"
+            why = f"batch {event.batch} ({event.reason}); {split}"
+            return f"host {event.env}, epoch {event.epoch}", "out of memory", why
+        case _:
+            raise TypeError(f"{type(event).__name__} is not an event of one host")
+    return f"round {event.episode + 1}, host {event.env}, epoch {event.epoch}", what, why

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from esper.show.charts import grouped, stacked_bars, total
-from esper.show.curves import mean
-from esper.show.html import figure, figures, note, section, table
+from esper.show.charts import Line, line_figure
+from esper.show.curves import label, mean
+from esper.show.html import figures, note, section, table
 from esper.show.read import Run, Runs
-from esper.show.run_view import REST, phase_seconds
+from esper.show.view import REST, phase_seconds
 from esper.telemetry.event import RanksWaited, RoundCompleted
 from esper.telemetry.memory import MEMORY, size
 from esper.telemetry.span import PHASES
@@ -27,17 +28,19 @@ def time_section(runs: Runs) -> str:
     played = [run for run in runs if run.of(RoundCompleted)]
     if not played:
         return section("time", "Where the time went", note("No round was completed yet."))
-    totals = list(map(total, map(_phases, played)))
-    all_runs = total(totals)
-    order = sorted(all_runs, key=lambda name: (name == REST, -all_runs[name]))
-    charts = []
-    if len(played) > 1:
-        charts.append(_runs(played, order))
-    charts += [_rounds(run, order, len(runs) > 1) for run in played]
+    totals = []
+    everything: Counter[str] = Counter()
+    for run in played:
+        seconds: Counter[str] = Counter()
+        for event in run.of(RoundCompleted):
+            seconds.update(phase_seconds(event))
+        totals.append(seconds)
+        everything += seconds
+    order = sorted(everything, key=lambda name: (name == REST, -everything[name]))
     return section(
         "time",
         "Where the time went",
-        figures(*charts),
+        figures(*(_rounds(runs, run, order) for run in played)),
         _phase_table(played, totals, order),
         _rate_table(played),
         memory_table(played),
@@ -45,11 +48,21 @@ def time_section(runs: Runs) -> str:
     )
 
 
-def _phases(run: Run) -> list[dict[str, float]]:
-    return list(map(phase_seconds, run.of(RoundCompleted)))
+def _rounds(runs: Runs, run: Run, order: Sequence[str]) -> str:
+    """The seconds of each phase, by round."""
+    lines = []
+    for place, name in enumerate(order):
+        rounds = []
+        seconds = []
+        for event in run.of(RoundCompleted):
+            rounds.append(event.round)
+            seconds.append(phase_seconds(event).get(name, 0.0))
+        lines.append(Line(name, rounds, seconds, place))
+    words = "Wall-clock seconds, each counted once; the table explains the phases."
+    return line_figure(label(runs, run, "Seconds of each round"), words, lines, "round", "seconds", include=[0.0])
 
 
-def _phase_table(runs: Runs, totals: Sequence[dict[str, float]], order: Sequence[str]) -> str:
+def _phase_table(runs: Runs, totals: Sequence[Counter[str]], order: Sequence[str]) -> str:
     heads = ["phase"]
     for run in runs:
         heads.append(f"{run.name}, s" if len(runs) > 1 else "seconds")
@@ -60,10 +73,9 @@ def _phase_table(runs: Runs, totals: Sequence[dict[str, float]], order: Sequence
         if name in MEANINGS:
             row = [f"{name}: {MEANINGS[name]}"]
         for parts in totals:
-            seconds = parts.get(name, 0.0)
-            whole = sum(parts.values()) or 1.0
-            row.append(f"{seconds:,.1f}")
-            row.append(f"{seconds / whole:.1%}")
+            whole = parts.total() or 1.0
+            row.append(f"{parts[name]:,.1f}")
+            row.append(f"{parts[name] / whole:.1%}")
         rows.append(row)
     return table(heads, rows, "Seconds by phase, all rounds")
 
@@ -77,32 +89,6 @@ def _rate_table(runs: Runs) -> str:
             row.append(number(rate, decimals))
         rows.append(row)
     return table(["run", *RATES], rows, "Rates, mean over rounds")
-
-
-def _runs(runs: Runs, order: Sequence[str]) -> str:
-    bars = []
-    for run in runs:
-        _, _, means = grouped(_phases(run), 1)[0]
-        bars.append((run.name, means))
-    title = "Seconds per round"
-    words = "Mean over the rounds of each run; the table explains the phases."
-    return figure(title, words, stacked_bars(title, bars, order, "run", "seconds per round"))
-
-
-def _rounds(run: Run, order: Sequence[str], named: bool) -> str:
-    title = "Seconds of each round"
-    if named:
-        title = f"{run.name}: seconds of each round"
-    words = "Wall-clock seconds, each counted once; the table explains the phases."
-    groups = grouped(_phases(run))
-    _, size, _ = groups[0]
-    if size > 1:
-        words += f" A bar is the mean of {size} rounds."
-    bars = []
-    for first, last, parts in groups:
-        rounds = str(first) if first == last else f"{first}-{last}"
-        bars.append((rounds, parts))
-    return figure(title, words, stacked_bars(title, bars, order, "round", "seconds"))
 
 
 def memory_table(runs: Runs) -> str:

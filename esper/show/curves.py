@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,13 +24,13 @@ NORMAL = 1.96
 class Curve:
     """By epoch: mean, bounds of the middle 80 % of the hosts, extremes, and standard error of the mean."""
 
-    x: list[int] = field(default_factory=list)
-    mean: list[float] = field(default_factory=list)
-    low: list[float] = field(default_factory=list)
-    high: list[float] = field(default_factory=list)
-    error: list[float] = field(default_factory=list)
-    worst: list[float] = field(default_factory=list)
-    best: list[float] = field(default_factory=list)
+    x: list[int]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    error: list[float]
+    worst: list[float]
+    best: list[float]
 
 
 def by_epoch(epochs: Iterable[EpochCompleted], value: Callable[[EpochCompleted], float | None]) -> Curve:
@@ -40,21 +40,16 @@ def by_epoch(epochs: Iterable[EpochCompleted], value: Callable[[EpochCompleted],
         number = value(epoch)
         if number is not None and drawable(number):
             values[epoch.epoch].append(number)
-    curve = Curve()
+    rows = []
     for x in sorted(values):
         hosts = np.array(values[x])
         low, high = np.percentile(hosts, MIDDLE)
         error = math.nan
         if len(hosts) > 1:
             error = hosts.std(ddof=1) / math.sqrt(len(hosts))
-        curve.x.append(x)
-        curve.mean.append(hosts.mean())
-        curve.low.append(low)
-        curve.high.append(high)
-        curve.error.append(error)
-        curve.worst.append(hosts.min())
-        curve.best.append(hosts.max())
-    return curve
+        rows.append((x, hosts.mean(), low, high, error, hosts.min(), hosts.max()))
+    columns = list(map(list, zip(*rows, strict=True))) or [[]] * 7
+    return Curve(*columns)
 
 
 def shown_epochs(run: Run) -> tuple[list[EpochCompleted], str]:
@@ -69,7 +64,7 @@ def shown_epochs(run: Run) -> tuple[list[EpochCompleted], str]:
         return [], "no round"
     first = rounds[0]
     last = rounds[-1]
-    if run.learns:
+    if run.view.learns:
         first = rounds[-math.ceil(len(rounds) / 4)]
     words = f"round {first + 1}"
     if first < last:

@@ -5,22 +5,33 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 from esper.show.charts import MAX_LANES, IntervalRow, Line, interval_chart, lanes_chart, line_figure
 from esper.show.curves import NORMAL, by_epoch, mean, score_of, shown_epochs
 from esper.show.html import figure, figures, heading, note, section, table
 from esper.show.read import Run, Runs
-from esper.show.stages import STAGE_MEANINGS
-from esper.telemetry.event import EpisodeCompleted, RunStarted, StageChanged, WorthsEstimated
+from esper.telemetry.event import EpisodeCompleted, RunStarted, WorthsEstimated
 from esper.telemetry.seed_history import Life
 from esper.telemetry.text import count, number
 
+STAGES = {
+    "GERMINATED": "planted, not trained yet",
+    "TRAINING": "incubated beside the host",
+    "BLENDING": "its alpha is changing",
+    "HOLDING": "fully blended, not kept yet",
+    "FOSSILIZED": "kept for good",
+    "PRUNED": "removed",
+    "EMBARGOED": "the slot rests",
+    "RESETTING": "the slot is almost free again",
+}
+"""Stages in which a slot is not free, in a few words."""
 MAX_LIVES = 240
 """Max hosts whose slots are drawn, over all runs."""
 MAX_SLOTS = 24
 MAX_INTERVALS = 40
+Seed = tuple[int, str, float, float | None]
+"""Env and slot of a seed, and a value with its standard error, both in pp; the error is None if it is unknown."""
 COUNTS = {
     "planted": "germinated",
     "blended": "blended",
@@ -36,7 +47,7 @@ COUNTS = {
 
 def lives_section(runs: Runs) -> str:
     """Lanes of the slots round by round, the newest one open, followed by the fate of each blueprint."""
-    stages = [[stage.lower(), words] for stage, words in STAGE_MEANINGS.items()]
+    stages = [[stage.lower(), words] for stage, words in STAGES.items()]
     parts = [table(["stage", "meaning"], stages, style="facts")]
     for run in runs:
         parts.append(heading(run.name, len(runs) > 1))
@@ -48,11 +59,11 @@ def lives_section(runs: Runs) -> str:
 
 def _lanes(run: Run, max_lives: int) -> str:
     rounds: dict[int, list[Life]] = defaultdict(list)
-    for (episode, _), life in sorted(run.lives.items()):
+    for (episode, _), life in sorted(run.view.lives.items()):
         rounds[episode].append(life)
     if not rounds:
         return note("No epochs and no slot changes were logged.")
-    slots = run.slots
+    slots = run.view.slots
     shown_slots = slots[:MAX_SLOTS]
     max_hosts = min(max_lives, MAX_LANES // max(1, len(shown_slots)))
     parts: list[str] = []
@@ -64,7 +75,7 @@ def _lanes(run: Run, max_lives: int) -> str:
         parts.append(_lanes_of_round(run, episode, shown, shown_slots, is_open=not drawn))
         drawn += len(shown)
     words = "Each lane is a slot and each bar a seed, named after its blueprint; colours are stages."
-    total = len(run.lives)
+    total = len(run.view.lives)
     if drawn < total:
         words += f" Only {drawn:,} of {total:,} hosts are drawn, those of the newest rounds."
     if len(slots) > MAX_SLOTS:
@@ -109,7 +120,7 @@ def worth_table(run: Run) -> str:
                 slot,
                 blueprint,
                 score.difference(worth, unit=False),
-                score.difference(error, unit=False).lstrip("+"),
+                score.value(error, unit=False),
                 f"{kept:,}",
             ]
             rows.append(row)
@@ -179,7 +190,7 @@ def slots_figure(run: Run) -> str:
     score = run.view.score
     epochs, words = shown_epochs(run)
     lines = []
-    for place, slot in enumerate(run.slots[:8]):
+    for place, slot in enumerate(run.view.slots[:8]):
         curve = by_epoch(epochs, lambda e, slot=slot: e.contributions.get(slot))  # type: ignore[misc]
         if not curve.x:
             continue
@@ -203,31 +214,14 @@ def slots_figure(run: Run) -> str:
     )
 
 
-@dataclass(frozen=True)
-class SeedInterval:
-    """A value of a seed with its standard error, both in pp; the error is None if it is unknown."""
-
-    env: int
-    slot: str
-    value: float
-    error: float | None
-
-
 def seeds_figure(run: Run) -> str:
     """Contribution of each seed at the last epoch of its host, in the newest round."""
-    places = _slot_places(run)
-    seeds = []
-    unknown = 0
+    seeds: list[Seed] = []
     for env, last in sorted(run.view.hosts.items()):
-        for slot in sorted(last.contributions, key=lambda slot: places.get(slot, len(places))):
-            error = last.contribution_errors.get(slot)
-            if error is None:
-                unknown += 1
-            seeds.append(SeedInterval(env, slot, last.contributions[slot], error))
+        for slot, contribution in last.contributions.items():
+            seeds.append((env, slot, contribution, last.contribution_errors.get(slot)))
     newest = max(0, run.view.episode)
     words = f"Each blended seed of round {newest + 1} at the last epoch of its host, with its 95 % interval."
-    if unknown:
-        words += f" No interval for {unknown} of them: their standard errors were not logged."
     return _intervals(run, newest, seeds, "Contribution of each seed", words)
 
 
@@ -235,47 +229,43 @@ def shapley_figure(run: Run) -> str:
     """Shapley values of the newest round."""
     completed = run.of(EpisodeCompleted)
     newest = max((e.episode for e in completed), default=0)
-    seeds = []
+    seeds: list[Seed] = []
     for e in completed:
         if e.episode == newest:
             for slot, (value, error) in e.shapley.items():
-                seeds.append(SeedInterval(e.env, slot, value, error))
+                seeds.append((e.env, slot, value, error))
     words = f"Share of each seed of round {newest + 1} in the joint gain of its host's seeds, with its 95 % interval."
     return _intervals(run, newest, seeds, "Shapley values", words)
 
 
-def _slot_places(run: Run) -> dict[str, int]:
-    return {slot: place for place, slot in enumerate(run.slots)}
+def _blueprint(run: Run, episode: int, env: int, slot: str) -> str:
+    """Returns the blueprint of a seed that is in its host; "" if the log does not have it."""
+    life = run.view.lives.get((episode, env))
+    if life is None or slot not in life.present:
+        return ""
+    return life.present[slot].blueprint
 
 
-def _intervals(run: Run, episode: int, seeds: Sequence[SeedInterval], title: str, words: str) -> str:
+def _intervals(run: Run, episode: int, seeds: Sequence[Seed], title: str, words: str) -> str:
     """Returns a chart of seeds with a row for each; "" without seeds."""
     if not seeds:
         return ""
-    blueprints: dict[tuple[int, str], str] = {}
-    for change in run.of(StageChanged):
-        if change.episode == episode and change.blueprint:
-            blueprints[change.env, change.slot] = change.blueprint
-    places = _slot_places(run)
+    slots = run.view.slots
     score = run.view.score
     digits = 2 + score.decimals
     rows = []
     cells = []
-    for seed in seeds:
-        name = f"host {seed.env} {seed.slot} {blueprints.get((seed.env, seed.slot), '')}".strip()
-        value = score.of(seed.value)
-        cell = [name, number(value, digits, sign=True)]
+    for env, slot, points, error in seeds:
+        name = f"host {env} {slot} {_blueprint(run, episode, env, slot)}".strip()
+        value = score.of(points)
         low = None
         high = None
-        if seed.error is None or not math.isfinite(seed.error):
-            cell += ["not measured", "not measured"]
-        else:
-            half = NORMAL * score.of(seed.error)
-            low = value - half
-            high = value + half
-            cell += [number(low, digits), number(high, digits)]
-        rows.append(IntervalRow(name, value, low, high, places.get(seed.slot, len(places))))
-        cells.append(cell)
+        if error is not None and math.isfinite(error):
+            low = value - NORMAL * score.of(error)
+            high = value + NORMAL * score.of(error)
+        place = slots.index(slot) if slot in slots else -1
+        rows.append(IntervalRow(name, value, low, high, place))
+        cells.append([name, number(value, digits, sign=True), number(low, digits), number(high, digits)])
     if len(rows) > MAX_INTERVALS:
         words += f" Only the first {MAX_INTERVALS} of {len(rows)} are drawn."
     chart = interval_chart(title, rows[:MAX_INTERVALS], score.gap_label(score.name), score.gap)

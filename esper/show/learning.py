@@ -38,15 +38,12 @@ def reward_section(runs: Runs) -> str:
 def returns_figure(runs: Runs) -> str:
     """Mean discounted return by round."""
     words = "Discounted return, mean over the hosts of a round."
-    lines = _of_runs(runs, RoundCompleted, "mean_return", "return")
-    return line_figure(
-        "Return by round",
-        words,
-        lines,
-        "round",
-        "discounted return",
-        3,
-    )
+    return _returns("Return by round", words, runs, RoundCompleted)
+
+
+def _returns(title: str, words: str, runs: Runs, kind: type[Event], x_label: str = "round") -> str:
+    lines = _of_runs(runs, kind, "mean_return", "return")
+    return line_figure(title, words, lines, x_label, "discounted return", 3)
 
 
 def _of_runs(runs: Runs, kind: type[Event], field: str, name: str) -> list[Line]:
@@ -123,39 +120,20 @@ def policy_section(runs: Runs) -> str:
     learning = [run for run in runs if run.of(PolicyUpdated)]
     if not learning:
         reason = "does not learn"
-        if any(run.learns for run in runs):
+        if any(run.view.learns for run in runs):
             reason = "has not learned from a round yet"
-        return section("policy", "The agent", note(f"No policy to show: the controller {reason}."))
+        return section("agent", "The agent", note(f"No policy to show: the controller {reason}."))
     charts = [_kl(runs, learning)]
     for field, (title, label, words) in UPDATES.items():
         if len(runs) > len(learning) == 1:
             words = f"{learning[0].name}. {words}"
         lines = _of_runs(runs, PolicyUpdated, field, label)
-        charts.append(
-            line_figure(
-                title,
-                words,
-                lines,
-                "round",
-                label,
-                3,
-            )
-        )
+        charts.append(line_figure(title, words, lines, "round", label, 3))
     words = "Of the most likely actions, on hosts that the agent does not learn from. The best agent is kept."
-    lines = _of_runs(runs, AgentValidated, "mean_return", "return")
-    charts.append(
-        line_figure(
-            "Return on validation hosts",
-            words,
-            lines,
-            "round",
-            "discounted return",
-            3,
-        )
-    )
+    charts.append(_returns("Return on validation hosts", words, runs, AgentValidated))
     parts = [figures(*charts)]
     parts += [figures(_heads(run), _practice(run)) for run in learning]
-    return section("policy", "The agent", *parts)
+    return section("agent", "The agent", *parts)
 
 
 def _kl(runs: Runs, learning: Runs) -> str:
@@ -183,10 +161,9 @@ def _kl_limit(run: Run) -> float | None:
     """Returns the KL divergence at which updates of a run stop; None if its configuration does not tell."""
     target = run.value("ppo", "target_kl")
     stop = run.value("ppo", "kl_stop")
-    for value in (target, stop):
-        if not isinstance(value, int | float) or isinstance(value, bool) or not drawable(value):
-            return None
-    return float(target * stop)
+    if isinstance(target, int | float) and isinstance(stop, int | float):
+        return float(target * stop)
+    return None
 
 
 def _heads(run: Run) -> str:
@@ -211,12 +188,4 @@ def _heads(run: Run) -> str:
 
 def _practice(run: Run) -> str:
     words = "On simulated hosts, before training on real ones."
-    lines = by_round("return", run.of(PracticeRound), "mean_return", 0)
-    return line_figure(
-        f"{run.name}: practice",
-        words,
-        lines,
-        "practice round",
-        "discounted return",
-        3,
-    )
+    return _returns(f"{run.name}: practice", words, [run], PracticeRound, "practice round")

@@ -1,23 +1,29 @@
-"""A live view of the run in a terminal: progress, curves, slots, what is planted, the agent, and the time."""
+"""One view of a run in a terminal: of a run at work in this process, and of a run folder by `esper show`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
+from contextlib import nullcontext
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from esper.show import picture, status
-from esper.show.console import ConsoleSink, TerminalConsole
+from esper.show.console import ConsoleSink, TerminalConsole, played, practice, size
+from esper.show.read import Run
+from esper.show.screen import Section, parts, picture, plain, progress, sections
 from esper.telemetry import event as events
 from esper.telemetry.event import Event
-from esper.telemetry.text import shorten
+from esper.telemetry.text import duration
 from esper.telemetry.workload import Workload
 
 REFRESH_SECONDS = 0.25
+WATCH_SECONDS = 1.0
+MAX_SILENCE = 60.0
+"""Seconds without a new event after which a run of unknown state counts as ended."""
+PIPE_WIDTH = 80
+"""Columns that curves are drawn for where the output is no terminal."""
 
 
 class LiveSink(ConsoleSink):
@@ -64,51 +70,95 @@ class LiveSink(ConsoleSink):
         self._drawn = now
         self._live.update(self.picture(), refresh=True)
 
-    def picture(self) -> RenderableType:
+    def picture(self) -> Group:
         """Returns the view as it is now."""
-        view = self._view
-        width = self._console.width
-        ascii_only = self._console.options.ascii_only
-        blocks = picture.ASCII_BLOCKS if ascii_only else picture.BLOCKS
-        wide = width >= picture.WIDE
-        half = (width - 2) // 2 if wide else width  # two columns lie between the sides
-        left = [
-            (shorten(view.score.name, picture.HEAD - 1), picture.curves(view, half, blocks)),
-            ("slots", picture.slots(view, half, ascii_only)),
-        ]
-        if wide:
-            left.append(("hosts", picture.hosts(view)))
-        # The worths of seeds say more than their number, once they are known.
-        seeds = status.worths(view, most=1)
-        if not seeds[1]:
-            seeds = status.blueprints(view)
-        right = [
-            picture.plain(*seeds),
-            ("agent", picture.agent(view, half, blocks)),
-            picture.plain(*status.warnings(view)),
-            picture.plain(*status.time(view)),
-        ]
-        last = view.last(events.RoundCompleted)
-        if last is not None:
-            right.append(picture.plain("rate", [status.rates(last)]))
-        progress = picture.progress(view, self.work, width)
-        # Last, so that the ^C of an interrupt is not echoed behind a full line: it would wrap, and the view scroll.
-        end = Text("")
-        if not wide:
-            return Group(*progress, *_parts(left), *_parts(right), end)
-        table = Table.grid(padding=(0, 2), expand=True)
-        table.add_column(ratio=1)
-        table.add_column(ratio=1)
-        table.add_row(Group(*_parts(left)), Group(*_parts(right)))
-        return Group(*progress, table, end)
-
-
-def _parts(sections: Iterable[tuple[str, list[Text]]]) -> list[Table]:
-    """Returns the sections that have any lines."""
-    return [picture.part(head, lines) for head, lines in sections if lines]
+        return picture(self._view, self._console, progress(self._view, self.work, self._console.width))
 
 
 def progress_sink() -> ConsoleSink:
     """Returns a live view if the output is an interactive terminal, otherwise plain lines."""
     console = TerminalConsole()
     return LiveSink(console) if console.is_interactive else ConsoleSink(console)
+
+
+def head(run: Run) -> list[Section]:
+    """Returns what a run folder says in place of the progress of a run at work."""
+    started = run.last(events.RunStarted)
+    about = [", ".join(f"{name} {value}" for name, value in run.about.items())]
+    if started is not None:
+        about += size(started)
+    return [
+        ("run", [str(run.folder), *about]),
+        ("state", [run.state_words(), *_pace(run)]),
+        ("problems", run.all_problems()),
+    ]
+
+
+def _pace(run: Run) -> list[str]:
+    """Describes the position within the round, and the time left, as far as they are known."""
+    view = run.view
+    completed = run.last(events.RunCompleted)
+    arm = run.last(events.ArmPlayed)
+    rehearsal = run.last(events.PracticeRound)
+    if run.finished and completed:
+        return [f"took {duration(completed.seconds)}"]
+    if view.rounds <= view.done:
+        return [played(arm, view)] if arm else []
+    lines = []
+    if view.epochs and view.under_way:
+        lines.append(f"round {view.done + 1}, epoch {max(view.epochs)}")
+    elif rehearsal and not view.hosts:
+        lines.append(practice(rehearsal))
+    left = view.seconds_left()
+    if left is not None and run.state() != "interrupted":
+        lines.append(f"about {duration(left)} left for the rounds")
+    return lines
+
+
+def short_form(run: Run, ascii_only: bool = False) -> str:
+    """Returns the view as text without terminal control codes; long lines do not wrap."""
+    return plain(head(run) + sections(run.view, PIPE_WIDTH, ascii_only))
+
+
+def show(run: Run, console: Console | None = None) -> None:
+    """Prints the view once."""
+    console = console or TerminalConsole()
+    if console.is_terminal:
+        console.print(_picture(run, console))
+    else:
+        console.print(Text(short_form(run, console.options.ascii_only)), soft_wrap=True)
+
+
+def _picture(run: Run, console: Console) -> Group:
+    return picture(run.view, console, parts(head(run)))
+
+
+def in_progress(run: Run) -> bool:
+    """Whether the run is expected to write more."""
+    state = run.state()
+    return state == "running" or (state == "unknown" and run.silent_seconds < MAX_SILENCE)
+
+
+def watch(run: Run, console: Console | None = None, pause: Callable[[float], None] = time.sleep) -> None:
+    """Shows the run until it ends: in place in a terminal, otherwise again after each of its rounds.
+
+    Ctrl-C ends only the view; the run is another process and is not affected.
+    """
+    console = console or TerminalConsole()
+    terminal = Live(console=console, auto_refresh=False, transient=True) if console.is_interactive else nullcontext()
+    shown = -1
+    try:
+        with terminal as live:
+            while in_progress(run):
+                if live is not None:
+                    live.update(_picture(run, console), refresh=True)
+                elif run.view.done != shown:
+                    shown = run.view.done
+                    show(run, console)
+                    console.print()
+                pause(WATCH_SECONDS)
+                run.refresh()
+        show(run, console)
+    except KeyboardInterrupt:
+        words = "The view was closed; the run continues." if in_progress(run) else ""
+        console.print(words, highlight=False)

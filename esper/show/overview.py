@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from esper.show.charts import IntervalRow, drawable, interval_chart
+from esper.show.charts import IntervalRow, interval_chart
+from esper.show.console import incident
 from esper.show.curves import label, score_of
 from esper.show.html import escape, figure, figures, heading, note, section, table
 from esper.show.life import life_figure
 from esper.show.read import Run, Runs
-from esper.show.status import incident
 from esper.telemetry import event as events
 from esper.telemetry.score import ACCURACY
 from esper.telemetry.text import number, trained_once
@@ -33,7 +32,7 @@ def summary_section(runs: Runs) -> str:
     parts.append(figures(f"<div>{facts}</div>", verdicts_figure(runs)))
     parts.append(verdicts_table(runs))
     if len(runs) == 1:
-        parts.append(figures(life_figure(runs[0])))
+        parts.append(figures(life_figure(runs[0].view)))
     return section("summary", "Summary", *parts)
 
 
@@ -56,9 +55,7 @@ def _facts(run: Run) -> dict[str, str]:
     unknown = "not known"
     facts = {
         "state": run.state_words(),
-        "task": str(run.value("task", "name") or unknown),
-        "controller": str(run.value("run", "controller") or unknown),
-        "seed": str(run.value("run", "seed")),
+        **run.about,
         "hosts per round": unknown,
         "epochs per host": unknown,
         "parameters of the host": unknown,
@@ -67,9 +64,6 @@ def _facts(run: Run) -> dict[str, str]:
     n_envs = 1
     if started:
         n_envs = started.n_envs
-        facts["task"] = started.task
-        facts["controller"] = started.controller
-        facts["seed"] = str(started.seed)
         facts["hosts per round"] = str(n_envs)
         facts["epochs per host"] = str(started.episode_length)
         facts["parameters of the host"] = f"{started.host_parameters:,}"
@@ -100,41 +94,23 @@ def _facts(run: Run) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True)
-class _Compared:
-    """A comparison with its name in the report, the place of its run, and its number of pairs."""
-
-    name: str
-    place: int
-    pairs: int
-    comparison: events.Comparison
-
-
-def _compared(runs: Runs) -> list[_Compared]:
-    """Returns every comparison of the runs."""
-    rows = []
+def _compared(runs: Runs) -> Iterator[tuple[str, int, events.RunCompleted, events.Comparison]]:
+    """Yields every comparison of the runs, with its name in the report, and the place and the end of its run."""
     for place, run in enumerate(runs):
         completed = run.last(events.RunCompleted)
         if completed is None:
             continue
         for comparison in completed.comparisons:
-            name = label(runs, run, comparison.reference)
-            rows.append(_Compared(name, place, completed.pairs, comparison))
-    return rows
+            yield label(runs, run, comparison.reference), place, completed, comparison
 
 
 def verdicts_figure(runs: Runs) -> str:
     """Each paired comparison with its interval."""
     score = score_of(runs)
     rows = []
-    for compared in _compared(runs):
-        c = compared.comparison
-        low = None
-        high = None
-        if drawable(c.low) and drawable(c.high):
-            low = score.of(c.low)
-            high = score.of(c.high)
-        rows.append(IntervalRow(compared.name, score.of(c.difference), low, high, compared.place))
+    for name, place, _, c in _compared(runs):
+        value, low, high = map(score.of, (c.difference, c.low, c.high))
+        rows.append(IntervalRow(name, value, low, high, place))
     if not rows:
         return ""
     title = "Difference to each baseline"
@@ -151,19 +127,18 @@ def verdicts_table(runs: Runs) -> str:
     """Each paired comparison in numbers, with its verdict."""
     score = score_of(runs)
     rows = []
-    for compared in _compared(runs):
-        c = compared.comparison
+    for name, _, completed, c in _compared(runs):
         verdict = c.verdict
         if score != ACCURACY:
             verdict = verdict.partition(" (")[0]  # the numbers in brackets are percentage points
         row = [
-            compared.name,
+            name,
             score.value(c.accuracy, unit=False),
             score.value(c.reference_accuracy, unit=False),
             score.difference(c.difference, unit=False),
             f"{score.difference(c.low, unit=False)} to {score.difference(c.high, unit=False)}",
             number(c.p_value, 4),
-            str(compared.pairs),
+            str(completed.pairs),
             verdict,
         ]
         rows.append(row)
@@ -178,12 +153,8 @@ def verdicts_table(runs: Runs) -> str:
         "verdict",
     ]
     content = table(heads, rows) or note("Nothing was compared yet.")
-    agents: list[str] = []
-    for run in runs:
-        completed = run.last(events.RunCompleted)
-        if completed and completed.controller not in agents:
-            agents.append(completed.controller)
-    return content + "".join(map(note, trained_once(agents)))
+    agents = dict.fromkeys(completed.controller for _, _, completed, _ in _compared(runs))
+    return content + "".join(map(note, trained_once(list(agents))))
 
 
 def events_section(runs: Runs) -> str:
@@ -195,9 +166,9 @@ def events_section(runs: Runs) -> str:
 def _events(run: Run, named: bool) -> str:
     actions = _tally((action.op, action.accepted) for action in run.of(events.ActionTaken))
     gates = _tally((gate.gate, gate.passed) for gate in run.of(events.GateEvaluated))
-    incidents = list(map(incident, run.of(events.GovernorRollback)))
-    incidents += map(incident, run.of(events.SeedCut))
-    incidents += map(incident, run.of(events.MicroBatchHalved))
+    incidents: list[tuple[str, str, str]] = []
+    for kind in (events.GovernorRollback, events.SeedCut, events.MicroBatchHalved):
+        incidents += map(incident, run.of(kind))
     for resumed in run.of(events.RunResumed):
         place = f"after round {resumed.round}"
         if resumed.epochs:
@@ -219,13 +190,9 @@ def _events(run: Run, named: bool) -> str:
 
 def _tally(outcomes: Iterable[tuple[str, bool]]) -> list[list[str]]:
     """Returns a row for each name, with the numbers of its successes and of its failures."""
-    successes: Counter[str] = Counter()
-    total: Counter[str] = Counter()
-    for name, success in outcomes:
-        total[name] += 1
-        if success:
-            successes[name] += 1
-    return [[name, f"{successes[name]:,}", f"{total[name] - successes[name]:,}"] for name in sorted(total)]
+    counts = Counter(outcomes)
+    names = sorted({name for name, _ in counts})
+    return [[name, f"{counts[name, True]:,}", f"{counts[name, False]:,}"] for name in names]
 
 
 def configuration_section(runs: Runs) -> str:

@@ -44,17 +44,17 @@ PAGE = Template(
 """
 )
 SECTIONS = {
-    "summary": ("Summary", summary_section),
-    "accuracy": ("Accuracy", accuracy_section),
-    "slots": ("Slots", lives_section),
-    "contributions": ("Contributions", contributions_section),
-    "reward": ("Reward", reward_section),
-    "policy": ("Agent", policy_section),
-    "time": ("Time", time_section),
-    "events": ("Events", events_section),
-    "configuration": ("Configuration", configuration_section),
+    "summary": summary_section,
+    "accuracy": accuracy_section,
+    "slots": lives_section,
+    "contributions": contributions_section,
+    "reward": reward_section,
+    "agent": policy_section,
+    "time": time_section,
+    "events": events_section,
+    "configuration": configuration_section,
 }
-"""Name of the link to each section, and its content, by id."""
+"""Content of each section, by its id, which is also the name of its link."""
 
 
 def report_html(runs: Runs) -> str:
@@ -65,10 +65,9 @@ def report_html(runs: Runs) -> str:
     about = "; ".join(f"{run.folder}: {run.state_words()}" for run in runs)
     links = ""
     content = ""
-    for name, (link, section) in SECTIONS.items():
-        if name == "accuracy":
-            link = capital(score_of(runs).name)
-        links += f'<a href="#{name}">{escape(link)}</a>'
+    for name, section in SECTIONS.items():
+        link = score_of(runs).name if name == "accuracy" else name
+        links += f'<a href="#{name}">{escape(capital(link))}</a>'
         content += section(runs)
     return _page(title, about, content, links, f" {_units(runs)}")
 

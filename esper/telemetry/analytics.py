@@ -55,13 +55,17 @@ class BlueprintAnalytics(Sink):
     """A sink: pass it to a run as a callback, or feed it the events of a log in order.
 
     Seeds planted before the first event that it receives are not counted. Simulated hosts do not emit these events.
+
+    Args:
+        keep_lives: whether to keep the life of a host whose episode has ended; a run may have any number of them.
     """
 
-    def __init__(self) -> None:
-        self._hosts: dict[tuple[int, int], Life] = {}
-        """Hosts under way, by (env, episode). Of others, only sums are kept: a run may have any number of them."""
+    def __init__(self, keep_lives: bool = False) -> None:
+        self.keep_lives = keep_lives
+        self.lives: dict[tuple[int, int], Life] = {}
+        """By episode and env: of all hosts, or of those under way."""
         self._ended: dict[str, Sums] = {}
-        """Sums over the seeds of hosts whose episode has ended, by blueprint."""
+        """Sums over the seeds of hosts whose lives are not kept, by blueprint."""
 
     def rows(self) -> list[BlueprintRow]:
         """Returns a row for each blueprint that was planted or refused, the most planted first."""
@@ -79,21 +83,19 @@ class BlueprintAnalytics(Sink):
 
     def handle(self, event: Event) -> None:
         if isinstance(event, HostEvent):
-            key = event.env, event.episode
-            if key not in self._hosts:
-                self._hosts[key] = Life(event.episode, event.env)
-            self._hosts[key].handle(event)
-        elif isinstance(event, EpisodeCompleted):
-            # None if no event of the host was received.
-            ended = self._hosts.pop((event.env, event.episode), None)
-            if ended is not None:
-                ended.end = event.epochs
-                _count(ended, self._ended)
+            key = event.episode, event.env
+            if key not in self.lives:
+                self.lives[key] = Life(event.episode, event.env)
+            self.lives[key].handle(event)
+        elif isinstance(event, EpisodeCompleted) and (event.episode, event.env) in self.lives:
+            self.lives[event.episode, event.env].end = event.epochs
+            if not self.keep_lives:
+                _count(self.lives.pop((event.episode, event.env)), self._ended)
 
     def _sums(self) -> dict[str, Sums]:
         """Returns sums over all seeds, by blueprint."""
         sums = {name: ended.copy() for name, ended in self._ended.items()}
-        for host in self._hosts.values():
+        for host in self.lives.values():
             _count(host, sums)
         return sums
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 
 from esper.telemetry.event import Event
-from esper.telemetry.records import UnknownEvent, event_of
+from esper.telemetry.records import event_of
 from esper.telemetry.text import count
 
 SEAL = 256
@@ -19,7 +18,6 @@ class EventLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.exists = False
         self._begin()
 
     def _begin(self) -> None:
@@ -30,17 +28,14 @@ class EventLog:
         self._torn = False
         """Whether the last line is incomplete."""
         self._broken: list[str] = []
-        self._unknown: Counter[str] = Counter()
 
     def read(self) -> tuple[list[Event], bool]:
         """Returns the events written since the last call, and whether all events returned before are void.
 
         They are void if the log was rewritten or deleted: a resumed run removes what it logged after its checkpoint.
         """
-        existed = self.exists
         try:
             with self.path.open("rb") as file:
-                self.exists = True
                 file.seek(max(0, self._offset - len(self._seal)))
                 rewritten = file.read(len(self._seal)) != self._seal
                 if rewritten:
@@ -48,7 +43,7 @@ class EventLog:
                     file.seek(0)
                 return self._parse(file.read()), rewritten
         except FileNotFoundError:
-            self.exists = False
+            existed = self._offset > 0
             self._begin()
             return [], existed
 
@@ -62,8 +57,6 @@ class EventLog:
             self._lines += 1
             try:
                 events.append(event_of(json.loads(line)))
-            except UnknownEvent as error:
-                self._unknown[str(error)] += 1
             except (ValueError, RecursionError) as error:
                 self._broken.append(f"line {self._lines}: {type(error).__name__}: {str(error)[:120]}")
         return events
@@ -77,6 +70,4 @@ class EventLog:
             problems.append(f"left out {lines} that could not be read ({examples})")
         if self._torn:
             problems.append("the last line is incomplete (so far) and was left out")
-        for kind, times in self._unknown.most_common(5):
-            problems.append(f"left out {times:,} × {kind}, unknown to this version of Esper")
         return [f"{self.path.name}: {problem}" for problem in problems]

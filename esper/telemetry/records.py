@@ -34,25 +34,20 @@ NOT_FINITE = ("nan", "inf", "-inf")
 """Floats that JSON lacks are logged as these strings."""
 
 
-class UnknownEvent(ValueError):
-    """An event of an unknown class or schema, probably from another version of Esper."""
-
-
 def event_of(fields: Any) -> Event:
     """Returns the event whose record is ``fields``; fields that its class does not have are ignored.
 
     Raises:
-        UnknownEvent: its class or schema is unknown.
-        ValueError: it is not an event, or a field is missing or has the wrong type.
+        ValueError: it is not an event, its class or schema is unknown, or a field is missing or has the wrong type.
     """
     if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
         raise ValueError("not an event")
     name = fields["event"]
     schema = fields.get("schema")
     if isinstance(schema, int) and schema > SCHEMA_VERSION:
-        raise UnknownEvent(f"event schema {schema} (this version of Esper reads up to {SCHEMA_VERSION})")
+        raise ValueError(f"event schema {schema} (this version of Esper reads up to {SCHEMA_VERSION})")
     if name not in EVENT_CLASSES:
-        raise UnknownEvent(f"event {name[:40]!r}")
+        raise ValueError(f"event {name[:40]!r} is unknown to this version of Esper")
     return build(EVENT_CLASSES[name], fields)
 
 

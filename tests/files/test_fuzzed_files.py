@@ -19,9 +19,9 @@ from esper.data.task import resolve
 from esper.data.tasks import load_task
 from esper.files.grown_host import committed_network, export, load_host
 from esper.lifecycle.stage import SeedStage
+from esper.show.live import short_form
 from esper.show.page import report_html
 from esper.show.read import open_run
-from esper.show.terminal import short_form
 from esper.spaces.action import ActionSpec
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
@@ -196,7 +196,7 @@ def edits(draw: st.DrawFn) -> Edit:
 def shown(folder: Path) -> None:
     """The output of `esper show` and `esper report` for a folder."""
     found = open_run(folder)
-    assert short_form(found, 80)
+    assert short_form(found)
     page = report_html([found])
     assert page.lower().startswith("<!doctype html>")
     assert "<script" not in page
@@ -218,7 +218,7 @@ def show_damaged_log(edit: Edit, run: Path, tmp_path: Path) -> None:
 
 def show_damaged_files(data: st.DataObject, run: Path, tmp_path: Path) -> None:
     folder = copied(run, tmp_path / "r")
-    for name in ("events.jsonl", "metrics.csv", "baseline.json", "config.toml", "env.json"):
+    for name in ("events.jsonl", "config.toml", "env.json"):
         if data.draw(st.booleans(), label=name):
             (folder / name).write_bytes(data.draw(mutated((run / name).read_bytes()[:3000])))
         elif data.draw(st.integers(0, 4)) == 0:

@@ -46,7 +46,7 @@ def test_the_folder_of_a_loop_reads_as_a_finished_run(tmp_path: Path) -> None:
     assert "task Net" in shown.output
     assert "finished: 1 round played\n" in shown.output
     assert "nothing was compared" in shown.output
-    assert re.search(r"grown 0\.\d+,", shown.output)  # in the unit of the score
+    assert re.search(r" 0\.\d+ grown,", shown.output)  # in the unit of the score
     assert "%" not in shown.output.partition("time ")[0]
     reported = CliRunner().invoke(group, ["report", str(tmp_path / "a")])
     assert reported.exit_code == 0
@@ -64,9 +64,9 @@ def test_a_loop_is_not_compared_with_its_own_model_without_seeds(tmp_path: Path)
         shown[name] = CliRunner().invoke(group, ["show", str(tmp_path / name)]).output
         assert CliRunner().invoke(group, ["report", str(tmp_path / name)]).exit_code == 0
         pages[name] = (tmp_path / name / "report.html").read_text()
-    assert "baseline" not in shown["a"]
+    assert "without growth" not in shown["a"]
     assert "left alone (baseline)" not in pages["a"]
-    assert "baseline 0.250" in shown["b"]
+    assert " 0.250 without growth" in shown["b"]
     assert "left alone (baseline)" in pages["b"]
     (curve,) = open_run(tmp_path / "b").of(events.BaselineMeasured)
     assert curve.accuracy == (25.0,) * 14

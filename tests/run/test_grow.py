@@ -12,6 +12,7 @@ from torch import nn
 import esper
 from esper.hosts.cnn import CNNHost
 from esper.run.grow import _tried
+from esper.show.view import RunView
 from esper.telemetry.event import StageChanged
 from tests.core_helpers import EASY_GATES, digits, rig
 
@@ -179,8 +180,11 @@ def test_a_log_with_gaps_costs_nothing_of_the_result() -> None:
     with rig(1, 8) as world:
         world.do("GERMINATE", "r0c0", "norm")
         planted = world.of_kind(StageChanged)
-        assert _tried([], world.env, world.env.config) == ()
+        assert _tried(RunView(), world.env, world.env.config) == ()
         world.do("PRUNE", "r0c0")
         assert not world.env.state.slots.living[0].any()
-        (seed,) = _tried(planted, world.env, world.env.config)
+        view = RunView()
+        for event in planted:
+            view.handle(event)
+        (seed,) = _tried(view, world.env, world.env.config)
         assert (seed.slot, seed.kept, seed.standing) == ("r0c0", False, "")

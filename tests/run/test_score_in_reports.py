@@ -17,9 +17,9 @@ from esper.evaluation.table import print_report
 from esper.run.comparison import ComparisonRun
 from esper.run.summary import RunSummary
 from esper.show.console import ConsoleSink
+from esper.show.live import short_form
 from esper.show.page import report_html
 from esper.show.read import open_run
-from esper.show.terminal import short_form
 from esper.telemetry.event import ScoreDefined
 from tests.core_helpers import tiny_config
 from tests.env.test_objectives import regression
@@ -59,7 +59,7 @@ def test_show_and_the_report_name_the_score(run: tuple[Path, str, RunSummary]) -
     opened = open_run(run[0])
     assert opened.of(ScoreDefined) == [ScoreDefined("skill", "", 100.0)]
     shown = short_form(opened)
-    assert re.search(r"^skill +round 1: test skill: grown -?\d\.\d{3}  ", shown, re.MULTILINE)
+    assert re.search(r"^skill .*? -?\d\.\d{3} grown, epoch 5, validation: [+-]\d\.\d{3}$", shown, re.MULTILINE)
     assert in_per_cent(shown) == []
     page = report_html([opened])
     visible = re.sub(r"<style>.*?</style>|<svg.*?</svg>|<details>.*?</details>|<[^>]*>", "\n", page, flags=re.DOTALL)

@@ -7,6 +7,9 @@ import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from typing import Any
 
+from esper.show.read import Run
+from esper.telemetry.event import Event
+
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 NASTY = "<script>window.hacked=1</script>\"'&</style><img src=x onerror=window.hacked=1>ü😀\x1b[2J\u202e\x00\ud800"
 """Markup, quotes, an escape sequence, a change of direction, and half a surrogate pair."""
@@ -45,6 +48,13 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
+
+
+def fed(run: Run, *events: Event) -> Run:
+    """``run``, whose log goes on with these events."""
+    for event in events:
+        run.view.handle(event)
+    return run
 
 
 def drawings(html: str) -> list[ElementTree.Element]:

@@ -87,7 +87,7 @@ def test_each_host_is_a_point_by_its_parameters(grown: Path, drawn: Drawn, monke
     monkeypatch.setattr(accuracy, "MAX_EPISODES", 1)
     html = parameters_figure([run])
     assert list(drawn["Accuracy against parameters"][0].y) == [ended[-1].committed_accuracy]
-    assert "Only the newest 1 hosts of each run are drawn." in html
+    assert "At most the newest 1 hosts of each run are drawn." in html
 
 
 def test_an_empty_run_says_what_is_missing(tmp_path: Path) -> None:

@@ -16,13 +16,11 @@ from esper.show import charts
 from esper.show.charts import (
     IntervalRow,
     Line,
-    grouped,
     interval_chart,
     lanes_chart,
     line_chart,
     line_figure,
     scatter_chart,
-    stacked_bars,
     tick_label,
 )
 from esper.telemetry.event import GovernorRollback, StageChanged
@@ -80,7 +78,7 @@ def test_a_line_chart_draws_the_values_with_axes_and_a_legend(monkeypatch: pytes
     assert (first.get_linestyle(), second.get_linestyle()) == ("-", "--")
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("epochs done", "accuracy, %")
     assert axes.get_ylim()[1] >= 10.0
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "baseline"]
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["a", "baseline"]
     assert len(axes.collections) == 1  # the band
     assert words == "a ends at 4.00; baseline ends at 1.00"
 
@@ -92,27 +90,17 @@ def test_parameters_over_more_than_a_decade_have_a_logarithmic_axis(monkeypatch:
     assert [figure.axes[0].get_xscale() for figure in figures] == ["linear", "log"]
 
 
-def test_an_unbounded_interval_reaches_the_edge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_value_has_a_row_with_its_interval_if_that_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = drawn(monkeypatch)
-    rows = [IntervalRow("a", 1.0, -math.inf, 3.0), IntervalRow("b", 2.0, None, None), IntervalRow("c", math.nan, 0, 1)]
+    rows = [IntervalRow("a", 1.0, 0.5, 3.0), IntervalRow("b", 2.0, None, None), IntervalRow("c", 4.0, -math.inf, 5.0)]
     interval_chart("title", rows, "pp")
     (axes,) = figures[0].axes
-    low, high = axes.get_xlim()
-    interval = next(line for line in axes.lines if len(line.get_xdata()) == 2 and list(line.get_ydata()) == [0, 0])
-    assert list(interval.get_xdata()) == [low, 3.0]
-    assert low < 0 < 3.0 < high
-    assert [text.get_text() for text in axes.texts] == ["not a number"]
+    *values, _ = [[float(x) for x in line.get_xdata()] for line in axes.lines]  # the last one is zero
+    assert [point[0] for point in values[::2]] == [1.0, 2.0, 4.0]
+    assert values[1] == [0.5, 3.0]
+    assert all(math.isnan(low) for low, _ in values[3::2])
+    assert axes.get_xlim()[0] < 0 < axes.get_xlim()[1]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
-
-
-def test_bars_are_stacked_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = drawn(monkeypatch)
-    stacked_bars("title", [("1", {"train": 2.0, "act": 1.0}), ("2", {"train": 3.0})], ["act", "train"], "round", "s")
-    (axes,) = figures[0].axes
-    assert [[(bar.get_y(), bar.get_height()) for bar in bars] for bars in axes.containers] == [
-        [(0.0, 1.0), (0.0, 0.0)],
-        [(1.0, 2.0), (0.0, 3.0)],
-    ]
 
 
 anything = st.floats() | st.sampled_from([0.0, 1e308, -1e308, 5e-324])
@@ -126,7 +114,6 @@ def test_any_numbers_can_be_drawn(rows: list[tuple[float, float, float, float]])
         line_chart("t", [Line("a", x, y, 0, low, high)], "x", "y"),
         scatter_chart("t", [Line("p", x, y, 0)], "x", "y"),
         interval_chart("t", [IntervalRow("a", *row[:3]) for row in rows], "x"),
-        stacked_bars("t", [("a", {"b": value, "c": other}) for value, other, _, _ in rows], ["b", "c"], "x", "y"),
     ]
     for svg in pictures:
         for element in ElementTree.fromstring(svg).iter():
@@ -134,18 +121,12 @@ def test_any_numbers_can_be_drawn(rows: list[tuple[float, float, float, float]])
                 assert not {"nan", "inf"} & set((element.get(name) or "").lower().split()), element.attrib
 
 
-def test_neighbours_share_a_bar_if_there_are_too_many() -> None:
-    bars = grouped([{"a": float(i)} for i in range(5)], max_bars=2)
-    assert bars == [(1, 3, {"a": 1.0}), (4, 5, {"a": 3.5})]
-    assert grouped([{"a": 1.0}]) == [(1, 1, {"a": 1.0})]
-
-
-def test_numbers_of_a_long_line_are_thinned() -> None:
+def test_a_long_line_has_its_first_numbers_in_a_table() -> None:
     x = [float(place) for place in range(450)]
     with mock.patch.object(charts, "line_chart", return_value=""):
         page = line_figure("t", "words", [Line("a", x, x, 0)], "round", "y")
-    assert page.count("<tr>") == 1 + 150
-    assert "Every 3th row." in page
+    assert page.count("<tr>") == 1 + 200
+    assert "The first 200 of 450 rows." in page
 
 
 def change(at: int, before: str, after: str, slot: str = "r0c0") -> StageChanged:
@@ -177,7 +158,7 @@ def test_lanes_are_drawn_to_scale_and_described_in_words(monkeypatch: pytest.Mon
     assert [text.get_text() for text in axes.texts] == ["norm"]
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels == ["host 3 r0c0", "r0c1", "host 4 r0c0", "r0c1"]
-    legend = [text.get_text() for text in axes.get_legend().get_texts()]
+    legend = [text.get_text() for text in figures[0].legends[0].get_texts()]
     assert set(legend) == {"germinated", "training", "holding", "rollback"}
 
 

@@ -12,6 +12,8 @@ from esper.show.curves import by_epoch, label, mean, score_of, shown_epochs
 from esper.show.read import Run, open_run
 from esper.telemetry.event import EpochCompleted, ScoreDefined
 from esper.telemetry.score import ACCURACY, ScoreUnit
+from tests.show.page_helpers import fed
+from tests.telemetry.sample_events import started
 
 
 def epoch(env: int, number: int, value: float, episode: int = 0) -> EpochCompleted:
@@ -19,7 +21,7 @@ def epoch(env: int, number: int, value: float, episode: int = 0) -> EpochComplet
 
 
 def run_of(*epochs: EpochCompleted, controller: str = "schedule", folder: Path = Path("nowhere")) -> Run:
-    return Run(folder, "a run", {"run": {"controller": controller}}, events={EpochCompleted: list(epochs)})
+    return fed(Run(folder, "a run"), started(controller=controller), *epochs)
 
 
 def test_a_curve_has_mean_spread_extremes_and_error_by_epoch() -> None:

@@ -12,6 +12,7 @@ from esper.show.charts import IntervalRow, Line
 from esper.show.growth import blueprint_table, lives_section, seeds_figure, shapley_figure, slots_figure, worth_table
 from esper.show.read import Run, open_run
 from esper.telemetry.event import EpisodeCompleted, EpochCompleted, WorthsEstimated
+from tests.show.page_helpers import fed
 from tests.show.test_overview import cells
 
 Rows = list[IntervalRow]
@@ -83,7 +84,7 @@ def test_contributions_by_epoch_are_means_with_their_intervals(grown: Path, monk
                 if e.epoch == epoch and line.name in e.contributions
             ]
             assert value == pytest.approx(sum(own) / len(own))
-    run.events[EpochCompleted] = []
+    run.view.log[EpochCompleted].clear()
     assert "No contribution was measured" in slots_figure(run)
 
 
@@ -111,10 +112,7 @@ def test_shapley_values_are_those_of_the_newest_round(tmp_path: Path, intervals:
 
     run = Run(tmp_path, "a run")
     assert shapley_figure(run) == ""
-    run.events[EpisodeCompleted] = [
-        ended(0, 0, r0c0=(9.0, 1.0)),
-        ended(1, 1, r0c0=(2.0, 0.5), r1c0=(1.0, float("nan"))),
-    ]
+    fed(run, ended(0, 0, r0c0=(9.0, 1.0)), ended(1, 1, r0c0=(2.0, 0.5), r1c0=(1.0, float("nan"))))
     shapley_figure(run)
     assert [(r.name, r.value) for r in intervals] == [("host 1 r0c0", 2.0), ("host 1 r1c0", 1.0)]
     assert (intervals[0].low, intervals[0].high) == pytest.approx((2 - 1.96 * 0.5, 2 + 1.96 * 0.5))

@@ -12,7 +12,9 @@ from esper.show.charts import Line
 from esper.show.learning import policy_section, reward_section, terms_by_epoch, terms_by_round
 from esper.show.read import Run, open_run
 from esper.telemetry.event import AgentValidated, EpochCompleted, PolicyUpdated, PracticeRound, RoundCompleted
+from tests.show.page_helpers import fed
 from tests.show.test_curves import run_of
+from tests.telemetry.sample_events import started
 
 Drawn = dict[str, list[Line]]
 Copy = Callable[..., Path]
@@ -106,5 +108,5 @@ def test_the_limit_of_the_divergence_is_drawn_if_runs_share_it(learned: Path, dr
 
 def test_without_updates_the_reason_is_given(grown: Path, tmp_path: Path) -> None:
     assert "the controller does not learn" in policy_section([open_run(grown)])
-    young = Run(tmp_path, "young", {"run": {"controller": "ppo"}})
+    young = fed(Run(tmp_path, "young"), started())
     assert "the controller has not learned from a round yet" in policy_section([young])

@@ -84,7 +84,8 @@ def test_the_picture_of_a_round_under_way() -> None:
     assert "82.0 % grown, round 3, test: -1.5 pp" in shown
     assert "83.5 % without growth" in shown
     assert "8 training 8 kept 0 free" in shown
-    assert "rate 5,230 images/s, 41.5 epochs/s" in shown
+    assert "host 7 r0c0 seed training r0c1 seed kept" in shown
+    assert "5,230 images/s, 41.5 epochs/s" in shown
     for figure in ("return █ 1.500", "entropy ▁ 2.500", "KL ▁ 0.012", "clipped ▁ 0.080", "expl. var. ▁ -0.500"):
         assert figure.replace("█", "▁") in shown
 
@@ -97,7 +98,6 @@ def test_no_word_is_broken_at_any_width(width: int) -> None:
     shown = picture(started(), *rounds, WORTHS, *now, width=width)
     for word in ("validation:", "training", "conv_heavy", "entropy", "telemetry", "images/s"):
         assert word in shown
-    assert ("host 7" in shown) == (width >= 140)  # room for each host
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -141,8 +141,8 @@ def test_the_picture_before_anything_is_known() -> None:
 
 
 def test_free_slots_are_not_counted_as_seeds() -> None:
-    assert "slots ················ 2 free" in picture(started(), epoch(0, 1, r0c0="DORMANT", r0c1="EMBARGOED")).replace(
-        "·" * 60, "·" * 16
+    assert "slots ................ 2 free" in picture(started(), epoch(0, 1, r0c0="DORMANT", r0c1="EMBARGOED")).replace(
+        "." * 60, "." * 16
     )
 
 

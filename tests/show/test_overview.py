@@ -20,6 +20,7 @@ from esper.show.overview import (
 )
 from esper.show.read import Run, open_run
 from esper.telemetry.event import ActionTaken, GateEvaluated, GovernorRollback, RunCompleted, RunResumed
+from tests.show.page_helpers import fed
 
 Copy = Callable[..., Path]
 
@@ -77,10 +78,8 @@ def test_actions_and_gates_are_counted_by_their_outcome(grown: Path, tmp_path: P
         return ActionTaken(0, 0, 1, op, "r0c0", None, accepted, "")
 
     run = Run(tmp_path, "counted")
-    run.events[ActionTaken] = [action("PRUNE", True), action("GERMINATE", False), action("PRUNE", True)]
-    run.events[GateEvaluated] = [
-        GateEvaluated(0, 0, 1, "r0c0", "G1", passed, 0.0, ()) for passed in (True, False, False)
-    ]
+    fed(run, action("PRUNE", True), action("GERMINATE", False), action("PRUNE", True))
+    fed(run, *(GateEvaluated(0, 0, 1, "r0c0", "G1", passed, 0.0, ()) for passed in (True, False, False)))
     html = events_section([run])
     assert cells(html, "PRUNE") == ["2", "0"]
     assert cells(html, "GERMINATE") == ["0", "1"]
@@ -90,8 +89,8 @@ def test_actions_and_gates_are_counted_by_their_outcome(grown: Path, tmp_path: P
 
 def test_rollbacks_and_stops_are_incidents(tmp_path: Path) -> None:
     run = Run(tmp_path, "a run")
-    run.events[GovernorRollback] = [GovernorRollback(3, 1, 7, "the loss rose", 9.0, 2.0, 5, 1)]
-    run.events[RunResumed] = [RunResumed(4, 9, 8, 30, None, None, 0.0, epochs=2)]
+    fed(run, GovernorRollback(3, 1, 7, "the loss rose", 9.0, 2.0, 5, 1))
+    fed(run, RunResumed(4, 9, 8, 30, None, None, 0.0, epochs=2))
     html = events_section([run])
     assert "the loss rose" in html
     assert cells(html, "after round 4, 2 epochs into the next round") == [

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from esper.show.live import in_progress, short_form, show, watch
 from esper.show.read import open_run
-from esper.show.terminal import in_progress, short_form, watch
 from esper.telemetry.event import PolicyUpdated, RoundCompleted, RunCompleted
 from tests.run.run_helpers import Does, play, round_ends, tiny, within_round
 
@@ -28,32 +28,35 @@ def test_the_short_form_has_all_sections_of_a_finished_run(learned: Path) -> Non
     run = open_run(learned)
     lines = short_form(run).splitlines()
     heads = [line[:13].strip() for line in lines if line[:13].strip()]
-    known = ["run", "state", "accuracy", "verdict", "slots", "blueprints", "worth", "policy", "time"]
-    assert heads == [*known, "memory", "last events"]
+    known = ["run", "state", "accuracy", "verdict", "slots", "worth", "agent", "time", "blueprints"]
+    assert heads == [*known, "hosts", "memory", "last events"]
     text = "\n".join(lines)
     assert "finished: 3 rounds played and compared" in text
     update, completed, last = run.last(PolicyUpdated), run.last(RunCompleted), run.last(RoundCompleted)
     assert update is not None
     assert completed is not None
     assert last is not None
-    assert f"entropy {update.entropy:.2f}" in text
-    assert f"grown {last.committed_accuracy:.1f} %  baseline {last.baseline_accuracy:.1f} %" in text
+    assert f"{update.entropy:.3f}" in text
+    gain = last.committed_accuracy - last.baseline_accuracy
+    assert f" {last.committed_accuracy:.1f} % grown, round 3, validation: {gain:+.1f} pp" in text
+    assert f" {last.baseline_accuracy:.1f} % without growth" in text
     for comparison in completed.comparisons:
         assert f"{comparison.difference:+.2f} pp" in text
         assert comparison.verdict.partition(" (")[0] in text
     for host in range(2):
-        assert sum(line.startswith(f"{'':13s}host {host} ") for line in lines) == 1
+        assert sum(line[13:].startswith(f"host {host} ") for line in lines) == 1
     (memory,) = [line for line in lines if line.startswith("memory ")]
     assert re.fullmatch(r"memory +cpu: copies [\d.]+ KiB, copies per host [\d.]+ KiB, resident [\d.]+ [MG]iB", memory)
 
 
-def test_long_lines_wrap_if_there_is_a_width(learned: Path) -> None:
+def test_long_lines_wrap_in_a_terminal_only(learned: Path) -> None:
     run = open_run(learned)
-    narrow = short_form(run, 60).splitlines()
-    assert all(len(line) <= 60 for line in narrow)
+    out = io.StringIO()
+    show(run, Console(file=out, width=80, force_terminal=True, color_system=None))
+    assert max(map(len, out.getvalue().splitlines())) <= 80
     whole = short_form(run)
     assert max(map(len, whole.splitlines())) > 100
-    assert "".join(" ".join(narrow).split()) == "".join(whole.split())  # nothing is lost
+    assert sorted("".join(out.getvalue().split())) == sorted("".join(whole.split()))  # nothing is lost
 
 
 def test_the_time_left_is_that_of_the_remaining_rounds(tmp_path: Path) -> None:
@@ -70,7 +73,7 @@ def test_the_time_left_is_that_of_the_remaining_rounds(tmp_path: Path) -> None:
     assert left == pytest.approx((3 - 1 - 3 / 8) * first.seconds)
     assert "left for the rounds" in text
     assert "round 2, epoch 2" in text
-    assert "this round, epoch 2" in text
+    assert " grown, epoch 2, validation" in text
 
 
 def test_a_watched_run_is_shown_until_it_ends(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from esper.show.growth import blueprint_table
+from esper.show.live import short_form
 from esper.show.page import report_html
 from esper.show.read import open_run
-from esper.show.terminal import short_form
 from esper.telemetry.analytics import ALL
 from esper.telemetry.event import AnomalyDetected
 from esper.telemetry.record import record

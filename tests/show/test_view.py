@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from esper.show.run_view import RunView
+from esper.show.view import RunView
 from esper.telemetry.event import Event, RunResumed
 from tests.telemetry.sample_events import completed, epoch, started
 

@@ -1,0 +1,232 @@
+"""All that is shown of a run, folded from its events: lines, the live view and the report read nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from esper.telemetry import event as events
+from esper.telemetry.analytics import BlueprintAnalytics
+from esper.telemetry.event import Event
+from esper.telemetry.score import ACCURACY, ScoreUnit
+from esper.telemetry.seed_history import Life
+
+STAGE_COLORS = {
+    "GERMINATED": "#f0e442",
+    "TRAINING": "#56b4e9",
+    "BLENDING": "#e69f00",
+    "HOLDING": "#cc79a7",
+    "FOSSILIZED": "#40b58f",
+    "PRUNED": "#d55e00",
+    "EMBARGOED": "#bbbbbb",
+    "RESETTING": "#e2e2e2",
+}
+"""For colour-blind readers, all light enough for black text."""
+STAGE_WORDS = {
+    "GERMINATED": "planted",
+    "TRAINING": "training",
+    "BLENDING": "blending",
+    "HOLDING": "holding",
+    "FOSSILIZED": "kept",
+}
+"""Stages in which a slot holds a seed, in a word."""
+REST = "the rest"
+"""Name of the time outside all phases: hosts left alone, testing, reporting of rounds."""
+MAX_RECENT = 5
+MAX_HISTORY = 500
+"""Events of each class that views keep which are fed by a run at work."""
+
+E = TypeVar("E", bound=Event)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The grown hosts of a round beside others, in pp; test accuracies if they were measured."""
+
+    split: str
+    name: str
+    """Name of ``other``."""
+    grown: float
+    other: float | None
+    """None if the run has no hosts left alone."""
+
+
+@dataclass
+class RunView:
+    """Folds the events of one run, in order, into its current state. It works as a sink and on the events of a log.
+
+    Rounds are counted from 1, episodes from 0: the hosts of round ``n`` play episode ``n - 1``.
+    """
+
+    limit: int | None = None
+    """Max events of each class that are kept; None keeps all, and the lives of all hosts."""
+    rounds: int = 0
+    """Planned number of rounds; 0 if unknown."""
+    done: int = 0
+    """Number of completed rounds."""
+    log: dict[type[Event], deque[Any]] = field(default_factory=dict)
+    """By class, in the order in which they were logged."""
+    hosts: dict[int, events.EpochCompleted] = field(default_factory=dict)
+    """The newest epoch of each host of the newest round, by env."""
+    epochs: dict[int, list[events.EpochCompleted]] = field(default_factory=lambda: defaultdict(list))
+    """All epochs of the newest round, by their number."""
+    planted: dict[tuple[int, str], str] = field(default_factory=dict)
+    """The blueprint planted last, by env and slot."""
+    recent: deque[Event] = field(default_factory=lambda: deque(maxlen=MAX_RECENT))
+    """The newest actions, rollbacks and cut seeds."""
+
+    def __post_init__(self) -> None:
+        self.blueprints = BlueprintAnalytics(keep_lives=self.limit is None)
+
+    def handle(self, event: Event) -> None:
+        self.log.setdefault(type(event), deque(maxlen=self.limit)).append(event)
+        self.blueprints.handle(event)
+        match event:
+            case events.RunStarted():
+                self.rounds = event.rounds
+            case events.RunResumed() | events.RoundCompleted():
+                self.rounds = event.rounds
+                self.done = event.round
+            case events.EpochCompleted():
+                if event.episode != self.episode:
+                    self.hosts.clear()
+                    self.epochs.clear()
+                self.hosts[event.env] = event
+                self.epochs[event.epoch].append(event)
+            case events.StageChanged(blueprint=str() as blueprint):
+                self.planted[event.env, event.slot] = blueprint
+            case events.ActionTaken() | events.GovernorRollback() | events.SeedCut():
+                self.recent.append(event)
+
+    def of(self, event: type[E]) -> list[E]:
+        """Returns the events of that class, in the order in which they were logged."""
+        return list(self.log.get(event, ()))
+
+    def last(self, event: type[E]) -> E | None:
+        """Returns the newest event of that class."""
+        found = self.log.get(event)
+        if not found:
+            return None
+        newest: E = found[-1]
+        return newest
+
+    @property
+    def lives(self) -> dict[tuple[int, int], Life]:
+        """The life of every host, by episode and env."""
+        return self.blueprints.lives
+
+    @property
+    def score(self) -> ScoreUnit:
+        """Display format of the score of hosts."""
+        defined = self.last(events.ScoreDefined)
+        if defined is None:
+            return ACCURACY
+        return ScoreUnit(defined.name, defined.unit, gap=defined.unit, points=defined.points)
+
+    @property
+    def begun(self) -> events.RunStarted | events.RunResumed | None:
+        """The start of the run, or, if this view did not see that, its last resumption."""
+        return self.last(events.RunStarted) or self.last(events.RunResumed)
+
+    @property
+    def slots(self) -> list[str]:
+        """Slots in the host's order, or sorted by name if the start of the run is not logged."""
+        started = self.last(events.RunStarted)
+        named = list(started.slots) if started else []
+        others = {change.slot for change in self.of(events.StageChanged)}.difference(named)
+        return named + sorted(others)
+
+    @property
+    def learns(self) -> bool:
+        started = self.last(events.RunStarted)
+        return self.last(events.PolicyUpdated) is not None or (started is not None and started.controller == "ppo")
+
+    @property
+    def own_loop(self) -> bool:
+        """True if the host is trained by a loop outside Esper: it has no tier, and unlike simulated hosts it reports
+        its epochs."""
+        return self.begun is not None and self.begun.tier is None and bool(self.hosts)
+
+    @property
+    def has_baseline(self) -> bool:
+        """Whether baseline accuracies are those of hosts left alone: in a loop outside Esper, they may be those of its
+        own model as it is without its seeds, which leans on them and says nothing about growth."""
+        return not self.own_loop or self.last(events.BaselineMeasured) is not None
+
+    @property
+    def episode(self) -> int:
+        """The episode of ``hosts``; -1 before the first epoch."""
+        if not self.hosts:
+            return -1
+        return next(iter(self.hosts.values())).episode
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the round of ``hosts`` is not completed."""
+        return self.episode >= self.done
+
+    @property
+    def part_of_round(self) -> float:
+        """The part of the current round that is done, 0 to 1."""
+        if not self.under_way or self.begun is None:
+            return 0.0
+        # Hosts of one round may be at different epochs.
+        epochs = sum(epoch.epoch for epoch in self.hosts.values())
+        return min(1.0, epochs / max(1, self.begun.n_envs * self.begun.episode_length))
+
+    def curve(self, name: str) -> list[float]:
+        """Returns the mean of the field ``name`` over the newest round's hosts, by epoch.
+
+        The last one is over all hosts: those whose episode has ended count with their last epoch.
+        """
+        if not self.hosts:
+            return []
+        hosts = [self.epochs[number] for number in sorted(self.epochs)]
+        hosts[-1] = list(self.hosts.values())
+        return [sum(getattr(epoch, name) for epoch in same) / len(same) for same in hosts]
+
+    def compared(self, event: events.RoundCompleted) -> Compared:
+        """Returns the hosts of a round beside the same ones alone, or without a test beside the baseline's curve."""
+        if event.test_accuracy is None or event.alone_test_accuracy is None:
+            other = event.baseline_accuracy if self.has_baseline else None
+            return Compared("validation", "baseline", event.committed_accuracy, other)
+        return Compared("test", "alone", event.test_accuracy, event.alone_test_accuracy)
+
+    @property
+    def stages(self) -> Counter[str]:
+        """The number of slots of the newest round in each stage."""
+        counts: Counter[str] = Counter()
+        for epoch in self.hosts.values():
+            counts.update(epoch.stages.values())
+        return counts
+
+    def seconds_left(self) -> float | None:
+        """Estimates the seconds until all rounds are played: the mean duration of a round, times the remaining rounds.
+
+        A log has no better clock. Where a run is at work, :class:`~esper.telemetry.workload.Workload` knows more. None
+        if no duration is known yet.
+        """
+        seconds = [event.seconds for event in self.of(events.RoundCompleted) if math.isfinite(event.seconds)]
+        if not seconds:
+            return None
+        left = max(0.0, self.rounds - self.done - self.part_of_round)
+        return left * sum(seconds) / len(seconds)
+
+    def warnings(self) -> list[tuple[int, events.AnomalyDetected]]:
+        """Returns how often each anomaly of learning occurred, by its kind and head, and its newest event."""
+        found: dict[tuple[str, str | None], list[events.AnomalyDetected]] = defaultdict(list)
+        for event in self.of(events.AnomalyDetected):
+            found[event.kind, event.head].append(event)
+        return [(len(same), same[-1]) for same in found.values()]
+
+
+def phase_seconds(event: events.RoundCompleted) -> dict[str, Any]:
+    """Returns the seconds of a round by phase, including the rest; the sum is the duration of the round."""
+    # A log may hold anything: only durations count.
+    phases = {name: seconds for name, seconds in event.phase_seconds.items() if math.isfinite(seconds) and seconds > 0}
+    rest = event.seconds - sum(phases.values())
+    if math.isfinite(rest) and rest > 0:
+        phases[REST] = rest
+    return phases
