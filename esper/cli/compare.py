@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from esper.control.spec import ControllerSpec
 if TYPE_CHECKING:
     from esper.config.resolved import HostTrainingConfig
     from esper.evaluation.arms import Arm
+    from esper.evaluation.comparison import ComparisonResult
     from esper.evaluation.folder import Part
     from esper.run.comparison import ComparisonRun
     from esper.show.console import ConsoleSink
@@ -118,7 +119,7 @@ def command(
             resume = out or new_folder("compare", "merged")
             merge_parts(folders, resume, arms)
         resumed = partial(ComparisonRun.resume, resume, task=flags["task"], reference=reference, controllers=arms)
-        _compare(resumed, resume, (), ranks, json_file)
+        play_comparison(resumed, resume, (), ranks, json_file)
         return
     ignored = [a for a in assignments if a.partition("=")[0].strip() in ("run.controller", "run.rounds")]
     if ignored:  # in --config they are allowed, because a run's config has them
@@ -139,7 +140,7 @@ def command(
         ranks = ranks.chosen("compare", (learning or read)[0].config, episodes)
     played = _part(part, json_file)
     new = partial(ComparisonRun, read, pairs or 10, folder, reference, train_seeds=train_seeds, part=played)
-    _compare(new, folder, read, ranks, json_file)
+    play_comparison(new, folder, read, ranks, json_file)
 
 
 def _part(text: str | None, json_file: Path | None) -> Part:
@@ -163,10 +164,10 @@ def is_comparison_of(folder: Path, arms: Sequence[Arm]) -> bool:
     )
 
 
-def _compare(
+def play_comparison(
     set_up: Callable[..., ComparisonRun], folder: Path, arms: Sequence[Arm], ranks: RankOptions, json_file: Path | None
-) -> None:
-    """Plays the comparison of ``folder``, or starts the ranks that do.
+) -> ComparisonResult | None:
+    """Plays the comparison of ``folder`` and returns its result, or starts the ranks that do and returns None.
 
     Args:
         set_up: makes it, given the progress to report, the work and the ranks.
@@ -175,7 +176,6 @@ def _compare(
     from esper.evaluation.folder import SETTINGS, ComparisonFolder, resume_command
     from esper.run.comparison import ComparisonRun
     from esper.show.live import progress_sink
-    from esper.training.execution.faults import is_expected
 
     if ranks.processes is not None:
         config = arms[0].config if arms else TrainingConfig.parse(ComparisonFolder(folder).read()["arms"][0]["config"])
@@ -185,28 +185,42 @@ def _compare(
             again = resume_command(folder, arms) if arms else "the same command again"
             words = f"\nTo continue: {again}" if (folder / SETTINGS).exists() else ""
             raise click.ClickException(f"{error.message}{words}") from None
-        return
+        return None
     if arms and ranks.restarted and is_comparison_of(folder, arms):
         controllers = [arm.controller for arm in arms]
         set_up = partial(ComparisonRun.resume, folder, task=arms[0].config.task.name, controllers=controllers)
     sink = progress_sink()
-    with ranks.joined() as joined:
+    with faults_as_messages(), ranks.joined() as joined:
         learned = partial(_print_learned, sink)
-        comparison = set_up(progress=sink.handle, learned=learned, work=sink.work, ranks=joined)
+        comparison = None
         try:
             with closing(sink):
                 sink.start()
+                comparison = set_up(progress=sink.handle, learned=learned, work=sink.work, ranks=joined)
                 comparison.run()
         except ConfigError:  # raised before any work was done
             raise
         except (Exception, KeyboardInterrupt) as error:  # the pairs that are complete are reported
             leave_to_launcher(error)
-            report(comparison, json_file)
-            if isinstance(error, Exception) and is_expected(error):
-                raise click.ClickException(str(error)) from error
+            if comparison is not None:
+                report(comparison, json_file)
             raise
         report(comparison, json_file)
     echo_waiting(joined)
+    return comparison.result
+
+
+@contextmanager
+def faults_as_messages() -> Iterator[None]:
+    """Ends the command with the message of an error that may happen to any program, such as a full disk."""
+    from esper.training.execution.faults import is_expected
+
+    try:
+        yield
+    except Exception as error:
+        if is_expected(error) and not isinstance(error, BrokenPipeError):
+            raise click.ClickException(str(error)) from error
+        raise
 
 
 def _print_learned(sink: ConsoleSink, arm: str, seed: int, event: RoundCompleted) -> None:

@@ -24,6 +24,7 @@ NAMES = (
     "ppo",
     "checkpoint:PATH",
     "pretrained",
+    "sampled:PATH",
     "plans",
     "heuristic",
     "plateau",
@@ -35,6 +36,8 @@ NAMES = (
     FORM,
 )
 """The forms of all controllers."""
+SAVED = ("checkpoint", "pretrained", "sampled")
+"""Kinds of trained agents that are read from files; ``sampled`` draws its actions, the others play the likeliest."""
 ALONE = "none"
 """Leaves hosts alone."""
 NO_GROWTH = "no-growth"
@@ -82,12 +85,12 @@ class ControllerSpec:
     @property
     def is_trained(self) -> bool:
         """Whether it plays by what was learned, in its run or before."""
-        return self.kind in ("ppo", "plans", "checkpoint", "pretrained")
+        return self.kind in ("ppo", "plans", *SAVED)
 
     @property
     def follows(self) -> bool:
         """Whether it plays by a file that is no code: a schedule, a trained agent, or the experience of a run."""
-        return self.kind in ("schedule", "checkpoint", "pretrained") or (self.kind == "plans" and bool(self.path))
+        return self.kind in ("schedule", *SAVED) or (self.kind == "plans" and bool(self.path))
 
     @property
     def alone(self) -> bool:

@@ -162,7 +162,7 @@ def _read(text: str, base: Tables) -> _Draft:
     elif name == "ppo" and rest and not _is_assignment(rest):
         # ppo:RUN_FOLDER
         draft = _Draft(name, {"run": {"controller": f"checkpoint:{rest}"}})
-    elif not colon or name in ("checkpoint", "schedule") or "=" not in rest:
+    elif not colon or name in ("checkpoint", "sampled", "schedule") or "=" not in rest:
         # A controller; _check_controller refuses an unknown one.
         draft = _Draft(text, {"run": {"controller": text}})
     else:

@@ -1,7 +1,7 @@
 """Controllers under one config on the same hosts, and the result of any comparison.
 
-Nothing is saved while controllers play: this is the end of a run, `esper eval` and ``esper.compare_controllers``. Arms
-with configs of their own, which are saved as they play, are compared by :mod:`esper.run.comparison`.
+Nothing is saved while controllers play: this is the end of a run, and ``esper.compare_controllers``. Arms with configs
+of their own, which are saved as they play, are compared by :mod:`esper.run.comparison`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ from esper.rollout.threads import one_thread
 from esper.telemetry.text import trained_once
 from esper.telemetry.workload import Workload
 from esper.training.rng import HELD_OUT
+
+NO_EXPERIENCE = (
+    "without experience with such hosts, an agent does not know that any seed pays; with esper eval --explore 3, it "
+    "gathers some first."
+)
 
 
 @dataclass(frozen=True)
@@ -157,6 +162,8 @@ class ComparisonResult:
     requested_seeds: int | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds that a host took, by arm; they are shown, and are no result."""
+    width: int | None = None
+    """Width of the hosts; None: the task's."""
 
     @property
     def pairs(self) -> int:
@@ -175,6 +182,12 @@ class ComparisonResult:
         sentences = []
         if self.train_seeds is not None and self.train_seeds < MIN_SEEDS:
             sentences.append(f"Fewer than {MIN_SEEDS} training seeds are always inconclusive.")
+        uninformed = []
+        for name, hosts in self.hosts.items():
+            if any("informed" in host.facts for host in hosts):
+                uninformed.append(name)
+        if uninformed:
+            sentences.append(f"{', '.join(uninformed)}: {NO_EXPERIENCE}")
         # Agents that were trained elsewhere are one outcome of training.
         controllers = []
         names = []
@@ -188,6 +201,7 @@ class ComparisonResult:
         """Returns everything, ready for JSON."""
         return {
             "task": self.task,
+            "width": self.width,
             "seed": self.seed,
             "pairs": self.pairs,
             "pairs_asked": self.requested_pairs,
@@ -199,6 +213,13 @@ class ComparisonResult:
             "metrics": [result.plain() for result in self.metrics],
             "environment": environment_without_paths(),
         }
+
+    def score(self) -> dict[str, Any]:
+        """Returns all but the arms with their hosts and the environment, ready for JSON: the score of an agent."""
+        score = self.plain()
+        del score["arms"]
+        del score["environment"]
+        return score
 
     def _plain_arm(self, arm: Arm) -> dict[str, Any]:
         """Returns an arm, the values of its hosts by metric, and the hosts, ready for JSON."""

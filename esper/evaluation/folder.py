@@ -88,6 +88,8 @@ class Settings(NamedTuple):
     part: Part
     """The rounds that are played, or the training seeds if an arm learns."""
     arms: Sequence[Arm]
+    width: int | None = None
+    """Width of the hosts; None: the task's."""
 
 
 class ComparisonFolder:
@@ -142,7 +144,14 @@ class ComparisonFolder:
                 )
             arms.append(arm)
         part = Part(*settings.get("part", (1, 1)))  # earlier versions had no parts
-        return Settings(int(settings["pairs"]), str(settings["reference"]), settings.get("train_seeds"), part, arms)
+        return Settings(
+            int(settings["pairs"]),
+            str(settings["reference"]),
+            settings.get("train_seeds"),
+            part,
+            arms,
+            settings.get("width"),
+        )
 
     def _confirmed(self, controller: str, named: Sequence[str]) -> str:
         """Returns a saved controller; one that is code as the user has named it again."""
@@ -254,7 +263,7 @@ class _Followed:
             file = Path(spec.path).expanduser()
         elif file is None and spec.follows:
             path = policy_path(spec.path or spec.kind)
-            file = path / checkpoint.NAME if path.is_dir() else path
+            file = checkpoint.newest(path).file if path.is_dir() else path
         if file is None:
             return None
         try:

@@ -21,6 +21,7 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.evaluation.compute import ComputeMeter, episodes, watch
 from esper.files.system_info import check_devices
 from esper.hosts.grown import KeptSeed
+from esper.ppo.policy import Policy
 from esper.rollout.controllers import controller_for
 from esper.rollout.interrupt import interrupts_wait
 from esper.rollout.own_controller import OwnController
@@ -158,6 +159,10 @@ class GrowingRunner(ArmRunner):
         except BaseException:
             self.env.close()
             raise
+        self.facts: dict[str, Any] = {}
+        """Facts about each host."""
+        if isinstance(self.controller, Policy) and self.env.gatherer.given is None:
+            self.facts["informed"] = False
         self.meter: ComputeMeter | None = None
         if count_flops and isinstance(self.env, GrowthVectorEnv):
             self.meter = ComputeMeter(self.env.task, self.env.config, self.env.blueprints)
@@ -206,7 +211,11 @@ class GrowingRunner(ArmRunner):
                 rollbacks=float(played.rollbacks[i]),
                 fossils=float(played.fossils[i]),
                 kept=kept_seeds(env, i) if isinstance(env, GrowthVectorEnv) else {},
-                facts={"validation_accuracy": float(played.committed[i]), "return": float(played.returns[i])},
+                facts={
+                    "validation_accuracy": float(played.committed[i]),
+                    "return": float(played.returns[i]),
+                    **self.facts,
+                },
             )
             for i in range(env.num_envs)
         ]

@@ -54,7 +54,8 @@ def print_report(result: ComparisonResult, console: Console, full: bool = False)
             pairs = f"{result.pairs} of {result.requested_pairs} requested pairs"
         else:
             pairs = f"{pairs} ({result.requested_seeds} training seeds were requested)"
-    _line(console, f"Committed hosts of {result.task} after their last epoch: {pairs}, seed {result.seed}")
+    width = "" if result.width is None else f", width {result.width}"
+    _line(console, f"Committed hosts of {result.task} after their last epoch: {pairs}, seed {result.seed}{width}")
     for number, metric_result in enumerate(result.metrics):
         metric = metric_result.metric
         _line(console, "")

@@ -126,8 +126,11 @@ class SavedPolicy:
     def provenance(self) -> tuple[TrainingConfig, dict[str, str]]:
         """Returns the config of the run in which it learned and the package versions used there.
 
-        Raises ConfigError if it was not loaded from the run in which it learned, or if the versions cannot be read.
+        Raises ConfigError if it was loaded neither from that run nor from a policy file, or if the versions cannot be
+        read.
         """
+        if self.config is not None and self.facts is not None:
+            return self.config, self.facts.packages
         if self.folder is None or self.config is None or not self.config.run.learns:
             raise ConfigError(
                 f"{self.name} is not a run in which an agent learned; only such a run can be saved as a policy"

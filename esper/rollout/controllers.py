@@ -5,7 +5,7 @@ from __future__ import annotations
 from esper.config import ConfigError, TrainingConfig
 from esper.control.controller import Controller
 from esper.control.names import make_controller
-from esper.control.spec import ControllerSpec
+from esper.control.spec import SAVED, ControllerSpec
 from esper.env.slot_env import SlotVectorEnv
 from esper.rollout.own_controller import OwnController, make_own
 
@@ -16,7 +16,7 @@ def controller_for(
     env: SlotVectorEnv,
     run_seed: int,
 ) -> Controller:
-    """Makes the controller with that name, a trained agent that plays greedily, or one of a user's own, for ``env``.
+    """Makes the controller with that name, a trained agent, or one of a user's own, for ``env``.
 
     Raises:
         ConfigError: the name is unknown (the known ones are listed), there is no trained agent at its path or it cannot
@@ -25,11 +25,11 @@ def controller_for(
     spec = ControllerSpec.of(controller).check()
     if spec.is_code or spec.make is not None:
         return make_own(controller, env, run_seed)
-    if spec.kind in ("pretrained", "checkpoint"):
+    if spec.kind in SAVED:
         # Few loops follow a trained agent, and the others need not load what its file is read with.
         from esper.files.policy import find_policy
 
-        return find_policy(spec.path or spec.name).controller(env, run_seed)
+        return find_policy(spec.path or spec.name).controller(env, run_seed, greedy=spec.kind != "sampled")
     name = spec.name
     if spec.kind == "plans":
         _inform(env, spec.path)

@@ -61,6 +61,7 @@ class ComparisonRun:
         ranks: the ranks that hosts are spread over, on rank 0; None: all train in this process.
         part: which rounds are played, or which training seeds if an arm learns; the results are those of all parts once
             they are merged.
+        width: channels of the hosts' first block, or features of a token, instead of the task's.
 
     Raises:
         ConfigError: there are fewer than two arms, the reference is not one of them, an arm cannot be set up, or
@@ -84,6 +85,7 @@ class ComparisonRun:
         work: Workload | None = None,
         ranks: RunRanks | None = None,
         part: Part = WHOLE,
+        width: int | None = None,
     ) -> None:
         self.reference = reference_of(arms, reference)
         self.pairs = pairs
@@ -96,6 +98,9 @@ class ComparisonRun:
             require_empty(self.files.path)
         # All arms share the task, the ranks and the length of an episode of the first one.
         self.first = maker_of(arms[0].config, task, ranks)
+        self.width = width
+        if width is not None:
+            self.first = self.first.with_width(width)
         self.arms = tuple(resolved(arm, self.first) for arm in arms)
         self.progress = progress
         self.learned = learned
@@ -171,6 +176,7 @@ class ComparisonRun:
             work=work,
             ranks=ranks,
             part=settings.part,
+            width=settings.width,
         )
 
     @one_thread()
@@ -183,7 +189,15 @@ class ComparisonRun:
         with claimed(self.files.path), closing(self), termination_interrupts():
             if not self.resumed:
                 require_empty(self.files.path)
-                self.files.create(Settings(self.pairs, self.reference, self.train_seeds, self.part, self.arms))
+                settings = Settings(
+                    self.pairs,
+                    self.reference,
+                    self.train_seeds,
+                    self.part,
+                    self.arms,
+                    self.width,
+                )
+                self.files.create(settings)
             try:
                 self._play()
             finally:
@@ -294,6 +308,7 @@ class ComparisonRun:
             train_seeds=finished_seeds,
             requested_seeds=self.train_seeds,
             seconds=self.files.seconds(),
+            width=self.width,
         )
 
     def close(self) -> None:

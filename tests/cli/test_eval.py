@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from esper.cli.eval import NO_EXPERIENCE
 from esper.data.shared_batches import SharedBatchError
 from esper.files import checkpoint
 from esper.files.policy import find_policy
@@ -27,7 +25,6 @@ DIGITS = (
     *("--set", "task.samples_per_epoch=128", "--set", "env.baseline_episodes=1", "--set", "run.evaluation_pairs=2"),
     *("--set", "ppo.practice_steps=256"),
 )
-LINE = r"  {name} +\d+\.\d\d %   +[+-]\d+\.\d\d pp, \S+ to \S+: (better|worse|no evidence of a difference)"
 
 
 @pytest.fixture(scope="module")
@@ -40,38 +37,33 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_evaluation_prints_greedy_and_sampled_play_beside_hosts_left_alone(esper: Esper, run: Path) -> None:
-    found = esper("eval", str(run), "--json", "o.json")
+    found = esper("eval", str(run), "--json", "o.json", "--out", "out")
     assert (found.code, found.err) == (0, "")
     lines = found.out.splitlines()
     assert sum(line.startswith("comparing, round ") for line in lines) == 3 * 3  # arms, rounds of at most 4 hosts
+    assert "Committed hosts of planted after their last epoch: 10 pairs, seed 7" in lines
+    assert Path("o.json").read_text() == Path("out/results.json").read_text()
     told = json.loads(Path("o.json").read_text())
-    first = lines.index(f"{run} (learned on planted, 2 of 2 rounds, best after round 2, seed 7)")
-    headline = "Test accuracy of 10 held-out hosts (planted, seed 7), and the paired difference to the same "
-    assert lines[first + 1] == f"{headline}hosts left alone, with its 95 % interval:"
-    alone, greedy, stochastic = lines[first + 3 : first + 6]
-    assert alone == f"  none       {told['means']['none']['accuracy']:6.2f} %"
-    for name, line in (("greedy", greedy), ("stochastic", stochastic)):
-        assert re.fullmatch(LINE.format(name=name), line)
-        values = told["means"][name]
-        assert f"{values['accuracy']:6.2f} %   {values['difference']:+6.2f} pp" in line
-    assert lines[first + 7].startswith("Parameters: ")
-    assert lines[first + 8] == "The agent was trained once: the intervals leave out the spread of training."
-    assert re.fullmatch(r"30 hosts in \d+ s", lines[first + 9])
+    assert list(told["arms"]) == ["none", "greedy", "stochastic"]
+    for compared in told["metrics"][0]["comparisons"]:
+        assert any(line.startswith(f"{compared['name_a']} against none: ") for line in lines)
+        assert any(f"{compared['difference']:+.2f}" in line for line in lines)
+    assert "greedy, stochastic: trained once" in found.out
+    assert lines[-1] == f"{run} learned on planted, 2 of 2 rounds, best after round 2, seed 7."
 
 
 def test_few_pairs_are_called_inconclusive(esper: Esper, run: Path) -> None:
     out = esper("eval", str(run), "--pairs", "2", "--seed", "5").out
-    assert "Test accuracy of 2 held-out hosts (planted, seed 5)" in out
-    assert out.count(": inconclusive, under 10 pairs") == 2
-    one = esper("eval", str(run), "--pairs", "1").out
-    assert "Test accuracy of 1 held-out host (" in one
-    assert one.count("pp, no interval: inconclusive") == 2
+    assert "Committed hosts of planted after their last epoch: 2 pairs, seed 5" in out
+    assert out.count("against none: inconclusive: under 10 pairs") == 2
 
 
 def test_an_agent_without_experience_of_such_hosts_is_advised_to_explore(esper: Esper, run: Path) -> None:
     small = ("--pairs", "1", "--set", "task.samples_per_epoch=64", "--set", "env.episode_length=2")
-    assert NO_EXPERIENCE in esper("eval", str(run), "--task", "digits", *small).out
-    assert NO_EXPERIENCE not in esper("eval", str(run), "--task", "digits", *small, "--explore", "1").out
+    advice = "greedy, stochastic: without experience with such hosts"
+    assert advice in esper("eval", str(run), "--task", "digits", *small).out
+    assert advice not in esper("eval", str(run), "--task", "digits", *small, "--explore", "1", "--out", "out").out
+    assert find_policy("out-explored.safetensors").origin.startswith("learned on planted")
 
 
 @pytest.mark.slow
@@ -79,8 +71,7 @@ def test_another_width_is_said(esper: Esper) -> None:
     assert esper(*DIGITS, "--out", "mine").code == 0
     found = esper("eval", "mine", "--width", "4", "--pairs", "1")
     assert (found.code, found.err) == (0, "")
-    assert "(digits, width 4, seed 0)" in found.out
-    assert "Parameters: 438 alone; greedy " in found.out
+    assert "1 pair, seed 0, width 4" in found.out
 
 
 def test_a_saved_agent_has_its_score_and_plays_by_the_proposed_command(esper: Esper, run: Path) -> None:
@@ -92,10 +83,10 @@ def test_a_saved_agent_has_its_score_and_plays_by_the_proposed_command(esper: Es
     told = json.loads(Path("o.json").read_text())
     assert saved.facts is not None
     assert saved.facts.score is not None
-    assert saved.facts.score["means"] == told["means"]
+    assert saved.facts.score["metrics"] == told["metrics"]
     again = esper("eval", "mine.safetensors", "--json", "again.json")
     assert again.code == 0, again.err
-    assert json.loads(Path("again.json").read_text())["arms"] == told["arms"]
+    assert json.loads(Path("again.json").read_text())["metrics"] == told["metrics"]
     sizes = ("--envs", "2", "--episode-length", "4", "--rounds", "1")
     played = esper(*last.partition(": esper ")[2].split(), *sizes, "--out", "played")
     assert played.code == 0, played.err
@@ -108,11 +99,10 @@ def test_results_are_printed_even_if_they_cannot_be_written(
     def full(*_arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("esper.files.atomic.write_json", full)
-    found = esper("eval", str(run), "--json", "o.json")
-    assert found.code == 1
-    assert "No space left on device" in found.err
-    assert "Test accuracy of " in found.out
+    monkeypatch.setattr("esper.evaluation.table.write_atomic", full)
+    found = esper("eval", str(run), "--pairs", "1")
+    assert (found.code, found.err) == (1, "Error: [Errno 28] No space left on device\n")
+    assert "Committed hosts of planted" in found.out
 
 
 @pytest.mark.finding("M12")
@@ -125,7 +115,7 @@ def test_expected_errors_are_shown_without_a_traceback(
     def breaks(*_arguments: object, **_names: object) -> None:
         raise error
 
-    monkeypatch.setattr("esper.evaluation.evaluate.play_arms", breaks)
+    monkeypatch.setattr("esper.evaluation.runner.play_round", breaks)
     found = esper("eval", str(run))
     assert found.code == 1
     assert found.err == f"Error: {error}\n"
@@ -211,21 +201,12 @@ def test_a_run_that_learned_nothing_names_those_that_did(esper: Esper) -> None:
 
 
 def test_an_agent_that_only_played_is_not_saved(esper: Esper) -> None:
-    found = esper("eval", "pretrained", "--save", "a.safetensors")
+    arguments = ("--controller", "pretrained", "--task", "planted", "--envs", "2", "--episode-length", "3")
+    assert esper("run", *arguments, "--rounds", "1", "--out", "mine").code == 0
+    found = esper("eval", "mine", "--save", "a.safetensors")
     assert found.code == 2
-    assert "pretrained is not a run in which an agent learned" in found.err
+    assert "mine is not a run in which an agent learned" in found.err
     assert found.out == ""
-
-
-def test_an_error_while_hosts_train_is_a_message(esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_arguments: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("esper.files.atomic.write_atomic", full)
-    found = esper("eval", str(run), "--pairs", "1", "--json", "o.json")
-    assert found.code == 1
-    assert found.err == "Error: [Errno 28] No space left on device\n"
-    assert not Path("o.json").exists()
 
 
 def test_ctrl_c_ends_it(esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,6 +216,7 @@ def test_ctrl_c_ends_it(esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("esper.evaluation.runner.play_round", interrupted)
     found = esper("eval", str(run))
     assert (found.code, found.err.strip()) == (130, "Interrupted.")
+    assert "To continue: esper compare --resume runs/eval-planted-" in found.out
 
 
 def test_the_shipped_controller_plays_everywhere(esper: Esper) -> None:
@@ -248,7 +230,7 @@ def test_the_shipped_controller_plays_everywhere(esper: Esper) -> None:
     assert compared.code == 0, compared.err
     evaluated = esper("eval", "pretrained", *small, "--pairs", "1")
     assert evaluated.code == 0, evaluated.err
-    assert "pretrained (learned on digits, " in evaluated.out
+    assert "pretrained learned on digits, " in evaluated.out
     assert "pretrained" in esper("tasks").out
 
 

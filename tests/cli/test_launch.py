@@ -326,9 +326,9 @@ def test_a_comparison_whose_rank_is_killed_is_that_of_one_process(tmp_path: Path
 def test_several_processes_evaluate_as_one(tmp_path: Path) -> None:
     play(learning(rounds=1), tmp_path / "r")
     for name, spread in {"one": (), "two": ("--processes", "2")}.items():
-        child = start("eval", "r", "--pairs", "2", "--json", f"{name}.json", *spread, folder=tmp_path)
+        child = start("eval", "r", "--pairs", "2", "--out", name, *spread, folder=tmp_path)
         assert child.wait(300) == 0
-    assert (tmp_path / "one.json").read_text() == (tmp_path / "two.json").read_text()
+    assert (tmp_path / "one/results.json").read_text() == (tmp_path / "two/results.json").read_text()
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_a_comparison_resumes_when_it_is_named_again(esper: Esper) -> None:
 def test_eval_plays_it_once_beside_hosts_left_alone(esper: Esper) -> None:
     found = esper("eval", NAME, "--task", "planted", "--pairs", "2", "--set", "env.episode_length=8")
     assert (found.code, executed()) == (0, 1)
-    assert f"\n  {NAME} " in found.out
+    assert f"comparing, round 1/1: {NAME}, test accuracy" in found.out
     assert "greedy" not in found.out
     refused = esper("eval", NAME, "--save", "mine.safetensors")
     assert (refused.code, executed()) == (2, 0)

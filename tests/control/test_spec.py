@@ -79,8 +79,9 @@ def test_what_a_controller_does_is_said_by_its_name() -> None:
         return [name for name in names if getattr(ControllerSpec.of(name), fact)]
 
     assert having("learns") == ["ppo", "plans"]
-    assert having("is_trained") == ["ppo", "checkpoint:PATH", "pretrained", "plans", "plans:RUN"]
-    assert having("follows") == ["checkpoint:PATH", "pretrained", "plans:RUN", "schedule", "schedule:FILE.toml"]
+    assert having("is_trained") == ["ppo", "checkpoint:PATH", "pretrained", "sampled:PATH", "plans", "plans:RUN"]
+    followers = ["checkpoint:PATH", "pretrained", "sampled:PATH", "plans:RUN", "schedule", "schedule:FILE.toml"]
+    assert having("follows") == followers
     assert having("alone") == ["none", "no-growth"]
     assert having("is_code") == [FORM]
 
@@ -102,9 +103,9 @@ def test_a_controller_is_the_same_if_its_file_has_moved() -> None:
 
 def test_a_copy_takes_the_place_of_what_is_followed() -> None:
     copy = Path("runs/a")
-    names = ("ppo", "pretrained", "checkpoint:b", "plans:b", "schedule")
+    names = ("ppo", "pretrained", "checkpoint:b", "sampled:b", "plans:b", "schedule")
     copies = [ControllerSpec.of(name).following(copy) for name in names]
-    assert copies == [*["checkpoint:runs/a"] * 3, "plans:runs/a", "schedule:runs/a"]
+    assert copies == [*["checkpoint:runs/a"] * 3, "sampled:runs/a", "plans:runs/a", "schedule:runs/a"]
 
 
 SPLITS = re.compile(r"(?:partition|split|removeprefix|startswith)\(\(?\"[\w-]*:\"")

@@ -24,11 +24,11 @@ from esper.env.make import make_env
 from esper.env.slot_env import SlotVectorEnv
 from esper.evaluation.arms import read_arms
 from esper.evaluation.comparison import compare_controllers
-from esper.evaluation.evaluate import evaluate_controller
 from esper.rollout.controllers import controller_for
 from esper.rollout.own_controller import confirmed_controller
 from esper.rollout.rollout import play_round
 from esper.run.comparison import ComparisonRun
+from esper.run.evaluate import evaluate_controller
 from esper.run.experiment import Experiment
 from tests.core_helpers import digits, tiny_config
 from tests.run.run_helpers import tiny
@@ -169,14 +169,13 @@ def test_an_arm_in_a_run_folder_does_not_load_code(tmp_path: Path) -> None:
         read_arms(["none", f"mine={tmp_path / 'config.toml'}"], {})
 
 
-def test_an_evaluation_plays_it_once(file: str) -> None:
+def test_an_evaluation_plays_it_once(file: str, tmp_path: Path) -> None:
     changes = {"run": {"evaluation_pairs": 4}, "env": {"episode_length": 20}}
-    found = evaluate_controller(f"{file}:make_controller", task="planted", changes=changes)
-    assert [arm.controller for arm in found.arms] == ["none", "mine.py:make_controller"]
-    assert (found.controller, found.origin, found.pairs) == ("mine.py:make_controller", "", 4)
-    ours = compare_controllers(found.config, ["heuristic"], pairs=4)[0]
-    np.testing.assert_array_equal(found.arms[1].accuracy, ours.accuracy)
-    assert evaluate_controller(Waits, task="planted", changes=changes).comparisons[0].pair.difference == 0
+    comparison = evaluate_controller(f"{file}:make_controller", tmp_path / "o", task="planted", changes=changes)
+    found = comparison.run()
+    assert list(found.hosts) == ["none", "mine.py:make_controller"]
+    (ours,) = compare_controllers(found.arms[0].config, ["heuristic"], pairs=4)
+    assert [host.accuracy for host in found.hosts["mine.py:make_controller"]] == ours.accuracy.tolist()
 
 
 def test_grow_and_a_grower_take_them(file: str) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from esper.config import TrainingConfig
 from esper.evaluation.arms import read_arms
-from esper.evaluation.evaluate import evaluate_controller
 from esper.run.comparison import ComparisonRun
+from esper.run.evaluate import evaluate_controller
 from esper.run.experiment import Experiment
 from esper.telemetry.workload import Workload
 from tests.run.run_helpers import Does, learning, stop, tiny, within_round
@@ -88,15 +88,16 @@ def test_a_comparison_of_agents_counts_every_training_seed(tmp_path: Path) -> No
     watched.check()
 
 
-def test_an_evaluation_counts_its_exploration() -> None:
+def test_an_evaluation_counts_its_exploration(tmp_path: Path) -> None:
     changes = {
         "task": {"samples_per_epoch": 128},
         "env": {"n_envs": 2, "episode_length": 4, "baseline_episodes": 1},
         "run": {"evaluation_pairs": 2},
     }
     watched = Watched()
-    evaluate_controller("pretrained", "digits", changes=changes, explore=1, work=watched.work)
-    assert watched.order == ["baseline", "exploration", "comparison"]
+    settings = {"changes": changes, "explore": 1, "work": watched.work}
+    evaluate_controller("pretrained", tmp_path / "o", "digits", **settings).run()
+    assert watched.order == ["baseline", "exploration", "baseline", "comparison"]
     watched.check()
 
 
