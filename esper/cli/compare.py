@@ -15,6 +15,7 @@ from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launch
 from esper.cli.options import PATH, build_tables, check_json_file, check_resume, config_options, new_folder
 from esper.config import ConfigError, TrainingConfig
 from esper.control.spec import ControllerSpec
+from esper.errors import is_of_a_path
 
 if TYPE_CHECKING:
     from esper.config.resolved import HostTrainingConfig
@@ -218,9 +219,9 @@ def faults_as_messages() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if is_expected(error) and not isinstance(error, BrokenPipeError):
-            raise click.ClickException(str(error)) from error
-        raise
+        if isinstance(error, BrokenPipeError) or is_of_a_path(error) or not is_expected(error):
+            raise
+        raise click.ClickException(str(error)) from error
 
 
 def _print_learned(sink: ConsoleSink, arm: str, seed: int, event: RoundCompleted) -> None:

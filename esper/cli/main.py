@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import sys
@@ -12,6 +11,7 @@ import click
 
 from esper import __version__
 from esper.config import ConfigError, did_you_mean
+from esper.errors import is_of_a_path
 from esper.telemetry.text import print_anywhere
 
 COMMANDS = {
@@ -32,9 +32,6 @@ EXIT_CODES = {
     "2": "invalid input; nothing was started",
     "130": "interrupted by Ctrl-C or SIGTERM; completed work is kept, as after an error",
 }
-
-PATH_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOTDIR, errno.ELOOP)
-"""Errors of paths that cannot be looked up: too long a name, or a folder that may not be entered."""
 
 
 class LazyGroup(click.Group):
@@ -96,7 +93,7 @@ def main() -> None:
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             end_without_reader()
-        if error.errno not in PATH_ERRORS or error.filename is None:
+        if not is_of_a_path(error):
             raise
         click.echo(f"Error: {error.filename}: {error.strerror}; give another path", err=True)
         sys.exit(2)
