@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.config import ConfigError, TrainingConfig, did_you_mean, read_toml, set_dotted
-from esper.control.spec import FORM, NAMES, NO_GROWTH, ControllerSpec
+from esper.control.spec import FORM, NAMES, NO_GROWTH, SAVED, ControllerSpec
 from esper.data.user_code import is_user_task, refuse_untrusted
 from esper.evaluation.alternatives import CONTROLS
 
@@ -162,7 +162,7 @@ def _read(text: str, base: Tables) -> _Draft:
     elif name == "ppo" and rest and not _is_assignment(rest):
         # ppo:RUN_FOLDER
         draft = _Draft(name, {"run": {"controller": f"checkpoint:{rest}"}})
-    elif not colon or name in ("checkpoint", "sampled", "schedule") or "=" not in rest:
+    elif not colon or name in (*SAVED, "schedule") or "=" not in rest:
         # A controller; _check_controller refuses an unknown one.
         draft = _Draft(text, {"run": {"controller": text}})
     else:
