@@ -28,10 +28,10 @@ from tests.telemetry.sample_events import updated
 DETECTOR = AnomalyDetector(AnomalyConfig(), max_grad_norm=0.5, rounds=10)
 
 
-def look(stats: UpdateStats, round_: int = 4) -> dict[str, list[AnomalyDetected]]:
+def look(stats: UpdateStats, round_: int = 4, detector: AnomalyDetector = DETECTOR) -> dict[str, list[AnomalyDetected]]:
     """Warnings about an update, by kind."""
     found: dict[str, list[AnomalyDetected]] = {}
-    for event in DETECTOR.look(PolicyUpdated(round=round_, env_steps=0, **vars(stats))):
+    for event in detector.look(PolicyUpdated(round=round_, env_steps=0, **vars(stats))):
         assert event.round == round_
         assert event.advice == KINDS[event.kind]
         assert event.found
@@ -112,6 +112,15 @@ def test_the_entropy_warning_of_each_head_fires_at_entropies_that_training_reach
     assert [event.head for event in found] == [head]
     assert found[0].measured < found[0].threshold
     assert f"head {head} " in found[0].found
+
+
+def test_a_head_whose_prior_ranks_choices_by_profit_may_be_certain() -> None:
+    agent = make_agent(32, prior=0.0, learning_rate=1e-9)
+    saturate(agent, "blueprint")
+    stats = learned(agent)
+    detector = dataclasses.replace(DETECTOR, ranked=frozenset({"blueprint"}))
+    assert "entropy_collapsed" in look(stats)
+    assert "entropy_collapsed" not in look(stats, detector=detector)
 
 
 def test_late_in_training_a_policy_may_be_certain() -> None:
