@@ -17,10 +17,10 @@ from contextlib import closing
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.compare.compute import FROZEN, INCUBATING, LEARNING, ComputeMeter, EpochKind, episodes
+from esper.compare.runner import GrowingRunner
 from esper.config import TrainingConfig
 from esper.env.make import EnvMaker
-from esper.evaluation.compute import FROZEN, INCUBATING, LEARNING, ComputeMeter, EpochKind, episodes
-from esper.evaluation.runner import GrowingRunner
 
 PARTS = ("host, training", "host, validation", "incubation", "seeds on, training", "more configurations, validation")
 

@@ -27,12 +27,12 @@ import numpy as np
 from torch import no_grad
 from torch.utils.flop_counter import FlopCounterMode
 
+from esper.agents.script import ScheduleEntry, ScriptedController
+from esper.compare.statistics import Floats, compare_pairs
 from esper.config import TrainingConfig
-from esper.control.script import ScheduleEntry, ScriptedController
 from esper.data.task import Task
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
-from esper.evaluation.statistics import Floats, compare_pairs
 from esper.hosts.host import Host
 from esper.hosts.transformer import TransformerHost
 

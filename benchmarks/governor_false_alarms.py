@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from esper.agents.names import make_controller
 from esper.config import TrainingConfig
-from esper.control.names import make_controller
 from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.system_info import summary_lines

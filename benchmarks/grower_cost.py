@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.grower_on_digits import cnn, inputs_of
+from esper.agents.controller import EnvView, PerEnvController
 from esper.config import TrainingConfig
-from esper.control.controller import EnvView, PerEnvController
 from esper.data.digits import load
 from esper.grower.env import LoopEnv
 from esper.grower.grower import Grower

@@ -19,6 +19,8 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+from esper.agents.make import controller_for
+from esper.agents.own_controller import OwnController
 from esper.config import TrainingConfig
 from esper.data.digits import load
 from esper.data.split import Split
@@ -26,8 +28,6 @@ from esper.data.task import resolve
 from esper.env.vector_env import GrowthVectorEnv
 from esper.grower.grower import Grower
 from esper.hosts.cnn import CNNHost
-from esper.rollout.controllers import controller_for
-from esper.rollout.own_controller import OwnController
 from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
 from esper.training.rng import RngStream, derive_seed

@@ -19,7 +19,7 @@ import torch
 
 import esper
 from benchmarks.planted_score import PlantedScale, planted_scale
-from esper.control.heuristic import HeuristicController
+from esper.agents.heuristic import HeuristicController
 from esper.env.planted import PlantedVectorEnv
 from esper.files.policy import find_policy
 from esper.files.system_info import describe_environment

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.planted_best import best_return
+from esper.agents.random import RandomController
 from esper.config import TrainingConfig
-from esper.control.random import RandomController
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.rollout.rollout import play_round

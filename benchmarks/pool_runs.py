@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
+from esper.compare.runner import HostResult
+from esper.compare.statistics import Floats, PairedComparison, compare_pairs
 from esper.config import ConfigError
-from esper.evaluation.runner import HostResult
-from esper.evaluation.statistics import Floats, PairedComparison, compare_pairs
 from esper.files import checkpoint
 
 BASELINES = ("none", "random", "heuristic", "plans", "schedule")

@@ -15,12 +15,12 @@ import argparse
 import numpy as np
 import torch
 
+from esper.agents.controller import Controller
+from esper.agents.plans import PlansController
+from esper.agents.ppo.agent import PPOAgent
 from esper.config import TrainingConfig
-from esper.control.controller import Controller
-from esper.control.plans import PlansController
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
-from esper.ppo.agent import PPOAgent
 from esper.rollout.pretrain import pretrain
 from esper.rollout.rollout import play_round
 from esper.spaces.action import Op

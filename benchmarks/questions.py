@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
+from esper.compare.arms import read_arms
+from esper.compare.comparison_run import ComparisonRun
+from esper.compare.runner import HostResult
+from esper.compare.statistics import compare_pairs, holm_adjusted
 from esper.data.task import Task
 from esper.data.tasks import load_task
-from esper.evaluation.arms import read_arms
-from esper.evaluation.runner import HostResult
-from esper.evaluation.statistics import compare_pairs, holm_adjusted
-from esper.run.comparison import ComparisonRun
 from esper.telemetry.event import ArmPlayed, ScoreDefined
 
 HERE = Path(__file__).parent

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from esper.agents.script import ScheduleEntry, ScriptedController
 from esper.config import TrainingConfig
-from esper.control.script import ScheduleEntry, ScriptedController
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.rollout.rollout import play_round

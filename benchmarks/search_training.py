@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from esper.compare.statistics import Floats, compare_pairs
 from esper.config import TrainingConfig
 from esper.data.task import resolve
 from esper.env.make import EnvMaker
 from esper.env.no_growth import no_growth_loop
 from esper.env.training_backend import make_trainings
-from esper.evaluation.statistics import Floats, compare_pairs
 from esper.training.execution.tiers import make_executor
 from esper.training.host_trainer import HostTrainer
 

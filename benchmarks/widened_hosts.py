@@ -28,14 +28,14 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from esper.agents.script import ScheduleEntry, ScriptedController
+from esper.compare.statistics import Floats, compare_pairs
 from esper.config import TrainingConfig
-from esper.control.script import ScheduleEntry, ScriptedController
 from esper.data import digits_table
 from esper.data.task import Task, resolve
 from esper.env.make import EnvMaker
 from esper.env.no_growth import no_growth_loop
 from esper.env.training_backend import make_trainings
-from esper.evaluation.statistics import Floats, compare_pairs
 from esper.files.grown_host import assemble
 from esper.hosts.cnn import CNNHost
 from esper.hosts.grown import KeptSeed

@@ -22,11 +22,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from esper.compare.comparison import compare_controllers
     from esper.config import ConfigError, TrainingConfig
     from esper.data.split import Split
     from esper.data.task import Augmentation, Task
     from esper.env.make import make_env
-    from esper.evaluation.comparison import compare_controllers
     from esper.files.grown_host import accuracy, export, load_host
     from esper.grower.grower import Grower
     from esper.grower.report import GrowthStep
@@ -58,7 +58,7 @@ _HOMES = {
     "Task": "esper.data.task",
     "TrainingConfig": "esper.config",
     "accuracy": "esper.files.grown_host",
-    "compare_controllers": "esper.evaluation.comparison",
+    "compare_controllers": "esper.compare.comparison",
     "export": "esper.files.grown_host",
     "find_sites": "esper.hosts.find",
     "graft": "esper.hosts.graft",

@@ -11,7 +11,7 @@ from sklearn.datasets import load_diabetes
 from torch import Tensor, nn
 
 import esper
-from esper.control.controller import EnvView, PerEnvController
+from esper.agents.controller import EnvView, PerEnvController
 from esper.spaces.action import Op
 
 EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 60

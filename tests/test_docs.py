@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from esper.agents.names import make_controller
 from esper.cli.main import group
 from esper.config import TrainingConfig
 from esper.config.files import set_dotted
-from esper.control.names import make_controller
 from esper.data.task import resolve
 from esper.data.tasks import load_task
 from esper.run.experiment import Experiment

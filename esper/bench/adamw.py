@@ -7,7 +7,8 @@ import torch
 
 from esper.bench.case import BenchArgs, BenchCase
 from esper.bench.sgd import LR, MAX_NORM, OPTIMIZERS, SIZES, gradients_of, parameters, torch_steps
-from esper.ops import AdamW, adamw_step, grad_stats
+from esper.ops.adamw import AdamW, adamw_step
+from esper.ops.grad_stats import grad_stats
 
 NAME = "adamw"
 

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from esper.bench.case import BenchArgs, BenchCase, Sizes, dtype_name
 from esper.bench.profiling import peak_megabytes
-from esper.ops import Accumulators, accumulate_, cross_entropy, cross_entropy_into
+from esper.ops.accumulators import Accumulators, accumulate_
+from esper.ops.cross_entropy import cross_entropy, cross_entropy_into
 
 NAME = "cross-entropy"
 SIZES = Sizes(

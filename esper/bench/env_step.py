@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from esper.agents.ppo.agent import PPOAgent
 from esper.bench.case import BenchArgs, BenchCase, Sizes
 from esper.bench.fixtures import VALIDATION, full_telemetry, growth_env, image_task
 from esper.bench.train_epoch import FULL
 from esper.env.vector_env import GrowthVectorEnv
-from esper.ppo.agent import PPOAgent
 from esper.rollout.rollout import Rollout
 from esper.rollout.threads import one_thread
 

@@ -18,7 +18,7 @@ from esper.env.baseline import Baseline
 from esper.env.vector_env import GrowthVectorEnv, ignore
 from esper.files.run_folder import RunFolder
 from esper.hosts.cnn import CNNHost
-from esper.ops import normalisation_table
+from esper.ops.stage_batch import normalisation_table
 from esper.show.console import ConsoleSink
 from esper.telemetry.event import Event
 from esper.telemetry.hub import TelemetryHub

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from esper.bench.case import BenchArgs, BenchCase, Sizes
-from esper.ops import grad_stats
+from esper.ops.grad_stats import grad_stats
 
 NAME = "grad-stats"
 _SMALL_SIZES = ((11, 48), (100, 48), (1000, 48))

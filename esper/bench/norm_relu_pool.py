@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.bench.case import BenchArgs, BenchCase, Size, Sizes, dtype_name
-from esper.ops import NormReluPool
+from esper.ops.norm_relu_pool import NormReluPool
 
 NAME = "norm-relu-pool"
 BLOCKS = ((8, 32), (16, 16), (32, 8))

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
+from esper.agents.ppo.agent import PPOAgent
 from esper.bench.case import BenchArgs, BenchCase, Sizes
 from esper.bench.fixtures import flat_baseline
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import EnvMaker
 from esper.env.planted import PlantedVectorEnv
-from esper.ppo.agent import PPOAgent
 from esper.rollout.pretrain import practice_env
 from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.bench.case import BenchArgs, BenchCase, Sizes
-from esper.ops import SGD, grad_stats, sgd_step
+from esper.ops.grad_stats import grad_stats
+from esper.ops.sgd import SGD, sgd_step
 
 NAME = "sgd"
 SIZES = Sizes("TENSORSxELEMENTS", ((11, 48), (11, 2304), (20, 100_000)), seconds=1.0)  # per optimizer

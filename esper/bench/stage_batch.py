@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esper.bench.case import BenchArgs, BenchCase, Sizes, dtype_name
 from esper.hosts.torchvision_shim import import_torchvision
-from esper.ops import normalisation_table, stage_images
+from esper.ops.stage_batch import normalisation_table, stage_images
 
 NAME = "stage-batch"
 SIZES = Sizes(

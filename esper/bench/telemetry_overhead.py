@@ -12,14 +12,14 @@ from functools import partial
 
 import torch
 
+from esper.agents.controller import Controller
+from esper.agents.make import controller_for
 from esper.bench.case import BenchArgs, BenchCase, Sizes
 from esper.bench.fixtures import flat_baseline, full_telemetry
 from esper.config import TrainingConfig
-from esper.control.controller import Controller
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import ignore
-from esper.rollout.controllers import controller_for
 from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
 from esper.telemetry.event import Event

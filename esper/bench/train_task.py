@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.agents.make import controller_for
 from esper.bench.case import BenchArgs, BenchCase, Size, Sizes
 from esper.bench.fixtures import growth_env
 from esper.bench.plain import LR
@@ -21,7 +22,6 @@ from esper.data.split import Split
 from esper.data.task import Task
 from esper.data.tasks import load_task
 from esper.hosts.host import Host
-from esper.rollout.controllers import controller_for
 from esper.rollout.rollout import Rollout
 from esper.rollout.threads import one_thread
 from esper.training.precision import concrete

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from esper.agents.spec import ControllerSpec
 from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launcher, rank_options
 from esper.cli.options import PATH, build_tables, check_json_file, check_resume, config_options, new_folder
 from esper.config import ConfigError, TrainingConfig
-from esper.control.spec import ControllerSpec
 from esper.errors import is_of_a_path
 
 if TYPE_CHECKING:
+    from esper.compare.arms import Arm
+    from esper.compare.comparison import ComparisonResult
+    from esper.compare.comparison_run import ComparisonRun
+    from esper.compare.folder import Part
     from esper.config.resolved import HostTrainingConfig
-    from esper.evaluation.arms import Arm
-    from esper.evaluation.comparison import ComparisonResult
-    from esper.evaluation.folder import Part
-    from esper.run.comparison import ComparisonRun
     from esper.show.console import ConsoleSink
     from esper.telemetry.event import RoundCompleted
 
@@ -105,9 +105,9 @@ def command(
     if folders and not merge:
         raise ConfigError(f"unexpected argument {folders[0]}: folders are given after --merge")
 
-    from esper.evaluation.arms import read_arms
-    from esper.evaluation.merge import merge as merge_parts
-    from esper.run.comparison import ComparisonRun, count_seeds
+    from esper.compare.arms import read_arms
+    from esper.compare.comparison_run import ComparisonRun, count_seeds
+    from esper.compare.merge import merge as merge_parts
 
     if resume is not None or merge:
         other = (resume, ranks.processes) if merge else (out,)
@@ -146,7 +146,7 @@ def command(
 
 def _part(text: str | None, json_file: Path | None) -> Part:
     """Returns the part of the comparison that is named."""
-    from esper.evaluation.folder import WHOLE, Part
+    from esper.compare.folder import WHOLE, Part
 
     if text is not None and json_file is not None:
         raise ConfigError("--json is for whole comparisons: give it to --merge, not to --part")
@@ -155,7 +155,7 @@ def _part(text: str | None, json_file: Path | None) -> Part:
 
 def is_comparison_of(folder: Path, arms: Sequence[Arm]) -> bool:
     """True if ``folder`` has a comparison of these arms."""
-    from esper.evaluation.folder import SETTINGS, ComparisonFolder
+    from esper.compare.folder import SETTINGS, ComparisonFolder
 
     if not (folder / SETTINGS).exists():
         return False
@@ -174,8 +174,8 @@ def play_comparison(
         set_up: makes it, given the progress to report, the work and the ranks.
         arms: those of a new comparison; none if it is resumed.
     """
-    from esper.evaluation.folder import SETTINGS, ComparisonFolder, resume_command
-    from esper.run.comparison import ComparisonRun
+    from esper.compare.comparison_run import ComparisonRun
+    from esper.compare.folder import SETTINGS, ComparisonFolder, resume_command
     from esper.show.live import progress_sink
 
     if ranks.processes is not None:
@@ -232,8 +232,8 @@ def _print_learned(sink: ConsoleSink, arm: str, seed: int, event: RoundCompleted
 
 def report(comparison: ComparisonRun, json_file: Path | None) -> None:
     """Prints and saves the results; if no pair is complete, prints how to resume, and of a part how to go on."""
-    from esper.evaluation.folder import RESULTS, WHOLE, resume_command
-    from esper.evaluation.table import write_report
+    from esper.compare.folder import RESULTS, WHOLE, resume_command
+    from esper.compare.table import write_report
     from esper.show.console import TerminalConsole
 
     folder, again = comparison.files.path, resume_command(comparison.files.path, comparison.arms)

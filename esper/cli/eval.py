@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
+from esper.agents.spec import ControllerSpec
 from esper.cli.compare import play_comparison
 from esper.cli.launch import RankOptions, rank_options
 from esper.cli.options import PATH, check_json_file, new_folder, put
 from esper.config import ConfigError, set_dotted
-from esper.control.spec import ControllerSpec
 
 
 @click.command("eval")
@@ -86,8 +86,8 @@ def command(
     for key, value in {"evaluation_pairs": pairs, "seed": seed, "device": device}.items():
         put(changes, "run", key, value)
 
+    from esper.compare.evaluate import arms_of, evaluate_controller, explored_file, hosts_config
     from esper.files.policy import SavedPolicy, check_target, find_policy, save_policy
-    from esper.run.evaluate import arms_of, evaluate_controller, explored_file, hosts_config
 
     played = controller if ControllerSpec.of(controller).is_code else find_policy(controller)
     if without_experience and save is None:

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
+from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig, read_toml, set_dotted
-from esper.control.spec import ControllerSpec
 from esper.data.user_code import is_user_task, refuse_untrusted
 from esper.files.claim import drop_if_empty, new_subfolder
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from esper.agents.spec import ControllerSpec
 from esper.cli.launch import RankOptions, echo_waiting, is_same, leave_to_launcher, rank_options
 from esper.cli.options import PATH, build_tables, check_resume, config_options, new_folder
 from esper.config import ConfigError, TrainingConfig, read_toml
-from esper.control.spec import ControllerSpec
 from esper.data.user_code import is_user_task
 from esper.telemetry.text import count, trained_once
 
@@ -257,7 +257,7 @@ def plain_words(summary: RunSummary) -> list[str]:
 
 def next_commands(summary: RunSummary, task: str) -> list[str]:
     """Suggests commands to run next."""
-    from esper.control.script import schedule_ships
+    from esper.agents.script import schedule_ships
 
     spec = ControllerSpec.of(summary.controller)
     if spec.learns and not summary.interrupted:

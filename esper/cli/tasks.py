@@ -10,7 +10,7 @@ from esper.cli.output import echo_folded
 @click.command("tasks")
 def command() -> None:
     """List the tasks, blueprints and controllers."""
-    from esper.control.spec import FORM, NAMES
+    from esper.agents.spec import FORM, NAMES
     from esper.data.tasks import SIMULATED, TASKS
     from esper.seeds.blueprints import BLUEPRINTS
 

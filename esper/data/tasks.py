@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from esper.agents.spec import FORM
 from esper.config import ConfigError, did_you_mean
-from esper.control.spec import FORM
 from esper.data import chars, code, digits, digits_table, images, mnist5k, tinystories
 from esper.data.task import DataOptions, Task
 from esper.data.user_code import is_user_task, refuse_untrusted, run_user_code

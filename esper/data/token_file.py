@@ -13,7 +13,7 @@ from torch import Tensor
 
 from esper.config import ConfigError
 from esper.data.shared_batches import Batch, BatchReader
-from esper.ops import stage_tokens
+from esper.ops.stage_batch import stage_tokens
 
 SCAN = 1 << 24
 """Number of tokens checked at once, 32 MiB."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from esper.agents.spec import FORM
 from esper.config import ConfigError
-from esper.control.spec import FORM
 
 Made = TypeVar("Made")
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from esper.agents.ppo.policy import Policy
 from esper.config import ConfigError
 from esper.files.atomic import write_atomic
-from esper.ppo.policy import Policy
 
 FORMAT = 6
 MARK = b"Esper checkpoint, format "

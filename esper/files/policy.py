@@ -20,14 +20,14 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
+from esper.agents.ppo.policy import Policy
+from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig, read_toml
-from esper.control.spec import ControllerSpec
 from esper.env.slot_env import SlotVectorEnv
 from esper.experience.worth import Experience
 from esper.files import checkpoint
 from esper.files.atomic import write_atomic
 from esper.files.misfits import MISFITS
-from esper.ppo.policy import Policy
 from esper.spaces.action import ActionSpec
 from esper.spaces.observation import ObservationLayout
 from esper.telemetry.text import plain

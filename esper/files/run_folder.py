@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from esper.agents.names import schedule_file
+from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig
-from esper.control.names import schedule_file
-from esper.control.spec import ControllerSpec
 from esper.files import checkpoint
 from esper.files.atomic import write_atomic, write_json
 from esper.files.system_info import describe_environment

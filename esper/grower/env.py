@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.agents.controller import Controller, PerEnvController, log_prob_of
 from esper.config.resolved import ResolvedConfig
-from esper.control.controller import Controller, PerEnvController, log_prob_of
 from esper.env.baseline import Baseline
 from esper.env.choices import flops_of_seeds, kinds_of, largest_sizes
 from esper.env.info import Info

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from esper.ops import FIELDS, GradStats, grad_stats
+from esper.ops.grad_stats import FIELDS, GradStats, grad_stats
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
+from esper.agents.controller import Controller
+from esper.agents.make import controller_for
+from esper.agents.own_controller import OwnController, loaded
+from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig
 from esper.config.resolved import ResolvedConfig
-from esper.control.controller import Controller
-from esper.control.spec import ControllerSpec
 from esper.env.choices import spec_of
 from esper.env.reporting import Reporter
 from esper.grower.averages import given_averages
@@ -39,8 +41,6 @@ from esper.hosts.layout import Layout
 from esper.hosts.seed_hook import require_finished
 from esper.hosts.site_path import SitePath
 from esper.hosts.widen import warn_unmerged
-from esper.rollout.controllers import controller_for
-from esper.rollout.own_controller import OwnController, loaded
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.spaces.action import Op
 from esper.telemetry.event import ActionTaken, Event

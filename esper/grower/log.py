@@ -8,12 +8,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from esper.agents.own_controller import OwnController
+from esper.agents.spec import ControllerSpec
 from esper.config.resolved import ResolvedConfig
-from esper.control.spec import ControllerSpec
 from esper.files.claim import claimed
 from esper.files.run_folder import EVENTS, RunFolder, require_empty
 from esper.grower.env import LoopEnv
-from esper.rollout.own_controller import OwnController
 from esper.telemetry.event import (
     BaselineMeasured,
     Event,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.hosts.host import SegmentedHost, SiteSpan, Step, row_major
-from esper.ops import NormReluPool
+from esper.ops.norm_relu_pool import NormReluPool
 from esper.seeds.place import Place
 
 FUSED_CHANNELS = 8

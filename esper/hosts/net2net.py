@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from esper.config import ConfigError
 from esper.hosts.host import Host, layers_of
-from esper.ops import NormReluPool
+from esper.ops.norm_relu_pool import NormReluPool
 
 NOISE = 0.01
 """Std of the noise on the incoming weights of copied units, in units of the std of the layer's weights, so that a copy

@@ -38,7 +38,7 @@ from esper.hosts.seed_hook import (
 from esper.hosts.site_path import SitePath
 from esper.hosts.widen import GrownInHost, merge_all, merge_sources, warn_unmerged
 from esper.lifecycle.ramps import BlendOperator
-from esper.ops import NormReluPool
+from esper.ops.norm_relu_pool import NormReluPool
 from esper.seeds.blend import Seed
 from esper.seeds.features import Features
 from esper.seeds.topologies import SPATIAL

@@ -78,7 +78,7 @@ def accumulate_(
     stats: Tensor,
     configuration: int = 0,
 ) -> None:
-    """Adds the statistics of one :func:`esper.ops.cross_entropy` to the row of an env.
+    """Adds the statistics of one :func:`~esper.ops.cross_entropy.cross_entropy` to the row of an env.
 
     Args:
         accumulators: the accumulators to update.

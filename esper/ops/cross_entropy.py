@@ -30,7 +30,7 @@ class CrossEntropy(NamedTuple):
     correct: Tensor
     """1 if the target has the largest logit, 0 if not or if it is ignored; uint8, in the shape of the targets."""
     stats: Tensor
-    """Statistics named by ``ACCUMULATOR_FIELDS``, float64 ``[5]``, for :func:`esper.ops.accumulate_`."""
+    """Statistics named by ``ACCUMULATOR_FIELDS``, float64 ``[5]``, for :func:`~esper.ops.accumulators.accumulate_`."""
 
 
 def cross_entropy(

@@ -73,7 +73,7 @@ def refuse_options(state_dict: Mapping[str, Any], fixed: Mapping[str, object], n
     for saved in state_dict["param_groups"]:
         for option, value in fixed.items():
             if saved.get(option, value) != value:
-                raise ValueError(f"saved with {option}={saved[option]!r}, and esper.ops.{name} only does {value!r}")
+                raise ValueError(f"saved with {option}={saved[option]!r}, and Esper's {name} only does {value!r}")
 
 
 def in_layout_of(parameter: Tensor, value: Tensor) -> Tensor:

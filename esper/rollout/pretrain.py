@@ -20,12 +20,12 @@ from itertools import cycle
 
 import numpy as np
 
+from esper.agents.plans import PlansController
+from esper.agents.ppo.agent import PPOAgent
 from esper.config import PPOConfig, TrainingConfig
-from esper.control.plans import PlansController
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import CHANCE, Law
 from esper.env.slot_env import SlotVectorEnv
-from esper.ppo.agent import PPOAgent
 from esper.rollout.rollout import play_round
 
 PRACTICE = 2**31 + 2**30

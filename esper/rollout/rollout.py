@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.control.controller import Controller, log_prob_of
+from esper.agents.controller import Controller, log_prob_of
+from esper.agents.ppo.agent import PPOAgent
 from esper.env.slot_env import SlotVectorEnv
-from esper.ppo.agent import PPOAgent
 
 Floats = NDArray[np.float64]
 

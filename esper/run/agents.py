@@ -13,26 +13,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.config import ConfigError, PPOConfig
-from esper.config.resolved import ResolvedConfig
-from esper.control.controller import Controller, NoGrowth, PerEnvController
-from esper.control.plans import PlansController
-from esper.control.script import shipped_schedule_fits
-from esper.env.make import EnvMaker
-from esper.env.slot_env import SlotVectorEnv
-from esper.evaluation.comparison import ArmResult, play_arms
-from esper.evaluation.runner import (
+from esper.agents.controller import Controller, NoGrowth, PerEnvController
+from esper.agents.make import controller_for
+from esper.agents.own_controller import OwnController
+from esper.agents.plans import PlansController
+from esper.agents.ppo.agent import PPOAgent
+from esper.agents.ppo.policy import Policy
+from esper.agents.ppo.update import UpdateStats
+from esper.agents.script import shipped_schedule_fits
+from esper.compare.comparison import ArmResult, play_arms
+from esper.compare.runner import (
     HostResult,
     Results,
     evaluation_work,
 )
+from esper.config import ConfigError, PPOConfig
+from esper.config.resolved import ResolvedConfig
+from esper.env.make import EnvMaker
+from esper.env.slot_env import SlotVectorEnv
 from esper.files.checkpoint import State, policy_state
-from esper.ppo.agent import PPOAgent
-from esper.ppo.policy import Policy
-from esper.ppo.update import UpdateStats
 from esper.rollout.collector import Round
-from esper.rollout.controllers import controller_for
-from esper.rollout.own_controller import OwnController
 from esper.rollout.pretrain import pretrain
 from esper.rollout.rollout import Floats, Rollout
 from esper.telemetry.event import AgentValidated, Event, PracticeRound

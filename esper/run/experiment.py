@@ -7,20 +7,20 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
+from esper.agents.own_controller import OwnController, confirmed_controller
+from esper.agents.spec import ControllerSpec
+from esper.compare.analysis import corrected
+from esper.compare.comparison import ArmResult
+from esper.compare.runner import maker_of
 from esper.config import ConfigError, TrainingConfig, read_toml
-from esper.control.spec import ControllerSpec
 from esper.data.task import Task
 from esper.data.user_code import confirmed_task
-from esper.evaluation.analysis import corrected
-from esper.evaluation.comparison import ArmResult
-from esper.evaluation.runner import maker_of
 from esper.files import checkpoint
 from esper.files.claim import claimed
 from esper.files.misfits import MISFITS
 from esper.files.run_folder import CONFIG, EVENTS, RunFolder
 from esper.files.system_info import check_device
 from esper.rollout.interrupt import interrupts_wait, termination_interrupts
-from esper.rollout.own_controller import OwnController, confirmed_controller
 from esper.rollout.threads import one_thread
 from esper.run.summary import RunSummary
 from esper.run.telemetry import RunTelemetry

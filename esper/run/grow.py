@@ -11,9 +11,10 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from esper.agents.own_controller import OwnController
+from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.config.resolved import ResolvedConfig
-from esper.control.spec import ControllerSpec
 from esper.data.task import Task
 from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv
@@ -22,7 +23,6 @@ from esper.files.grown_host import committed_network, export
 from esper.files.run_folder import CONFIG, EVENTS
 from esper.lifecycle.gates import GATES, Gates
 from esper.lifecycle.stage import SeedStage
-from esper.rollout.own_controller import OwnController
 from esper.rollout.threads import one_thread
 from esper.run.experiment import Experiment
 from esper.run.grown import Grown

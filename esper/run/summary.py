@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from esper.evaluation.analysis import ArmComparison
-from esper.evaluation.statistics import PairedComparison
+from esper.compare.analysis import ArmComparison
+from esper.compare.statistics import PairedComparison
 from esper.telemetry.score import ACCURACY, ScoreUnit
 
 

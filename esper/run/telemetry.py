@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
+from esper.agents.ppo.update import UpdateStats
+from esper.compare.analysis import ArmComparison
+from esper.compare.runner import name_score
 from esper.config.resolved import ResolvedConfig
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.training_backend import copies_held
-from esper.evaluation.analysis import ArmComparison
-from esper.evaluation.runner import name_score
 from esper.files.run_folder import RunFolder
-from esper.ppo.update import UpdateStats
 from esper.rollout.collector import Round
 from esper.run.summary import RunSummary
 from esper.run.tracking import tracking_sinks

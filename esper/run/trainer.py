@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
+from esper.agents.own_controller import OwnController
+from esper.compare.comparison import ArmResult
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
-from esper.evaluation.comparison import ArmResult
 from esper.files import checkpoint
 from esper.files.run_folder import RunFolder
 from esper.rollout.collector import Collector
 from esper.rollout.interrupt import interrupts_wait
-from esper.rollout.own_controller import OwnController
 from esper.run.agents import LEARNERS, Agent, FixedAgent
 from esper.run.best_host import BestHost
 from esper.run.checkpointing import Checkpoints

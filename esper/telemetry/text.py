@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from esper.control.spec import ControllerSpec
+from esper.agents.spec import ControllerSpec
 
 MAX_LENGTH = 200
 """Max characters shown of a name or value."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from esper.data.split import Split
 from esper.data.task import Augmentation
 from esper.hosts.inputs import select_rows
-from esper.ops import stage_images, stage_tokens
+from esper.ops.stage_batch import stage_images, stage_tokens
 
 EPOCH_BITS = 32
 """Number of bits of the epoch in the operator's epoch number, which is episode << EPOCH_BITS | epoch."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 from torch import Tensor, nn
 
-from esper.ops import grad_stats
+from esper.ops.grad_stats import grad_stats
 
 
 def finite_buffers(network: nn.Module) -> set[str]:

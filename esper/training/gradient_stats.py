@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.ops import FIELDS, GradStats
+from esper.ops.grad_stats import FIELDS, GradStats
 
 HOST = "host"
 """Name of the host among the owners of parameters and gradients; a seed has that of its slot."""
@@ -54,7 +54,7 @@ class SeedGradientCollector:
     def total(self) -> Tensor:
         """Sums of this epoch, float64 [G, F + 1], always in the same memory.
 
-        They are those of the fields named by ``esper.ops.FIELDS``, and the number of batches that overflowed.
+        They are those of ``FIELDS``, and the number of batches that overflowed.
         """
         return self._block[: len(self.names)]
 

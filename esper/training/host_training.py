@@ -14,7 +14,8 @@ from esper.data.split import Split
 from esper.data.task import Task
 from esper.hosts.host import features_at
 from esper.lifecycle.ramps import BlendStyle
-from esper.ops import SGD, AdamW
+from esper.ops.adamw import AdamW
+from esper.ops.sgd import SGD
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import Blueprint
 from esper.seeds.group_norm import guard_group_norm

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.data.objective import Objective
-from esper.ops import Accumulators, accumulate_
+from esper.ops.accumulators import Accumulators, accumulate_
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from esper.config import RunConfig
-from esper.ops import AdamW
+from esper.ops.adamw import AdamW
 from esper.training.host_training import HostTraining
 
 MIB = 2**20

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from esper.hosts.host import SiteHook
-from esper.ops import AdamW, GradStats, adamw_step, grad_stats, sgd_step
+from esper.ops.adamw import AdamW, adamw_step
+from esper.ops.grad_stats import GradStats, grad_stats
+from esper.ops.sgd import sgd_step
 from esper.seeds.blend import blend
 from esper.seeds.features import Features
 from esper.seeds.site import Role

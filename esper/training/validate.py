@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from esper.data.split import Split
 from esper.hosts.host import kept_modes
-from esper.ops import ACCUMULATOR_FIELDS
+from esper.ops.accumulators import ACCUMULATOR_FIELDS
 from esper.seeds.blend import blend
 from esper.seeds.features import Features
 from esper.seeds.site import Site

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from esper.bench.cross_entropy import public_loss
-from esper.ops import cross_entropy
+from esper.ops.cross_entropy import cross_entropy
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

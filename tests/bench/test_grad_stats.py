@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from esper.bench.grad_stats import public_statistics
-from esper.ops import grad_stats
+from esper.ops.grad_stats import grad_stats
 
 
 @pytest.mark.parametrize("joined", [True, False])

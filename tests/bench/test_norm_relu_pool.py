@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from esper.bench.norm_relu_pool import ThreeModules
-from esper.ops import NormReluPool
+from esper.ops.norm_relu_pool import NormReluPool
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

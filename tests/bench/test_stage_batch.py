@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from esper.bench.stage_batch import MEAN, STD, torchvision_pipeline
-from esper.ops import normalisation_table, stage_images
+from esper.ops.stage_batch import normalisation_table, stage_images
 
 
 def test_both_sides_normalise_images_alike() -> None:

@@ -59,7 +59,7 @@ TASK = "mine.py:make_task"
 @pytest.fixture
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparisons draw no plots, which take most of the time of a small one."""
-    monkeypatch.setattr("esper.evaluation.table.save_plots", lambda *_: [])
+    monkeypatch.setattr("esper.compare.table.save_plots", lambda *_: [])
 
 
 @pytest.fixture

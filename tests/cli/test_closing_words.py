@@ -12,8 +12,8 @@ import pytest
 
 from esper.cli.main import group
 from esper.cli.run import closing_words, next_commands, plain_words, result_lines
-from esper.evaluation.analysis import corrected
-from esper.evaluation.statistics import compare_pairs
+from esper.compare.analysis import corrected
+from esper.compare.statistics import compare_pairs
 from esper.run.summary import RunSummary
 
 BASE = [80.0 + i for i in range(10)]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from esper.compare.folder import ComparisonFolder
+from esper.compare.runner import GrowingRunner
+from esper.compare.statistics import MIN_PAIRS
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import EnvMaker
-from esper.evaluation.folder import ComparisonFolder
-from esper.evaluation.runner import GrowingRunner
-from esper.evaluation.statistics import MIN_PAIRS
 from esper.run.trainer import Trainer
 from tests.cli.conftest import TWO_EPOCHS, Esper
 
@@ -53,7 +53,7 @@ def test_by_default_there_are_pairs_enough_to_name_a_winner(esper: Esper, monkey
         asked.append(pairs)
         raise ConfigError("enough seen")
 
-    monkeypatch.setattr("esper.run.comparison.ComparisonRun", stands_in)
+    monkeypatch.setattr("esper.compare.comparison_run.ComparisonRun", stands_in)
     assert esper("compare", *PLANTED, "--arm", "none", "--arm", "random").code == 2
     assert asked[0] >= MIN_PAIRS
     assert TrainingConfig().run.evaluation_pairs >= MIN_PAIRS

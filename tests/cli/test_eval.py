@@ -99,7 +99,7 @@ def test_results_are_printed_even_if_they_cannot_be_written(
     def full(*_arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("esper.evaluation.table.write_atomic", full)
+    monkeypatch.setattr("esper.compare.table.write_atomic", full)
     found = esper("eval", str(run), "--pairs", "1")
     assert (found.code, found.err) == (1, "Error: [Errno 28] No space left on device\n")
     assert "Committed hosts of planted" in found.out
@@ -115,7 +115,7 @@ def test_expected_errors_are_shown_without_a_traceback(
     def breaks(*_arguments: object, **_names: object) -> None:
         raise error
 
-    monkeypatch.setattr("esper.evaluation.runner.play_round", breaks)
+    monkeypatch.setattr("esper.compare.runner.play_round", breaks)
     found = esper("eval", str(run))
     assert found.code == 1
     assert found.err == f"Error: {error}\n"
@@ -213,7 +213,7 @@ def test_ctrl_c_ends_it(esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
     def interrupted(*_arguments: Any, **_more: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("esper.evaluation.runner.play_round", interrupted)
+    monkeypatch.setattr("esper.compare.runner.play_round", interrupted)
     found = esper("eval", str(run))
     assert (found.code, found.err.strip()) == (130, "Interrupted.")
     assert "To continue: esper compare --resume runs/eval-planted-" in found.out

@@ -22,10 +22,10 @@ from esper.cli import launch
 from esper.cli.compare import is_comparison_of
 from esper.cli.launch import LAUNCHED, RankOptions, codes_of_first, fitting, how_ranks_ended, several_pay
 from esper.cli.run import episodes_of, is_run_of
+from esper.compare.arms import read_arms
+from esper.compare.comparison_run import ComparisonRun
 from esper.config import TrainingConfig
-from esper.evaluation.arms import read_arms
 from esper.files import checkpoint
-from esper.run.comparison import ComparisonRun
 from esper.training.execution.messages import RankLost
 from esper.training.execution.ranks import RunRanks
 from tests.cli.child import start

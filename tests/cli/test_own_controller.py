@@ -13,7 +13,7 @@ from tests.cli.conftest import Esper, executed
 pytestmark = pytest.mark.usefixtures("no_plots")
 
 MINE = """
-from esper.control.heuristic import HeuristicController
+from esper.agents.heuristic import HeuristicController
 
 
 def make_controller(env):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from esper.agents.spec import NAMES
 from esper.config import ConfigError
-from esper.control.spec import NAMES
 from esper.data.tasks import SIMULATED, TASKS
 from esper.files.grown_host import load_host
 from esper.seeds.blueprints import BLUEPRINTS

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.ops import AdamW, adamw_step, grad_stats
+from esper.ops.adamw import AdamW, adamw_step
+from esper.ops.grad_stats import grad_stats
 from tests.cuda.cases import with_sanitizer
 from tests.cuda.test_sgd import CHUNK, on
 from tests.emulation.device import KernelDevice

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.ops import Accumulators, accumulate_, cross_entropy, cross_entropy_into
+from esper.ops.accumulators import Accumulators, accumulate_
+from esper.ops.cross_entropy import cross_entropy, cross_entropy_into
 from tests.cuda.cases import with_sanitizer
 from tests.emulation.device import KernelDevice
 from tests.ops.cross_entropy_twin import cross_entropy_twin, difficult_rows

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from esper.agents.random import RandomController
 from esper.config import TrainingConfig
-from esper.control.random import RandomController
 from esper.env.make import make_env
 from tests.core_helpers import EASY_GATES
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.ops import grad_stats
+from esper.ops.grad_stats import grad_stats
 from tests.cuda.cases import with_sanitizer
 from tests.emulation.device import KernelDevice
 from tests.ops.twins import grad_stats_twin

@@ -7,21 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.ops import (
-    SGD,
-    Accumulators,
-    AdamW,
-    NormReluPool,
-    accumulate_,
-    adamw_step,
-    cross_entropy,
-    cross_entropy_into,
-    grad_stats,
-    norm_relu_pool,
-    normalisation_table,
-    sgd_step,
-    stage_images,
-)
+from esper.ops.accumulators import Accumulators, accumulate_
+from esper.ops.adamw import AdamW, adamw_step
+from esper.ops.cross_entropy import cross_entropy, cross_entropy_into
+from esper.ops.grad_stats import grad_stats
+from esper.ops.norm_relu_pool import NormReluPool, norm_relu_pool
+from esper.ops.sgd import SGD, sgd_step
+from esper.ops.stage_batch import normalisation_table, stage_images
 from tests.cuda.test_cross_entropy import assert_equals_twin as assert_equals_cross_entropy_twin
 from tests.cuda.test_cross_entropy import sample
 from tests.emulation.device import GPU

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 import torch
 
-from esper.ops import NormReluPool, norm_relu_pool
+from esper.ops.norm_relu_pool import NormReluPool, norm_relu_pool
 from tests.cuda.cases import with_sanitizer
 from tests.emulation.device import KernelDevice
 from tests.ops.norm_relu_pool_cases import (

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from esper.ops import SGD, grad_stats, sgd_step
+from esper.ops.grad_stats import grad_stats
+from esper.ops.sgd import SGD, sgd_step
 from tests.cuda.cases import with_sanitizer
 from tests.emulation.device import KernelDevice
 from tests.ops.test_sgd import OPTIONS, assert_same, parameters, set_gradients

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.ops import normalisation_table, stage_images, stage_tokens
+from esper.ops.stage_batch import normalisation_table, stage_images, stage_tokens
 from tests.cuda.cases import with_sanitizer
 from tests.emulation.device import KernelDevice
 from tests.ops.stage_batch_twin import stage_images_twin

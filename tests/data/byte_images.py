@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from esper.data.split import Split
-from esper.ops import normalisation_table
+from esper.ops.stage_batch import normalisation_table
 from tests.training.byte_images import byte_digits
 
 CPU = torch.device("cpu")

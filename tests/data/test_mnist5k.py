@@ -12,7 +12,7 @@ import torch
 from esper.config import ConfigError, TrainingConfig
 from esper.data.tasks import build_host, load_task
 from esper.env.make import make_env
-from esper.ops import NormReluPool
+from esper.ops.norm_relu_pool import NormReluPool
 
 SPLITS = ("train", "validation", "test")
 

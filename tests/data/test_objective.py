@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from esper.config import ConfigError
 from esper.data.objective import PAD, ClassObjective, SampleObjective, class_accuracy, class_losses, make_objective
-from esper.ops import ACCUMULATOR_FIELDS, Accumulators
+from esper.ops.accumulators import ACCUMULATOR_FIELDS, Accumulators
 
 GENERATOR = torch.Generator().manual_seed(0)
 TARGETS = torch.randn(6, 2, generator=GENERATOR)

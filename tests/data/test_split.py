@@ -51,7 +51,7 @@ WRONG = {
     "no channels": (changed(x=GOOD.x[..., 0]), r"not torch.uint8 of shape \(4, 6, 6\)"),
     "text": (changed(y=torch.zeros(4, 2, dtype=torch.int64)), r"targets \[N\]; not .* and \(4, 2\)"),
     "table of one channel": (changed(table=torch.zeros(1, 256)), r"of shape \(1, 256\); images of 3 channels need"),
-    "table of float64": (changed(table=torch.zeros(3, 256).double()), "see esper.ops.normalisation_table"),
+    "table of float64": (changed(table=torch.zeros(3, 256).double()), "see esper.ops.stage_batch.normalisation_table"),
     "channels first": (changed(x=torch.zeros(4, 3, 32, 32, dtype=torch.uint8)), r"images of 32 channels need"),
     "permuted": (
         changed(x=torch.zeros(4, 3, 6, 6, dtype=torch.uint8).permute(0, 2, 3, 1)),

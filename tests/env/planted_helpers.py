@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.agents.controller import Controller
 from esper.config import TrainingConfig
-from esper.control.controller import Controller
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.spaces.action import Op

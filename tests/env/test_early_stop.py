@@ -10,14 +10,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from esper.agents.ppo.agent import PPOAgent
+from esper.agents.random import RandomController
 from esper.config import ConfigError, Durations, PPOConfig, TrainingConfig
-from esper.control.random import RandomController
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.env.single import SingleEnv
 from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.stage import SeedStage as S
-from esper.ppo.agent import PPOAgent
 from esper.rewards.modes import MODES, POTENTIALS
 from esper.rollout.rollout import play_round
 from esper.telemetry.event import EpisodeCompleted

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sb3_contrib import MaskablePPO
 from stable_baselines3.common.vec_env import VecNormalize
 
-from esper.control.random import RandomController
+from esper.agents.random import RandomController
 from esper.env.flat_action import FlatActionVector
 from esper.env.planted import PlantedVectorEnv
 from esper.env.sb3 import SB3VecEnv

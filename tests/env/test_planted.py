@@ -8,11 +8,11 @@ import pytest
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from esper.agents.controller import Controller, NoGrowth
+from esper.agents.heuristic import HeuristicController
+from esper.agents.random import RandomController
+from esper.agents.script import ScriptedController, read_schedule, shipped_schedule
 from esper.config import ConfigError, TrainingConfig
-from esper.control.controller import Controller, NoGrowth
-from esper.control.heuristic import HeuristicController
-from esper.control.random import RandomController
-from esper.control.script import ScriptedController, read_schedule, shipped_schedule
 from esper.data.tasks import load_task
 from esper.env.make import make_env
 from esper.env.planted import PlantedVectorEnv

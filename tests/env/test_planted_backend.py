@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from esper.agents.controller import NoGrowth
 from esper.config import TrainingConfig
-from esper.control.controller import NoGrowth
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_backend import PlantedBackend
 from esper.env.planted_law import Law

@@ -12,8 +12,8 @@ from scipy.stats import spearmanr
 
 from benchmarks.planted_best import Best, Schedule, best_return, edits, play
 from benchmarks.planted_score import PlantedScale, planted_scale
+from esper.agents.heuristic import HeuristicController
 from esper.config import TrainingConfig
-from esper.control.heuristic import HeuristicController
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.env.state import Floats

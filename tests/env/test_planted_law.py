@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from esper.control.controller import NoGrowth
+from esper.agents.controller import NoGrowth
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.spaces.action import Op

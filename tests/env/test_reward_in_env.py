@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from esper.agents.controller import NoGrowth
+from esper.agents.random import RandomController
+from esper.agents.script import ScriptedController, read_schedule, shipped_schedule
 from esper.attribution.counterfactual import ALL_OFF
 from esper.config import Durations, TrainingConfig
-from esper.control.controller import NoGrowth
-from esper.control.random import RandomController
-from esper.control.script import ScriptedController, read_schedule, shipped_schedule
 from esper.data.tasks import load_task
 from esper.env.state import Bools, Floats
 from esper.env.vector_env import GrowthVectorEnv

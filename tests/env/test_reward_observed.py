@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from esper.agents.controller import Controller
+from esper.agents.random import RandomController
+from esper.agents.script import ScriptedController, read_schedule, shipped_schedule
 from esper.config import Durations, RewardConfig, TrainingConfig
-from esper.control.controller import Controller
-from esper.control.random import RandomController
-from esper.control.script import ScriptedController, read_schedule, shipped_schedule
 from esper.env.planted import PlantedVectorEnv
 from esper.env.slot_env import SlotVectorEnv
 from esper.rewards.modes import MODES

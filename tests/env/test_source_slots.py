@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import esper
+from esper.agents.script import ScheduleEntry, ScriptedController
 from esper.config import ConfigError
-from esper.control.script import ScheduleEntry, ScriptedController
 from esper.data import digits_table
 from esper.data.task import resolve
 from esper.env.vector_env import GrowthVectorEnv

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from esper.agents.heuristic import HeuristicController
+from esper.agents.random import RandomController
 from esper.config import TrainingConfig
-from esper.control.heuristic import HeuristicController
-from esper.control.random import RandomController
 from esper.data.task import Task
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law

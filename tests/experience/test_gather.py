@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from esper.agents.controller import Controller
+from esper.agents.names import make_controller
 from esper.config import TrainingConfig
-from esper.control.controller import Controller
-from esper.control.names import make_controller
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.experience.gather import ERROR, MEAN, WORTH

@@ -17,12 +17,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings, strategies
 
+from esper.agents.make import controller_for
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import make_env
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.files import checkpoint
-from esper.rollout.controllers import controller_for
 from esper.rollout.rollout import play_round
 from esper.run.experiment import Experiment
 from esper.telemetry.event import RunResumed

@@ -13,8 +13,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from esper.agents.script import SCHEDULES, encode, read_schedule
 from esper.config import ConfigError, TrainingConfig, read_toml, set_dotted
-from esper.control.script import SCHEDULES, encode, read_schedule
 from esper.data.task import resolve
 from esper.data.tasks import load_task
 from esper.files.grown_host import committed_network, export, load_host

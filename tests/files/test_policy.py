@@ -14,12 +14,12 @@ import pytest
 import safetensors.torch
 import torch
 
+from esper.agents.make import controller_for
 from esper.cli.options import build_tables
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import make_env
 from esper.files import checkpoint
 from esper.files.policy import HEADER, PRETRAINED, Facts, command_of, digest, find_policy, save_policy
-from esper.rollout.controllers import controller_for
 from esper.rollout.rollout import play_round
 from esper.run.experiment import Experiment
 from esper.run.grow import grow

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.agents.controller import EnvView, PerEnvController
+from esper.agents.own_controller import OwnController
 from esper.config import TrainingConfig
-from esper.control.controller import EnvView, PerEnvController
 from esper.grower.env import LoopEnv
 from esper.grower.grower import Grower
 from esper.grower.report import GrowthStep
-from esper.rollout.own_controller import OwnController
 from esper.spaces.action import Op
 
 SITES = {"r0c0": "body.0", "r0c1": "body.2"}

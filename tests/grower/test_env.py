@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from esper.control.heuristic import HeuristicController
+from esper.agents.heuristic import HeuristicController
+from esper.agents.own_controller import OwnController
 from esper.grower.env import LoopEnv
 from esper.grower.grower import Grower
-from esper.rollout.own_controller import OwnController
 from tests.grower.loops import Loop, same, scores, stages, weights
 
 

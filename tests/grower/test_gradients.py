@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.grower.gradients import Aside, _joined, measurable, measure
-from esper.ops import grad_stats
+from esper.ops.grad_stats import grad_stats
 from tests.grower.loops import Loop, X, Y
 
 CPU = torch.device("cpu")

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from esper.agents.heuristic import HeuristicController
 from esper.cli.main import group
 from esper.config import ConfigError
-from esper.control.heuristic import HeuristicController
 from esper.show.read import open_run
 from esper.telemetry import event as events
 from tests.grower.loops import Loop, scores, weights

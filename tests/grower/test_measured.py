@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.agents.controller import EnvView, PerEnvController
 from esper.config import TrainingConfig
-from esper.control.controller import EnvView, PerEnvController
 from esper.grower.grower import Grower
 from esper.grower.report import GrowthStep
 from esper.lifecycle.stage import SeedStage

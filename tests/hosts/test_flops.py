@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional
 
 from esper.hosts.flops import counting
-from esper.ops import NormReluPool
+from esper.ops.norm_relu_pool import NormReluPool
 
 
 def test_a_multiplication_and_an_addition_are_two_operations() -> None:

@@ -21,7 +21,7 @@ from esper.hosts import cnn
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft
 from esper.lifecycle.stage import SeedStage as S
-from esper.ops import NormReluPool
+from esper.ops.norm_relu_pool import NormReluPool
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.features import Features
 from esper.training.snapshot import Snapshot, ValidationRecord

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
-from esper.control.script import ScheduleEntry, ScriptedController
+from esper.agents.script import ScheduleEntry, ScriptedController
 from esper.data.task import Task
 from esper.env.make import EnvMaker
 from esper.files.grown_host import committed_network, export, load_host

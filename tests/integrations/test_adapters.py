@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from esper.compare.arms import read_arms
+from esper.compare.comparison_run import ComparisonRun
 from esper.data.task import Task
 from esper.data.tasks import load_task
-from esper.evaluation.arms import read_arms
 from esper.hosts.adapted import ADAPTER, AdaptedHost, import_peft, size_of_rank
 from esper.hosts.graft import graft
 from esper.hosts.transformer import TransformerHost
-from esper.run.comparison import ComparisonRun
 
 pytest.importorskip("peft", reason="PEFT is not installed; see the extra integrations")
 peft = import_peft()

@@ -28,10 +28,10 @@ MUTANTS: dict[str, list[Fault]] = {
     "C3": [
         Fault(
             "the rollout stores log-probabilities of raw observations",
-            "esper/ppo/agent.py",
+            "esper/agents/ppo/agent.py",
             "observation=seen,",
             "observation=raw,",
-            "tests/ppo/test_agent.py::test_replay_reproduces_log_probabilities",
+            "tests/agents/ppo/test_agent.py::test_replay_reproduces_log_probabilities",
         ),
     ],
     "C4": [
@@ -73,10 +73,10 @@ MUTANTS: dict[str, list[Fault]] = {
     "H4": [
         Fault(
             "statistics of observations change within a round",
-            "esper/ppo/policy.py",
+            "esper/agents/ppo/policy.py",
             "        seen = self.observations.normalize(raw)\n",
             "        self.observations.update(raw)\n        seen = self.observations.normalize(raw)\n",
-            "tests/ppo/test_agent.py::test_statistics_are_frozen_within_a_round_and_updated_once_after_it",
+            "tests/agents/ppo/test_agent.py::test_statistics_are_frozen_within_a_round_and_updated_once_after_it",
         ),
     ],
     "H5": [

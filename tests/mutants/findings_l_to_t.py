@@ -70,10 +70,10 @@ MUTANTS: dict[str, list[Fault]] = {
     "L7": [
         Fault(
             "the health of a gradient norm is all or nothing",
-            "esper/ppo/update.py",
+            "esper/agents/ppo/update.py",
             "    return max(0.0, 1 - max(below, above, 0.0) / 2)",
             "    return float(max(below, above, 0.0) == 0)",
-            "tests/ppo/test_update.py::test_gradient_health_is_continuous",
+            "tests/agents/ppo/test_update.py::test_gradient_health_is_continuous",
         ),
     ],
     "L8": [
@@ -117,17 +117,17 @@ MUTANTS: dict[str, list[Fault]] = {
     "G1": [
         Fault(
             "an illegal choice has no logit at all",
-            "esper/ppo/distribution.py",
+            "esper/agents/ppo/distribution.py",
             "MASKED_LOGIT = -1e4",
             'MASKED_LOGIT = float("-inf")',
-            "tests/ppo/test_distribution.py::test_an_illegal_choice_breaks_no_gradient",
+            "tests/agents/ppo/test_distribution.py::test_an_illegal_choice_breaks_no_gradient",
         ),
         Fault(
             "rewards are shifted",
-            "esper/ppo/agent.py",
+            "esper/agents/ppo/agent.py",
             "        scaled = reward / self.rewards.scale",
             "        scaled = (reward - reward.mean()) / self.rewards.scale",
-            "tests/ppo/test_agent.py::test_rewards_are_divided_and_never_shifted",
+            "tests/agents/ppo/test_agent.py::test_rewards_are_divided_and_never_shifted",
         ),
         Fault(
             "statistics are those of scaled gradients",

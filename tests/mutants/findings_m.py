@@ -29,34 +29,34 @@ MUTANTS: dict[str, list[Fault]] = {
     "M3": [
         Fault(
             "a large step is taken all the same",
-            "esper/ppo/update.py",
+            "esper/agents/ppo/update.py",
             '            if measured["approx_kl"] > config.kl_stop * config.target_kl:',
             '            if measured["approx_kl"] > 1e6 * config.kl_stop * config.target_kl:',
-            "tests/ppo/test_agent.py::test_a_large_step_stops_at_the_kl_target",
+            "tests/agents/ppo/test_agent.py::test_a_large_step_stops_at_the_kl_target",
         ),
         Fault(
             "an update takes the whole round at once",
-            "esper/ppo/update.py",
+            "esper/agents/ppo/update.py",
             "order.tensor_split(n_minibatches)",
             "order.tensor_split(1)",
-            "tests/ppo/test_update.py::test_an_update_passes_over_whole_sequences_several_times",
+            "tests/agents/ppo/test_update.py::test_an_update_passes_over_whole_sequences_several_times",
         ),
     ],
     "M4": [
         Fault(
             "a truncated episode bootstraps from the next episode",
-            "esper/ppo/buffer.py",
+            "esper/agents/ppo/buffer.py",
             "torch.where(truncated[t], final_values[t], next_value)",
             "next_value",
-            "tests/ppo/test_buffer.py::test_equals_the_reference",
+            "tests/agents/ppo/test_buffer.py::test_equals_the_reference",
         ),
         Fault(
             "the last value forgets the recurrent state",
-            "esper/ppo/policy.py",
+            "esper/agents/ppo/policy.py",
             "        scene, _ = self._look(seen)\n        return",
             "        scene, _ = self.network.encode(seen[None], self.state, torch.ones_like(self.starts[None]))\n"
             "        return",
-            "tests/ppo/test_agent.py::test_truncation_bootstraps_from_the_state_and_the_memory_after_the_action",
+            "tests/agents/ppo/test_agent.py::test_truncation_bootstraps_from_the_state_and_the_memory_after_the_action",
         ),
     ],
     "M5": [
@@ -153,24 +153,24 @@ MUTANTS: dict[str, list[Fault]] = {
     "M14": [
         Fault(
             "a flipped sign counts only if it is more extreme",
-            "esper/evaluation/statistics.py",
+            "esper/compare/statistics.py",
             ">= abs(values.sum()) - tolerance",
             "> abs(values.sum()) + tolerance",
-            "tests/evaluation/test_statistics.py::test_sign_flip_known_values",
+            "tests/compare/test_statistics.py::test_sign_flip_known_values",
         ),
         Fault(
             "p values are not corrected",
-            "esper/evaluation/statistics.py",
+            "esper/compare/statistics.py",
             "factors * values[order]",
             "values[order]",
-            "tests/evaluation/test_statistics.py::test_holm_known_values",
+            "tests/compare/test_statistics.py::test_holm_known_values",
         ),
         Fault(
             "arms are played one after the other",
-            "esper/evaluation/runner.py",
+            "esper/compare/runner.py",
             "name = ready[order.integers(len(ready))]",
             "name = ready[0 * order.integers(len(ready))]",
-            "tests/evaluation/test_runner.py::test_rounds_are_interleaved_in_random_order",
+            "tests/compare/test_runner.py::test_rounds_are_interleaved_in_random_order",
         ),
     ],
     "M15": [
@@ -188,7 +188,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/telemetry/anomaly.py",
             "        high = self.limits.ratio_high\n",
             "        high = 10.0\n",
-            "tests/ppo/test_anomaly.py::test_every_limit_is_in_the_configuration",
+            "tests/agents/ppo/test_anomaly.py::test_every_limit_is_in_the_configuration",
         ),
     ],
     "M17": [
@@ -219,10 +219,10 @@ MUTANTS: dict[str, list[Fault]] = {
     "M19": [
         Fault(
             "the heuristic plants in the first slot only",
-            "esper/control/heuristic.py",
+            "esper/agents/heuristic.py",
             "sorted(self.spec.slots, key=failures.count)",
             "self.spec.slots[:1]",
-            "tests/control/test_heuristic.py::test_the_heuristic_fills_every_slot",
+            "tests/agents/test_heuristic.py::test_the_heuristic_fills_every_slot",
         ),
     ],
     "M20": [
@@ -237,10 +237,10 @@ MUTANTS: dict[str, list[Fault]] = {
     "M21": [
         Fault(
             "observations outlive their round",
-            "esper/ppo/buffer.py",
+            "esper/agents/ppo/buffer.py",
             "    def clear(self) -> None:\n        self._steps.clear()\n",
             "    def clear(self) -> None:\n        self._steps = list(self._steps)\n",
-            "tests/ppo/test_policy.py::test_raw_observations_are_kept_in_the_rollout_and_go_with_it",
+            "tests/agents/ppo/test_policy.py::test_raw_observations_are_kept_in_the_rollout_and_go_with_it",
         ),
     ],
     "M22": [

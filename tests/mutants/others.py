@@ -247,25 +247,25 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "the rule tries seeds before those that need no trial",
-            "esper/control/heuristic.py",
+            "esper/agents/heuristic.py",
             'for slot, name in possible if view.choice(slot, name, "at_once")]',
             "for slot, name in possible[:0]]",
-            "tests/control/test_heuristic.py::test_the_heuristic_plants_first_what_is_a_part_of_the_host_at_once",
+            "tests/agents/test_heuristic.py::test_the_heuristic_plants_first_what_is_a_part_of_the_host_at_once",
         ),
         Fault(
             "the rule blends the first of several seeds",
-            "esper/control/heuristic.py",
+            "esper/agents/heuristic.py",
             "return max(tried, key=gain_for_price)",
             "return tried[0]",
-            "tests/control/test_heuristic.py"
+            "tests/agents/test_heuristic.py"
             "::test_of_several_seeds_the_one_that_gains_most_for_its_price_is_blended_first",
         ),
         Fault(
             "a planting does not end a plateau",
-            "esper/control/plateau.py",
+            "esper/agents/plateau.py",
             "            self.best[env] = self.best[env][-1:]\n",
             "            pass\n",
-            "tests/control/test_plateau.py::test_after_a_planting_plateau_waits_for_the_next_plateau",
+            "tests/agents/test_plateau.py::test_after_a_planting_plateau_waits_for_the_next_plateau",
         ),
         Fault(
             "a Grower scores the model without each kept seed",
@@ -276,10 +276,10 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "the rule counts blueprints that do not fit",
-            "esper/control/heuristic.py",
+            "esper/agents/heuristic.py",
             "for name in self.spec.offers(slot)}",
             "for name in self.spec.blueprints}",
-            "tests/control/test_heuristic.py::test_the_heuristic_chooses_by_size_among_the_blueprints_that_fit_in_the_slot",
+            "tests/agents/test_heuristic.py::test_the_heuristic_chooses_by_size_among_the_blueprints_that_fit_in_the_slot",
         ),
         Fault(
             "a seed that is kept at once is in no history",
@@ -343,10 +343,10 @@ MUTANTS: dict[str, list[Fault]] = {
     "runs and comparisons": [
         Fault(
             "arms learn in one order",
-            "esper/run/seed_comparison.py",
+            "esper/compare/seed_comparison.py",
             "for place in self.order.permutation(len(experiments)):",
             "for place in range(len(experiments)):",
-            "tests/run/test_seed_comparison.py::test_the_arms_learn_in_turns_on_the_same_hosts",
+            "tests/compare/test_seed_comparison.py::test_the_arms_learn_in_turns_on_the_same_hosts",
         ),
         Fault(
             "agents are chosen on hosts that they learned from",
@@ -372,10 +372,10 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a resumed comparison follows the file of today",
-            "esper/evaluation/folder.py",
+            "esper/compare/folder.py",
             "return arm.controller if copy is None else arm.spec.following(copy)",
             "return arm.controller",
-            "tests/run/test_comparison.py::test_a_comparison_follows_what_it_began_with_from_anywhere[schedule]",
+            "tests/compare/test_comparison_run.py::test_a_comparison_follows_what_it_began_with_from_anywhere[schedule]",
         ),
         Fault(
             "a quota of the process's own group counts alone",
@@ -395,24 +395,24 @@ MUTANTS: dict[str, list[Fault]] = {
     "numbers": [
         Fault(
             "advantages are not discounted",
-            "esper/ppo/buffer.py",
+            "esper/agents/ppo/buffer.py",
             "following = delta + gamma * lam * torch",
             "following = delta + lam * torch",
-            "tests/ppo/test_buffer.py::test_equals_the_reference",
+            "tests/agents/ppo/test_buffer.py::test_equals_the_reference",
         ),
         Fault(
             "the ratio is clipped on one side",
-            "esper/ppo/update.py",
+            "esper/agents/ppo/update.py",
             "ratio.clamp(1 - config.clip, 1 + config.clip)",
             "ratio.clamp(max=1 + config.clip)",
-            "tests/ppo/test_update.py::test_clipped_objective",
+            "tests/agents/ppo/test_update.py::test_clipped_objective",
         ),
         Fault(
             "an interval is that of the normal distribution",
-            "esper/evaluation/statistics.py",
+            "esper/compare/statistics.py",
             "quantile * math.sqrt(n / (n - 1))",
             "scipy.stats.norm.ppf((1 - level) / 2)",
-            "tests/evaluation/test_statistics.py::test_interval_matches_the_enumerated_bootstrap",
+            "tests/compare/test_statistics.py::test_interval_matches_the_enumerated_bootstrap",
         ),
         Fault(
             "an interaction leaves out the network without both",

@@ -31,10 +31,10 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "the agent learns from numbers that are not finite",
-            "esper/ppo/agent.py",
+            "esper/agents/ppo/agent.py",
             "        if broken:  #",
             "        if broken < 0:  #",
-            "tests/ppo/test_anomaly.py::test_a_number_that_is_not_finite_changes_nothing_and_is_reported",
+            "tests/agents/ppo/test_anomaly.py::test_a_number_that_is_not_finite_changes_nothing_and_is_reported",
         ),
     ],
     "trap 3": [
@@ -198,29 +198,29 @@ MUTANTS: dict[str, list[Fault]] = {
     "trap 17": [
         Fault(
             "the rollout holds raw observations in place of normalised ones",
-            "esper/ppo/agent.py",
+            "esper/agents/ppo/agent.py",
             "observation=seen,",
             "observation=raw,",
-            "tests/ppo/test_agent.py::test_the_rollout_stores_the_observations_that_were_acted_on",
+            "tests/agents/ppo/test_agent.py::test_the_rollout_stores_the_observations_that_were_acted_on",
         ),
     ],
     "trap 18": [
         Fault(
             "an update takes one step",
-            "esper/ppo/update.py",
+            "esper/agents/ppo/update.py",
             "    for _ in range(config.update_epochs):",
             "    for _ in range(1):",
-            "tests/ppo/test_agent.py::test_an_update_takes_several_steps_and_the_ratio_moves",
+            "tests/agents/ppo/test_agent.py::test_an_update_takes_several_steps_and_the_ratio_moves",
         ),
     ],
     "trap 19": [
         Fault(
             "every choice has a floor",
-            "esper/ppo/distribution.py",
+            "esper/agents/ppo/distribution.py",
             "        self.log_probs = torch.log_softmax(masked, dim=-1)",
             "        chances = torch.softmax(masked, dim=-1)\n"
             "        self.log_probs = (0.9 * chances + 0.1 / legal.shape[-1]).log()",
-            "tests/ppo/test_distribution.py::test_an_unlikely_choice_has_no_floor",
+            "tests/agents/ppo/test_distribution.py::test_an_unlikely_choice_has_no_floor",
         ),
     ],
     "trap 20": [
@@ -251,10 +251,10 @@ MUTANTS: dict[str, list[Fault]] = {
     "trap 22": [
         Fault(
             "the horizon is bootstrapped",
-            "esper/ppo/buffer.py",
+            "esper/agents/ppo/buffer.py",
             "torch.where(terminated[t], 0.0, bootstrap)",
             "torch.where(terminated[t], next_value, bootstrap)",
-            "tests/ppo/test_buffer.py::test_a_fixed_horizon_is_terminal_and_truncation_bootstraps",
+            "tests/agents/ppo/test_buffer.py::test_a_fixed_horizon_is_terminal_and_truncation_bootstraps",
         ),
         Fault(
             "a truncated episode is paid the outcome",
@@ -297,32 +297,32 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/telemetry/anomaly.py",
             "choices >= limits.min_choices and entropy < limits.entropy",
             "choices >= limits.min_choices and entropy < -limits.entropy",
-            "tests/ppo/test_anomaly.py::test_the_entropy_warning_of_each_head_fires_at_entropies_that_training_reaches",
+            "tests/agents/ppo/test_anomaly.py::test_the_entropy_warning_of_each_head_fires_at_entropies_that_training_reaches",
         ),
         Fault(
             "entropy is not relative to the number of options",
-            "esper/ppo/distribution.py",
+            "esper/agents/ppo/distribution.py",
             "/ highest * (options > 1)",
             "/ 1.0",
-            "tests/ppo/test_policy.py::test_entropies_can_reach_both_ends",
+            "tests/agents/ppo/test_policy.py::test_entropies_can_reach_both_ends",
         ),
     ],
     "trap 27": [
         Fault(
             "the heuristic keeps nothing",
-            "esper/control/heuristic.py",
+            "esper/agents/heuristic.py",
             'contribution = 10 * view.slot(slot, "contribution")',
             "contribution = -1e9",
-            "tests/control/test_heuristic.py::test_the_heuristic_fossilizes_what_contributes",
+            "tests/agents/test_heuristic.py::test_the_heuristic_fossilizes_what_contributes",
         ),
     ],
     "trap 28": [
         Fault(
             "the larger mean wins",
-            "esper/evaluation/statistics.py",
+            "esper/compare/statistics.py",
             "        if self.few or not significant:",
             "        if self.few:",
-            "tests/evaluation/test_statistics.py::test_the_larger_average_is_no_winner_by_itself",
+            "tests/compare/test_statistics.py::test_the_larger_average_is_no_winner_by_itself",
         ),
     ],
     "trap 29": [
@@ -337,10 +337,10 @@ MUTANTS: dict[str, list[Fault]] = {
     "trap 30": [
         Fault(
             "a resumed agent draws its minibatches anew",
-            "esper/ppo/agent.py",
+            "esper/agents/ppo/agent.py",
             '        self.generator.set_state(state["generator"])\n',
             "",
-            "tests/ppo/test_agent.py::test_state_round_trip_goes_on_with_the_same_bits",
+            "tests/agents/ppo/test_agent.py::test_state_round_trip_goes_on_with_the_same_bits",
         ),
     ],
 }

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper.ops import norm_relu_pool
+from esper.ops.norm_relu_pool import norm_relu_pool
 from tests.ops.twins import norm_relu_pool_twin
 
 DTYPES = (torch.float32, torch.bfloat16)

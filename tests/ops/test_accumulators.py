@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from esper.ops import ACCUMULATOR_FIELDS, Accumulators, accumulate_, cross_entropy, cross_entropy_into
+from esper.ops.accumulators import ACCUMULATOR_FIELDS, Accumulators, accumulate_
+from esper.ops.cross_entropy import cross_entropy, cross_entropy_into
 from tests.ops.test_cross_entropy import sample
 
 

@@ -1,4 +1,4 @@
-"""`esper.ops.AdamW` on the CPU: the steps of `torch.optim.AdamW`, with clipping and skipping read from memory."""
+"""Esper's AdamW on the CPU: the steps of `torch.optim.AdamW`, with clipping and skipping read from memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.ops import AdamW, adamw_step, grad_stats
+from esper.ops.adamw import AdamW, adamw_step
+from esper.ops.grad_stats import grad_stats
 from tests.ops.test_sgd import assert_same, parameters, set_gradients
 
 TOLERANCES = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2}
@@ -241,7 +242,7 @@ def test_a_loaded_state_takes_the_layout_and_the_count_that_the_operator_needs()
 def test_state_of_another_kind_of_adam_is_refused() -> None:
     weight = nn.Parameter(torch.ones(2, 2))
     saved = reference([weight], amsgrad=True).state_dict()
-    with pytest.raises(ValueError, match=r"saved with amsgrad=True, and esper.ops.AdamW only does False"):
+    with pytest.raises(ValueError, match=r"saved with amsgrad=True, and Esper's AdamW only does False"):
         AdamW([weight], torch.tensor(0.1)).load_state_dict(saved)
     saved = torch.optim.AdamW([{"params": [weight], "lr": 0.5}, {"params": []}], lr=0.25).state_dict()
     rate = torch.tensor(0.1)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.ops import Accumulators, accumulate_, cross_entropy, cross_entropy_into
+from esper.ops.accumulators import Accumulators, accumulate_
+from esper.ops.cross_entropy import cross_entropy, cross_entropy_into
 from tests.ops.cross_entropy_twin import cross_entropy_twin, difficult_rows
 from tests.selection import slow_except
 

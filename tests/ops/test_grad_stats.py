@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.ops import FIELDS, GradStats, grad_stats
+from esper.ops.grad_stats import FIELDS, GradStats, grad_stats
 from tests.ops.twins import grad_stats_twin
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -97,7 +97,7 @@ def _copy_of_package(target: Path, without: str) -> None:
 
 
 def _import_ops(folder: Path) -> subprocess.CompletedProcess[str]:
-    code = f"import sys; sys.path.insert(0, {str(folder)!r}); import esper.ops; print(esper.ops.__file__)"
+    code = f"import sys; sys.path.insert(0, {str(folder)!r}); from esper.ops import _native; print(_native.__file__)"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.ops import norm_relu_pool
+from esper.ops.norm_relu_pool import norm_relu_pool
 from tests.ops.norm_relu_pool_cases import (
     DTYPES,
     EPS,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.ops import NormReluPool
+from esper.ops.norm_relu_pool import NormReluPool
 from tests.ops.norm_relu_pool_cases import gradient_like
 
 

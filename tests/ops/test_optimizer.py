@@ -8,7 +8,8 @@ import sys
 
 import torch
 
-from esper.ops import SGD, AdamW
+from esper.ops.adamw import AdamW
+from esper.ops.sgd import SGD
 
 for make in (SGD, AdamW):
     weight = torch.nn.Parameter(torch.ones(3, 3))

@@ -1,4 +1,4 @@
-"""`esper.ops.SGD` on the CPU: the steps of `torch.optim.SGD`, with clipping and skipping read from memory."""
+"""Esper's SGD on the CPU: the steps of `torch.optim.SGD`, with clipping and skipping read from memory."""
 
 import copy
 import math
@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.ops import SGD, grad_stats, sgd_step
+from esper.ops.grad_stats import grad_stats
+from esper.ops.sgd import SGD, sgd_step
 
 OPTIONS: list[dict[str, Any]] = [
     {"lr": 0.1},
@@ -266,7 +267,7 @@ def test_a_loaded_momentum_takes_the_layout_of_its_parameter() -> None:
 def test_state_of_another_kind_of_sgd_is_refused() -> None:
     p = nn.Parameter(torch.ones(2))
     saved = torch.optim.SGD([p], lr=0.1, momentum=0.9, dampening=0.5).state_dict()
-    with pytest.raises(ValueError, match=r"saved with dampening=0.5, and esper.ops.SGD only does 0"):
+    with pytest.raises(ValueError, match=r"saved with dampening=0.5, and Esper's SGD only does 0"):
         SGD([p], lr=0.1).load_state_dict(saved)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.ops import normalisation_table, stage_images, stage_tokens
+from esper.ops.stage_batch import normalisation_table, stage_images, stage_tokens
 from tests.ops.stage_batch_twin import philox, stage_images_twin
 
 DTYPES = (torch.float32, torch.bfloat16)

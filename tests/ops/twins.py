@@ -27,7 +27,7 @@ def grad_stats_twin(
 
 
 def _row(present: list[Tensor], measured: list[Tensor], max_norm: float, exploding_norm: float) -> Tensor:
-    """One row of fields ``[13]``, in the order of ``esper.ops.FIELDS``."""
+    """One row of fields ``[13]``, in the order of ``FIELDS``."""
     device = present[0].device if present else torch.device("cpu")
     zero = torch.zeros((), dtype=torch.float64, device=device)
 

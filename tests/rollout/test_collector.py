@@ -9,10 +9,10 @@ from functools import partial
 import numpy as np
 import pytest
 
+from esper.agents.make import controller_for
 from esper.config import TrainingConfig
 from esper.env.planted import PlantedVectorEnv
 from esper.rollout.collector import Collector
-from esper.rollout.controllers import controller_for
 from esper.rollout.rollout import Rollout, play_round
 
 HORIZON = 5

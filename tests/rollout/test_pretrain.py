@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from esper.agents.ppo.agent import PPOAgent
 from esper.config import ConfigError, PPOConfig, TrainingConfig
 from esper.env.make import EnvMaker
 from esper.env.planted import PlantedVectorEnv
 from esper.env.slot_env import SlotVectorEnv
-from esper.ppo.agent import PPOAgent
 from esper.rollout import pretrain as practice
 from esper.rollout.pretrain import practice_env, practice_rounds, pretrain
 from esper.rollout.rollout import EpisodeStats, play_round

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from esper.agents.controller import log_prob_of
+from esper.agents.heuristic import HeuristicController
+from esper.agents.ppo.agent import PPOAgent
+from esper.agents.random import RandomController
 from esper.config import ConfigError, PPOConfig
-from esper.control.controller import log_prob_of
-from esper.control.heuristic import HeuristicController
-from esper.control.random import RandomController
-from esper.ppo.agent import PPOAgent
 from esper.rollout.rollout import play_round
 from esper.telemetry.event import ActionTaken
 from tests.core_helpers import Rig, rig, wait_actions

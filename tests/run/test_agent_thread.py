@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from esper.ppo.normalization import ObservationStatistics, RewardNormalizer, RunningMeanStd
+from esper.agents.ppo.normalization import ObservationStatistics, RewardNormalizer, RunningMeanStd
 from tests.run.run_helpers import learning, play
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from esper.compare.comparison import compare_controllers
 from esper.config import ConfigError
-from esper.evaluation.comparison import compare_controllers
 from esper.files import checkpoint
 from esper.files.policy import find_policy
 from esper.run.agents import PPORun

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
+from esper.agents.controller import NoGrowth
 from esper.cli.run import closing_words
-from esper.control.controller import NoGrowth
+from esper.compare.comparison import compare_controllers
+from esper.compare.evaluate import hosts_config
 from esper.data.split import Split
 from esper.data.task import DataOptions, Task
 from esper.data.tasks import load_task
 from esper.env.make import EnvMaker, make_env
-from esper.evaluation.comparison import compare_controllers
 from esper.files import checkpoint
 from esper.files.policy import find_policy
 from esper.rollout.rollout import play_round
 from esper.run.agents import VALIDATION, PPORun
-from esper.run.evaluate import hosts_config
 from esper.run.experiment import Experiment
 from esper.run.summary import RunSummary
 from esper.show.read import open_run

@@ -137,7 +137,7 @@ def test_an_error_while_learning_leaves_the_agent_of_the_round_before(
     whole: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The update is half done when it breaks; nothing of it is kept."""
-    from esper.ppo import agent, update
+    from esper.agents.ppo import agent, update
 
     def breaks(parameters: Any, *rest: Any) -> Any:
         update.update_policy(parameters, *rest)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from esper.compare.arms import read_arms
+from esper.compare.comparison_run import ComparisonRun
+from esper.compare.evaluate import evaluate_controller
 from esper.config import TrainingConfig
-from esper.evaluation.arms import read_arms
-from esper.run.comparison import ComparisonRun
-from esper.run.evaluate import evaluate_controller
 from esper.run.experiment import Experiment
 from esper.telemetry.workload import Workload
 from tests.run.run_helpers import Does, learning, stop, tiny, within_round

@@ -12,9 +12,9 @@ from rich.console import Console
 
 import esper
 from esper.cli.run import result_lines
-from esper.evaluation.arms import read_arms
-from esper.evaluation.table import print_report
-from esper.run.comparison import ComparisonRun
+from esper.compare.arms import read_arms
+from esper.compare.comparison_run import ComparisonRun
+from esper.compare.table import print_report
 from esper.run.summary import RunSummary
 from esper.show.console import ConsoleSink
 from esper.show.live import short_form

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from esper.evaluation.analysis import corrected
-from esper.evaluation.statistics import compare_pairs
+from esper.compare.analysis import corrected
+from esper.compare.statistics import compare_pairs
 from esper.run.summary import RunSummary
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from esper.compare.runner import HostResult
 from esper.config import ConfigError
-from esper.evaluation.runner import HostResult
 from esper.files import checkpoint
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"

@@ -11,7 +11,7 @@ from torch import Tensor
 from esper.data.split import Split
 from esper.data.task import Task
 from esper.hosts.cnn import CNNHost
-from esper.ops import normalisation_table
+from esper.ops.stage_batch import normalisation_table
 from tests.core_helpers import digits
 
 

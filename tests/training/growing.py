@@ -20,7 +20,7 @@ from esper.hosts.host import Host
 from esper.hosts.transformer import TransformerHost
 from esper.lifecycle.ramps import STYLES
 from esper.lifecycle.stage import SeedStage
-from esper.ops import normalisation_table
+from esper.ops.stage_batch import normalisation_table
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.seeds.site import Role, Site
 from esper.training.execution.streams import StreamExecutor

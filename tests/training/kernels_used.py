@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from esper.config import TrainingConfig
 from esper.data.task import Augmentation, resolve
 from esper.lifecycle.stage import SeedStage
-from esper.ops import NormReluPool
+from esper.ops.norm_relu_pool import NormReluPool
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
 from tests.core_helpers import plant

@@ -21,7 +21,7 @@ from esper.data.task import Task, resolve
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
 from esper.lifecycle.stage import SeedStage as S
-from esper.ops import cross_entropy
+from esper.ops.cross_entropy import cross_entropy
 from esper.seeds.place import Place
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics

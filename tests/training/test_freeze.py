@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from esper.agents.names import make_controller
 from esper.config import TrainingConfig
 from esper.config.task import Freeze
-from esper.control.names import make_controller
 from esper.data.tasks import build_host
 from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv

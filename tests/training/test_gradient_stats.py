@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.ops import FIELDS, grad_stats
+from esper.ops.grad_stats import FIELDS, grad_stats
 from esper.training.gradient_stats import GradientSummary, SeedGradientCollector
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor
 from torch.nn import functional as F
 
-from esper.ops import NormReluPool
+from esper.ops.norm_relu_pool import NormReluPool
 from esper.training.step import train_epoch
 from esper.training.validate import evaluate
 from tests.training.growing import configurations_of

@@ -22,7 +22,7 @@ from esper.env.env_host import EnvHost
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
 from esper.lifecycle.stage import SeedStage as S
-from esper.ops import ACCUMULATOR_FIELDS
+from esper.ops.accumulators import ACCUMULATOR_FIELDS
 from esper.seeds.features import Features
 from esper.seeds.place import Place
 from esper.training.execution.workers import WorkerExecutor

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from esper.ops import NormReluPool
+from esper.ops.norm_relu_pool import NormReluPool
 from esper.seeds.blueprints.registry import Blueprint, BlueprintRegistry, Factory
 from esper.seeds.place import Place
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.agents.script import ScriptedController, read_schedule
 from esper.config import ConfigError, TrainingConfig, read_toml
-from esper.control.script import ScriptedController, read_schedule
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.env.vector_env import GrowthVectorEnv

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from esper.agents.random import RandomController
 from esper.config import ConfigError, TrainingConfig
-from esper.control.random import RandomController
 from esper.env.make import EnvMaker, make_env
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.system_info import check_devices

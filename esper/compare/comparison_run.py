@@ -1,0 +1,350 @@
+"""A comparison of arms on the same hosts, saved as it goes: `esper compare`.
+
+Arms that do not learn play the held-out hosts of the seed, the same ones that an agent's run with that seed ends with.
+If an arm learns, all of this is done for several training seeds: each is one run of every learning arm, and what they
+have learned is compared, with the other arms, on the held-out hosts of that seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from esper.compare.analysis import analyse, metrics_of
+from esper.compare.arms import Arm
+from esper.compare.comparison import ComparisonResult
+from esper.compare.folder import RESULTS, WHOLE, ComparisonFolder, Part, Settings
+from esper.compare.runner import (
+    HostResult,
+    Progress,
+    Results,
+    arms_work,
+    in_order,
+    maker_of,
+    name_score,
+    split_pairs,
+)
+from esper.compare.seed_comparison import Learned, SeedComparison, errors_name
+from esper.compare.statistics import MIN_SEEDS
+from esper.config import ConfigError
+from esper.data.task import Task
+from esper.data.user_code import confirmed_task
+from esper.env.make import EnvMaker
+from esper.files.atomic import write_json
+from esper.files.claim import claimed
+from esper.files.run_folder import require_empty
+from esper.rollout.interrupt import termination_interrupts
+from esper.rollout.threads import one_thread
+from esper.telemetry.event import ArmPlayed, ScoreDefined
+from esper.telemetry.workload import Workload
+from esper.training.execution.ranks import RunRanks
+
+
+class ComparisonRun:
+    """Compares arms on the same hosts; it is set up before anything is written or played.
+
+    Args:
+        arms: two or more, see ``read_arms``.
+        pairs: number of hosts of each arm; if an arm learns, of each training seed.
+        folder: output folder; must be empty or not exist yet.
+        reference: the arm that the others are compared with; None: the first that leaves hosts alone, else the last.
+        train_seeds: number of training seeds, ``run.seed`` and those after it, if an arm learns; None: ``MIN_SEEDS``.
+        progress: called after each arm's round on held-out hosts.
+        learned: called after each round that an arm has learned from.
+        task: what hosts are trained on; None: the task named in the config.
+        order_seed: seed of the order in which arms take turns; no result depends on it.
+        results: rounds that are already saved in ``folder``, see :meth:`resume`; None: a new comparison.
+        work: counts what is done, and estimates the time that is left.
+        ranks: the ranks that hosts are spread over, on rank 0; None: all train in this process.
+        part: which rounds are played, or which training seeds if an arm learns; the results are those of all parts once
+            they are merged.
+        width: channels of the hosts' first block, or features of a token, instead of the task's.
+
+    Raises:
+        ConfigError: there are fewer than two arms, the reference is not one of them, an arm cannot be set up, or
+            ``train_seeds`` is given and no arm learns.
+    """
+
+    @one_thread()
+    def __init__(
+        self,
+        arms: Sequence[Arm],
+        pairs: int,
+        folder: Path | str,
+        reference: str | None = None,
+        *,
+        train_seeds: int | None = None,
+        progress: Progress | None = None,
+        learned: Learned | None = None,
+        task: Task | None = None,
+        order_seed: int = 0,
+        results: Results | None = None,
+        work: Workload | None = None,
+        ranks: RunRanks | None = None,
+        part: Part = WHOLE,
+        width: int | None = None,
+    ) -> None:
+        self.reference = reference_of(arms, reference)
+        self.pairs = pairs
+        self.part = part
+        self.train_seeds = count_seeds(arms, train_seeds)
+        """Number of training seeds; None if no arm learns."""
+        self.files = ComparisonFolder(Path(folder))
+        self.resumed = results is not None
+        if not self.resumed:
+            require_empty(self.files.path)
+        # All arms share the task, the ranks and the length of an episode of the first one.
+        self.first = maker_of(arms[0].config, task, ranks)
+        self.width = width
+        if width is not None:
+            self.first = self.first.with_width(width)
+        self.arms = tuple(resolved(arm, self.first) for arm in arms)
+        self.progress = progress
+        self.learned = learned
+        self.order_seed = order_seed
+        rounds, hosts = split_pairs(pairs, self.first.config.env.n_envs)
+        self.all_rounds = rounds
+        """Number of rounds of each training seed, those of other parts among them."""
+        self.n_envs = hosts
+        seeds, rounds_of_seed = part.share(rounds, hosts, self.train_seeds)
+        self.seeds = seeds
+        """The training seeds that are played here, counted from 0."""
+        self.rounds = rounds_of_seed
+        """The rounds of each of them."""
+        self.results = self._by_seed(results or {})
+        """Results of each training seed, or the one of arms that do not learn."""
+        self.result: ComparisonResult | None = None
+        """Result of what every arm has finished, training seeds or rounds; set when :meth:`run` ends in any way."""
+
+        self.work = work or Workload()
+        unfinished = self._unfinished()
+        self._next: SeedComparison | None = None
+        """The first training seed that is not finished, ready to be played."""
+        if unfinished:
+            self._next = self._open(unfinished[0])
+        # The work of one training seed, then that of all.
+        alone = [arm.alone for arm in arms]
+        epochs = self.first.config.env.episode_length
+        self.work.add([arms_work(alone, len(self.rounds), self.n_envs, epochs)])
+        self.work.repeat(len(unfinished))
+
+    @classmethod
+    def resume(
+        cls,
+        folder: Path | str,
+        progress: Progress | None = None,
+        task: Task | str | None = None,
+        reference: str | None = None,
+        controllers: Sequence[str] = (),
+        *,
+        learned: Learned | None = None,
+        work: Workload | None = None,
+        ranks: RunRanks | None = None,
+    ) -> ComparisonRun:
+        """Returns a comparison that continues after the last saved step, and ends as if it had never stopped.
+
+        A completed one is only analysed again, for example against another ``reference``. A user-defined task or
+        controller is code, and is never run just because a folder names it: pass the task again in ``task``, as itself
+        or its name, and the names of such controllers in ``controllers``.
+
+        Raises:
+            ConfigError: there is no comparison in the folder, its arms can no longer be set up, ``reference`` is not
+                one of them, or a user-defined task or controller is not named.
+        """
+        files = ComparisonFolder(Path(folder))
+        settings = files.settings(controllers)
+        user_task = task if isinstance(task, Task) else None
+        name = task.name if isinstance(task, Task) else task
+        confirmed = confirmed_task(settings.arms[0].config.task.name, name, str(folder))
+        arms = []
+        for arm in settings.arms:
+            config = arm.config.with_values(task={"name": confirmed})
+            arms.append(replace(arm, config=config))
+        return cls(
+            arms,
+            settings.pairs,
+            folder,
+            reference or settings.reference,
+            train_seeds=settings.train_seeds,
+            progress=progress,
+            learned=learned,
+            task=user_task,
+            results=files.results([arm.name for arm in arms]),
+            work=work,
+            ranks=ranks,
+            part=settings.part,
+            width=settings.width,
+        )
+
+    @one_thread()
+    def run(self) -> ComparisonResult:
+        """Trains and plays what is left, and writes the results.
+
+        On an interrupt (Ctrl-C, SIGTERM) or an error, the results of what every arm has finished are written before it
+        is raised; they are also in :attr:`result`. While arms learn, an interrupt takes effect at the end of a step.
+        """
+        with claimed(self.files.path), closing(self), termination_interrupts():
+            if not self.resumed:
+                require_empty(self.files.path)
+                settings = Settings(
+                    self.pairs,
+                    self.reference,
+                    self.train_seeds,
+                    self.part,
+                    self.arms,
+                    self.width,
+                )
+                self.files.create(settings)
+            try:
+                self._play()
+            finally:
+                self.result = self._analyse()
+                if self.result is not None and self.part == WHOLE:
+                    write_json(self.files.path / RESULTS, self.result.plain())
+        if self.result is None:
+            raise RuntimeError(f"{self.files.path} has no round that every arm has finished")
+        return self.result
+
+    def _play(self) -> None:
+        """Plays the training seeds that are not finished, one after the other."""
+        if self._next is not None:
+            name_score(self.first.score, self.progress)
+        self.work.start()
+        for index in self._unfinished():
+            if self._next is None:
+                self._next = self._open(index)
+            with closing(self._next) as comparison:
+                comparison.run(
+                    self.pairs,
+                    self.rounds,
+                    self.results[index],
+                    partial(self._save, index),
+                    partial(self._tell, comparison.seed),
+                )
+            self._next = None
+
+    def _open(self, index: int) -> SeedComparison:
+        seed = self.arms[0].config.run.seed + index
+        return SeedComparison(
+            self.arms,
+            seed,
+            self.files.path / f"seed-{seed}",
+            self.first,
+            self.n_envs,
+            self.learned,
+            self.work,
+            self.order_seed,
+            self.files.follows,
+        )
+
+    def _unfinished(self) -> list[int]:
+        """Returns the training seeds that an arm has not finished, counted from 0."""
+        return [index for index in self.seeds if not self._has_finished(index)]
+
+    def _has_finished(self, index: int) -> bool:
+        played = map(len, self.results[index].values())
+        return min(played) >= len(self.rounds)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every arm has played everything."""
+        return not self._unfinished()
+
+    def _save(
+        self,
+        index: int,
+        arm: str,
+        number: int,
+        hosts: list[HostResult],
+        seconds: float,
+    ) -> None:
+        self.files.save_round(arm, index * self.all_rounds + number, hosts, seconds)
+
+    def _tell(self, seed: int, event: ArmPlayed | ScoreDefined) -> None:
+        """Reports progress, with the training seed added to the names of arms."""
+        if isinstance(event, ArmPlayed) and self.train_seeds is not None:
+            event = replace(event, controller=f"{event.controller}, training seed {seed},")
+        if self.progress is not None:
+            self.progress(event)
+
+    def _by_seed(self, results: Results) -> list[Results]:
+        """Splits the saved rounds, which are counted through all training seeds, by training seed."""
+        by_seed: list[Results] = [{} for _ in range(self.train_seeds or 1)]
+        for arm in self.arms:
+            for of_seed in by_seed:
+                of_seed[arm.name] = {}
+        for name, rounds in results.items():
+            for number, hosts in rounds.items():
+                index, number_of_seed = divmod(number, self.all_rounds)
+                by_seed[index][name][number_of_seed] = hosts
+        return by_seed
+
+    def _analyse(self) -> ComparisonResult | None:
+        """Returns the result of what every arm has finished; None if there is nothing."""
+        # Only whole training seeds count; without them, every complete round does.
+        counted = list(self.seeds)
+        finished_seeds: int | None = None
+        if self.train_seeds is not None:
+            counted = list(filter(self._has_finished, self.seeds))
+            finished_seeds = len(counted)
+
+        hosts: dict[str, list[HostResult]] = {arm.name: [] for arm in self.arms}
+        for index in counted:
+            played = in_order(self.results[index], self.pairs)
+            for name in hosts:
+                hosts[name] += played[name]
+        if not hosts[self.reference]:
+            return None
+        return ComparisonResult(
+            arms=self.arms,
+            reference=self.reference,
+            requested_pairs=self.pairs * (self.train_seeds or 1),
+            hosts=hosts,
+            metrics=analyse(hosts, self.reference, metrics_of(self.first.score), finished_seeds),
+            folder=self.files.path,
+            train_seeds=finished_seeds,
+            requested_seeds=self.train_seeds,
+            seconds=self.files.seconds(),
+            width=self.width,
+        )
+
+    def close(self) -> None:
+        """Stops all threads and closes the logs; a second call does nothing."""
+        if self._next is not None:
+            self._next.close()
+
+
+def resolved(arm: Arm, first: EnvMaker) -> Arm:
+    """Returns the arm with all sizes that its config leaves to the task of ``first``. Raises ConfigError."""
+    with errors_name(arm):
+        maker = EnvMaker.of(arm.config, first.task, first.ranks)
+    return replace(arm, config=maker.config)
+
+
+def count_seeds(arms: Sequence[Arm], wanted: int | None) -> int | None:
+    """Returns the number of training seeds; None if no arm learns. Raises ConfigError if ``wanted`` cannot be it."""
+    learns = any(arm.learns for arm in arms)
+    if wanted is None:
+        return MIN_SEEDS if learns else None
+    if not learns:
+        raise ConfigError("training seeds are for arms that learn, and no arm does; add one, such as ppo")
+    if wanted < 1:
+        raise ConfigError(f"train_seeds is {wanted}; give 1 or more, and {MIN_SEEDS} for a verdict")
+    return wanted
+
+
+def reference_of(arms: Sequence[Arm], named: str | None) -> str:
+    """Returns the arm that the others are compared with: ``named``, else the first that leaves hosts alone, else the
+    last. Raises ConfigError if there are fewer than two arms, or none of that name."""
+    names = [arm.name for arm in arms]
+    if len(names) < 2:
+        present = f"only {names[0]}" if names else "no arm"
+        raise ConfigError(f"a comparison needs two or more --arm; got {present}")
+    alone = [arm.name for arm in arms if arm.alone]
+    reference = named or (alone[0] if alone else names[-1])
+    if reference not in names:
+        raise ConfigError(f"the reference must be one of the arms {', '.join(names)}; got {reference!r}")
+    return reference

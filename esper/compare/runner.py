@@ -1,0 +1,331 @@
+"""Playing arms on the same hosts, round by round: what an arm does with a round of hosts, and each host's result."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from esper.agents.make import controller_for
+from esper.agents.own_controller import OwnController
+from esper.agents.ppo.policy import Policy
+from esper.agents.spec import ControllerSpec
+from esper.compare.compute import ComputeMeter, episodes, watch
+from esper.config import TrainingConfig
+from esper.config.resolved import ResolvedConfig
+from esper.data.task import Task
+from esper.env.baseline import Baseline
+from esper.env.make import EnvMaker
+from esper.env.vector_env import GrowthVectorEnv
+from esper.files.system_info import check_devices
+from esper.hosts.grown import KeptSeed
+from esper.rollout.interrupt import interrupts_wait
+from esper.rollout.rollout import play_round
+from esper.spaces.action import STYLES
+from esper.telemetry.event import ArmPlayed, ScoreDefined
+from esper.telemetry.score import ACCURACY, ScoreUnit
+from esper.telemetry.workload import Phase, Workload, work_of
+from esper.training.execution.ranks import RunRanks
+
+Progress = Callable[[ArmPlayed | ScoreDefined], None]
+"""Receives each arm's rounds, and before them the score unless it is accuracy."""
+
+
+def maker_of(config: TrainingConfig, task: Task | None = None, ranks: RunRanks | None = None) -> EnvMaker:
+    """Returns the maker of envs of a run or comparison; arguments and errors as of ``EnvMaker.of``.
+
+    Raises ConfigError for a device that this machine lacks, too. Messages to ``ranks`` are never interrupted.
+    """
+    check_devices(config.run.device)
+    if ranks is not None:
+        ranks.whole = interrupts_wait
+    return EnvMaker.of(config, task, ranks)
+
+
+def name_score(score: ScoreUnit, progress: Progress | None) -> None:
+    """Tells ``progress`` what hosts are scored by, unless it is accuracy."""
+    if progress is not None and score != ACCURACY:
+        progress(ScoreDefined(score.name, score.unit, score.points))
+
+
+@dataclass(frozen=True)
+class HostResult:
+    """Result of one host; NaN if a value does not exist."""
+
+    accuracy: float
+    """Accuracy of the committed network on the test split, pp."""
+    loss: float
+    """Loss of the committed network on the validation split after the last epoch."""
+    parameters: float
+    """Number of parameters of the committed network."""
+    host_parameters: float
+    """Number of parameters of the task's host."""
+    flops: float
+    """Floating-point operations of training and validation, see ``compute``; NaN if they were not counted."""
+    epochs: float
+    rollbacks: float
+    fossils: float
+    kept: Mapping[str, KeptSeed] = field(default_factory=dict)
+    """The seed kept in each slot; empty if hosts are simulated or nothing was grown."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Further information, ready for JSON."""
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def parse(cls, plain: Mapping[str, Any]) -> HostResult:
+        """Restores the result of :meth:`plain`; non-finite numbers may be given by name."""
+        kept = {slot: KeptSeed(**seed) for slot, seed in plain["kept"].items()}
+        numbers = {name: float(value) for name, value in plain.items() if name not in ("kept", "facts")}
+        return cls(**numbers, kept=kept, facts=plain["facts"])
+
+
+Results = dict[str, dict[int, list[HostResult]]]
+"""Results of the hosts by arm and round."""
+
+Save = Callable[[str, int, list[HostResult], float], None]
+"""Keeps the hosts of an arm's round, and the seconds that they took."""
+
+
+class ArmRunner(ABC):
+    """Plays the rounds of one arm.
+
+    The result of a round depends only on its number and, for a control, on the grown hosts.
+    """
+
+    control_of: str | None = None
+    """The arm that must play a round before this one does, because this one is a control of its hosts."""
+
+    ranks: RunRanks | None = None
+    """The ranks that its hosts are spread over, if any."""
+
+    alone = False
+    """Whether it leaves hosts alone."""
+
+    units = 0.0
+    """Work of one round."""
+
+    def count(self, count: Callable[[int], None]) -> None:  # noqa: B027
+        """Passes the number of hosts to ``count`` after each of their epochs; by default, only rounds are counted."""
+
+    def prepare(self) -> None:  # noqa: B027  most have nothing to prepare
+        """Does slow work before the first round; none by default."""
+
+    @abstractmethod
+    def play(self, number: int, grown: Sequence[HostResult]) -> list[HostResult]:
+        """Plays round ``number``, counted from 0. ``grown``: results of ``control_of`` in that round, if any."""
+
+    def close(self) -> None:  # noqa: B027  most hold nothing
+        """Releases threads and memory."""
+
+
+class GrowingRunner(ArmRunner):
+    """Runs an arm in which a controller or a trained agent grows hosts, or leaves them alone.
+
+    Args:
+        n_envs: number of hosts per round.
+        run_seed: seed that the hosts are derived from; the baseline is that of the config's own seed.
+        baselines: measured baselines by what they depend on, shared by all arms; this one adds its own.
+        experience: the experience that the env starts with; None: that of the controller, if it has any.
+        count_flops: whether floating-point operations are counted; those of simulated hosts never are.
+    """
+
+    def __init__(
+        self,
+        maker: EnvMaker,
+        controller: str | OwnController,
+        n_envs: int,
+        run_seed: int,
+        baselines: dict[Any, Baseline],
+        experience: Mapping[str, Any] | None = None,
+        count_flops: bool = True,
+    ) -> None:
+        self.alone = ControllerSpec.of(controller).alone
+        self.run_seed = run_seed
+        self.baselines = baselines
+        self.ranks = maker.ranks
+        self.env = maker.make(n_envs=n_envs)
+        self.env.configure(learns=False)  # no round depends on another one
+        try:
+            if experience is not None:
+                self.env.gatherer.give(experience)
+            self.controller = controller_for(controller, maker.config, self.env, run_seed)
+        except BaseException:
+            self.env.close()
+            raise
+        self.facts: dict[str, Any] = {}
+        """Facts about each host."""
+        if isinstance(self.controller, Policy) and self.env.gatherer.given is None:
+            self.facts["informed"] = False
+        self.meter: ComputeMeter | None = None
+        if count_flops and isinstance(self.env, GrowthVectorEnv):
+            self.meter = ComputeMeter(self.env.task, self.env.config, self.env.blueprints)
+            self.env.backend.of_each(watch)
+
+    def count(self, count: Callable[[int], None]) -> None:
+        self.env.configure(count_epochs=count)
+
+    def prepare(self) -> None:
+        env = self.env
+        config = env.config
+        # Equal for envs whose hosts, left alone, are the same.
+        key = (
+            type(env),
+            config.task,
+            config.env.episode_length,
+            config.env.baseline_episodes,
+            config.run.device,
+        )
+        if env.baseline is None:
+            env.configure(baseline=self.baselines.get(key))
+        env.prepare()
+        if env.baseline is not None:
+            self.baselines[key] = env.baseline
+        # The baseline was that of the config's own seed; the hosts are others.
+        env.configure(run_seed=self.run_seed)
+
+    def play(self, number: int, grown: Sequence[HostResult] = ()) -> list[HostResult]:
+        env = self.env
+        # The next episode of the env and the controller is that of this round.
+        env.continue_after(number - 1)
+        self.controller.episode[:] = number - 1
+        played = play_round(env, self.controller)
+        accuracy = env.test_accuracy()
+        flops = [math.nan] * env.num_envs  # not counted
+        if self.meter is not None:
+            flops = [self.meter.flops(episode) for episode in env.backend.of_each(episodes)]
+        return [
+            HostResult(
+                accuracy=float(accuracy[i]),
+                loss=float(env.state.committed_loss[i]),
+                parameters=float(played.parameters[i]),
+                host_parameters=float(env.host_parameters),
+                flops=flops[i],
+                epochs=float(played.epochs[i]),
+                rollbacks=float(played.rollbacks[i]),
+                fossils=float(played.fossils[i]),
+                kept=kept_seeds(env, i) if isinstance(env, GrowthVectorEnv) else {},
+                facts={
+                    "validation_accuracy": float(played.committed[i]),
+                    "return": float(played.returns[i]),
+                    **self.facts,
+                },
+            )
+            for i in range(env.num_envs)
+        ]
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def evaluation_work(config: ResolvedConfig, controllers: Iterable[str]) -> Phase:
+    """Returns the work of playing ``run.evaluation_pairs`` hosts with each of ``controllers``."""
+    rounds, hosts = split_pairs(config.run.evaluation_pairs, config.env.n_envs)
+    alone = [ControllerSpec.of(name).alone for name in controllers]
+    return arms_work(alone, rounds, hosts, config.env.episode_length)
+
+
+def arms_work(alone: Iterable[bool], rounds: int, hosts: int, epochs: int) -> Phase:
+    """Returns the work of a comparison of arms; ``alone`` says of each whether it leaves hosts alone."""
+    return Phase("comparison", rounds * hosts * epochs * sum(map(work_of, alone)))
+
+
+def prepare_arms(
+    runners: Iterable[ArmRunner],
+    hosts: int,
+    epochs: int,
+    work: Workload,
+) -> None:
+    """Prepares the arms for rounds of ``hosts`` hosts; their work is counted, with that of the baseline."""
+    for runner in runners:
+        an_epoch = work_of(runner.alone)
+        runner.units = hosts * epochs * an_epoch
+        runner.count(work.counter("baseline"))
+        runner.prepare()
+        runner.count(work.counter("comparison", an_epoch))
+
+
+def kept_seeds(env: GrowthVectorEnv, i: int) -> dict[str, KeptSeed]:
+    """Returns the fossils of host ``i`` by slot, in the order in which the host has its slots."""
+    slots = env.state.slots
+    spec = env.action_spec
+    kept = {}
+    for s in np.flatnonzero(slots.fossil[i]).tolist():
+        kept[spec.slots[s]] = KeptSeed(
+            spec.blueprints[slots.blueprint[i, s]],
+            STYLES[slots.style[i, s]],
+            float(slots.alpha[i, s]),
+        )
+    return kept
+
+
+def split_pairs(pairs: int, n_envs: int) -> tuple[int, int]:
+    """Returns (number of rounds, hosts per round): as few rounds as ``n_envs`` allows, then as few surplus hosts."""
+    # Both quotients are rounded up.
+    rounds = -(-pairs // n_envs)
+    hosts = -(-pairs // max(rounds, 1))
+    return rounds, hosts
+
+
+def in_order(results: Results, pairs: int) -> dict[str, list[HostResult]]:
+    """Returns the hosts of the rounds that every arm has finished, in the order of their pairs, at most ``pairs``."""
+    # A round that one arm lacks is left out for all.
+    complete = sorted(set.intersection(*map(set, results.values())))
+    ordered = {}
+    for name, rounds in results.items():
+        hosts: list[HostResult] = []
+        for number in complete:
+            hosts += rounds[number]
+        ordered[name] = hosts[:pairs]
+    return ordered
+
+
+def play_rounds(
+    runners: Mapping[str, ArmRunner],
+    rounds: range,
+    order: np.random.Generator,
+    results: Results,
+    progress: Progress | None,
+    work: Workload,
+    save: Save | None = None,
+) -> None:
+    """Plays every one of ``rounds`` of every arm that is missing in ``results``, and stores it there.
+
+    The arms of a round are played in random order, so that a change in the machine's speed affects all of them; a
+    control waits for its arm. Each result is passed to ``save`` before progress is reported. Raises KeyboardInterrupt
+    if the process that started the ranks is gone.
+    """
+    for number in rounds:
+        waiting = list(runners)
+        while waiting:
+            # A control waits until its arm has played the round.
+            ready = [name for name in waiting if runners[name].control_of not in waiting]
+            name = ready[order.integers(len(ready))]
+            waiting.remove(name)
+            runner = runners[name]
+            if number in results[name]:  # by an earlier process
+                work.skip("comparison", runner.units)
+                continue
+            if runner.ranks is not None and runner.ranks.orphaned:
+                raise KeyboardInterrupt
+            grown = () if runner.control_of is None else results[runner.control_of][number]
+
+            # A round that turns out to be less work than planned counts as planned.
+            until = work.done("comparison") + runner.units
+            started = time.perf_counter()
+            hosts = runner.play(number, grown)
+            seconds = time.perf_counter() - started
+            results[name][number] = hosts
+            work.settle("comparison", until)
+
+            if save is not None:
+                save(name, number, hosts, seconds)
+            if progress is not None:
+                accuracy = float(np.mean([host.accuracy for host in hosts]))
+                progress(ArmPlayed(name, number + 1, rounds.stop, accuracy))

@@ -1,0 +1,90 @@
+"""An invented env for controllers, and play of a real one."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.agents.controller import Controller
+from esper.lifecycle.stage import STAGES, SeedStage
+from esper.spaces.action import ActionSpec, Op
+from esper.spaces.mask import ActionMask
+from esper.spaces.observation import BASE, PER_SLOT, ObservationLayout, symlog
+from tests.core_helpers import Rig
+from tests.spaces.spaces_helpers import one_observation
+
+S = SeedStage
+
+SPEC = ActionSpec(("r0c0", "r0c1", "r1c0"), ("norm", "conv_light", "depthwise", "attention"))
+
+LAYOUT = ObservationLayout(SPEC.slots, SPEC.blueprints, 150)
+
+
+class World:
+    """An invented env: observations for the controller, and slots that follow its actions."""
+
+    def __init__(self, slots: tuple[str, ...] = SPEC.slots, offered: tuple[tuple[str, ...], ...] = ()) -> None:
+        self.spec = ActionSpec(slots, SPEC.blueprints, offered)
+        self.layout = ObservationLayout(slots, SPEC.blueprints, LAYOUT.horizon)
+        self.base = {entry.name: 0.0 for entry in BASE}
+        self.slots = {slot: {entry.name: 0.0 for entry in PER_SLOT} for slot in slots}
+        self.profit = np.zeros((len(slots), len(SPEC.blueprints)))
+        """Profit of each (slot, blueprint) in the observation."""
+        self.size = np.zeros_like(self.profit)
+        self.size_share = np.zeros_like(self.profit)
+        self.at_once = np.zeros_like(self.profit)
+        for slot in slots:
+            self.put(slot, S.DORMANT)
+        self.plateau(10)
+
+    def put(self, slot: str, stage: SeedStage, age: int = 0, **values: float) -> None:
+        flags = {f"stage_{other.name.lower()}": float(other is stage) for other in STAGES}
+        self.slots[slot] = {**{entry.name: 0.0 for entry in PER_SLOT}, **flags, "age": age / 150, **values}
+
+    def plateau(self, epoch: int, accuracy: float = 0.5, loss: float = 1.0) -> None:
+        """Observations without progress for five epochs."""
+        self.base.update(epoch=epoch / 150, validation_accuracy=accuracy, validation_loss=symlog(loss))
+        self.base["epochs_left"] = float(symlog(LAYOUT.horizon - epoch))
+        for ago in range(1, 6):
+            self.base[f"accuracy_{ago}_ago"], self.base[f"loss_{ago}_ago"] = accuracy, symlog(loss)
+
+    def stage(self, slot: str) -> SeedStage:
+        return next(stage for stage in STAGES if self.slots[slot][f"stage_{stage.name.lower()}"])
+
+    def masks(self) -> dict[str, NDArray[np.bool_]]:
+        table = np.zeros((1, 6, len(self.slots)), dtype=np.bool_)
+        stages = [self.stage(slot) for slot in self.spec.slots]
+        busy = any(stage in (S.GERMINATED, S.TRAINING, S.PRUNED, S.EMBARGOED, S.RESETTING) for stage in stages)
+        for place, stage in enumerate(stages):
+            table[0, Op.GERMINATE, place] = stage is S.DORMANT and not busy
+            table[0, Op.ADVANCE, place] = stage in (S.GERMINATED, S.TRAINING, S.BLENDING)
+            table[0, Op.FOSSILIZE, place] = stage is S.HOLDING
+            table[0, Op.PRUNE, place] = stage in (S.GERMINATED, S.TRAINING, S.BLENDING, S.HOLDING)
+            table[0, Op.SET_ALPHA_TARGET, place] = stage in (S.BLENDING, S.HOLDING)
+        fits = [[name in self.spec.offers(slot) for name in self.spec.blueprints] for slot in self.spec.slots]
+        return ActionMask.build(table, np.array([fits])).heads(self.spec)
+
+    def ask(self, controller: Controller) -> tuple[str, str, str]:
+        """The controller's op, slot and blueprint."""
+        names = ("profit", "size", "size_share", "at_once")
+        choices = {name: getattr(self, name)[None] for name in names}
+        observation = one_observation(self.layout, self.base, self.slots, **choices)[None]
+        op, slot, blueprint = controller.act(observation, self.masks())[0][:3]
+        return Op(op).name, self.spec.slots[slot], self.spec.blueprints[blueprint]
+
+
+def run(world: Rig, controller: Controller, steps: int) -> list[tuple[Any, Any, Any]]:
+    """(observation, masks, actions) of every step; a finished env is started again."""
+    seen = []
+    controller.begin()
+    for _ in range(steps):
+        masks = world.info["action_mask"]
+        actions = controller.act(world.observation, masks)
+        seen.append((world.observation, masks, actions))
+        world.step(dict(enumerate(actions)))
+        assert not world.info["illegal_actions"].any()
+        ended = world.terminated | world.truncated
+        if ended.any():
+            world.reset(options={"reset_mask": ended})
+            controller.begin(ended)
+    return seen

@@ -1,0 +1,70 @@
+"""GAE against a reference that follows one env at a time, with terminals, truncations and resets inside sequences."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.agents.ppo.buffer import gae
+
+GAMMA, LAM = 0.9, 0.8
+
+
+def naive(rewards, values, last_value, terminated, truncated, final_values):
+    """A_t = Σ_k (γλ)^k δ_{t+k} up to the end of the episode, env by env."""
+    steps, envs = rewards.shape
+    advantages = np.zeros((steps, envs))
+    for e in range(envs):
+        for t in range(steps):
+            weight = 1.0
+            for k in range(t, steps):
+                if terminated[k, e]:
+                    after = 0.0
+                elif truncated[k, e]:
+                    after = final_values[k, e]
+                else:
+                    after = values[k + 1, e] if k + 1 < steps else last_value[e]
+                advantages[t, e] += weight * (rewards[k, e] + GAMMA * after - values[k, e])
+                if terminated[k, e] or truncated[k, e]:
+                    break
+                weight *= GAMMA * LAM
+    return advantages
+
+
+@pytest.mark.finding("M4")
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 4))
+def test_equals_the_reference(seed: int, steps: int, envs: int) -> None:
+    draw = np.random.default_rng(seed)
+    rewards, values, final = (draw.normal(size=(steps, envs)) for _ in range(3))
+    last = draw.normal(size=envs)
+    terminated = draw.random((steps, envs)) < 0.2
+    truncated = (draw.random((steps, envs)) < 0.2) & ~terminated
+    tensors = [torch.from_numpy(x) for x in (rewards, values, last, terminated, truncated, final)]
+    advantages, targets = gae(*tensors, gamma=GAMMA, lam=LAM)
+    expected = naive(rewards, values, last, terminated, truncated, final)
+    np.testing.assert_allclose(advantages.numpy(), expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(targets.numpy(), expected + values, rtol=1e-9, atol=1e-12)
+
+
+def one_step(terminated: bool, truncated: bool) -> float:
+    flags = [torch.tensor([[flag]]) for flag in (terminated, truncated)]
+    ones = torch.ones(1, 1)
+    advantages, _ = gae(ones, 2 * ones, 5 * ones[0], *flags, final_values=7 * ones, gamma=0.5, lam=1.0)
+    return float(advantages)
+
+
+@pytest.mark.trap(22)
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "expected"),
+    [
+        (True, False, 1 - 2),  # a terminal state has no value
+        (False, True, 1 + 0.5 * 7 - 2),  # a truncated one has the value of the state it stopped in
+        (False, False, 1 + 0.5 * 5 - 2),  # a running one that of the next state
+    ],
+)
+def test_a_fixed_horizon_is_terminal_and_truncation_bootstraps(
+    terminated: bool, truncated: bool, expected: float
+) -> None:
+    assert one_step(terminated, truncated) == pytest.approx(expected)

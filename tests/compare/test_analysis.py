@@ -1,0 +1,75 @@
+"""Analysis of a comparison: corrected p values, verdicts, and training seeds as pairs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from esper.compare.analysis import TEST_ACCURACY, analyse, corrected
+from esper.compare.runner import HostResult
+from esper.compare.statistics import compare_pairs, holm_adjusted
+from tests.compare.arm_results import against, arm
+from tests.compare.trained_seeds import trained
+
+BASE = [80.0 + i for i in range(10)]
+
+
+@pytest.mark.finding("M14")
+def test_p_values_are_corrected_for_all_comparisons() -> None:
+    """Ten pairs that all differ by the same sign: exact p = 2 / 2^10. Holm over two comparisons: times 2, then 1."""
+    better, same = arm("better", *(value + 1 for value in BASE)), arm("same", *BASE)
+    found = {c.pair.name_a: c for c in against(arm("none", *BASE), better, same)}
+    assert list(found) == ["better", "same"]
+    assert found["better"].pair.p_value == 2 / 1024
+    assert found["better"].adjusted_p == 2 * 2 / 1024
+    assert found["same"].adjusted_p == 1.0
+    assert found["better"].verdict.startswith("better is better by 1.00")
+    assert found["same"].verdict == "no evidence of a difference"
+
+
+def test_a_difference_lost_to_the_correction_is_not_a_win() -> None:
+    """p = 0.0273 alone; with five comparisons it is 0.14, and the verdict follows the corrected one."""
+    weak = [3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 1.0, -9.0]
+    arms = [arm(f"arm{i}", *(b + w for b, w in zip(BASE, weak, strict=True))) for i in range(5)]
+    alone = compare_pairs(arms[0].accuracy, np.array(BASE))
+    found = against(arm("none", *BASE), *arms)
+    assert [c.adjusted_p for c in found] == holm_adjusted([alone.p_value] * 5)
+    assert found[0].adjusted_p == pytest.approx(min(1.0, 5 * alone.p_value))
+    assert all(c.verdict == "no evidence of a difference" for c in found)
+
+
+@pytest.mark.finding("M14")
+def test_nine_pairs_name_no_winner() -> None:
+    (found,) = against(arm("none", *BASE[:9]), arm("better", *(v + 5 for v in BASE[:9])))
+    assert found.pair.wins == 9
+    assert found.verdict == "inconclusive: under 10 pairs"
+
+
+def test_a_worse_arm_is_reported_as_worse() -> None:
+    (found,) = against(arm("none", *BASE), arm("worse", *(v - 2 for v in BASE)))
+    assert found.verdict.startswith("none is better by 2.00")
+
+
+@pytest.mark.parametrize(("seeds", "word"), [(4, "inconclusive"), (5, "better")])
+def test_fewer_than_five_training_seeds_are_inconclusive(seeds: int, word: str) -> None:
+    better = trained(seeds, 16, 10.0, 0.1, 0.1)
+    (found,) = corrected([compare_pairs(better, np.zeros_like(better), name_a="new", train_seeds=seeds)])
+    assert found.word == word
+    if word == "inconclusive":
+        assert found.verdict == "inconclusive: under 5 training seeds"
+        assert found.pair.winner() is None
+    else:
+        assert found.verdict.startswith("new is better by ")
+        assert found.verdict.endswith("5 training seeds)")
+
+
+def test_an_analysis_by_seed_has_the_seeds_as_pairs() -> None:
+    hosts = {
+        name: [HostResult(80.0 + gain * n, 0.5, 300.0, 277.0, 1e9, 30.0, 0.0, 1.0) for n in range(10)]
+        for name, gain in (("none", 0.0), ("ppo", 0.5))
+    }
+    (found,) = analyse(hosts, "none", (TEST_ACCURACY,), 5)
+    pair = found.comparisons["ppo"].pair
+    assert (pair.pairs, pair.trained, pair.difference) == (5, True, pytest.approx(2.25))
+    (by_host,) = analyse(hosts, "none", (TEST_ACCURACY,))
+    assert by_host.comparisons["ppo"].pair.pairs == 10
