@@ -21,6 +21,7 @@ from esper.hosts.seed_hook import CONTAINER
 from esper.hosts.torchvision_shim import import_torchvision
 from esper.spaces.action import Op
 from tests.grower.loops import LENIENT, Action, do, plant, script
+from tests.selection import slow_except
 
 Made = tuple[nn.Module, Any]
 
@@ -311,7 +312,24 @@ def exports(model: nn.Module, example: Any) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", MODELS)
+FEW = (
+    "ResNet",
+    "Swin",
+    "GPT-2",
+    "ALBERT",
+    "Whisper",
+    "GAT",
+    "LSTM",
+    "DCGAN",
+    "U-Net of MONAI, 3-D",
+    "RetinaNet",
+    "VAE",
+)
+"""One or two of each kind: convolutions, attention, shared layers, two inputs, graphs, recurrence, transposed and 3-D
+convolutions, and outputs of several tensors."""
+
+
+@pytest.mark.parametrize("name", slow_except(FEW, MODELS))
 def test_what_is_kept_stays_in_copies_and_plain_networks_and_is_exported(name: str) -> None:
     """A widening, on at once, and a seed that is tried learn and are kept; old and new weights can be loaded."""
     torch.manual_seed(0)
