@@ -18,6 +18,8 @@ from esper.telemetry.sinks.jsonl import JsonlSink
 from tests.run.run_helpers import Does, play, stop, tiny, within_round
 from tests.selection import slow_except
 
+pytestmark = pytest.mark.usefixtures("no_drawings")
+
 
 def test_a_finished_run_is_read_whole(learned: Path) -> None:
     run = open_run(learned)
