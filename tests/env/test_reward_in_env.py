@@ -178,7 +178,7 @@ class Ledger(Reward):
     """Pays the default mode's reward, and keeps the discounted returns [E] of every mode."""
 
     def __init__(self, config: TrainingConfig, horizon: int) -> None:
-        dwell = Durations.of(config, horizon).dwell
+        dwell = Durations.of(config, horizon).stage_dwell
         super().__init__(config.reward, dwell, HOSTS)
         self.others = {mode: Reward(config.reward.model_copy(update={"mode": mode}), dwell, HOSTS) for mode in MODES}
         self.returns = {mode: np.zeros(HOSTS) for mode in MODES}
