@@ -35,6 +35,7 @@ def test_hosts_learn_in_each_way(precision: torch.dtype, channels_last: bool) ->
     assert last < 0.8 * first
 
 
+@pytest.mark.slow  # tests of Loop and of Processes are fast
 def test_processes_share_the_hosts_and_train_all_of_them() -> None:
     with closing(workers(Way(processes=2), Work(RECIPE, 3, *data(), batch=16))) as spread:
         first = spread.epoch()

@@ -132,7 +132,7 @@ class CountingExecutor:
 @pytest.mark.parametrize(
     ("task", "env"),
     [
-        ("digits", {}),
+        pytest.param("digits", {}, marks=pytest.mark.slow),
         ("digits", {"incubation": "ste", "counterfactual_every": 3}),
         pytest.param("digits", {"recalibrate": True}, marks=pytest.mark.slow),
         pytest.param("chars", {}, marks=pytest.mark.slow),

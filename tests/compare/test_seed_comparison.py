@@ -143,8 +143,11 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Sign
 
 @pytest.mark.parametrize(
     ("step", "number"),
-    [(2, signal.SIGINT), (7, signal.SIGTERM), (22, signal.SIGINT)],
-    ids=["first-round", "second-arm", "second-seed"],
+    [
+        pytest.param(2, signal.SIGINT, id="first-round", marks=pytest.mark.slow),
+        pytest.param(7, signal.SIGTERM, id="second-arm"),
+        pytest.param(22, signal.SIGINT, id="second-seed", marks=pytest.mark.slow),
+    ],
 )
 def test_a_comparison_that_was_stopped_while_learning_ends_as_if_it_was_not(
     step: int, number: signal.Signals, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

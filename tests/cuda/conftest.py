@@ -6,6 +6,7 @@ marked ``cuda`` need a GPU with Esper's CUDA module and say why they are skipped
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,11 +15,13 @@ from esper.ops import _native
 from tests.emulation.build import build
 from tests.emulation.device import GPU, SANITIZERS, SEEDS, Emulator, KernelDevice
 
+MANY = 4
 _EMULATED = [pytest.param(seed, id=f"emulated-{seed}") for seed in SEEDS]
 _ON_GPU = [pytest.param("cuda", id="cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    take_seeds_in_turn(items)
     cuda = next(report for report in _native.modules() if report.name == "esper._C_cuda")
     if torch.cuda.is_available() and cuda.loaded:
         return
@@ -26,6 +29,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("cuda"):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def take_seeds_in_turn(items: list[pytest.Item]) -> None:
+    """Of the cases of a test that has many, neighbours run with another seed each, and with the others in the slow
+    suite."""
+    cases: dict[tuple[str, int], list[pytest.Item]] = {}
+    for item in items:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        seed = parameters.get("device")
+        if item.path.parent == Path(__file__).parent and seed in SEEDS:
+            cases.setdefault((item.nodeid.partition("[")[0], seed), []).append(item)
+    for (_, seed), found in cases.items():
+        if len(found) >= MANY:
+            for item in found[SEEDS.index(seed) :: len(SEEDS)]:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

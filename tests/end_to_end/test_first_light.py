@@ -20,14 +20,14 @@ ESPER = Path(sysconfig.get_path("scripts")) / "esper"
 
 @pytest.fixture(scope="module")
 def first_light(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """`esper run` with the schedule that ships, ten hosts of twelve epochs: what it printed, and its folder.
+    """`esper run` with the schedule that ships, ten hosts of nine epochs: what it printed, and its folder.
 
     Hosts learn slowly, so that growing pays in so few epochs.
     """
     folder = tmp_path_factory.mktemp("light")
-    arguments = ["run", "--controller", "schedule", "--envs", "10", "--rounds", "1", "--episode-length", "12"]
+    arguments = ["run", "--controller", "schedule", "--envs", "10", "--rounds", "1", "--episode-length", "9"]
     slow = {"learning_rate": 0.05, "warmup_epochs": 0, "weight_decay": 5e-4, "label_smoothing": 0}
-    arguments += ["--set", "env.baseline_episodes=2"]
+    arguments += ["--set", "env.baseline_episodes=1"]
     arguments += [word for name, value in slow.items() for word in ("--set", f"task.{name}={value}")]
     found = subprocess.run([ESPER, *arguments], cwd=folder, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
@@ -49,7 +49,7 @@ def test_hosts_learn_and_seeds_are_kept(first_light: tuple[str, Path]) -> None:
     _, folder = first_light
     ended = [event for event in read_events(folder / "events.jsonl") if event["event"] == "EpisodeCompleted"]
     assert len(ended) == 10
-    assert all(event["epochs"] == 12 and event["rollbacks"] == 0 for event in ended)
+    assert all(event["epochs"] == 9 and event["rollbacks"] == 0 for event in ended)
     assert sum(bool(event["fossils"]) for event in ended) >= 8
     assert sorted(event["committed_accuracy"] for event in ended)[5] > 60  # chance is 10 %
 

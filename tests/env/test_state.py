@@ -170,9 +170,7 @@ def taken_up(name: str, count: int) -> range:
 @pytest.mark.trap(30)
 @pytest.mark.parametrize(
     "name",
-    slow_except(
-        ["float images", "cut short", "planted", "planted, cut short"], [*WORLDS, "planted", "planted, cut short"]
-    ),
+    slow_except(["float images", "planted, cut short"], [*WORLDS, "planted", "planted, cut short"]),
 )
 def test_an_env_resumes_to_the_last_bit_from_any_step(name: str) -> None:
     """The other env is new, or has played other episodes.

@@ -29,7 +29,7 @@ from tests.core_helpers import plant, tiny_config
 from tests.run.run_helpers import play, tiny
 
 quick = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-few, many = settings(quick, max_examples=4), settings(quick, max_examples=100)
+few, many = settings(quick, max_examples=2), settings(quick, max_examples=100)
 SECTIONS = {name: tuple(field.annotation.model_fields) for name, field in TrainingConfig.model_fields.items()}  # type: ignore[union-attr]
 NAMES = sorted({*SECTIONS, *(name for names in SECTIONS.values() for name in names), "gates", "level"})
 
@@ -75,7 +75,7 @@ def parse(tables: Any) -> None:
     assert len(refusal(lambda: TrainingConfig.parse(tables))) < 5_000
 
 
-@settings(quick, max_examples=400)
+@settings(quick, max_examples=200)
 @given(tables=configs)
 def test_a_config_is_one_or_is_refused(tables: Any, tmp_path: Path) -> None:
     parse(tables)

@@ -21,6 +21,7 @@ from esper.hosts.seed_hook import CONTAINER
 from esper.hosts.torchvision_shim import import_torchvision
 from esper.spaces.action import Op
 from tests.grower.loops import LENIENT, Action, do, plant, script
+from tests.selection import slow_except
 
 Made = tuple[nn.Module, Any]
 
@@ -311,7 +312,12 @@ def exports(model: nn.Module, example: Any) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", MODELS)
+FEW = ("ResNet", "Swin", "GPT-2", "ALBERT", "Whisper", "GAT", "LSTM", "DCGAN", "U-Net of MONAI, 3-D", "VAE")
+"""One or two of each kind: convolutions, attention, shared layers, two inputs, graphs, recurrence, transposed and 3-D
+convolutions, and outputs of several tensors."""
+
+
+@pytest.mark.parametrize("name", slow_except(FEW, MODELS))
 def test_what_is_kept_stays_in_copies_and_plain_networks_and_is_exported(name: str) -> None:
     """A widening, on at once, and a seed that is tried learn and are kept; old and new weights can be loaded."""
     torch.manual_seed(0)
@@ -372,11 +378,16 @@ def equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_sites_are_found_and_planting_changes_no_bit(name: str) -> None:
+def test_sites_are_found(name: str) -> None:
     torch.manual_seed(0)
     make, expected = MODELS[name]
-    model, example = make()
-    assert dict(Counter(site.kind for site in find_sites(model, example))) == expected
+    assert dict(Counter(site.kind for site in find_sites(*make()))) == expected
+
+
+@pytest.mark.parametrize("name", slow_except(FEW, MODELS))
+def test_planting_in_a_found_site_changes_no_bit(name: str) -> None:
+    torch.manual_seed(0)
+    model, example = MODELS[name][0]()
     chosen = chosen_sites(model, example)
     slot, blueprint = next(((slot, "norm") for slot in chosen if slot.startswith("r0")), ("r2c0", "widen_whole"))
     before = outputs_of(model, example)

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import sys
 
@@ -19,10 +21,21 @@ for make in (SGD, AdamW):
     optimizer.zero_grad()
     optimizer.load_state_dict(optimizer.state_dict())
 assert "torch._dynamo" not in sys.modules
-torch.optim.SGD([weight])
+"""
+OF_TORCH = """
+import sys
+
+import torch
+
+torch.optim.SGD([torch.nn.Parameter(torch.ones(3, 3))])
 assert "torch._dynamo" in sys.modules, "torch does not import it either: LightOptimizer can go"
 """
 
 
 def test_making_stepping_and_saving_them_imports_no_compiler() -> None:
     subprocess.run([sys.executable, "-c", SCRIPT], check=True)
+
+
+@pytest.mark.slow
+def test_optimizers_of_torch_do() -> None:
+    subprocess.run([sys.executable, "-c", OF_TORCH], check=True)

@@ -78,10 +78,11 @@ def test_every_parameter_of_every_blueprint_is_alive_within_two_steps(
 @pytest.mark.trap(8)
 @pytest.mark.parametrize("operator", BlendOperator)
 @pytest.mark.parametrize(("topology", "name"), CASES)
+@pytest.mark.parametrize("draws", slow_except([range(1)], [range(1), range(1, DRAWS)]), ids=["one draw", "more draws"])
 def test_a_seed_keeps_the_shape_and_is_born_smaller_than_the_features(
-    topology: str, name: str, operator: BlendOperator
+    topology: str, name: str, operator: BlendOperator, draws: range
 ) -> None:
-    for draw in range(DRAWS):
+    for draw in draws:
         torch.manual_seed(draw)
         for width in (*WIDTHS, 96):
             for scale in (0.3, 1.0, 10.0):

@@ -49,3 +49,9 @@ def copy(tmp_path: Path) -> Callable[..., Path]:
         return there
 
     return make
+
+
+@pytest.fixture
+def no_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charts are made and not drawn, which takes most of the time of a page."""
+    monkeypatch.setattr("esper.show.charts.inline_svg", lambda *_figure_and_words: "<svg></svg>")

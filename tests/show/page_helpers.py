@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
+from functools import cache
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
-from esper.show.read import Run
+from esper.show.page import report_html
+from esper.show.read import Run, open_runs
 from esper.telemetry.event import Event
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -48,6 +51,12 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
+
+
+@cache
+def html_of(*folders: Path) -> str:
+    """The page of folders that no test changes after this."""
+    return report_html(open_runs(folders))
 
 
 def fed(run: Run, *events: Event) -> Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from esper.telemetry.event import EpochCompleted, RunStarted
 from esper.telemetry.sinks.jsonl import JsonlSink
 from tests.run.run_helpers import Does, play, stop, tiny, within_round
 from tests.selection import slow_except
+
+pytestmark = pytest.mark.usefixtures("no_drawings")
 
 
 def test_a_finished_run_is_read_whole(learned: Path) -> None:
@@ -75,8 +78,13 @@ def test_an_interrupted_run_is_not_taken_for_a_going_one(tmp_path: Path) -> None
     assert run.state_words() == "interrupted: 1 of 2 rounds completed"
 
 
-@pytest.mark.parametrize("name", ["config.toml", "env.json"])
-@pytest.mark.parametrize("content", slow_except([b"\xff<broken"], [None, b"\xff<broken", b"[" * 100_000, b'"text"']))
+@pytest.mark.parametrize(
+    ("name", "content"),
+    slow_except(
+        [("config.toml", b"\xff<broken"), ("env.json", None)],
+        product(("config.toml", "env.json"), (None, b"\xff<broken", b"[" * 100_000, b'"text"')),
+    ),
+)
 def test_a_file_that_is_missing_or_broken_is_said_where_it_is_needed(
     name: str, content: bytes | None, grown: Path, copy: Callable[..., Path]
 ) -> None:

@@ -16,6 +16,7 @@ from esper.show.read import open_run
 from esper.telemetry.analytics import ALL
 from esper.telemetry.event import AnomalyDetected
 from esper.telemetry.record import record
+from tests.show.page_helpers import html_of
 
 WRONG = [
     AnomalyDetected(1, "entropy_collapsed", "op", 0.001, 0.003, "head op hardly explores", "raise <entropy>"),
@@ -46,7 +47,7 @@ def test_the_page_lists_warnings_with_their_counts_and_advice(warned: Path, lear
     assert "head op is certain" in page
     assert "raise &lt;entropy&gt;" in page
     assert "not finite" in page
-    assert "Warnings about the agent" not in report_html([open_run(learned)])
+    assert "Warnings about the agent" not in html_of(learned)
 
 
 def test_blueprints_are_counted_alike_in_both(grown: Path) -> None:

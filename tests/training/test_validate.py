@@ -218,7 +218,7 @@ def test_any_number_of_workers_gives_the_bits_of_one(kind: str) -> None:
 
 
 @pytest.mark.trap(31)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     rounds=st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True), min_size=1, max_size=3),
     workers=st.integers(2, 6),

@@ -74,11 +74,11 @@ def make_agent(envs: int = 4, **settings: float) -> PPOAgent:
 
 @cache
 def learned_well() -> tuple[list[float], list[UpdateStats]]:
-    """Mean rewards of 61 rollouts of an agent that learns well, and the updates between them."""
+    """Mean rewards of 37 rollouts of an agent that learns well, and the updates between them."""
     agent, toy = make_agent(32, learning_rate=3e-3, anneal=False, entropy_start=0.01), Toy(32)
     reward, last = play(agent, toy, steps=12)
     rewards, updates = [reward], []
-    for _ in range(60):
+    for _ in range(36):
         updates.append(agent.update(last))
         reward, last = play(agent, toy, steps=12)
         rewards.append(reward)

@@ -132,7 +132,11 @@ FAULT = RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
 @pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory")]
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        pytest.param(RuntimeError("CUDA error: out of memory"), marks=pytest.mark.slow),
+    ],
 )
 def test_no_memory_for_a_capture_halves_the_batches(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.training.micro_batching.may_run_out", lambda _device, first_epoch: first_epoch)
