@@ -14,7 +14,6 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -119,24 +118,12 @@ def widening_obstacle(layers: Sequence[nn.Module]) -> str | None:
     return None
 
 
+@torch.no_grad()
 def is_elementwise(layer: nn.Module) -> bool:
     """Tries whether each element of the output of ``layer`` depends on that element of its input only, as in
     activations of any library. Layers that have weights or draw random numbers are none."""
     if next(layer.parameters(), None) is not None or next(layer.buffers(), None) is not None:
         return False
-    if layer._forward_hooks or layer._forward_pre_hooks:  # which come and go
-        return _try_elements(layer)
-    if layer not in _TRIED:
-        _TRIED[layer] = _try_elements(layer)
-    return _TRIED[layer]
-
-
-_TRIED: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-"""Results of :func:`_try_elements`: making an env asks a hundred times for a few layers."""
-
-
-@torch.no_grad()
-def _try_elements(layer: nn.Module) -> bool:
     values = torch.linspace(-3, 3, 24, dtype=torch.float64)
     try:
         evaluated = copy.deepcopy(layer).eval()
