@@ -1,5 +1,11 @@
 """Counts of floating-point operations."""
 
+import gc
+import subprocess
+import sys
+import weakref
+
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -33,3 +39,30 @@ def test_normalisation_and_activations_are_not_counted() -> None:
         NormReluPool(8)(torch.zeros(2, 8, 4, 4).contiguous(memory_format=torch.channels_last))
         functional.gelu(nn.LayerNorm(4)(torch.zeros(3, 4)))
     assert counter.get_total_flops() == 0
+
+
+def test_an_error_ends_the_counting_and_nothing_keeps_the_counter() -> None:
+    with pytest.raises(RuntimeError), counting() as counter:
+        nn.Linear(5, 7)(torch.zeros(3, 4))
+    nn.Linear(5, 7)(torch.zeros(3, 5))
+    assert counter.get_total_flops() == 0
+    gone = weakref.ref(counter)
+    gc.disable()
+    try:
+        del counter
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_counting_does_not_import_the_compiler() -> None:
+    code = """
+import sys, torch
+from esper.hosts.flops import counting
+with counting() as counter:
+    torch.nn.Linear(5, 7)(torch.zeros(3, 5)).sum().backward()
+assert counter.get_total_flops() == 2 * 2 * 3 * 5 * 7
+assert "torch._dynamo" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

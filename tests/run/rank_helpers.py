@@ -17,7 +17,7 @@ from esper.training.execution.messages import RankLost
 from esper.training.execution.ranks import RunRanks
 
 SERVER = multiprocessing.get_context("forkserver")  # a fork of the test would have its threads' locks without them
-SERVER.set_forkserver_preload(["esper.env.rank_hosts", "torch._dynamo"])  # else each rank imports the latter
+SERVER.set_forkserver_preload(["esper.env.rank_hosts"])
 
 
 def kill(_server: RankServer) -> Any:
