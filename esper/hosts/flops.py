@@ -30,7 +30,7 @@ class PassCounter(FlopCounterMode):
     """Counts all operations of a pass, regardless of the module.
 
     It calls the counter without the decorator that hides it from ``torch.compile``. At its first call the decorator
-    imports the compiler: a second and 80 MB of every process.
+    imports the compiler: a second and 70 MB of every process.
     """
 
     def __init__(self) -> None:

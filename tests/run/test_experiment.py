@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import signal
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -403,3 +405,22 @@ def test_the_schedule_of_a_run_is_kept_with_it(tmp_path: Path) -> None:
 @pytest.mark.finding("M17")
 def test_a_task_is_loaded_for_each_run() -> None:
     assert load_task("digits").train.x.data_ptr() != load_task("digits").train.x.data_ptr()
+
+
+def test_a_run_imports_no_compiler(tmp_path: Path) -> None:
+    """It would cost each process of a run a second and 70 MB."""
+    code = """
+import sys
+from esper import Experiment, TrainingConfig
+sections = {
+    "task": {"name": "digits"},
+    "run": {"rounds": 1, "evaluation_pairs": 1},
+    "env": {"n_envs": 1, "episode_length": 8, "baseline_episodes": 1},
+    "ppo": {"practice_steps": 200},
+}
+summary = Experiment(TrainingConfig.parse(sections), sys.argv[1]).run()
+assert summary.rounds == 1 and summary.comparison.pairs == 1
+assert "torch._dynamo" not in sys.modules
+"""
+    found = subprocess.run([sys.executable, "-c", code, str(tmp_path / "r")], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr

@@ -19,6 +19,7 @@ from esper.agents.ppo.normalization import RewardNormalizer
 from esper.agents.ppo.policy import Policy
 from esper.agents.ppo.update import PolicyOutput, UpdateStats, imitation_loss, mean_over, ppo_loss, update_policy
 from esper.config import PPOConfig
+from esper.ops.optimizer import Adam
 from esper.spaces.action import HEADS, ActionSpec
 from esper.spaces.observation import ObservationLayout
 
@@ -41,7 +42,7 @@ class PPOAgent(Policy):
     ) -> None:
         super().__init__(spec, layout, n_envs, config, run_seed, device)
         self.parameters = list(self.network.parameters())
-        self.optimizer = torch.optim.Adam(self.parameters, lr=config.learning_rate, eps=config.adam_eps)
+        self.optimizer = Adam(self.parameters, lr=config.learning_rate, eps=config.adam_eps)
         self.generator = torch.Generator().manual_seed(run_seed)
         self.rewards = RewardNormalizer(self.device, config)
         self.buffer = RolloutBuffer()
