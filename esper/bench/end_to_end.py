@@ -29,7 +29,7 @@ SIZES = Sizes(
     "ENVSxEPOCHS",
     ((8, 30),),
     quick=((2, 4),),
-    seconds=60.0,
+    seconds=240.0,
 )
 
 ROUNDS = 2

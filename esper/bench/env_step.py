@@ -12,7 +12,7 @@ from esper.rollout.rollout import Rollout
 from esper.rollout.threads import one_thread
 
 NAME = "env-step"
-SIZES = Sizes("ENVSxBATCHxWIDTH", ((4, 128, 8),), seconds=60.0)
+SIZES = Sizes("ENVSxBATCHxWIDTH", ((4, 128, 8),), seconds=40.0)
 
 BUDGET = 5.0  # % of an epoch
 HOSTS = ("stage", "train", "validate")  # phases that are work of the hosts

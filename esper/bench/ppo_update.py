@@ -23,7 +23,7 @@ from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
 
 NAME = "ppo-update"
-SIZES = Sizes("ENVSxEPOCHS", ((8, 30),), seconds=60.0)  # a round of the default run, on digits
+SIZES = Sizes("ENVSxEPOCHS", ((8, 30),), seconds=45.0)  # a round of the default run, on digits
 
 STILL = 1e-8  # a learning rate too small to change the policy
 NEVER = 1e6  # a KL divergence that is never reached

@@ -30,7 +30,7 @@ SIZES = Sizes(
     "ENVSxEPOCHS",
     ((8, 30),),
     quick=((2, 14),),
-    seconds=60.0,
+    seconds=125.0,
 )
 
 _BAR = 0.98  # time without telemetry / time with it

@@ -27,7 +27,7 @@ from esper.rollout.threads import one_thread
 from esper.training.precision import concrete
 
 NAME = "train-task"
-SIZES = Sizes("ENVSxBATCH", ((4, 128),), seconds=150.0)
+SIZES = Sizes("ENVSxBATCH", ((4, 128),), seconds=35.0)
 SAMPLES = 5120
 """Max training samples of an epoch."""
 HORIZON = 30

@@ -19,7 +19,7 @@ SIZES = Sizes(
     "SAMPLESxWIDTH",
     ((VALIDATION, 8), (VALIDATION, 32)),
     quick=((100, 8), (100, 32)),
-    seconds=30.0,
+    seconds=150.0,
 )
 
 # One slot in each block; the first configurations diverge right after the first block.
