@@ -62,10 +62,9 @@ class RunTelemetry:
         """Passes events on to the sinks; None until :meth:`open`."""
         self.spans = Spans(marks=False)
         """Times the reports; the run replaces it with that of its env."""
-        ranked = {"blueprint"} if config.ppo.prior * config.ppo.prior_profit else set()
-        self.detector = AnomalyDetector(
-            config.anomaly, config.ppo.max_grad_norm, config.run.rounds, ranked=frozenset(ranked)
-        )
+        ppo = config.ppo
+        ranked = ("blueprint",) if ppo.prior * ppo.prior_profit else ()
+        self.detector = AnomalyDetector(config.anomaly, ppo.max_grad_norm, config.run.rounds, ranked)
 
     def open(self) -> None:
         """Opens the files and the trackers; when resuming, the logs must have been cut to the checkpoint before."""

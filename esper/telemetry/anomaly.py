@@ -48,7 +48,7 @@ class AnomalyDetector:
     limits: AnomalyConfig
     max_grad_norm: float
     rounds: int
-    ranked: frozenset[str] = frozenset()
+    ranked: tuple[str, ...] = ()
 
     def look(self, update: PolicyUpdated) -> list[AnomalyDetected]:
         """Returns the anomalies of one update, each once. Figures that are missing in an older log are skipped."""

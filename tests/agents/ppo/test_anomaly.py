@@ -118,7 +118,7 @@ def test_a_head_whose_prior_ranks_choices_by_profit_may_be_certain() -> None:
     agent = make_agent(32, prior=0.0, learning_rate=1e-9)
     saturate(agent, "blueprint")
     stats = learned(agent)
-    detector = dataclasses.replace(DETECTOR, ranked=frozenset({"blueprint"}))
+    detector = dataclasses.replace(DETECTOR, ranked=("blueprint",))
     assert "entropy_collapsed" in look(stats)
     assert "entropy_collapsed" not in look(stats, detector=detector)
 
