@@ -44,7 +44,9 @@ def host_of(task: Task, width: int, layers: int) -> TransformerHost:
     like = task.build_host()
     assert isinstance(like, TransformerHost)
     assert task.classes is not None
-    return TransformerHost(task.classes, width, layers, like.heads, block=task.sample.shape[1], slots=1)
+    return TransformerHost(
+        task.classes, width, layers, like.heads, block=task.sample.shape[1], slots=1
+    )
 
 
 def flops_of(host: Host, task: Task) -> int:
@@ -55,7 +57,13 @@ def flops_of(host: Host, task: Task) -> int:
     return int(counter.get_total_flops())
 
 
-def losses(maker: EnvMaker, build: Callable[[], Host], epochs: int, stacked_after: int | None, seed: int) -> Floats:
+def losses(
+    maker: EnvMaker,
+    build: Callable[[], Host],
+    epochs: int,
+    stacked_after: int | None,
+    seed: int,
+) -> Floats:
     """Trains hosts for ``epochs``; returns their validation losses, nats [n]."""
     config = maker.config.with_values(env={"episode_length": epochs})
     env = EnvMaker(config, maker.task).with_hosts(build).make()
@@ -63,12 +71,20 @@ def losses(maker: EnvMaker, build: Callable[[], Host], epochs: int, stacked_afte
     env.configure(baseline=Baseline(flat, flat, 1.0, 1))  # no reward is read
     with closing(env):
         entry = {"op": "GERMINATE", "slot": "r0c0", "blueprint": "stack"}
-        schedule = [] if stacked_after is None else [ScheduleEntry(epoch=stacked_after, **entry)]
-        controller = ScriptedController(schedule, env.action_spec, env.layout, env.num_envs)
+        schedule = (
+            []
+            if stacked_after is None
+            else [ScheduleEntry(epoch=stacked_after, **entry)]
+        )
+        controller = ScriptedController(
+            schedule, env.action_spec, env.layout, env.num_envs
+        )
         observation, info = env.reset(seed=seed)
         controller.begin()
         while not env.done.all():
-            observation, *_, info = env.step(controller.act(observation, info["action_mask"]))
+            observation, *_, info = env.step(
+                controller.act(observation, info["action_mask"])
+            )
         assert env.state.slots.fossil.all() == (stacked_after is not None)
         assert not env.state.rollbacks.any(), "no host was rolled back"
         return env.state.committed_loss.copy()
@@ -78,17 +94,38 @@ def read_options() -> argparse.Namespace:
     """Returns the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("task", choices=("chars", "code"))
-    parser.add_argument("--steps", type=int, action="append", required=True, help="of the deep model")
+    parser.add_argument(
+        "--steps", type=int, action="append", required=True, help="of the deep model"
+    )
     parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--layers", type=int, default=4, help="of the deep model, an even number")
+    parser.add_argument(
+        "--layers", type=int, default=4, help="of the deep model, an even number"
+    )
     parser.add_argument("--batch", type=int, default=32, help="sequences in a step")
-    parser.add_argument("--every", type=int, default=20, help="steps between validations, after which an env may act")
-    parser.add_argument("--at", type=float, default=1 / 3, help="share of the compute before the copy is put on")
-    parser.add_argument("--rate", action="append", default=[], help="learning rate of an arm, as deep=0.004")
+    parser.add_argument(
+        "--every",
+        type=int,
+        default=20,
+        help="steps between validations, after which an env may act",
+    )
+    parser.add_argument(
+        "--at",
+        type=float,
+        default=1 / 3,
+        help="share of the compute before the copy is put on",
+    )
+    parser.add_argument(
+        "--rate",
+        action="append",
+        default=[],
+        help="learning rate of an arm, as deep=0.004",
+    )
     parser.add_argument("--arm", action="append", choices=ARMS, help="only these")
     parser.add_argument("--hosts", type=int, default=5)
     parser.add_argument("--seed", type=int, default=9000)
-    parser.add_argument("--lanes", type=int, default=1, help="hosts that train at the same time")
+    parser.add_argument(
+        "--lanes", type=int, default=1, help="hosts that train at the same time"
+    )
     parser.add_argument("--save", type=Path)
     return parser.parse_args()
 
@@ -111,17 +148,29 @@ def config_of(options: argparse.Namespace, rate: float | None) -> TrainingConfig
 def main() -> None:
     """Run all arms at all budgets."""
     options = read_options()
-    rates = {name: float(rate) for name, rate in (each.split("=") for each in options.rate)}
-    saved = options.save.read_text().splitlines() if options.save is not None and options.save.exists() else []
-    done = {json.dumps(entry["arm"]): entry["losses"] for entry in map(json.loads, saved)}
+    rates = {
+        name: float(rate) for name, rate in (each.split("=") for each in options.rate)
+    }
+    saved = (
+        options.save.read_text().splitlines()
+        if options.save is not None and options.save.exists()
+        else []
+    )
+    done = {
+        json.dumps(entry["arm"]): entry["losses"] for entry in map(json.loads, saved)
+    }
     first = EnvMaker.of(config_of(options, None))
     task = first.task
     assert task is not None
     deep = partial(host_of, task, options.width, options.layers)
     shallow = partial(host_of, task, options.width, options.layers // 2)
     ratio = flops_of(deep(), task) / flops_of(shallow(), task)
-    print(f"{task.name}: {options.layers // 2} and {options.layers} layers of {options.width}, {options.hosts} hosts;")
-    print(f"a pass of the deep model costs {ratio:.2f} times one of the shallow model.\n")
+    print(
+        f"{task.name}: {options.layers // 2} and {options.layers} layers of {options.width}, {options.hosts} hosts;"
+    )
+    print(
+        f"a pass of the deep model costs {ratio:.2f} times one of the shallow model.\n"
+    )
     print("| steps of the deep model | arm | rate | steps | loss | minus deep |")
     print("|---|---|---|---|---|---|")
     for steps in options.steps:
@@ -143,10 +192,15 @@ def main() -> None:
             key = {**settings, "steps": steps, "arm": name, "rate": rates.get(name)}
             if json.dumps(key) not in done:
                 maker = EnvMaker.of(config_of(options, rates.get(name)), task)
-                done[json.dumps(key)] = losses(maker, build, epochs, stacked_after, options.seed).tolist()
+                done[json.dumps(key)] = losses(
+                    maker, build, epochs, stacked_after, options.seed
+                ).tolist()
                 if options.save is not None:
                     with options.save.open("a") as file:
-                        file.write(json.dumps({"arm": key, "losses": done[json.dumps(key)]}) + "\n")
+                        file.write(
+                            json.dumps({"arm": key, "losses": done[json.dumps(key)]})
+                            + "\n"
+                        )
             found[name] = np.array(done[json.dumps(key)])
             difference = ""
             if name != "deep" and "deep" in found:

@@ -39,7 +39,9 @@ class FirstRounds:
 
 def gain(controller: str, seed: int, folder: Path) -> float:
     """Returns the mean gain of the first rounds of a run, pp."""
-    config = esper.TrainingConfig.parse({"run": {"controller": controller, "seed": seed, "evaluation_pairs": 0}})
+    config = esper.TrainingConfig.parse(
+        {"run": {"controller": controller, "seed": seed, "evaluation_pairs": 0}}
+    )
     first = FirstRounds()
     first.experiment = esper.Experiment(config, folder, [first])
     first.experiment.run()
@@ -47,16 +49,28 @@ def gain(controller: str, seed: int, folder: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Compares the first rounds of an agent with those of plans.")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="run seeds")
+    parser = argparse.ArgumentParser(
+        description="Compares the first rounds of an agent with those of plans."
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="run seeds"
+    )
     differences = []
     print("seed   agent  plans  difference")
     for seed in parser.parse_args().seeds:
         with tempfile.TemporaryDirectory() as folder:
-            agent, plans = (gain(name, seed, Path(folder) / name) for name in ("ppo", "plans"))
+            agent, plans = (
+                gain(name, seed, Path(folder) / name) for name in ("ppo", "plans")
+            )
         differences.append(agent - plans)
-        print(f"{seed:4d}   {agent:+.2f}  {plans:+.2f}  {agent - plans:+.2f}", flush=True)
-    error = np.std(differences, ddof=1) / np.sqrt(len(differences)) if len(differences) > 1 else np.nan
+        print(
+            f"{seed:4d}   {agent:+.2f}  {plans:+.2f}  {agent - plans:+.2f}", flush=True
+        )
+    error = (
+        np.std(differences, ddof=1) / np.sqrt(len(differences))
+        if len(differences) > 1
+        else np.nan
+    )
     print(f"mean difference {np.mean(differences):+.2f}, standard error {error:.2f}")
 
 

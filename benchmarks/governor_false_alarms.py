@@ -24,7 +24,13 @@ from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.system_info import summary_lines
 from esper.rollout.rollout import play_round
-from esper.telemetry.event import EpisodeCompleted, EpochCompleted, Event, GovernorRollback, StageChanged
+from esper.telemetry.event import (
+    EpisodeCompleted,
+    EpochCompleted,
+    Event,
+    GovernorRollback,
+    StageChanged,
+)
 
 RULES = ("not finite", "collapse", "divergence")
 BEFORE = 6
@@ -57,22 +63,48 @@ class Watch:
             self.rollbacks[event.reason] += 1
             if event.reason == "divergence":
                 self.anomalies += 1
-            self._alarm(event.env, event.episode, event.epoch, event.reason, event.value, event.threshold)
+            self._alarm(
+                event.env,
+                event.episode,
+                event.epoch,
+                event.reason,
+                event.value,
+                event.threshold,
+            )
         elif isinstance(event, EpochCompleted):
             self.epochs += 1
             governor = self.env.local.each[event.env].governance.governor
             assert governor is not None
-            if governor.anomaly_pending:  # one that has become a rollback is no longer pending
+            if (
+                governor.anomaly_pending
+            ):  # one that has become a rollback is no longer pending
                 self.anomalies += 1
                 what = f"anomaly {governor.anomalies}"
-                self._alarm(event.env, event.episode, event.epoch, what, event.validation_loss, math.nan)
-            self.losses.setdefault(event.env, []).append(event.validation_loss / self.chance)
+                self._alarm(
+                    event.env,
+                    event.episode,
+                    event.epoch,
+                    what,
+                    event.validation_loss,
+                    math.nan,
+                )
+            self.losses.setdefault(event.env, []).append(
+                event.validation_loss / self.chance
+            )
         elif isinstance(event, EpisodeCompleted):
             self.episodes += 1
             self.ended += event.epochs < self.env.horizon
             self.losses[event.env], self.changes[event.env] = [], []
 
-    def _alarm(self, env: int, episode: int, epoch: int, what: str, value: float, threshold: float) -> None:
+    def _alarm(
+        self,
+        env: int,
+        episode: int,
+        epoch: int,
+        what: str,
+        value: float,
+        threshold: float,
+    ) -> None:
         curve = " ".join(f"{loss:.2f}" for loss in self.losses.get(env, [])[-BEFORE:])
         changed = [
             f"{change.slot} {change.before}→{change.after} at {change.epoch} ({change.cause})"
@@ -80,14 +112,18 @@ class Watch:
             if "BLENDING" in (change.before, change.after) or change.before == "HOLDING"
             if epoch - change.epoch <= SHORTLY
         ]
-        measured = f"{value / self.chance:.2f}" + ("" if math.isnan(threshold) else f" > {threshold / self.chance:.2f}")
+        measured = f"{value / self.chance:.2f}" + (
+            "" if math.isnan(threshold) else f" > {threshold / self.chance:.2f}"
+        )
         self.alarms.append(
             f"| {self.controller} | {env} | {episode} | {epoch} | {what} | {curve} → {measured} | "
             f"{'; '.join(changed) or 'nothing'} |"
         )
 
 
-def play(config: TrainingConfig, controllers: list[str], episodes: int, seed: int) -> Iterator[Watch]:
+def play(
+    config: TrainingConfig, controllers: list[str], episodes: int, seed: int
+) -> Iterator[Watch]:
     """Every controller on the same hosts, at least ``episodes`` of them each."""
     maker = EnvMaker.of(config)
     assert maker.task is not None
@@ -99,7 +135,9 @@ def play(config: TrainingConfig, controllers: list[str], episodes: int, seed: in
         env.configure(run_seed=seed)
         env.prepare()
         baseline = env.baseline
-        player = make_controller(name, config.task.name, env.action_spec, env.layout, env.num_envs, seed)
+        player = make_controller(
+            name, config.task.name, env.action_spec, env.layout, env.num_envs, seed
+        )
         for number in range(math.ceil(episodes / env.num_envs)):
             play_round(env, player, seed if number == 0 else None)
         env.close()
@@ -122,10 +160,20 @@ def page(watches: list[Watch], command: str) -> str:
     ]
     for w in watches:
         counts = " | ".join(str(w.rollbacks[rule]) for rule in RULES)
-        lines.append(f"| {w.controller} | {w.episodes} | {w.epochs} | {w.anomalies} | {counts} | {w.ended} |")
-    total = [sum(values) for values in zip(*((w.episodes, w.epochs, w.anomalies) for w in watches), strict=True)]
+        lines.append(
+            f"| {w.controller} | {w.episodes} | {w.epochs} | {w.anomalies} | {counts} | {w.ended} |"
+        )
+    total = [
+        sum(values)
+        for values in zip(
+            *((w.episodes, w.epochs, w.anomalies) for w in watches), strict=True
+        )
+    ]
     all_rollbacks = int(np.sum([sum(w.rollbacks.values()) for w in watches]))
-    lines += ["", f"In all: {total[0]} episodes, {total[1]} epochs, {total[2]} anomalies, {all_rollbacks} rollbacks."]
+    lines += [
+        "",
+        f"In all: {total[0]} episodes, {total[1]} epochs, {total[2]} anomalies, {all_rollbacks} rollbacks.",
+    ]
     alarms = [alarm for w in watches for alarm in w.alarms]
     if alarms:
         lines += [
@@ -137,21 +185,35 @@ def page(watches: list[Watch], command: str) -> str:
             "|" + "---|" * 7,
             *alarms,
         ]
-    lines += ["", "Made with:", "", *(f"    {line.strip()}" for line in summary_lines(paths=False)), ""]
+    lines += [
+        "",
+        "Made with:",
+        "",
+        *(f"    {line.strip()}" for line in summary_lines(paths=False)),
+        "",
+    ]
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--task", default="digits")
     parser.add_argument("--episodes", type=int, default=56, help="of each controller")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lanes", type=int, default=1)
-    parser.add_argument("--controllers", nargs="+", default=["none", "schedule", "heuristic", "random"])
+    parser.add_argument(
+        "--controllers", nargs="+", default=["none", "schedule", "heuristic", "random"]
+    )
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    config = TrainingConfig.parse({"task": {"name": arguments.task}, "run": {"lanes": arguments.lanes}})
-    watches = list(play(config, arguments.controllers, arguments.episodes, arguments.seed))
+    config = TrainingConfig.parse(
+        {"task": {"name": arguments.task}, "run": {"lanes": arguments.lanes}}
+    )
+    watches = list(
+        play(config, arguments.controllers, arguments.episodes, arguments.seed)
+    )
     command = f"python benchmarks/governor_false_alarms.py --episodes {arguments.episodes} --out {arguments.out}"
     arguments.out.write_text(page(watches, command))
 

@@ -38,7 +38,11 @@ from esper.rollout.threads import one_thread
 from esper.spaces.action import Op
 
 EPOCHS = 400
-GATES = {"min_training_epochs": 1, "min_gradient_health": 0.0, "trial_standard_errors": 1000.0}
+GATES = {
+    "min_training_epochs": 1,
+    "min_gradient_health": 0.0,
+    "trial_standard_errors": 1000.0,
+}
 """Gates that let every seed through."""
 CONFIG = TrainingConfig().with_values(env={"one_incubating": False, "gates": GATES})
 
@@ -61,7 +65,10 @@ class Network:
 
 
 def in_batches(x: Tensor, y: Tensor, rows: int) -> list[Batch]:
-    return [(x[start : start + rows], y[start : start + rows]) for start in range(0, len(x), rows)]
+    return [
+        (x[start : start + rows], y[start : start + rows])
+        for start in range(0, len(x), rows)
+    ]
 
 
 def digits() -> Network:
@@ -101,15 +108,28 @@ def gpt2() -> Network:
     import transformers
 
     shape = transformers.GPT2Config(
-        vocab_size=256, n_positions=128, n_embd=256, n_layer=4, n_head=4, bos_token_id=None, eos_token_id=None
+        vocab_size=256,
+        n_positions=128,
+        n_embd=256,
+        n_layer=4,
+        n_head=4,
+        bos_token_id=None,
+        eos_token_id=None,
     )
     texts = torch.randint(256, (24, 129))
     return Network(
         model=transformers.GPT2LMHeadModel(shape),
-        batches=[(part[:, :-1], part[:, 1:].flatten()) for part, _ in in_batches(texts, texts, 8)],
+        batches=[
+            (part[:, :-1], part[:, 1:].flatten())
+            for part, _ in in_batches(texts, texts, 8)
+        ],
         logits=lambda model, rows: model(rows).logits.flatten(0, 1),
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
-        sites={"r0c0": "transformer.h.0", "r1c0": "transformer.h.1", "r2c0": "transformer.h.2"},
+        sites={
+            "r0c0": "transformer.h.0",
+            "r1c0": "transformer.h.1",
+            "r2c0": "transformer.h.2",
+        },
         blueprint="lora",
     )
 
@@ -129,7 +149,9 @@ class Loop:
         self.model.train()
         for rows, targets in self.network.batches:
             self.optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(self.network.logits(self.model, rows), targets)
+            loss = nn.functional.cross_entropy(
+                self.network.logits(self.model, rows), targets
+            )
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
@@ -139,7 +161,9 @@ class Loop:
         model.eval()
         rows, targets = self.network.batches[0]
         logits = self.network.logits(model, rows)
-        return (logits.argmax(1) == targets).double(), nn.functional.cross_entropy(logits, targets)
+        return (logits.argmax(1) == targets).double(), nn.functional.cross_entropy(
+            logits, targets
+        )
 
 
 class Plants(PerEnvController):
@@ -149,12 +173,18 @@ class Plants(PerEnvController):
         super().__init__(env.action_spec, env.layout, 1)
         self.blueprint = blueprint
         self.slots = env.action_spec.slots[:seeds]
-        self.last = (SeedStage.GERMINATED, SeedStage.TRAINING) if blended else (SeedStage.GERMINATED,)
+        self.last = (
+            (SeedStage.GERMINATED, SeedStage.TRAINING)
+            if blended
+            else (SeedStage.GERMINATED,)
+        )
 
     def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:
         for slot in self.slots:
             if view.legal(Op.GERMINATE, slot, self.blueprint):
-                return self.spec.encode(Op.GERMINATE, slot=slot, blueprint=self.blueprint, tempo=3)
+                return self.spec.encode(
+                    Op.GERMINATE, slot=slot, blueprint=self.blueprint, tempo=3
+                )
             if view.stage(slot) in self.last and view.legal(Op.ADVANCE, slot):
                 return self.spec.encode(Op.ADVANCE, slot=slot)
         return self.spec.encode(Op.WAIT)
@@ -194,7 +224,10 @@ def measure(network: Network, seeds: int, blended: bool, turns: int) -> str:
     while True:  # until all seeds are there
         loop.epoch()
         step = grower.step(loop.evaluate)
-        if sum(slot.stage in stages for slot in step.slots.values()) == seeds and step.epoch > 3:
+        if (
+            sum(slot.stage in stages for slot in step.slots.values()) == seeds
+            and step.epoch > 3
+        ):
             break
     modules = with_modules(network, grower)
     ratios = []
@@ -209,7 +242,13 @@ def measure(network: Network, seeds: int, blended: bool, turns: int) -> str:
         steps.append(seconds(lambda: grower.step(loop.evaluate)) / validation)
     above = [ratio / floor for ratio, floor in zip(ratios, floors, strict=True)]
     what = "blended" if blended else "incubating"
-    row = (f"{seeds} {what if seeds else ''}", spread(ratios), spread(floors), spread(above), spread(steps))
+    row = (
+        f"{seeds} {what if seeds else ''}",
+        spread(ratios),
+        spread(floors),
+        spread(above),
+        spread(steps),
+    )
     return f"| {' | '.join(row)} |"
 
 
@@ -220,13 +259,17 @@ def spread(values: list[float]) -> str:
 
 @one_thread()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--network", choices=NETWORKS, default="digits")
     parser.add_argument("--turns", type=int, default=40)
     arguments = parser.parse_args()
     torch.manual_seed(0)
     network = NETWORKS[arguments.network]()
-    print("| seeds | Grower | ordinary modules | Grower / ordinary modules | grower.step, in validations |")
+    print(
+        "| seeds | Grower | ordinary modules | Grower / ordinary modules | grower.step, in validations |"
+    )
     print("|---|---|---|---|---|")
     for seeds, blended in ((0, False), (1, False), (3, False), (1, True), (3, True)):
         print(measure(network, seeds, blended, arguments.turns), flush=True)

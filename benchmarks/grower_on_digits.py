@@ -32,7 +32,13 @@ from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
 from esper.training.rng import RngStream, derive_seed
 
-TASK = {"name": "digits", "learning_rate": 0.05, "warmup_epochs": 0.0, "weight_decay": 5e-4, "label_smoothing": 0.0}
+TASK = {
+    "name": "digits",
+    "learning_rate": 0.05,
+    "warmup_epochs": 0.0,
+    "weight_decay": 5e-4,
+    "label_smoothing": 0.0,
+}
 """Settings that a plain loop of a few lines can follow."""
 ENV = {"slots": ["r0", "r1"], "at_once": False}
 """Slots that are outputs of submodules of :class:`PlainLoop`."""
@@ -48,7 +54,14 @@ class PlainLoop:
     ``seed`` and ``env`` give the batches of that env in its first episode.
     """
 
-    def __init__(self, host: CNNHost, config: TrainingConfig, epochs: int, seed: int, env: int = 0) -> None:
+    def __init__(
+        self,
+        host: CNNHost,
+        config: TrainingConfig,
+        epochs: int,
+        seed: int,
+        env: int = 0,
+    ) -> None:
         task = load()
         self.sites = {site.name: str(i) for i, site in enumerate(host.sites)}
         self.host = nn.Sequential(*host.segments)
@@ -62,9 +75,13 @@ class PlainLoop:
             momentum=self.config.momentum,
             weight_decay=self.config.weight_decay,
         )
-        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, epochs)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(
+            self.optimizer, epochs
+        )
         self.shadowed: Grower | None = None
-        self.order = torch.Generator().manual_seed(derive_seed(seed, env, 0, RngStream.DATA))
+        self.order = torch.Generator().manual_seed(
+            derive_seed(seed, env, 0, RngStream.DATA)
+        )
 
     def epoch(self) -> None:
         self.host.train()
@@ -84,12 +101,15 @@ class PlainLoop:
     def evaluate(self, host: nn.Module) -> tuple[Tensor, Tensor]:
         host.eval()
         logits = host(self.validation[0])
-        return (logits.argmax(1) == self.validation[1]).double(), nn.functional.cross_entropy(
-            logits, self.validation[1]
-        )
+        return (
+            logits.argmax(1) == self.validation[1]
+        ).double(), nn.functional.cross_entropy(logits, self.validation[1])
 
     def grower(
-        self, controller: str | OwnController, incubation: Literal["ste", "shadow"], config: TrainingConfig
+        self,
+        controller: str | OwnController,
+        incubation: Literal["ste", "shadow"],
+        config: TrainingConfig,
     ) -> Grower:
         grower = Grower(
             self.host,
@@ -107,7 +127,9 @@ class PlainLoop:
     def accuracy(self, network: nn.Module) -> float:
         network.eval()
         with torch.no_grad():
-            return 100 * float((network(self.test[0]).argmax(1) == self.test[1]).double().mean())
+            return 100 * float(
+                (network(self.test[0]).argmax(1) == self.test[1]).double().mean()
+            )
 
 
 def cnn(host: nn.Module) -> CNNHost:
@@ -123,7 +145,9 @@ def in_env(env: GrowthVectorEnv, controller: str, seed: int) -> tuple[float, CNN
     return float(env.test_accuracy()[0]), host
 
 
-def in_loop(host: CNNHost, controller: str, incubation: Literal["ste", "shadow"], seed: int) -> float:
+def in_loop(
+    host: CNNHost, controller: str, incubation: Literal["ste", "shadow"], seed: int
+) -> float:
     """Returns the test accuracy of ``host`` after the same epochs in a plain loop, pp."""
     config = TrainingConfig().with_values(task=TASK, env=ENV, run={"seed": seed})
     epochs = load().episode_length
@@ -140,34 +164,59 @@ def in_loop(host: CNNHost, controller: str, incubation: Literal["ste", "shadow"]
     return loop.accuracy(grower.finish())
 
 
-def compare(hosts: int, incubation: Literal["ste", "shadow"], controller: str, seed: int) -> None:
+def compare(
+    hosts: int, incubation: Literal["ste", "shadow"], controller: str, seed: int
+) -> None:
     config = TrainingConfig().with_values(
-        task=TASK, env={**ENV, "n_envs": 1, "baseline_episodes": 2, "incubation": incubation}
+        task=TASK,
+        env={**ENV, "n_envs": 1, "baseline_episodes": 2, "incubation": incubation},
     )
     env = GrowthVectorEnv(load(), config)
     results = []  # of each host: grown and alone in the env, grown and alone in the loop
     for number in range(seed, seed + hosts):
         grown, host = in_env(env, controller, number)
         alone, _ = in_env(env, "none", number)
-        results.append((grown, alone, *(in_loop(host, name, incubation, number) for name in (controller, "none"))))
+        results.append(
+            (
+                grown,
+                alone,
+                *(
+                    in_loop(host, name, incubation, number)
+                    for name in (controller, "none")
+                ),
+            )
+        )
     env.close()
     grown, alone, loop_grown, loop_alone = np.array(results).T
     difference = (loop_grown - loop_alone) - (grown - alone)
     half = stats.t.ppf(0.975, hosts - 1) * difference.std(ddof=1) / np.sqrt(hosts)
     print(f"{hosts} hosts, {controller}, {incubation} incubation, test accuracy in pp")
     for name, a, b in (("env", alone, grown), ("loop", loop_alone, loop_grown)):
-        print(f"{name}: alone {a.mean():.2f}, grown {b.mean():.2f}, gain {(b - a).mean():+.2f}")
+        print(
+            f"{name}: alone {a.mean():.2f}, grown {b.mean():.2f}, gain {(b - a).mean():+.2f}"
+        )
     low, high = difference.mean() - half, difference.mean() + half
-    print(f"gain of the loop minus gain of the env: {difference.mean():+.2f} [{low:+.2f}, {high:+.2f}]")
+    print(
+        f"gain of the loop minus gain of the env: {difference.mean():+.2f} [{low:+.2f}, {high:+.2f}]"
+    )
 
 
 @one_thread()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hosts", type=int, default=16)
     parser.add_argument("--seed", type=int, default=20000, help="run seed of the hosts")
-    parser.add_argument("--incubation", choices=("shadow", "ste"), default="shadow", help="of env and loop")
-    parser.add_argument("--controller", default="schedule:benchmarks/schedules/heavy_digits.toml")
+    parser.add_argument(
+        "--incubation",
+        choices=("shadow", "ste"),
+        default="shadow",
+        help="of env and loop",
+    )
+    parser.add_argument(
+        "--controller", default="schedule:benchmarks/schedules/heavy_digits.toml"
+    )
     arguments = parser.parse_args()
     compare(arguments.hosts, arguments.incubation, arguments.controller, arguments.seed)
 

@@ -52,7 +52,9 @@ class Script:
 def images(kind: str, count: int) -> tuple[Tensor, Tensor]:
     """Returns the first ``count`` images [n, 1, 28, 28] of a set of Fashion-MNIST, and their classes [n]."""
     with gzip.open(FASHION / f"{kind}-images-idx3-ubyte.gz") as file:
-        pixels = torch.frombuffer(bytearray(file.read()[16:]), dtype=torch.uint8).view(-1, 1, 28, 28)[:count]
+        pixels = torch.frombuffer(bytearray(file.read()[16:]), dtype=torch.uint8).view(
+            -1, 1, 28, 28
+        )[:count]
     with gzip.open(FASHION / f"{kind}-labels-idx1-ubyte.gz") as file:
         labels = torch.frombuffer(bytearray(file.read()[8:]), dtype=torch.uint8)[:count]
     return (pixels.float() / 255 - 0.2860) / 0.3530, labels.long()
@@ -110,14 +112,27 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width, bias=False), nn.LayerNorm(width, bias=False)
-        self.qkv, self.mix = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+        self.norm1, self.norm2 = (
+            nn.LayerNorm(width, bias=False),
+            nn.LayerNorm(width, bias=False),
+        )
+        self.qkv, self.mix = (
+            nn.Linear(width, 3 * width, bias=False),
+            nn.Linear(width, width, bias=False),
+        )
+        self.up, self.down = (
+            nn.Linear(width, 4 * width, bias=False),
+            nn.Linear(4 * width, width, bias=False),
+        )
         self.act = nn.GELU()
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.norm1(x))
+            .view(batch, length, 3, self.heads, -1)
+            .permute(2, 0, 3, 1, 4)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.mix(mixed.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(self.act(self.up(self.norm2(x))))  # type: ignore[no-any-return]
@@ -126,11 +141,24 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A decoder of characters, with the head tied to the embedding."""
 
-    def __init__(self, characters: int, length: int, layers: int = 4, heads: int = 4, width: int = 128) -> None:
+    def __init__(
+        self,
+        characters: int,
+        length: int,
+        layers: int = 4,
+        heads: int = 4,
+        width: int = 128,
+    ) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(characters, width), nn.Embedding(length, width)
+        self.tokens, self.positions = (
+            nn.Embedding(characters, width),
+            nn.Embedding(length, width),
+        )
         self.blocks = nn.ModuleList([Block(width, heads) for _ in range(layers)])
-        self.norm, self.head = nn.LayerNorm(width, bias=False), nn.Linear(width, characters, bias=False)
+        self.norm, self.head = (
+            nn.LayerNorm(width, bias=False),
+            nn.Linear(width, characters, bias=False),
+        )
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
@@ -144,25 +172,43 @@ class GPT(nn.Module):
 
 
 def text(quick: bool) -> Script:
-    length, batch, iterations, every = 64, 12, (40 if quick else 2000), (20 if quick else 100)
+    length, batch, iterations, every = (
+        64,
+        12,
+        (40 if quick else 2000),
+        (20 if quick else 100),
+    )
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-    letters = "".join(file.read_text(encoding="utf-8", errors="ignore") for file in files)[:2_000_000]
+    letters = "".join(
+        file.read_text(encoding="utf-8", errors="ignore") for file in files
+    )[:2_000_000]
     letters = letters.encode("ascii", "ignore").decode()
     known = sorted(set(letters))
     index = {letter: number for number, letter in enumerate(known)}
     data = torch.tensor([index[letter] for letter in letters])
     first, second = -len(data) // 5, -len(data) // 10
-    parts = {"train": data[:first], "validation": data[first:second], "test": data[second:]}
+    parts = {
+        "train": data[:first],
+        "validation": data[first:second],
+        "test": data[second:],
+    }
     model = GPT(len(known), length)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, betas=(0.9, 0.99), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), 1e-3, betas=(0.9, 0.99), weight_decay=0.1
+    )
 
     def rate(step: int) -> float:
         """Warm-up over 100 iterations, then a cosine down to a tenth."""
-        return min((step + 1) / 100, 0.1 + 0.45 * (1 + math.cos(math.pi * min(1, step / iterations))))
+        return min(
+            (step + 1) / 100,
+            0.1 + 0.45 * (1 + math.cos(math.pi * min(1, step / iterations))),
+        )
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
 
-    def pieces(part: Tensor, count: int, draws: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+    def pieces(
+        part: Tensor, count: int, draws: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
         starts = torch.randint(len(part) - length - 1, (count,), generator=draws)
         rows = starts[:, None] + torch.arange(length + 1)
         return part[rows[:, :-1]], part[rows[:, 1:]]
@@ -219,8 +265,14 @@ def segments(quick: bool) -> Script:
 
     x, y = discs(20, 0)
     held, test = discs(20, 1), discs(40, 2)
-    sizes: dict[str, Any] = {"channels": (16, 32, 64, 128, 256), "strides": (2, 2, 2, 2), "num_res_units": 2}
-    model = monai.networks.nets.UNet(spatial_dims=2, in_channels=1, out_channels=1, **sizes)
+    sizes: dict[str, Any] = {
+        "channels": (16, 32, 64, 128, 256),
+        "strides": (2, 2, 2, 2),
+        "num_res_units": 2,
+    }
+    model = monai.networks.nets.UNet(
+        spatial_dims=2, in_channels=1, out_channels=1, **sizes
+    )
     criterion = monai.losses.DiceLoss(sigmoid=True)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
 
@@ -265,21 +317,31 @@ def grow(script: Script) -> nn.Module:
     for _ in range(script.epochs):
         script.epoch()
         print(grower.step(script.validate), file=sys.stderr)
-    print("kept:", {str(grower.paths[slot]): blueprint for slot, blueprint in grower.kept.items()}, file=sys.stderr)
+    print(
+        "kept:",
+        {str(grower.paths[slot]): blueprint for slot, blueprint in grower.kept.items()},
+        file=sys.stderr,
+    )
     return grower.finish(merge=True)
 
 
 def main() -> None:
     """Run one script and print its result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("script", choices=("fashion", "text", "segments"))
     parser.add_argument("--grow", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="hardly train; shows that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="hardly train; shows that it runs"
+    )
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
-    script = {"fashion": fashion, "text": text, "segments": segments}[arguments.script](arguments.quick)
+    script = {"fashion": fashion, "text": text, "segments": segments}[arguments.script](
+        arguments.quick
+    )
     size = sum(p.numel() for p in script.model.parameters())
     began = time.perf_counter()
     if arguments.grow:
@@ -292,7 +354,10 @@ def main() -> None:
     seconds = time.perf_counter() - began
     grown = sum(p.numel() for p in network.parameters())
     what = f"{arguments.script} {'grown' if arguments.grow else 'alone'} seed {arguments.seed}"
-    print(f"{what}: {script.test(network):.3f}, {size:,} to {grown:,} parameters, {seconds:.0f} s", flush=True)
+    print(
+        f"{what}: {script.test(network):.3f}, {size:,} to {grown:,} parameters, {seconds:.0f} s",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -49,7 +49,9 @@ class Best:
     """Σ γ^t r_t."""
 
 
-def play(schedules: NDArray[np.int64], config: TrainingConfig, law: Law | None = None) -> Floats:
+def play(
+    schedules: NDArray[np.int64], config: TrainingConfig, law: Law | None = None
+) -> Floats:
     """Plays schedules [N, T, 8] under the law without noise and returns their discounted returns [N].
 
     An illegal action is executed as WAIT.
@@ -75,7 +77,10 @@ def best_return(config: TrainingConfig | None = None, law: Law | None = None) ->
     candidates = np.array(list(_planned(env)))
     returns = play(candidates, config, law)
     leaders = candidates[np.argsort(-returns, kind="stable")[:KEPT]]
-    return max((_polish(schedule, env) for schedule in leaders), key=lambda best: best.discounted)
+    return max(
+        (_polish(schedule, env) for schedule in leaders),
+        key=lambda best: best.discounted,
+    )
 
 
 def edits(schedule: Schedule, spec: ActionSpec) -> Iterator[Schedule]:
@@ -98,18 +103,36 @@ def edits(schedule: Schedule, spec: ActionSpec) -> Iterator[Schedule]:
             yield _with(schedule, {epoch: schedule[other], other: action})
     for epoch in free.tolist():
         # All later actions move one epoch earlier.
-        yield np.concatenate((schedule[:epoch], schedule[epoch + 1 :], np.zeros((1, len(HEADS)), dtype=np.int64)))
+        yield np.concatenate(
+            (
+                schedule[:epoch],
+                schedule[epoch + 1 :],
+                np.zeros((1, len(HEADS)), dtype=np.int64),
+            )
+        )
         for action in _insertions(spec):
             yield _with(schedule, {epoch: action})
     for epoch in range(len(schedule) - 1):
-        yield np.concatenate((schedule[:epoch], np.zeros((1, len(HEADS)), dtype=np.int64), schedule[epoch:-1]))
+        yield np.concatenate(
+            (
+                schedule[:epoch],
+                np.zeros((1, len(HEADS)), dtype=np.int64),
+                schedule[epoch:-1],
+            )
+        )
 
 
 def _insertions(spec: ActionSpec) -> Iterator[NDArray[np.int64]]:
     """Yields an action of each op for each slot (and blueprint), with the usually best values of the other heads."""
     for slot in spec.slots:
-        yield from (spec.encode(Op.GERMINATE, slot, name, tempo=TEMPOS[0]) for name in spec.blueprints)
-        yield from (spec.encode(op, slot) for op in (Op.ADVANCE, Op.FOSSILIZE, Op.PRUNE, Op.SET_ALPHA_TARGET))
+        yield from (
+            spec.encode(Op.GERMINATE, slot, name, tempo=TEMPOS[0])
+            for name in spec.blueprints
+        )
+        yield from (
+            spec.encode(op, slot)
+            for op in (Op.ADVANCE, Op.FOSSILIZE, Op.PRUNE, Op.SET_ALPHA_TARGET)
+        )
 
 
 def _with(schedule: Schedule, actions: dict[int, NDArray[np.int64] | int]) -> Schedule:
@@ -137,14 +160,20 @@ def _planned(env: PlantedVectorEnv) -> Iterator[Schedule]:
     useful = [[b for b, worth in enumerate(row) if worth > 0] for row in law.worth]
     for count in range(len(law.slots) + 1):
         for chosen in combinations(range(len(law.slots)), count):
-            for order, choice in product(permutations(chosen), product(*(useful[slot] for slot in chosen))):
+            for order, choice in product(
+                permutations(chosen), product(*(useful[slot] for slot in chosen))
+            ):
                 blueprint = dict(zip(chosen, choice, strict=True))
                 seeds = [(slot, blueprint[slot]) for slot in order]
-                for incubation, tempo in product(range(least, least + 5), range(len(TEMPOS))):
+                for incubation, tempo in product(
+                    range(least, least + 5), range(len(TEMPOS))
+                ):
                     yield _as_soon_as_possible(seeds, incubation, tempo, env)
 
 
-def _as_soon_as_possible(seeds: list[tuple[int, int]], incubation: int, tempo: int, env: PlantedVectorEnv) -> Schedule:
+def _as_soon_as_possible(
+    seeds: list[tuple[int, int]], incubation: int, tempo: int, env: PlantedVectorEnv
+) -> Schedule:
     """Plants, incubates, blends, holds and fossilizes each seed; the next is planted when this one starts to blend.
 
     ``seeds`` are (slot, blueprint) indices, ``tempo`` is an index into ``TEMPOS``, ``incubation`` is in epochs.
@@ -160,7 +189,9 @@ def _as_soon_as_possible(seeds: list[tuple[int, int]], incubation: int, tempo: i
             schedule[epoch, :3] = op, slot, blueprint
             if op is Op.GERMINATE:
                 schedule[epoch, HEADS.index("tempo")] = tempo
-                schedule[epoch, HEADS.index("alpha_target")] = env.action_spec.choices("alpha_target").index(1.0)
+                schedule[epoch, HEADS.index("alpha_target")] = env.action_spec.choices(
+                    "alpha_target"
+                ).index(1.0)
         return epoch
 
     for slot, blueprint in seeds:

@@ -31,22 +31,42 @@ HELD_OUT = 999
 def train(seed: int, rounds: int, scale: PlantedScale) -> dict[str, Any]:
     """One agent from scratch: its score after every round of training, and at the end on held-out hosts."""
     config = esper.TrainingConfig.parse(
-        {"task": {"name": "planted"}, "run": {"seed": seed, "rounds": rounds, "evaluation_pairs": 10}}
+        {
+            "task": {"name": "planted"},
+            "run": {"seed": seed, "rounds": rounds, "evaluation_pairs": 10},
+        }
     )
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         esper.Experiment(config, Path(folder) / "run").run()
         seconds = time.perf_counter() - start
-        events = [json.loads(line) for line in (Path(folder) / "run" / "events.jsonl").read_text().splitlines()]
+        events = [
+            json.loads(line)
+            for line in (Path(folder) / "run" / "events.jsonl").read_text().splitlines()
+        ]
         env = PlantedVectorEnv()
         env.configure(learns=False)
         finals = {}
         for kind, greedy in (("likeliest", True), ("sampled", False)):
             policy = find_policy(f"{folder}/run").controller(env, HELD_OUT, greedy)
-            finals[kind] = scale.score(float(play_round(env, policy, HELD_OUT).returns.mean()))
-    curve = [scale.score(event["mean_return"]) for event in events if event["event"] == "RoundCompleted"]
-    steps = [event["env_steps"] for event in events if event["event"] == "PolicyUpdated"]
-    return {"seed": seed, "seconds": seconds, "env_steps": steps, "training": curve, **finals}
+            finals[kind] = scale.score(
+                float(play_round(env, policy, HELD_OUT).returns.mean())
+            )
+    curve = [
+        scale.score(event["mean_return"])
+        for event in events
+        if event["event"] == "RoundCompleted"
+    ]
+    steps = [
+        event["env_steps"] for event in events if event["event"] == "PolicyUpdated"
+    ]
+    return {
+        "seed": seed,
+        "seconds": seconds,
+        "env_steps": steps,
+        "training": curve,
+        **finals,
+    }
 
 
 def plot(runs: list[dict[str, Any]], heuristic: float, path: Path) -> None:
@@ -55,16 +75,28 @@ def plot(runs: list[dict[str, Any]], heuristic: float, path: Path) -> None:
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for run in runs:
-        axes.plot([steps / 1000 for steps in run["env_steps"]], run["training"], label=f"seed {run['seed']}")
+        axes.plot(
+            [steps / 1000 for steps in run["env_steps"]],
+            run["training"],
+            label=f"seed {run['seed']}",
+        )
     axes.axhline(0.9, color="black", linewidth=0.8, linestyle="--", label="0.9")
-    axes.axhline(heuristic, color="grey", linewidth=0.8, linestyle=":", label="heuristic")
-    axes.set(xlabel="thousand env steps", ylabel="score of the training round", title="PPO on planted")
+    axes.axhline(
+        heuristic, color="grey", linewidth=0.8, linestyle=":", label="heuristic"
+    )
+    axes.set(
+        xlabel="thousand env steps",
+        ylabel="score of the training round",
+        title="PPO on planted",
+    )
     axes.legend()
     figure.savefig(path, dpi=120)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--out", type=Path, required=True)
@@ -74,7 +106,10 @@ def main() -> None:
     env = PlantedVectorEnv()
     rule = HeuristicController(env.action_spec, env.layout, env.num_envs)
     heuristic = scale.score(float(play_round(env, rule, HELD_OUT).returns.mean()))
-    print(f"random {scale.random:.3f}, best {scale.best:.3f}; heuristic scores {heuristic:.3f}", flush=True)
+    print(
+        f"random {scale.random:.3f}, best {scale.best:.3f}; heuristic scores {heuristic:.3f}",
+        flush=True,
+    )
     runs = []
     for seed in range(arguments.seeds):
         runs.append(train(seed, arguments.rounds, scale))
@@ -92,7 +127,9 @@ def main() -> None:
         "runs": runs,
         "environment": environment,
     }
-    arguments.out.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    arguments.out.with_suffix(".json").write_text(
+        json.dumps(facts, indent=1) + "\n", encoding="utf-8"
+    )
     plot(runs, heuristic, arguments.out.with_suffix(".png"))
 
 

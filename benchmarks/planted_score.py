@@ -29,9 +29,13 @@ class PlantedScale:
         return (value - self.random) / (self.best - self.random)
 
 
-def planted_scale(config: TrainingConfig | None = None, law: Law | None = None) -> PlantedScale:
+def planted_scale(
+    config: TrainingConfig | None = None, law: Law | None = None
+) -> PlantedScale:
     """Plays the random controller for one episode in every env, and searches for the best schedule (takes seconds)."""
     env = PlantedVectorEnv(config, law)
-    chance = RandomController(env.action_spec, env.layout, env.num_envs, env.config.run.seed)
+    chance = RandomController(
+        env.action_spec, env.layout, env.num_envs, env.config.run.seed
+    )
     random = float(play_round(env, chance, env.config.run.seed).returns.mean())
     return PlantedScale(random, best_return(env.config, env.law).discounted)

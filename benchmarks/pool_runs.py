@@ -37,9 +37,15 @@ def hosts_of(folder: Path) -> Run:
     state = checkpoint.read(folder)
     rounds = state.get("agent", state).get("compared", {})
     if not rounds or not all(rounds.values()):
-        raise ConfigError(f"{folder} has no comparison yet: finish it with esper run --resume {folder}")
+        raise ConfigError(
+            f"{folder} has no comparison yet: finish it with esper run --resume {folder}"
+        )
     return {
-        name: [HostResult.parse(host) for number in sorted(by_round, key=int) for host in by_round[number]]
+        name: [
+            HostResult.parse(host)
+            for number in sorted(by_round, key=int)
+            for host in by_round[number]
+        ]
         for name, by_round in rounds.items()
     }
 
@@ -49,12 +55,19 @@ def compared_runs(folder: Path) -> dict[str, Run]:
     rounds: dict[str, dict[int, list[HostResult]]] = defaultdict(dict)
     for line in (folder / "played.jsonl").read_text(encoding="utf-8").splitlines():
         played = json.loads(line)
-        rounds[played["arm"]][played["round"]] = [HostResult.parse(host) for host in played["hosts"]]
+        rounds[played["arm"]][played["round"]] = [
+            HostResult.parse(host) for host in played["hosts"]
+        ]
     arms = {
-        name: [host for _, hosts in sorted(by_round.items()) for host in hosts] for name, by_round in rounds.items()
+        name: [host for _, hosts in sorted(by_round.items()) for host in hosts]
+        for name, by_round in rounds.items()
     }
     runs = {}
-    for run in (name.removeprefix("checkpoint:") for name in sorted(arms) if name.startswith("checkpoint:")):
+    for run in (
+        name.removeprefix("checkpoint:")
+        for name in sorted(arms)
+        if name.startswith("checkpoint:")
+    ):
         own = {**arms, "plans": arms[f"plans:{run}"]}
         baselines = {name: own[name] for name in BASELINES if name in own}
         runs[Path(run).name] = {"ppo": arms[f"checkpoint:{run}"], **baselines}
@@ -76,7 +89,10 @@ def parameters(hosts: list[HostResult]) -> str:
 
 def share(run: Run, agent: str) -> str:
     """Returns what the agent's hosts gain over those left alone, as a share of the better of `plans` and `schedule`."""
-    gains = {name: accuracies(hosts).mean() - accuracies(run["none"]).mean() for name, hosts in run.items()}
+    gains = {
+        name: accuracies(hosts).mean() - accuracies(run["none"]).mean()
+        for name, hosts in run.items()
+    }
     return f"{gains[agent] / max(gains['plans'], gains['schedule']):.2f}"
 
 
@@ -85,14 +101,28 @@ def pool(runs: dict[str, Run]) -> None:
     agent, *baselines = next(iter(runs.values()))
     sizes = {len(hosts) for run in runs.values() for hosts in run.values()}
     if any(set(run) != {agent, *baselines} for run in runs.values()) or len(sizes) > 1:
-        raise ConfigError("the runs compare different controllers, or different numbers of hosts")
+        raise ConfigError(
+            "the runs compare different controllers, or different numbers of hosts"
+        )
     heads = [f"minus `{name}`" for name in baselines]
-    print("| " + " | ".join(["run", *heads, "share", "seeds kept", "parameters", "of `plans`"]) + " |")
+    print(
+        "| "
+        + " | ".join(["run", *heads, "share", "seeds kept", "parameters", "of `plans`"])
+        + " |"
+    )
     print("|---" * (len(heads) + 5) + "|")
     for name, run in runs.items():
-        pairs = [cell(compare_pairs(accuracies(run[agent]), accuracies(run[other]))) for other in baselines]
+        pairs = [
+            cell(compare_pairs(accuracies(run[agent]), accuracies(run[other])))
+            for other in baselines
+        ]
         kept = np.mean([host.fossils for host in run[agent]])
-        last = [share(run, agent), f"{kept:.1f}", parameters(run[agent]), parameters(run["plans"])]
+        last = [
+            share(run, agent),
+            f"{kept:.1f}",
+            parameters(run[agent]),
+            parameters(run["plans"]),
+        ]
         print(f"| {' | '.join([name, *pairs, *last])} |")
     print(f"\nTogether ({len(runs)} training seeds):\n")
     print("| | mean % | parameters | agent minus it, pp |\n|---|---|---|---|")
@@ -100,16 +130,34 @@ def pool(runs: dict[str, Run]) -> None:
     for name in (agent, *baselines):
         hosts = [host for run in runs.values() for host in run[name]]
         theirs = accuracies(hosts)
-        difference = "" if name == agent else cell(compare_pairs(ours, theirs, train_seeds=len(runs)))
-        print(f"| `{name}` | {theirs.mean():.2f} | {parameters(hosts)} | {difference} |")
+        difference = (
+            ""
+            if name == agent
+            else cell(compare_pairs(ours, theirs, train_seeds=len(runs)))
+        )
+        print(
+            f"| `{name}` | {theirs.mean():.2f} | {parameters(hosts)} | {difference} |"
+        )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="finished runs, or one comparison")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folders",
+        type=Path,
+        nargs="+",
+        metavar="FOLDER",
+        help="finished runs, or one comparison",
+    )
     folders = parser.parse_args().folders
     try:
         one = len(folders) == 1 and (folders[0] / "played.jsonl").exists()
-        pool(compared_runs(folders[0]) if one else {folder.name: hosts_of(folder) for folder in folders})
+        pool(
+            compared_runs(folders[0])
+            if one
+            else {folder.name: hosts_of(folder) for folder in folders}
+        )
     except ConfigError as error:
         raise SystemExit(f"Error: {error}") from None

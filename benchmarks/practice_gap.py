@@ -31,11 +31,16 @@ SHOWN_ROUNDS = 2
 
 def gain(env: SlotVectorEnv, controller: Controller, seed: int) -> float:
     """Returns the mean gain of ``ROUNDS`` rounds, pp; experience starts anew."""
-    rounds = [play_round(env, controller, seed if number == 0 else None) for number in range(ROUNDS)]
+    rounds = [
+        play_round(env, controller, seed if number == 0 else None)
+        for number in range(ROUNDS)
+    ]
     return float(np.mean([end.committed - end.baseline for end in rounds]))
 
 
-def cross_entropy(env: SlotVectorEnv, practised: PPOAgent, seed: int) -> tuple[float, float]:
+def cross_entropy(
+    env: SlotVectorEnv, practised: PPOAgent, seed: int
+) -> tuple[float, float]:
     """Returns −Σ ln p(action of `plans`) per episode, over steps with more than one legal op: all, and its WAITs."""
     agent = PPOAgent(env.action_spec, env.layout, env.num_envs, practised.config, seed)
     agent.load_from(practised)
@@ -56,8 +61,12 @@ def cross_entropy(env: SlotVectorEnv, practised: PPOAgent, seed: int) -> tuple[f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measures how well a practised agent plays real hosts.")
-    parser.add_argument("--seeds", type=int, default=5, help="number of run seeds, from 0")
+    parser = argparse.ArgumentParser(
+        description="Measures how well a practised agent plays real hosts."
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=5, help="number of run seeds, from 0"
+    )
     torch.set_num_threads(1)
     rows = []
     print("seed   plans  sampled  greedy  cross entropy  of WAIT")
@@ -70,13 +79,30 @@ def main() -> None:
             plans = PlansController(env.action_spec, env.layout, env.num_envs)
             players: list[Controller] = [
                 plans,
-                *(agent.clone_policy(env.num_envs, seed, greedy=greedy) for greedy in (False, True)),
+                *(
+                    agent.clone_policy(env.num_envs, seed, greedy=greedy)
+                    for greedy in (False, True)
+                ),
             ]
-            rows.append([*(gain(env, player, seed) for player in players), *cross_entropy(env, agent, seed)])
+            rows.append(
+                [
+                    *(gain(env, player, seed) for player in players),
+                    *cross_entropy(env, agent, seed),
+                ]
+            )
         finally:
             env.close()
-        print("{:4d}  {:+.2f}    {:+.2f}   {:+.2f}           {:.2f}     {:.2f}".format(seed, *rows[-1]), flush=True)
-    print("mean  {:+.2f}    {:+.2f}   {:+.2f}           {:.2f}     {:.2f}".format(*np.mean(rows, axis=0)))
+        print(
+            "{:4d}  {:+.2f}    {:+.2f}   {:+.2f}           {:.2f}     {:.2f}".format(
+                seed, *rows[-1]
+            ),
+            flush=True,
+        )
+    print(
+        "mean  {:+.2f}    {:+.2f}   {:+.2f}           {:.2f}     {:.2f}".format(
+            *np.mean(rows, axis=0)
+        )
+    )
 
 
 if __name__ == "__main__":

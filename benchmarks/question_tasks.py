@@ -23,13 +23,20 @@ FEW_SEQUENCES = 200
 
 def small(task: Task) -> Task:
     """Returns an image task with a host that reaches its limit soon: three blocks of 3, 6 and 12 channels."""
-    return replace(task, build_host=partial(CNNHost, 1, 10, base=3, blocks=3), slots=("all",), at_once=True)
+    return replace(
+        task,
+        build_host=partial(CNNHost, 1, 10, base=3, blocks=3),
+        slots=("all",),
+        at_once=True,
+    )
 
 
 def fashion_small() -> Task:
     """Fashion-MNIST with a host of 1,009 parameters, in short epochs, with 1,000 images for validation."""
     task = small(load_task("fashion_mnist"))
-    validation = Split(task.validation.x[:1_000], task.validation.y[:1_000], task.validation.table)
+    validation = Split(
+        task.validation.x[:1_000], task.validation.y[:1_000], task.validation.table
+    )
     changes = {
         "optimizer": "adamw",
         "learning_rate": 0.05,
@@ -38,13 +45,21 @@ def fashion_small() -> Task:
         "warmup_epochs": 8.0,
     }
     sizes = {"samples_per_epoch": 1_000, "episode_length": 80}
-    return replace(task, name="fashion_small", validation=validation, **sizes, **changes)
+    return replace(
+        task, name="fashion_small", validation=validation, **sizes, **changes
+    )
 
 
 def digits_short() -> Task:
     """Digits in epochs of half of the images, so that growth is decided twice as often."""
     task = load_task("digits")
-    return replace(task, name="digits_short", samples_per_epoch=498, episode_length=60, warmup_epochs=6.0)
+    return replace(
+        task,
+        name="digits_short",
+        samples_per_epoch=498,
+        episode_length=60,
+        warmup_epochs=6.0,
+    )
 
 
 def late(task: Task) -> Task:
@@ -53,7 +68,9 @@ def late(task: Task) -> Task:
     first = round(task.samples * (1 - LATE_SHARE))
     part = Split(task.train.x[:first], task.train.y[:first], task.train.table)
     fewer = min(first, task.samples_per_epoch or first)
-    before = replace(task, name=f"{task.name}_before", train=part, samples_per_epoch=fewer)
+    before = replace(
+        task, name=f"{task.name}_before", train=part, samples_per_epoch=fewer
+    )
     return replace(task, name=f"{task.name}_late", earlier=before)
 
 
@@ -75,8 +92,14 @@ def fashion_to_mnist() -> Task:
     task = small(load_task("mnist5k"))
     assert isinstance(task.train, Split)
     few = Split(task.train.x[:FEW], task.train.y[:FEW], task.train.table)
-    sizes = {"samples_per_epoch": FEW, "batch_size": FEW // 2, "augmentation": Augmentation()}
-    return replace(task, name="fashion_to_mnist", train=few, earlier=fashion_small(), **sizes)
+    sizes = {
+        "samples_per_epoch": FEW,
+        "batch_size": FEW // 2,
+        "augmentation": Augmentation(),
+    }
+    return replace(
+        task, name="fashion_to_mnist", train=few, earlier=fashion_small(), **sizes
+    )
 
 
 def text_pair() -> tuple[Task, Task]:
@@ -86,7 +109,15 @@ def text_pair() -> tuple[Task, Task]:
     made = [
         replace(
             character_task(f"{name}_small", "", parts, tokens),
-            build_host=partial(TransformerHost, len(tokens) + 1, width=32, layers=2, heads=4, block=LENGTH, slots=2),
+            build_host=partial(
+                TransformerHost,
+                len(tokens) + 1,
+                width=32,
+                layers=2,
+                heads=4,
+                block=LENGTH,
+                slots=2,
+            ),
             slots=("all",),
             at_once=True,
         )
@@ -102,7 +133,14 @@ def adapted_text(before: Task, task: Task, name: str) -> Task:
     few = task.train.evenly_spaced(FEW_SEQUENCES)
     tested = task.test.evenly_spaced(1_000)
     sizes = {"samples_per_epoch": FEW_SEQUENCES, "warmup_epochs": 0.0}
-    return replace(task, name=name, train=few, test=tested, earlier=replace(before, batch_size=32), **sizes)
+    return replace(
+        task,
+        name=name,
+        train=few,
+        test=tested,
+        earlier=replace(before, batch_size=32),
+        **sizes,
+    )
 
 
 def chars_to_code() -> Task:

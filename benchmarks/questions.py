@@ -34,9 +34,23 @@ HERE = Path(__file__).parent
 RATES = HERE / "questions_rates.json"
 GROWN = "grown"
 TUNING_SEED, JUDGING_SEED = 100, 61_000
-RATES_TRIED = ((0.125, 0.0), (0.25, 0.0), (0.5, 0.0), (1.0, 0.0), (2.0, 0.0), (1.0, 0.3))
+RATES_TRIED = (
+    (0.125, 0.0),
+    (0.25, 0.0),
+    (0.5, 0.0),
+    (1.0, 0.0),
+    (2.0, 0.0),
+    (1.0, 0.3),
+)
 """Settings of an arm: learning rates in units of the task's own, and fractions of the epochs over which they rise."""
-SEED_RATES = ((0.125, 8.0), (0.125, 16.0), (0.25, 4.0), (0.25, 8.0), (0.25, 16.0), (0.5, 4.0))
+SEED_RATES = (
+    (0.125, 8.0),
+    (0.125, 16.0),
+    (0.25, 4.0),
+    (0.25, 8.0),
+    (0.25, 16.0),
+    (0.5, 4.0),
+)
 """Settings of grown hosts, as many: rates of the host in units of the task's, and of seeds in units of the host's."""
 
 
@@ -83,9 +97,15 @@ QUESTIONS: dict[tuple[str, str], Question] = {
     ("upgrade", "fashion"): Question(f"{TASKS}fashion_small", (6,), USUAL, THREE),
     ("late", "digits"): Question(f"{TASKS}digits_late", (10,), USUAL, TWO),
     ("late", "fashion"): Question(f"{TASKS}fashion_late", (6,), USUAL, THREE),
-    ("adapt", "mnist"): Question(f"{TASKS}fashion_to_mnist", (30,), ADAPTING, THREE, common=FROZEN),
-    ("adapt", "code"): Question(f"{TASKS}chars_to_code", (10,), ADAPTING_TEXT, LAST, "widen_half", FROZEN),
-    ("adapt", "chars"): Question(f"{TASKS}code_to_chars", (10,), ADAPTING_TEXT, LAST, "widen_half", FROZEN),
+    ("adapt", "mnist"): Question(
+        f"{TASKS}fashion_to_mnist", (30,), ADAPTING, THREE, common=FROZEN
+    ),
+    ("adapt", "code"): Question(
+        f"{TASKS}chars_to_code", (10,), ADAPTING_TEXT, LAST, "widen_half", FROZEN
+    ),
+    ("adapt", "chars"): Question(
+        f"{TASKS}code_to_chars", (10,), ADAPTING_TEXT, LAST, "widen_half", FROZEN
+    ),
 }
 
 
@@ -104,10 +124,15 @@ def settings_of(arm: str, rate: float, epochs: int) -> list[dict[str, float]]:
     """Returns the settings of section task that are tried for an arm, six for each."""
     if arm == GROWN:
         return [
-            {"learning_rate": rate * own, "warmup_epochs": 0.0, "seed_rate": of_seeds} for own, of_seeds in SEED_RATES
+            {"learning_rate": rate * own, "warmup_epochs": 0.0, "seed_rate": of_seeds}
+            for own, of_seeds in SEED_RATES
         ]
     return [
-        {"learning_rate": rate * factor, "warmup_epochs": warm_up * epochs, "seed_rate": 1.0}
+        {
+            "learning_rate": rate * factor,
+            "warmup_epochs": warm_up * epochs,
+            "seed_rate": 1.0,
+        }
         for factor, warm_up in RATES_TRIED
     ]
 
@@ -138,30 +163,65 @@ def play(
     base = {
         "task": {"name": task.name, "start": "trained", **question.common},
         "run": {"seed": seed},
-        "env": {"episode_length": epochs, "baseline_episodes": 1, "n_envs": 8, "slots": rows, "at_once": True},
+        "env": {
+            "episode_length": epochs,
+            "baseline_episodes": 1,
+            "n_envs": 8,
+            "slots": rows,
+            "at_once": True,
+        },
     }
     clock = Clock()
     with TemporaryDirectory() as folder:
-        arms = [arm.replace("SCHEDULE", str(schedule_of(question, Path(folder)))) for arm in arms]
+        arms = [
+            arm.replace("SCHEDULE", str(schedule_of(question, Path(folder))))
+            for arm in arms
+        ]
         read = read_arms(arms, base)
-        run = ComparisonRun(read, pairs, f"{folder}/out", reference=read[0].name, progress=clock, task=task)
+        run = ComparisonRun(
+            read,
+            pairs,
+            f"{folder}/out",
+            reference=read[0].name,
+            progress=clock,
+            task=task,
+        )
         return run.run().hosts, clock.seconds
 
 
 def search(
-    question: Question, task: Task, epochs: int, arm: str, text: str, first: str, pairs: int
+    question: Question,
+    task: Task,
+    epochs: int,
+    arm: str,
+    text: str,
+    first: str,
+    pairs: int,
 ) -> dict[str, float]:
     """Plays an arm with each setting of its grid, beside the arm ``first``; returns the best by validation accuracy."""
     tried = settings_of(arm, task.learning_rate, epochs)
-    arms = [f"{arm} {number}:controller={text},{written(each)}" for number, each in enumerate(tried)]
+    arms = [
+        f"{arm} {number}:controller={text},{written(each)}"
+        for number, each in enumerate(tried)
+    ]
     hosts, _ = play(question, task, epochs, [first, *arms], pairs, TUNING_SEED)
     scores = [
-        float(np.mean([float(host.facts["validation_accuracy"]) for host in hosts[f"{arm} {number}"]]))
+        float(
+            np.mean(
+                [
+                    float(host.facts["validation_accuracy"])
+                    for host in hosts[f"{arm} {number}"]
+                ]
+            )
+        )
         for number in range(len(tried))
     ]
     best = tried[int(np.argmax(scores))]
     shown = " ".join(f"{score:.2f}" for score in scores)
-    print(f"{task.name}, {epochs} epochs, {arm}: {shown}; best {written(best)}", flush=True)
+    print(
+        f"{task.name}, {epochs} epochs, {arm}: {shown}; best {written(best)}",
+        flush=True,
+    )
     return best
 
 
@@ -171,11 +231,17 @@ def tuned(name: tuple[str, str], lengths: tuple[int, ...], pairs: int) -> None:
     task = load_task(question.task)
     for epochs in lengths:
         growing = "schedule:SCHEDULE"
-        best = {GROWN: search(question, task, epochs, GROWN, growing, "alone:controller=none", pairs)}
+        best = {
+            GROWN: search(
+                question, task, epochs, GROWN, growing, "alone:controller=none", pairs
+            )
+        }
         reference = f"{GROWN}:controller={growing},{written(best[GROWN])}"
         for arm, text in question.arms.items():
             best[arm] = search(question, task, epochs, arm, text, reference, pairs)
-        known = json.loads(RATES.read_text()) if RATES.exists() else {}  # others may be tuned meanwhile
+        known = (
+            json.loads(RATES.read_text()) if RATES.exists() else {}
+        )  # others may be tuned meanwhile
         known[f"{name[0]} {name[1]} {epochs}"] = best
         RATES.write_text(json.dumps(known, indent=2) + "\n")
 
@@ -188,21 +254,49 @@ def judged(name: tuple[str, str], lengths: tuple[int, ...], pairs: int) -> None:
     for epochs in lengths:
         best = rates[f"{name[0]} {name[1]} {epochs}"]
         grown = f"{GROWN}:controller=schedule:SCHEDULE,{written(best[GROWN])}"
-        others = [f"{arm}:controller={text},{written(best[arm])}" for arm, text in question.arms.items()]
-        hosts, seconds = play(question, task, epochs, [grown, *others, "alone:controller=none"], pairs, JUDGING_SEED)
+        others = [
+            f"{arm}:controller={text},{written(best[arm])}"
+            for arm, text in question.arms.items()
+        ]
+        hosts, seconds = play(
+            question,
+            task,
+            epochs,
+            [grown, *others, "alone:controller=none"],
+            pairs,
+            JUDGING_SEED,
+        )
         print(f"\n{name[0]}, {task.name}: {epochs} epochs of growth, {pairs} pairs\n")
-        print("| arm | test % | grown minus it | p | parameters | epochs | GFLOP | seconds a host |")
+        print(
+            "| arm | test % | grown minus it | p | parameters | epochs | GFLOP | seconds a host |"
+        )
         print("|---|---|---|---|---|---|---|---|")
-        scores = {arm: np.array([host.accuracy for host in found]) for arm, found in hosts.items()}
-        compared = {arm: compare_pairs(scores[GROWN], scores[arm]) for arm in scores if arm != GROWN}
-        adjusted = dict(zip(compared, holm_adjusted([pair.p_value for pair in compared.values()]), strict=True))
+        scores = {
+            arm: np.array([host.accuracy for host in found])
+            for arm, found in hosts.items()
+        }
+        compared = {
+            arm: compare_pairs(scores[GROWN], scores[arm])
+            for arm in scores
+            if arm != GROWN
+        }
+        adjusted = dict(
+            zip(
+                compared,
+                holm_adjusted([pair.p_value for pair in compared.values()]),
+                strict=True,
+            )
+        )
         for arm, found in hosts.items():
             difference = p = ""
             if arm != GROWN:
                 pair = compared[arm]
                 difference = f"{pair.difference:+.2f} [{pair.interval.low:+.2f}, {pair.interval.high:+.2f}]"
                 p = f"{adjusted[arm]:.2g}"
-            means = [np.mean([getattr(host, each) for host in found]) for each in ("parameters", "epochs", "flops")]
+            means = [
+                np.mean([getattr(host, each) for host in found])
+                for each in ("parameters", "epochs", "flops")
+            ]
             print(
                 f"| {arm} | {scores[arm].mean():.2f} | {difference} | {p} | {means[0]:.0f} | {means[1]:.1f} | "
                 f"{means[2] / 1e9:.3f} | {seconds[arm] / pairs:.1f} |",
@@ -214,10 +308,17 @@ def main() -> None:
     """Tune or judge one question on one task."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("what", choices=("tune", "judge"))
-    parser.add_argument("question", choices=sorted({question for question, _ in QUESTIONS}))
+    parser.add_argument(
+        "question", choices=sorted({question for question, _ in QUESTIONS})
+    )
     parser.add_argument("task", choices=sorted({task for _, task in QUESTIONS}))
     parser.add_argument("--pairs", type=int, help="hosts; 16 to tune, 40 to judge")
-    parser.add_argument("--epochs", type=int, action="append", help="of growth; all of the question by default")
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        action="append",
+        help="of growth; all of the question by default",
+    )
     options = parser.parse_args()
     name = (options.question, options.task)
     lengths = tuple(options.epochs or QUESTIONS[name].epochs)

@@ -42,40 +42,70 @@ class Costs:
         speed = self.megabytes_per_second if machines == 1 else NETWORK_MB_PER_S
         latency = NETWORK_SECONDS if machines > 1 else 0.0
         away = hosts - math.ceil(hosts / ranks)
-        exchange = self.message * (ranks - 1) + latency + self.kilobytes * away / 1000 / speed
+        exchange = (
+            self.message * (ranks - 1) + latency + self.kilobytes * away / 1000 / speed
+        )
         return self.own * hosts + exchange * (ranks > 1)
 
     def epoch(self, hosts: int, ranks: int, cores: int, machines: int = 1) -> float:
         """Seconds of an epoch."""
         crowd = max(1.0, ranks / machines / cores)
-        return self.host * math.ceil(hosts / ranks) * crowd + self.added(hosts, ranks, machines)
+        return self.host * math.ceil(hosts / ranks) * crowd + self.added(
+            hosts, ranks, machines
+        )
 
     def most_ranks(self, each: int, machines: int) -> int:
         """Number of ranks with ``each`` hosts from which on the others wait for rank 0 longer than is tolerated."""
         ranks = 1
-        while ranks < 10_000 and self.added(each * (ranks + 1), ranks + 1, machines) <= TOLERATED * self.host * each:
+        while (
+            ranks < 10_000
+            and self.added(each * (ranks + 1), ranks + 1, machines)
+            <= TOLERATED * self.host * each
+        ):
             ranks += 1
         return ranks
 
 
-def markdown(costs: Costs, measured: dict[int, float], hosts: int, cores: int) -> list[str]:
+def markdown(
+    costs: Costs, measured: dict[int, float], hosts: int, cores: int
+) -> list[str]:
     """Tables of the model: its values, an epoch of the ``measured`` seconds beside it, and what it predicts.
 
     ``measured`` is by number of ranks, on a machine with ``cores``.
     """
     lines = [
-        *("", "| host, ms | rank 0's own work, ms a host | message, ms | kB a host | MB/s |", "|---|---|---|---|---|"),
+        *(
+            "",
+            "| host, ms | rank 0's own work, ms a host | message, ms | kB a host | MB/s |",
+            "|---|---|---|---|---|",
+        ),
         f"| {1000 * costs.host:.1f} | {1000 * costs.own:.3f} | {1000 * costs.message:.2f} | {costs.kilobytes:.2f} | "
         f"{costs.megabytes_per_second:.0f} |",
-        *("", f"| ranks on {cores} cores | epoch of {hosts} hosts, s | model, s |", "|---|---|---|"),
-        *(f"| {r} | {seconds:.2f} | {costs.epoch(hosts, r, cores):.2f} |" for r, seconds in measured.items()),
-        *("", f"| {HOSTS_EACH} hosts each on | host, s | an epoch's share of training | 5 % are added from |"),
+        *(
+            "",
+            f"| ranks on {cores} cores | epoch of {hosts} hosts, s | model, s |",
+            "|---|---|---|",
+        ),
+        *(
+            f"| {r} | {seconds:.2f} | {costs.epoch(hosts, r, cores):.2f} |"
+            for r, seconds in measured.items()
+        ),
+        *(
+            "",
+            f"| {HOSTS_EACH} hosts each on | host, s | an epoch's share of training | 5 % are added from |",
+        ),
         "|---|---|---|---|",
     ]
     for name, (ranks, machines) in CLUSTERS.items():
         for factor in FACTORS:
             slower = replace(costs, host=costs.host * factor)
-            share = slower.host * HOSTS_EACH / slower.epoch(HOSTS_EACH * ranks, ranks, ranks, machines)
+            share = (
+                slower.host
+                * HOSTS_EACH
+                / slower.epoch(HOSTS_EACH * ranks, ranks, ranks, machines)
+            )
             most = slower.most_ranks(HOSTS_EACH, machines)
-            lines.append(f"| {name} | {slower.host:.2f} | {100 * share:.1f} % | {most + 1} ranks on |")
+            lines.append(
+                f"| {name} | {slower.host:.2f} | {100 * share:.1f} % | {most + 1} ranks on |"
+            )
     return lines

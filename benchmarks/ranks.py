@@ -37,22 +37,38 @@ SMALL, LARGE, ECHOES = 1_000, 4_000_000, 50
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--setups", help="ranks x lanes of each; the first is the baseline  [default: 1x2,2x1]")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--setups",
+        help="ranks x lanes of each; the first is the baseline  [default: 1x2,2x1]",
+    )
     parser.add_argument("--task", default="digits")
     parser.add_argument("--controller", default="schedule")
     parser.add_argument("--envs", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=4, help="the first one warms up and does not count")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=4,
+        help="the first one warms up and does not count",
+    )
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C")
-    parser.add_argument("--costs", action="store_true", help="1, 2 and 4 ranks of one lane, and a model of their cost")
+    parser.add_argument(
+        "--costs",
+        action="store_true",
+        help="1, 2 and 4 ranks of one lane, and a model of their cost",
+    )
     parser.add_argument("--out", type=Path, help="also write the tables to this page")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--lanes", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.setups = args.setups or ("1x1,2x1,4x1" if args.costs else "1x2,2x1")
     if args.costs and not args.setups.startswith("1x1,"):
-        parser.error("--costs compares with one rank of one lane: begin --setups with 1x1")
+        parser.error(
+            "--costs compares with one rank of one lane: begin --setups with 1x1"
+        )
     return args
 
 
@@ -68,7 +84,11 @@ class Echoing(RankServer):
     """Also sends back what it receives, to measure the wire."""
 
     def handle(self, name: int, method: str, micro_batches: int, *given: Any) -> Reply:
-        return Reply(given[0]) if method == "echo" else super().handle(name, method, micro_batches, *given)
+        return (
+            Reply(given[0])
+            if method == "echo"
+            else super().handle(name, method, micro_batches, *given)
+        )
 
 
 def echo_seconds(ranks: RunRanks, size: int) -> float:
@@ -91,12 +111,27 @@ class RoundNotes:
 
     def handle(self, event: Event) -> None:
         if isinstance(event, RoundCompleted):
-            self.rounds.append((self.ranks.messages.bytes, self.ranks.seconds, sum(self.ranks.idle) / self.ranks.size))
+            self.rounds.append(
+                (
+                    self.ranks.messages.bytes,
+                    self.ranks.seconds,
+                    sum(self.ranks.idle) / self.ranks.size,
+                )
+            )
 
     def of_rounds(self) -> dict[str, list[float]]:
         """Returns the values of each round but the first, which begins with loading and making."""
-        each = [[b - a for a, b in zip(*pair, strict=True)] for pair in pairwise(self.rounds)]
-        return dict(zip(("bytes", "joint", "idle"), map(list, zip(*each, strict=True)), strict=True))
+        each = [
+            [b - a for a, b in zip(*pair, strict=True)]
+            for pair in pairwise(self.rounds)
+        ]
+        return dict(
+            zip(
+                ("bytes", "joint", "idle"),
+                map(list, zip(*each, strict=True)),
+                strict=True,
+            )
+        )
 
     def close(self) -> None:
         pass
@@ -113,24 +148,57 @@ def child(args: argparse.Namespace) -> None:
             from esper.run.experiment import Experiment  # other ranks do without
 
             number, notes = 0, None if ranks is None else RoundNotes(ranks)
-            echoes = [] if ranks is None else [echo_seconds(ranks, size) for size in (SMALL, LARGE)]
+            echoes = (
+                []
+                if ranks is None
+                else [echo_seconds(ranks, size) for size in (SMALL, LARGE)]
+            )
             began = time.perf_counter()
-            Experiment(config_of(args), args.child / "run", [] if notes is None else [notes], ranks=ranks).run()
+            Experiment(
+                config_of(args),
+                args.child / "run",
+                [] if notes is None else [notes],
+                ranks=ranks,
+            ).run()
             found = {"total": time.perf_counter() - began}
             if notes is not None:
                 found |= notes.of_rounds() | {"echoes": echoes}
     shared = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    found["pss"] = sum(int(line.split()[1]) for line in shared if line.startswith("Pss:")) / 1024
+    found["pss"] = (
+        sum(int(line.split()[1]) for line in shared if line.startswith("Pss:")) / 1024
+    )
     (args.child / f"rank{number}.json").write_text(json.dumps(found))
 
 
 def play(args: argparse.Namespace, ranks: int, lanes: int) -> dict[str, float]:
     """Plays a run with this setup and returns what it cost."""
     with tempfile.TemporaryDirectory() as folder:
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-        command = [sys.executable, *launcher, __file__, *sys.argv[1:], "--child", folder, "--lanes", str(lanes)]
+        launcher = (
+            [
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                str(ranks),
+            ]
+            if ranks > 1
+            else []
+        )
+        command = [
+            sys.executable,
+            *launcher,
+            __file__,
+            *sys.argv[1:],
+            "--child",
+            folder,
+            "--lanes",
+            str(lanes),
+        ]
         subprocess.run(command, check=True, capture_output=True)
-        each = [json.loads((Path(folder) / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+        each = [
+            json.loads((Path(folder) / f"rank{rank}.json").read_text())
+            for rank in range(ranks)
+        ]
         with (Path(folder) / "run" / "metrics.csv").open(newline="") as file:
             rounds = list(csv.DictReader(file))[1:]
 
@@ -150,31 +218,55 @@ def play(args: argparse.Namespace, ranks: int, lanes: int) -> dict[str, float]:
         "run, s": first["total"],
         "round, s": median(lambda row: float(row["seconds"])),
         "own hosts, s": epochs / median(lambda row: float(row["epochs_per_second"])),
-        "waiting, %": 100 * sum(first["idle"]) / sum(first["joint"]) if "joint" in first else 0.0,
+        "waiting, %": 100 * sum(first["idle"]) / sum(first["joint"])
+        if "joint" in first
+        else 0.0,
         "kB a round": statistics.median(first.get("bytes", [0])) / 1000,
         "memory, MiB": sum(rank["pss"] for rank in each),
         # of the model
         "host_ms": 1000 * median(lambda row: phases(row, ON_HOSTS)) / epochs,
-        "own_ms": 1000 * median(lambda row: 1 / float(row["epochs_per_second"]) - phases(row, ON_HOSTS) / epochs)
+        "own_ms": 1000
+        * median(
+            lambda row: (
+                1 / float(row["epochs_per_second"]) - phases(row, ON_HOSTS) / epochs
+            )
+        )
         + 1000 * median(lambda row: phases(row, ("update",))) / epochs,
         "message_ms": 1000 * small,
-        "mb_per_s": 2 * (LARGE - SMALL) / 1e6 / (large - small) if large > small else 0.0,
-        "host_kb": statistics.median(first.get("bytes", [0])) / 1000 / away if away else 0.0,
+        "mb_per_s": 2 * (LARGE - SMALL) / 1e6 / (large - small)
+        if large > small
+        else 0.0,
+        "host_kb": statistics.median(first.get("bytes", [0])) / 1000 / away
+        if away
+        else 0.0,
         "epochs": epochs,
     }
 
 
-SHOWN = ("env steps/s", "run, s", "round, s", "own hosts, s", "waiting, %", "kB a round", "memory, MiB")
+SHOWN = (
+    "env steps/s",
+    "run, s",
+    "round, s",
+    "own hosts, s",
+    "waiting, %",
+    "kB a round",
+    "memory, MiB",
+)
 Setup = tuple[int, int]
 
 
 def table(found: dict[Setup, list[dict[str, float]]]) -> list[str]:
     """Medians over turns of each setup, and its speed beside that of the first one."""
     base = [turn["env steps/s"] for turn in next(iter(found.values()))]
-    lines = ["| ranks x lanes | " + " | ".join(SHOWN) + " | speed-up |", "|---" * (len(SHOWN) + 2) + "|"]
+    lines = [
+        "| ranks x lanes | " + " | ".join(SHOWN) + " | speed-up |",
+        "|---" * (len(SHOWN) + 2) + "|",
+    ]
     for setup, turns in found.items():
         cells = [f"{median_of(turns, name):.1f}" for name in SHOWN]
-        ratio = statistics.median(turn["env steps/s"] / b for turn, b in zip(turns, base, strict=True))
+        ratio = statistics.median(
+            turn["env steps/s"] / b for turn, b in zip(turns, base, strict=True)
+        )
         lines.append(f"| {setup[0]} x {setup[1]} | {' | '.join(cells)} | {ratio:.2f} |")
     return lines
 
@@ -183,7 +275,9 @@ def median_of(turns: list[dict[str, float]], name: str) -> float:
     return statistics.median(turn[name] for turn in turns)
 
 
-def cost_lines(args: argparse.Namespace, found: dict[Setup, list[dict[str, float]]]) -> list[str]:
+def cost_lines(
+    args: argparse.Namespace, found: dict[Setup, list[dict[str, float]]]
+) -> list[str]:
     """The model's values, what it says of the measured setups, and what it predicts."""
     from rank_model import Costs, markdown  # beside this script
 
@@ -197,7 +291,10 @@ def cost_lines(args: argparse.Namespace, found: dict[Setup, list[dict[str, float
     )
     epochs, cores = median_of(alone, "epochs") / args.envs, _runtime.physical_cores()
     one_lane = {ranks: turns for (ranks, lanes), turns in found.items() if lanes == 1}
-    measured = {ranks: median_of(turns, "own hosts, s") / epochs for ranks, turns in one_lane.items()}
+    measured = {
+        ranks: median_of(turns, "own hosts, s") / epochs
+        for ranks, turns in one_lane.items()
+    }
     return markdown(costs, measured, args.envs, cores)
 
 
@@ -206,22 +303,36 @@ def main() -> None:
     if args.child is not None:
         child(args)
         return
-    setups = [(int(ranks), int(lanes)) for ranks, lanes in (setup.split("x") for setup in args.setups.split(","))]
+    setups = [
+        (int(ranks), int(lanes))
+        for ranks, lanes in (setup.split("x") for setup in args.setups.split(","))
+    ]
     found: dict[Setup, list[dict[str, float]]] = {setup: [] for setup in setups}
     for turn in range(args.turns):
         for setup in setups:
             found[setup].append(play(args, *setup))
             told = {name: round(value, 3) for name, value in found[setup][-1].items()}
-            print(f"turn {turn + 1}/{args.turns}, {setup[0]} ranks of {setup[1]} lanes: {told}", flush=True)
+            print(
+                f"turn {turn + 1}/{args.turns}, {setup[0]} ranks of {setup[1]} lanes: {told}",
+                flush=True,
+            )
     lines = [*table(found), *(cost_lines(args, found) if args.costs else [])]
     print("\n" + "\n".join(lines))
     if args.out is not None:
         what = f"`{args.task}`, {args.envs} hosts, {args.controller}; {args.turns} x {args.rounds - 1} rounds"
         head = ["# Ranks", "", f"{what}. docs/scaling.md explains the model.", ""]
-        command = ["", f"    python benchmarks/ranks.py {' '.join(sys.argv[1:])}", "", "Made with:", ""]
+        command = [
+            "",
+            f"    python benchmarks/ranks.py {' '.join(sys.argv[1:])}",
+            "",
+            "Made with:",
+            "",
+        ]
         made = [f"    {line}" for line in summary_lines(paths=False)]
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text("\n".join([*head, *lines, *command, *made]) + "\n", encoding="utf-8")
+        args.out.write_text(
+            "\n".join([*head, *lines, *command, *made]) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

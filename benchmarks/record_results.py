@@ -19,20 +19,34 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-COMMAND = re.compile(r"^(?: {4}|\$ )((?:[A-Z_]+=\S+ )*(?:esper|esper-bench|python|pytest|make) .+)$", re.MULTILINE)
+COMMAND = re.compile(
+    r"^(?: {4}|\$ )((?:[A-Z_]+=\S+ )*(?:esper|esper-bench|python|pytest|make) .+)$",
+    re.MULTILINE,
+)
 
 
 def commands(page: Path) -> list[str]:
     """Returns the commands of a page in order, each once, without the comments behind them."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    return list(dict.fromkeys(re.sub(r"\s+#.*$", "", " ".join(line.split())) for line in COMMAND.findall(text)))
+    return list(
+        dict.fromkeys(
+            re.sub(r"\s+#.*$", "", " ".join(line.split()))
+            for line in COMMAND.findall(text)
+        )
+    )
 
 
 def pages(names: list[str]) -> list[Path]:
     """Returns the pages called ``names``, all if there are none. Raises SystemExit for an unknown one."""
-    known = {path.stem: path for path in sorted(RESULTS.iterdir()) if path.suffix in (".md", ".txt")}
+    known = {
+        path.stem: path
+        for path in sorted(RESULTS.iterdir())
+        if path.suffix in (".md", ".txt")
+    }
     if unknown := [name for name in names if name not in known]:
-        raise SystemExit(f"unknown page {', '.join(unknown)}; known: {', '.join(known)}")
+        raise SystemExit(
+            f"unknown page {', '.join(unknown)}; known: {', '.join(known)}"
+        )
     return [known[name] for name in names or known]
 
 
@@ -44,13 +58,17 @@ def record(command: str, folder: Path) -> bool:
         print(f"done before: {command}", flush=True)
         return True
     for name in re.findall(r"--out (runs/\S+)", command) if log.exists() else ():
-        shutil.rmtree(ROOT / name, ignore_errors=True)  # an interrupted attempt's, which the command would refuse
+        shutil.rmtree(
+            ROOT / name, ignore_errors=True
+        )  # an interrupted attempt's, which the command would refuse
     print(f"$ {command}", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as file:
         file.write(f"$ {command}\n")
         file.flush()
-        status = subprocess.run(["bash", "-c", command], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT).returncode
+        status = subprocess.run(
+            ["bash", "-c", command], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT
+        ).returncode
         file.write(f"exit status {status}\n")
     if status:
         print(f"FAILED with {status}: {command}; see {log}", flush=True)
@@ -60,10 +78,22 @@ def record(command: str, folder: Path) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Runs the commands of recorded results again.")
-    parser.add_argument("pages", nargs="*", metavar="PAGE", help="names without the suffix; all by default")
+    parser = argparse.ArgumentParser(
+        description="Runs the commands of recorded results again."
+    )
+    parser.add_argument(
+        "pages",
+        nargs="*",
+        metavar="PAGE",
+        help="names without the suffix; all by default",
+    )
     parser.add_argument("--list", action="store_true", help="only print the commands")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "results", help="folder of the outputs")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT / "build" / "results",
+        help="folder of the outputs",
+    )
     options = parser.parse_args()
     failed = False
     for page in pages(options.pages):

@@ -29,14 +29,22 @@ Plan = tuple[tuple[str, str], ...]
 
 
 def candidates(
-    spec: ActionSpec, at_once: Collection[str], max_seeds: int, mixed: int, draw: np.random.Generator
+    spec: ActionSpec,
+    at_once: Collection[str],
+    max_seeds: int,
+    mixed: int,
+    draw: np.random.Generator,
 ) -> list[Plan]:
     """Returns every set of at most ``max_seeds`` slots, forwards and backwards, with one blueprint throughout, and
     ``mixed`` plans with different ones.
 
     Seeds of the blueprints ``at_once``, which need no trial, come first in every plan.
     """
-    sets = [order for n in range(1, max_seeds + 1) for order in itertools.combinations(spec.slots, n)]
+    sets = [
+        order
+        for n in range(1, max_seeds + 1)
+        for order in itertools.combinations(spec.slots, n)
+    ]
     orders = sorted({order[::step] for order in sets for step in (1, -1)})
     pure = [
         tuple((slot, blueprint) for slot in order)
@@ -45,11 +53,16 @@ def candidates(
         if all(blueprint in spec.offers(slot) for slot in order)
     ]
     others: set[Plan] = set()
-    there_are = sum(math.prod(len(spec.offers(slot)) for slot in order) for order in orders) - len(pure)
+    there_are = sum(
+        math.prod(len(spec.offers(slot)) for slot in order) for order in orders
+    ) - len(pure)
     while len(others) < min(mixed, there_are):
         order = orders[draw.integers(len(orders))]
         offers = [spec.offers(slot) for slot in order]
-        plan = [(slot, names[draw.integers(len(names))]) for slot, names in zip(order, offers, strict=True)]
+        plan = [
+            (slot, names[draw.integers(len(names))])
+            for slot, names in zip(order, offers, strict=True)
+        ]
         plan.sort(key=lambda seed: seed[1] not in at_once)
         others |= {tuple(plan)} - set(pure)
     return [*pure, *sorted(others)]
@@ -60,35 +73,76 @@ def schedule(plan: Plan, at_once: Collection[str]) -> list[ScheduleEntry]:
     entries: list[ScheduleEntry] = []
     for slot, blueprint in plan:
         if blueprint in at_once:
-            entries.append(ScheduleEntry(epoch=0, op="GERMINATE", slot=slot, blueprint=blueprint))
+            entries.append(
+                ScheduleEntry(epoch=0, op="GERMINATE", slot=slot, blueprint=blueprint)
+            )
             continue
         entries.append(
-            ScheduleEntry(epoch=0, op="GERMINATE", slot=slot, blueprint=blueprint, tempo=3, alpha_target=1.0)
+            ScheduleEntry(
+                epoch=0,
+                op="GERMINATE",
+                slot=slot,
+                blueprint=blueprint,
+                tempo=3,
+                alpha_target=1.0,
+            )
         )
-        entries += [ScheduleEntry(epoch=0, op=op, slot=slot) for op in ("ADVANCE", "ADVANCE", "ADVANCE", "FOSSILIZE")]
+        entries += [
+            ScheduleEntry(epoch=0, op=op, slot=slot)
+            for op in ("ADVANCE", "ADVANCE", "ADVANCE", "FOSSILIZE")
+        ]
     return entries
 
 
 def joining(env: SlotVectorEnv) -> set[str]:
     """Returns the blueprints whose seeds are a part of their host at once."""
-    return {name for name, joins in zip(env.action_spec.blueprints, env.backend.at_once, strict=True) if joins}
+    return {
+        name
+        for name, joins in zip(
+            env.action_spec.blueprints, env.backend.at_once, strict=True
+        )
+        if joins
+    }
 
 
 def committed(env: SlotVectorEnv, plan: Plan, seed: int) -> float:
     """Mean committed validation accuracy of the hosts of one round, pp."""
-    player = ScriptedController(schedule(plan, joining(env)), env.action_spec, env.layout, env.num_envs, seed)
+    player = ScriptedController(
+        schedule(plan, joining(env)), env.action_spec, env.layout, env.num_envs, seed
+    )
     return float(play_round(env, player, seed).committed.mean())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("task")
-    parser.add_argument("--seed", type=int, default=10_000, help="run seed of the hosts that are searched on")
-    parser.add_argument("--hosts", type=int, default=4, help="hosts for every candidate")
-    parser.add_argument("--mixed", type=int, default=60, help="candidates with different blueprints")
-    parser.add_argument("--max-seeds", type=int, help="max seeds of a candidate; default: the number of slots")
-    parser.add_argument("--slots", default="all", help="slots that may be used, separated by commas")
-    parser.add_argument("--at-most", type=int, help="candidates that are played, drawn at random; default: all")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=10_000,
+        help="run seed of the hosts that are searched on",
+    )
+    parser.add_argument(
+        "--hosts", type=int, default=4, help="hosts for every candidate"
+    )
+    parser.add_argument(
+        "--mixed", type=int, default=60, help="candidates with different blueprints"
+    )
+    parser.add_argument(
+        "--max-seeds",
+        type=int,
+        help="max seeds of a candidate; default: the number of slots",
+    )
+    parser.add_argument(
+        "--slots", default="all", help="slots that may be used, separated by commas"
+    )
+    parser.add_argument(
+        "--at-most",
+        type=int,
+        help="candidates that are played, drawn at random; default: all",
+    )
     parser.add_argument("--finalists", type=int, default=6)
     parser.add_argument("--final-hosts", type=int, default=24)
     parser.add_argument("--out", type=Path, required=True)
@@ -122,13 +176,17 @@ def main() -> None:
         print(f"{finals[-1][0]:.2f} %  {plan}", flush=True)
     accuracy, best = max(finals)
     tables = [
-        "[[action]]\n" + "".join(f"{key} = {value!r}\n" for key, value in entry.model_dump(exclude_unset=True).items())
+        "[[action]]\n"
+        + "".join(
+            f"{key} = {value!r}\n"
+            for key, value in entry.model_dump(exclude_unset=True).items()
+        )
         for entry in schedule(best, joining(env))
     ]
-    header = (
-        f"# Best of {len(plans)} schedules: {accuracy:.2f} % committed validation accuracy, seed {arguments.seed}.\n"
+    header = f"# Best of {len(plans)} schedules: {accuracy:.2f} % committed validation accuracy, seed {arguments.seed}.\n"
+    arguments.out.write_text(
+        header + "\n" + "\n".join(tables).replace("'", '"'), encoding="utf-8"
     )
-    arguments.out.write_text(header + "\n" + "\n".join(tables).replace("'", '"'), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,13 @@ from esper.training.host_trainer import HostTrainer
 Settings = dict[str, Any]
 """Fields of the config's section ``task``."""
 
-FIELDS = ("optimizer", "learning_rate", "weight_decay", "label_smoothing", "warmup_epochs")
+FIELDS = (
+    "optimizer",
+    "learning_rate",
+    "weight_decay",
+    "label_smoothing",
+    "warmup_epochs",
+)
 RATES = {
     "sgd": (0.02, 0.05, 0.1, 0.2, 0.4, 0.8),
     "adamw": (0.001, 0.003, 0.01, 0.03, 0.1),
@@ -49,7 +55,12 @@ def candidates(step: int, best: Settings, epochs: int) -> list[Settings]:
     """Returns the candidates of a step of the search, which starts from the best settings so far."""
     if step == 0:
         return [
-            {**best, "optimizer": name, "learning_rate": rate, "weight_decay": DECAYS[name][1]}
+            {
+                **best,
+                "optimizer": name,
+                "learning_rate": rate,
+                "weight_decay": DECAYS[name][1],
+            }
             for name, rates in RATES.items()
             for rate in rates
         ]
@@ -57,12 +68,17 @@ def candidates(step: int, best: Settings, epochs: int) -> list[Settings]:
         ("weight_decay", DECAYS[best["optimizer"]]),
         ("label_smoothing", SMOOTHINGS),
         ("warmup_epochs", [round(part * epochs, 1) for part in WARM_UPS]),
-        ("learning_rate", [round(best["learning_rate"] * factor, 6) for factor in NEARBY]),
+        (
+            "learning_rate",
+            [round(best["learning_rate"] * factor, 6) for factor in NEARBY],
+        ),
     )[step - 1]
     return [{**best, field: value} for value in values]
 
 
-def train(maker: EnvMaker, settings: Settings, hosts: int, seed: int) -> tuple[Floats, Floats, Floats]:
+def train(
+    maker: EnvMaker, settings: Settings, hosts: int, seed: int
+) -> tuple[Floats, Floats, Floats]:
     """Trains hosts alone; returns their validation accuracy, its loss, and their test accuracy (pp), each [hosts]."""
     assert maker.task is not None
     config = resolve(maker.config.with_values(task=settings), maker.task)
@@ -72,7 +88,11 @@ def train(maker: EnvMaker, settings: Settings, hosts: int, seed: int) -> tuple[F
         try:
             loop, alone = no_growth_loop(trainer, training[0].host.slot_names)
             *_, state = loop.without_growth(seed)
-            return state.committed.copy(), state.committed_loss.copy(), np.array(alone.test_accuracy(state))
+            return (
+                state.committed.copy(),
+                state.committed_loss.copy(),
+                np.array(alone.test_accuracy(state)),
+            )
         finally:
             trainer.close()
 
@@ -100,34 +120,68 @@ def search(maker: EnvMaker, start: Settings, arguments: argparse.Namespace) -> S
     for number in range(arguments.steps):
         for settings in candidates(number, best, maker.config.env.episode_length or 0):
             if all(settings != tried for _, _, tried in found):
-                found.append((row(maker, settings, arguments.hosts, arguments.seed), -len(found), settings))
+                found.append(
+                    (
+                        row(maker, settings, arguments.hosts, arguments.seed),
+                        -len(found),
+                        settings,
+                    )
+                )
         best = max(found)[2]
     leaders = sorted(found, reverse=True)
     others = (entry for entry in leaders if entry[2]["optimizer"] != best["optimizer"])
     finalists = [*leaders[: arguments.finalists], *itertools.islice(others, 1)]
-    print(f"\nThe best of these, and the best of the other optimizer, on other hosts:\n\n{HEAD}\n{'|---' * 9}|")
+    print(
+        f"\nThe best of these, and the best of the other optimizer, on other hosts:\n\n{HEAD}\n{'|---' * 9}|"
+    )
     hosts, seed = arguments.final_hosts, arguments.seed + 1
-    return max((row(maker, settings, hosts, seed), order, settings) for _, order, settings in finalists)[2]
+    return max(
+        (row(maker, settings, hosts, seed), order, settings)
+        for _, order, settings in finalists
+    )[2]
 
 
-def compare(maker: EnvMaker, best: Settings, default: Settings, hosts: int, seed: int) -> None:
+def compare(
+    maker: EnvMaker, best: Settings, default: Settings, hosts: int, seed: int
+) -> None:
     """Prints the paired difference between hosts trained by two settings, on test images."""
-    pair = compare_pairs(*(train(maker, settings, hosts, seed)[2] for settings in (best, default)))
+    pair = compare_pairs(
+        *(train(maker, settings, hosts, seed)[2] for settings in (best, default))
+    )
     low, high = pair.interval
-    print(f"\nTest accuracy of {hosts} further hosts, trained by {shown(best)} and by {shown(default)}, in pairs:")
-    print(f"{pair.mean_a:.2f} and {pair.mean_b:.2f} %, difference {pair.difference:+.2f} pp [{low:.2f}, {high:.2f}].")
+    print(
+        f"\nTest accuracy of {hosts} further hosts, trained by {shown(best)} and by {shown(default)}, in pairs:"
+    )
+    print(
+        f"{pair.mean_a:.2f} and {pair.mean_b:.2f} %, difference {pair.difference:+.2f} pp [{low:.2f}, {high:.2f}]."
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("task")
-    parser.add_argument("--seed", type=int, default=20_000, help="run seed of the hosts that are searched on")
-    parser.add_argument("--hosts", type=int, default=4, help="hosts for every candidate")
     parser.add_argument(
-        "--steps", type=int, default=STEPS, choices=range(1, STEPS + 1), help="1: optimizer and rate only"
+        "--seed",
+        type=int,
+        default=20_000,
+        help="run seed of the hosts that are searched on",
+    )
+    parser.add_argument(
+        "--hosts", type=int, default=4, help="hosts for every candidate"
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=STEPS,
+        choices=range(1, STEPS + 1),
+        help="1: optimizer and rate only",
     )
     parser.add_argument("--finalists", type=int, default=3)
-    parser.add_argument("--final-hosts", type=int, default=16, help="hosts for every finalist")
+    parser.add_argument(
+        "--final-hosts", type=int, default=16, help="hosts for every finalist"
+    )
     parser.add_argument(
         "--set",
         action="append",

@@ -41,7 +41,12 @@ def smallest(work: Callable[[], object], repeats: int) -> float:
 
 def measure(name: str, task: Task) -> str:
     """One row of the table."""
-    config = resolve(TrainingConfig.parse({"env": {"n_envs": 1, "baseline_episodes": 1}, "run": {"lanes": 1}}), task)
+    config = resolve(
+        TrainingConfig.parse(
+            {"env": {"n_envs": 1, "baseline_episodes": 1}, "run": {"lanes": 1}}
+        ),
+        task,
+    )
     env = GrowthVectorEnv(task, config)
     env.reset(seed=0)
     (training,), (host,) = env.training, env.backend.each
@@ -61,7 +66,9 @@ def measure(name: str, task: Task) -> str:
     capture = smallest(lambda: snapshot.save(training, RECORD, measured), 20)
     restore = smallest(lambda: snapshot.restore(training), 20)
     env.close()
-    parameters = training.host.parameter_count + sum(site.parameters for site in training.sites)
+    parameters = training.host.parameter_count + sum(
+        site.parameters for site in training.sites
+    )
     return (
         f"| {name} | {parameters:,} | {snapshot.copies.bytes / 1024:,.0f} | {whole:.1f} | {capture:.3f} | "
         f"{100 * capture / whole:.2f} % | {restore:.3f} |"
@@ -69,14 +76,18 @@ def measure(name: str, task: Task) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     digits = load_task("digits")
     tasks = {"default": digits}
     for base in (16, 32, 64):
-        tasks[f"base {base}"] = replace(digits, build_host=lambda base=base: CNNHost(1, 10, base=base, blocks=2))  # type: ignore[misc]
+        tasks[f"base {base}"] = replace(
+            digits, build_host=lambda base=base: CNNHost(1, 10, base=base, blocks=2)
+        )  # type: ignore[misc]
     rows = [measure(name, task) for name, task in tasks.items()]
     arguments.out.write_text(
         "\n".join(

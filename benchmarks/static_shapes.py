@@ -27,7 +27,11 @@ from esper.hosts.host import Host
 
 
 def convolution(inputs: int, outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(),
+    )
 
 
 class WithInput(nn.Module):
@@ -42,7 +46,11 @@ class WithInput(nn.Module):
 
 
 def network(
-    first: int, second: int, depths: tuple[int, int] = (1, 1), more: int = 0, beside: tuple[int, int] = (0, 0)
+    first: int,
+    second: int,
+    depths: tuple[int, int] = (1, 1),
+    more: int = 0,
+    beside: tuple[int, int] = (0, 0),
 ) -> nn.Module:
     """Makes two blocks with these channels and numbers of convolutions, and ``more`` channels for the head.
 
@@ -52,16 +60,26 @@ def network(
     channels = 1
     for width, depth, hidden in zip((first, second), depths, beside, strict=True):
         block: nn.Module = nn.Sequential(
-            *(convolution(channels if number == 0 else width, width) for number in range(depth))
+            *(
+                convolution(channels if number == 0 else width, width)
+                for number in range(depth)
+            )
         )
         if hidden:
-            block = WithBranch(block, nn.Sequential(convolution(channels, hidden), nn.Conv2d(hidden, width, 1)))
+            block = WithBranch(
+                block,
+                nn.Sequential(
+                    convolution(channels, hidden), nn.Conv2d(hidden, width, 1)
+                ),
+            )
         layers += [block, nn.MaxPool2d(2)]
         channels = width
     if more:
         layers.insert(-1, WithInput(convolution(channels, more)))
         channels += more
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)
+    )
 
 
 class WithBranch(nn.Module):
@@ -79,24 +97,34 @@ def with_branch() -> nn.Module:
     """Makes the host of `digits` with a branch of 4 channels from the image to the output of its second block."""
     host = network(3, 6)
     blocks = nn.Sequential(*host[:3])
-    branch = nn.Sequential(convolution(1, 4), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3, padding=1))
+    branch = nn.Sequential(
+        convolution(1, 4), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3, padding=1)
+    )
     return nn.Sequential(nn.Identity(), WithBranch(blocks, branch), *host[3:])
 
 
 def layers(inputs: int, hidden: int, outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+    return nn.Sequential(
+        nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)
+    )
 
 
-def table_network(width: int, behind: int = 0, beside: int = 0, around: int = 0) -> nn.Module:
+def table_network(
+    width: int, behind: int = 0, beside: int = 0, around: int = 0
+) -> nn.Module:
     """Makes an MLP with two hidden layers, and hidden units behind or beside its first, or around all layers."""
     first: nn.Module = nn.Sequential(nn.Linear(64, width), nn.ReLU())
     if beside:
         first = WithBranch(first, layers(64, beside, width))
     if behind:
-        first = nn.Sequential(first, WithBranch(nn.Identity(), layers(width, behind, width)))
+        first = nn.Sequential(
+            first, WithBranch(nn.Identity(), layers(width, behind, width))
+        )
     rest = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
     whole = nn.Sequential(first, rest)
-    return nn.Sequential(nn.Identity(), WithBranch(whole, layers(64, around, 10)) if around else whole)
+    return nn.Sequential(
+        nn.Identity(), WithBranch(whole, layers(64, around, 10)) if around else whole
+    )
 
 
 DIGITS: dict[str, Callable[[], nn.Module]] = {
@@ -110,8 +138,12 @@ DIGITS: dict[str, Callable[[], nn.Module]] = {
     "deeper first block": lambda: network(3, 6, (2, 1)),
     "deeper second block": lambda: network(3, 6, (1, 2)),
     "wider for the head, by 4": lambda: network(3, 6, more=4),
-    "branch of 10 channels beside the second block": lambda: network(3, 6, beside=(0, 10)),
-    "branches of 8 and 6 channels beside both blocks": lambda: network(3, 6, beside=(8, 6)),
+    "branch of 10 channels beside the second block": lambda: network(
+        3, 6, beside=(0, 10)
+    ),
+    "branches of 8 and 6 channels beside both blocks": lambda: network(
+        3, 6, beside=(8, 6)
+    ),
     "branch of 4 channels from the image": with_branch,
 }
 TABLE: dict[str, Callable[[], nn.Module]] = {
@@ -124,7 +156,9 @@ TABLE: dict[str, Callable[[], nn.Module]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("task", choices=("digits", "digits_table"))
     parser.add_argument("--hosts", type=int, default=16)
     parser.add_argument("--seed", type=int, default=777)
@@ -140,11 +174,16 @@ def main() -> None:
             return esper.graft(make(), {"r0c0": site}, topology=topology)
 
         _, _, test = train(
-            EnvMaker.of(config, replace(task, name="shaped", build_host=host)), {}, arguments.hosts, arguments.seed
+            EnvMaker.of(config, replace(task, name="shaped", build_host=host)),
+            {},
+            arguments.hosts,
+            arguments.seed,
         )
         parameters = sum(parameter.numel() for parameter in make().parameters())
         error = test.std(ddof=1) / np.sqrt(arguments.hosts)
-        print(f"| {name} | {parameters} | {test.mean():.2f} | {error:.2f} |", flush=True)
+        print(
+            f"| {name} | {parameters} | {test.mean():.2f} | {error:.2f} |", flush=True
+        )
 
 
 if __name__ == "__main__":

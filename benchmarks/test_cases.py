@@ -52,7 +52,9 @@ def one_thread() -> Iterator[None]:
 def running(request: pytest.FixtureRequest) -> Iterator[BenchCase]:
     """The first comparison of a case, whose hosts live until the test is over."""
     case, device = request.param
-    with closing(import_module(RUNS[case]).comparisons(BenchArgs(devices=(device,), quick=True))) as found:
+    with closing(
+        import_module(RUNS[case]).comparisons(BenchArgs(devices=(device,), quick=True))
+    ) as found:
         try:
             comparison = next(found)
         except ConfigError as error:
@@ -62,7 +64,11 @@ def running(request: pytest.FixtureRequest) -> Iterator[BenchCase]:
 
 every_run = pytest.mark.parametrize(
     "running",
-    [pytest.param((case, device), id=f"{device}, {case}") for device in DEVICES for case in RUNS],
+    [
+        pytest.param((case, device), id=f"{device}, {case}")
+        for device in DEVICES
+        for case in RUNS
+    ],
     indirect=True,
 )
 
@@ -90,4 +96,6 @@ def test_run_baseline(benchmark: BenchmarkFixture, running: BenchCase) -> None:
     if running.unit == "%":
         pytest.skip("the baseline is a budget")
     benchmark.group = label(running)
-    benchmark.pedantic(waiting(running.run_baseline, running.device), rounds=3, warmup_rounds=1)
+    benchmark.pedantic(
+        waiting(running.run_baseline, running.device), rounds=3, warmup_rounds=1
+    )

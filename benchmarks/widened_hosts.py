@@ -50,7 +50,9 @@ AT_ONCE = 20
 
 def layers_of(host: Host) -> list[nn.Conv2d | nn.Linear]:
     """Returns the layers of ``host`` with weights, the head last."""
-    return [module for module in host.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    return [
+        module for module in host.modules() if isinstance(module, nn.Conv2d | nn.Linear)
+    ]
 
 
 def width_of(layer: nn.Conv2d | nn.Linear) -> int:
@@ -60,7 +62,10 @@ def width_of(layer: nn.Conv2d | nn.Linear) -> int:
 
 def widths_of(host: Host, blueprint: str) -> list[int]:
     """Returns the units of each layer of ``host`` but the head with that widening."""
-    return [width_of(layer) + source.units_of(source.SHARES[blueprint], layer) for layer in layers_of(host)[:-1]]
+    return [
+        width_of(layer) + source.units_of(source.SHARES[blueprint], layer)
+        for layer in layers_of(host)[:-1]
+    ]
 
 
 def static(task: Task, blueprint: str) -> Host:
@@ -68,7 +73,9 @@ def static(task: Task, blueprint: str) -> Host:
     host = task.new_host(["r2"])
     host.probe(task.sample)
     kept = {name: KeptSeed(blueprint, "LINEAR_ADD", 1.0) for name in host.slot_names}
-    return assemble(host, kept, {name: BLUEPRINTS.get("cnn", blueprint) for name in kept}, task.name)
+    return assemble(
+        host, kept, {name: BLUEPRINTS.get("cnn", blueprint) for name in kept}, task.name
+    )
 
 
 def wide(task: Task, blueprint: str) -> Host:
@@ -94,7 +101,11 @@ def without_block(task: Task, blueprint: str) -> Host:
     return host
 
 
-ARMS: dict[str, Callable[[Task, str], Host]] = {"static": static, "wide": wide, "no block": without_block}
+ARMS: dict[str, Callable[[Task, str], Host]] = {
+    "static": static,
+    "wide": wide,
+    "no block": without_block,
+}
 
 
 def accuracies(maker: EnvMaker, task: Task, hosts: range, seed: int) -> Floats:
@@ -110,19 +121,28 @@ def accuracies(maker: EnvMaker, task: Task, hosts: range, seed: int) -> Floats:
         return alone.test_accuracy(state)
 
 
-def grown_accuracies(maker: EnvMaker, first_epoch: int, blueprint: str, pairs: int, seed: int) -> Floats:
+def grown_accuracies(
+    maker: EnvMaker, first_epoch: int, blueprint: str, pairs: int, seed: int
+) -> Floats:
     """Grows the task's hosts by a block each epoch, from ``first_epoch`` on; returns their test accuracies, pp [n]."""
     env = maker.make(pairs)
     with closing(env):
         schedule = [
-            ScheduleEntry(epoch=first_epoch + number, op="GERMINATE", slot=slot, blueprint=blueprint)
+            ScheduleEntry(
+                epoch=first_epoch + number,
+                op="GERMINATE",
+                slot=slot,
+                blueprint=blueprint,
+            )
             for number, slot in enumerate(env.action_spec.slots)
         ]
         controller = ScriptedController(schedule, env.action_spec, env.layout, pairs)
         observation, info = env.reset(seed=seed)
         controller.begin()
         while not env.done.all():
-            observation, *_, info = env.step(controller.act(observation, info["action_mask"]))
+            observation, *_, info = env.step(
+                controller.act(observation, info["action_mask"])
+            )
         assert bool(env.state.slots.fossil.all()), "each host has all its widenings"
         return env.backend.test_accuracy(env.state)
 
@@ -141,9 +161,21 @@ def main() -> None:
     parser.add_argument("task", help="a task whose hosts are CNNs, or digits_table")
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--seed", type=int, default=9000)
-    parser.add_argument("--blueprint", default="widen_whole", choices=tuple(source.SHARES))
-    parser.add_argument("--first-epoch", type=int, action="append", default=[], help="of an arm that is grown")
-    parser.add_argument("--seed-rate", action="append", help="of the grown arms, and epochs of warm-up: 2,0.5")
+    parser.add_argument(
+        "--blueprint", default="widen_whole", choices=tuple(source.SHARES)
+    )
+    parser.add_argument(
+        "--first-epoch",
+        type=int,
+        action="append",
+        default=[],
+        help="of an arm that is grown",
+    )
+    parser.add_argument(
+        "--seed-rate",
+        action="append",
+        help="of the grown arms, and epochs of warm-up: 2,0.5",
+    )
     options = parser.parse_args()
     tables = {"task": {"name": options.task}, "run": {"controller": "none"}}
     tables["env"] = {"slots": ["r2"], "at_once": True, "baseline_episodes": 1}
@@ -151,7 +183,11 @@ def main() -> None:
     task, results = maker.task, dict[str, Floats]()
     assert task is not None
     made = {name: make(task, options.blueprint) for name, make in ARMS.items()}
-    narrow, whole, horizon = task.build_host(), flops_of(made["wide"], task), maker.config.env.episode_length
+    narrow, whole, horizon = (
+        task.build_host(),
+        flops_of(made["wide"], task),
+        maker.config.env.episode_length,
+    )
     print(f"{options.pairs} hosts of {task.name}, {options.blueprint}:\n")
     print("| arm | parameters | FLOPs | test % | first arm minus it |")
     print("|---|---|---|---|---|")
@@ -159,27 +195,54 @@ def main() -> None:
     def show(name: str, size: int, share: float) -> None:
         pair = compare_pairs(results["static"], results[name])
         low, high = pair.interval
-        difference = "" if name == "static" else f"{pair.difference:+.2f} [{low:+.2f}, {high:+.2f}]"
-        print(f"| {name} | {size} | {share:.2f} | {results[name].mean():.2f} | {difference} |", flush=True)
+        difference = (
+            ""
+            if name == "static"
+            else f"{pair.difference:+.2f} [{low:+.2f}, {high:+.2f}]"
+        )
+        print(
+            f"| {name} | {size} | {share:.2f} | {results[name].mean():.2f} | {difference} |",
+            flush=True,
+        )
 
     for name, make in ARMS.items():
-        of_arm = replace(task, build_host=lambda make=make: make(task, options.blueprint), slots=None)
+        of_arm = replace(
+            task, build_host=lambda make=make: make(task, options.blueprint), slots=None
+        )
         plain = replace(maker, config=maker.config.with_values(env={"slots": None}))
         parts = [
-            accuracies(plain, of_arm, range(first, min(first + AT_ONCE, options.pairs)), options.seed)
+            accuracies(
+                plain,
+                of_arm,
+                range(first, min(first + AT_ONCE, options.pairs)),
+                options.seed,
+            )
             for first in range(0, options.pairs, AT_ONCE)
         ]
         results[name] = np.concatenate(parts)
         show(name, made[name].parameter_count, flops_of(made[name], task) / whole)
     for first, text in product(options.first_epoch, options.seed_rate or ["1,0"]):
         rate, rise = map(float, text.split(","))
-        name = f"grown from epoch {first} on" + (f", rate {rate:g}, warm-up {rise:g}" if options.seed_rate else "")
-        own = replace(maker, config=maker.config.with_values(task={"seed_rate": rate, "seed_warmup_epochs": rise}))
-        results[name] = grown_accuracies(own, first, options.blueprint, options.pairs, options.seed)
+        name = f"grown from epoch {first} on" + (
+            f", rate {rate:g}, warm-up {rise:g}" if options.seed_rate else ""
+        )
+        own = replace(
+            maker,
+            config=maker.config.with_values(
+                task={"seed_rate": rate, "seed_warmup_epochs": rise}
+            ),
+        )
+        results[name] = grown_accuracies(
+            own, first, options.blueprint, options.pairs, options.seed
+        )
         blocks = len(made["static"].slot_names)
         step = (flops_of(made["static"], task) - flops_of(narrow, task)) / blocks
         waiting = sum(first + number for number in range(blocks)) * step / horizon
-        show(name, made["static"].parameter_count, (flops_of(made["static"], task) - waiting) / whole)
+        show(
+            name,
+            made["static"].parameter_count,
+            (flops_of(made["static"], task) - waiting) / whole,
+        )
 
 
 if __name__ == "__main__":

@@ -19,13 +19,17 @@ EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 30
 
 torch.manual_seed(0)
 digits = load_digits()
-x = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8 - 1  # [1797, 1, 8, 8]
+x = (
+    torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8 - 1
+)  # [1797, 1, 8, 8]
 y = torch.tensor(digits.target)
 splits = slice(1000), slice(1000, 1400), slice(1400, None)
 train, validation, test = (TensorDataset(x[rows], y[rows]) for rows in splits)
 
 model = nn.Sequential(
-    nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)),
+    nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)
+    ),
     nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()),
     nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)),
 )
@@ -33,7 +37,9 @@ accelerator = Accelerator(gradient_accumulation_steps=2)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * 20)
 loader = DataLoader(train, batch_size=25, shuffle=True)
-model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+model, optimizer, scheduler, loader = accelerator.prepare(
+    model, optimizer, scheduler, loader
+)
 
 
 def right(model: nn.Module, data: TensorDataset) -> Tensor:
@@ -60,8 +66,14 @@ for _ in range(EPOCHS):
             scheduler.step()
             optimizer.zero_grad()
     step = grower.step(lambda model: right(model, validation))
-    done = "" if step.action is None else f"  {step.action.op} {step.action.slot} {step.action.blueprint or ''}"
+    done = (
+        ""
+        if step.action is None
+        else f"  {step.action.op} {step.action.slot} {step.action.blueprint or ''}"
+    )
     accelerator.print(f"epoch {step.epoch:3}  {100 * step.score:5.1f} %{done}")
 
 network = grower.finish()
-accelerator.print(f"test: {100 * right(network, test).mean():.1f} % with {grower.kept or 'no seeds'}")
+accelerator.print(
+    f"test: {100 * right(network, test).mean():.1f} % with {grower.kept or 'no seeds'}"
+)

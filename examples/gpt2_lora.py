@@ -22,11 +22,21 @@ torch.manual_seed(0)
 chars = load_task("chars")
 train, validation, test = chars.train, chars.validation, chars.test
 model = GPT2LMHeadModel(
-    GPT2Config(vocab_size=chars.classes, n_positions=64, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
+    GPT2Config(
+        vocab_size=chars.classes,
+        n_positions=64,
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
 )
 parameters = sum(p.numel() for p in model.parameters())
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
-scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=EPOCHS * STEPS)
+scheduler = torch.optim.lr_scheduler.OneCycleLR(
+    optimizer, max_lr=3e-3, total_steps=EPOCHS * STEPS
+)
 
 
 def right(model: nn.Module, split: esper.Split) -> Tensor:
@@ -49,18 +59,35 @@ for _ in range(EPOCHS):
     for rows in torch.randperm(len(train))[: STEPS * BATCH].split(BATCH):
         optimizer.zero_grad()
         logits = model(train.x[rows]).logits
-        nn.functional.cross_entropy(logits.flatten(0, 1), train.y[rows].flatten()).backward()
+        nn.functional.cross_entropy(
+            logits.flatten(0, 1), train.y[rows].flatten()
+        ).backward()
         optimizer.step()
         scheduler.step()
     step = grower.step(lambda model: right(model, validation))
-    done = "" if step.action is None else f"  {step.action.op} {step.action.slot} {step.action.blueprint or ''}"
-    print(f"epoch {step.epoch:3}  {100 * step.score:5.1f} %, without seeds {100 * step.without_seeds:5.1f} %{done}")
+    done = (
+        ""
+        if step.action is None
+        else f"  {step.action.op} {step.action.slot} {step.action.blueprint or ''}"
+    )
+    print(
+        f"epoch {step.epoch:3}  {100 * step.score:5.1f} %, without seeds {100 * step.without_seeds:5.1f} %{done}"
+    )
 
 network = grower.finish()
-merged = esper.plain(network, test.x[:2], merge=True)  # a GPT2LMHeadModel again: merged.save_pretrained(...) works
+merged = esper.plain(
+    network, test.x[:2], merge=True
+)  # a GPT2LMHeadModel again: merged.save_pretrained(...) works
 with torch.no_grad():
-    difference = float((merged.eval()(test.x[:8]).logits - network.eval()(test.x[:8]).logits).abs().max())
+    difference = float(
+        (merged.eval()(test.x[:8]).logits - network.eval()(test.x[:8]).logits)
+        .abs()
+        .max()
+    )
 same = sum(p.numel() for p in merged.parameters()) == parameters
-print(f"{grower.kept}, merged into a {type(merged).__name__} of {'as many' if same else 'more'} parameters: ", end="")
+print(
+    f"{grower.kept}, merged into a {type(merged).__name__} of {'as many' if same else 'more'} parameters: ",
+    end="",
+)
 print(f"logits differ by at most {difference:.0e}")
 print(f"test: {100 * right(merged, test).mean():.1f} % of characters")

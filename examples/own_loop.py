@@ -18,18 +18,24 @@ BATCH = 50
 torch.manual_seed(0)
 torch.set_num_threads(1)  # so that rounding does not depend on the number of cores
 digits = load_digits()
-x = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8 - 1  # [1797, 1, 8, 8]
+x = (
+    torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8 - 1
+)  # [1797, 1, 8, 8]
 y = torch.tensor(digits.target)
 train, validation, test = slice(0, 1000), slice(1000, 1400), slice(1400, None)
 
 model = nn.Sequential(
-    nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)),
+    nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)
+    ),
     nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()),
     nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)),
 )
 parameters = sum(p.numel() for p in model.parameters())
 optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
-scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=EPOCHS * 1000 // BATCH)
+scheduler = torch.optim.lr_scheduler.OneCycleLR(
+    optimizer, max_lr=0.02, total_steps=EPOCHS * 1000 // BATCH
+)
 criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
 
 
@@ -55,9 +61,17 @@ for _ in range(EPOCHS):
         optimizer.step()
         scheduler.step()
     step = grower.step(lambda model: right(model, validation))
-    done = "" if step.action is None else f"  {step.action.op} {step.action.slot} {step.action.blueprint or ''}"
-    print(f"epoch {step.epoch:3}  {100 * step.score:5.1f} %, without seeds {100 * step.without_seeds:5.1f} %{done}")
+    done = (
+        ""
+        if step.action is None
+        else f"  {step.action.op} {step.action.slot} {step.action.blueprint or ''}"
+    )
+    print(
+        f"epoch {step.epoch:3}  {100 * step.score:5.1f} %, without seeds {100 * step.without_seeds:5.1f} %{done}"
+    )
 
 network = grower.finish()
 added = sum(p.numel() for p in network.parameters()) - parameters
-print(f"test: {100 * right(network, test).mean():.1f} % with {grower.kept or 'no seeds'}, {added} parameters added")
+print(
+    f"test: {100 * right(network, test).mean():.1f} % with {grower.kept or 'no seeds'}, {added} parameters added"
+)

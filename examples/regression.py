@@ -21,7 +21,9 @@ torch.manual_seed(0)
 torch.set_num_threads(1)
 features, target = load_diabetes(return_X_y=True)
 rows = torch.randperm(len(target))
-x, y = (torch.tensor(values, dtype=torch.float32)[rows] for values in (features, target))
+x, y = (
+    torch.tensor(values, dtype=torch.float32)[rows] for values in (features, target)
+)
 train, validation, test = slice(0, 242), slice(242, 342), slice(342, None)
 x, y = ((values - values[train].mean(0)) / values[train].std(0) for values in (x, y))
 
@@ -34,7 +36,9 @@ class KeepWhatPays(PerEnvController):
     """Plants a small MLP, blends it in as soon as the gates let it, and keeps it if R² gains more than its error."""
 
     def choose(self, env: int, view: EnvView) -> np.ndarray:
-        pays = view.slot("r0c0", "contribution") > view.slot("r0c0", "contribution_error")
+        pays = view.slot("r0c0", "contribution") > view.slot(
+            "r0c0", "contribution_error"
+        )
         if view.legal(Op.FOSSILIZE, "r0c0") and pays:
             return self.spec.encode(Op.FOSSILIZE, "r0c0")
         if view.legal(Op.ADVANCE, "r0c0") and view.slot("r0c0", "gate_passed"):
@@ -47,7 +51,9 @@ class KeepWhatPays(PerEnvController):
 def r2(model: nn.Module, rows: slice) -> Tensor:
     """Returns for each sample 1 − its squared error / the variance, [n]: their mean is R²."""
     model.eval()
-    return 1 - (model(x[rows]).squeeze(1) - y[rows]).square() / y[rows].var(correction=0)
+    return 1 - (model(x[rows]).squeeze(1) - y[rows]).square() / y[rows].var(
+        correction=0
+    )
 
 
 grower = esper.Grower(
@@ -67,8 +73,12 @@ for _ in range(EPOCHS):
     step = grower.step(lambda model: r2(model, validation))
     if step.action is not None:
         done = f"{step.action.op} {step.action.slot} {step.action.blueprint or ''}"
-        print(f"epoch {step.epoch:3}  R² {step.score:.3f}, without the seed {step.without_seeds:.3f}  {done}")
+        print(
+            f"epoch {step.epoch:3}  R² {step.score:.3f}, without the seed {step.without_seeds:.3f}  {done}"
+        )
 
 network = grower.finish()
 added = sum(p.numel() for p in network.parameters()) - parameters
-print(f"test: R² {r2(network, test).mean():.3f} with {grower.kept or 'no seeds'}, {added} parameters added")
+print(
+    f"test: R² {r2(network, test).mean():.3f} with {grower.kept or 'no seeds'}, {added} parameters added"
+)

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 import esper
 from esper.hosts.torchvision_shim import import_torchvision
 
-resnet = import_torchvision("torchvision.models.resnet")  # works with a CPU build of torch, too
+resnet = import_torchvision(
+    "torchvision.models.resnet"
+)  # works with a CPU build of torch, too
 
 EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 20
 SCHEDULE = f"schedule:{Path(__file__).with_name('two_convolutions.toml')}"
@@ -21,7 +23,9 @@ BATCH = 50
 
 torch.manual_seed(0)
 digits = load_digits()
-x = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8 - 1  # [1797, 1, 8, 8]
+x = (
+    torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8 - 1
+)  # [1797, 1, 8, 8]
 y = torch.tensor(digits.target)
 old, new = (y < 5).nonzero().squeeze(1), (y >= 5).nonzero().squeeze(1)
 train, validation, test = new[:300], new[300:600], new[600:]
@@ -64,9 +68,17 @@ for _ in range(EPOCHS):
         nn.functional.cross_entropy(model(x[rows]), y[rows] - 5).backward()
         optimizer.step()
     step = grower.step(lambda model: right(model, validation))
-    done = "" if step.action is None else f"  {step.action.op} {step.action.slot} {step.action.blueprint or ''}"
-    print(f"epoch {step.epoch:3}  {100 * step.score:5.1f} %, without seeds {100 * step.without_seeds:5.1f} %{done}")
+    done = (
+        ""
+        if step.action is None
+        else f"  {step.action.op} {step.action.slot} {step.action.blueprint or ''}"
+    )
+    print(
+        f"epoch {step.epoch:3}  {100 * step.score:5.1f} %, without seeds {100 * step.without_seeds:5.1f} %{done}"
+    )
 
 network = grower.finish()
 added = sum(p.numel() for p in network.parameters()) - parameters
-print(f"test: {100 * right(network, test).mean():.1f} % with {grower.kept or 'no seeds'}, {added} parameters added")
+print(
+    f"test: {100 * right(network, test).mean():.1f} % with {grower.kept or 'no seeds'}, {added} parameters added"
+)

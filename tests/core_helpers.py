@@ -61,7 +61,11 @@ def few_objects() -> None:
     gc.freeze()
 
 
-EASY_GATES: dict[str, Any] = {"min_training_epochs": 1, "min_gradient_health": 0.0, "trial_standard_errors": 1000.0}
+EASY_GATES: dict[str, Any] = {
+    "min_training_epochs": 1,
+    "min_gradient_health": 0.0,
+    "trial_standard_errors": 1000.0,
+}
 """G2 that any finite seed passes after one epoch, so that tests reach late stages in few epochs."""
 
 
@@ -85,12 +89,19 @@ def flat_baseline(horizon: int, accuracy: float = 10.0, loss: float = 2.3) -> Ba
     return Baseline((accuracy,) * (horizon + 1), (loss,) * (horizon + 1), 0.1, 1)
 
 
-def tiny_config(n_envs: int = 1, horizon: int = 8, **sections: dict[str, Any]) -> TrainingConfig:
+def tiny_config(
+    n_envs: int = 1, horizon: int = 8, **sections: dict[str, Any]
+) -> TrainingConfig:
     """64 samples in batches of 32, one worker, gates that open."""
     tables: dict[str, dict[str, Any]] = {
         "run": {"lanes": 1},
         "task": {"samples_per_epoch": 64, "batch_size": 32},
-        "env": {"n_envs": n_envs, "episode_length": horizon, "baseline_episodes": 1, "gates": EASY_GATES},
+        "env": {
+            "n_envs": n_envs,
+            "episode_length": horizon,
+            "baseline_episodes": 1,
+            "gates": EASY_GATES,
+        },
     }
     for name, values in sections.items():
         tables[name] = {**tables.get(name, {}), **values}
@@ -101,7 +112,11 @@ class SlotView:
     """One slot of one env as an object: the fields of its arrays, read on each access, and the site's module."""
 
     def __init__(self, env: SlotVectorEnv, name: str, index: int = 0) -> None:
-        self.env, self.name, self.place = env, name, (index, env.action_spec.slots.index(name))
+        self.env, self.name, self.place = (
+            env,
+            name,
+            (index, env.action_spec.slots.index(name)),
+        )
 
     def __getattr__(self, field: str) -> Any:
         """A measurement that was not made is None."""
@@ -137,19 +152,31 @@ class SlotView:
 class Rig:
     """An env with all its events, and actions by name."""
 
-    def __init__(self, config: TrainingConfig, blueprints: BlueprintRegistry | None = None) -> None:
+    def __init__(
+        self, config: TrainingConfig, blueprints: BlueprintRegistry | None = None
+    ) -> None:
         self.events: list[Event] = []
         horizon = config.env.episode_length
         assert horizon is not None
         self.env = GrowthVectorEnv(
-            digits(), config, emit=self.events.append, baseline=flat_baseline(horizon), blueprints=blueprints
+            digits(),
+            config,
+            emit=self.events.append,
+            baseline=flat_baseline(horizon),
+            blueprints=blueprints,
         )
         self.reset(seed=config.run.seed)
 
     def reset(self, **arguments: Any) -> None:
         self.observation, self.info = self.env.reset(**arguments)
 
-    def action(self, op: str, slot: str | None = None, blueprint: str | None = None, **heads: Any) -> NDArray[np.int64]:
+    def action(
+        self,
+        op: str,
+        slot: str | None = None,
+        blueprint: str | None = None,
+        **heads: Any,
+    ) -> NDArray[np.int64]:
         return self.env.action_spec.encode(Op[op], slot, blueprint, **heads)
 
     def step(self, actions: Actions | None = None) -> None:
@@ -157,9 +184,18 @@ class Rig:
         rows = np.zeros((self.env.num_envs, 8), dtype=np.int64)
         for index, row in (actions or {}).items():
             rows[index] = row
-        self.observation, self.rewards, self.terminated, self.truncated, self.info = self.env.step(rows)
+        self.observation, self.rewards, self.terminated, self.truncated, self.info = (
+            self.env.step(rows)
+        )
 
-    def do(self, op: str, slot: str | None = None, blueprint: str | None = None, env: int = 0, **heads: Any) -> None:
+    def do(
+        self,
+        op: str,
+        slot: str | None = None,
+        blueprint: str | None = None,
+        env: int = 0,
+        **heads: Any,
+    ) -> None:
         self.step({env: self.action(op, slot, blueprint, **heads)})
 
     def host(self, index: int = 0) -> EnvHost:
@@ -173,8 +209,18 @@ class Rig:
 
     def measurement(self, index: int = 0) -> SimpleNamespace:
         """The measurements of one env as they are now."""
-        names = ("loss", "accuracy", "committed", "all_off", "committed_loss", "all_off_loss", "train_loss")
-        return SimpleNamespace(**{name: float(getattr(self.env.state, name)[index]) for name in names})
+        names = (
+            "loss",
+            "accuracy",
+            "committed",
+            "all_off",
+            "committed_loss",
+            "all_off_loss",
+            "train_loss",
+        )
+        return SimpleNamespace(
+            **{name: float(getattr(self.env.state, name)[index]) for name in names}
+        )
 
     def value(self, name: str, index: int = 0) -> float:
         return float(self.env.layout.read(self.observation[index], name))
@@ -183,21 +229,38 @@ class Rig:
         return [event for event in self.events if isinstance(event, kind)]
 
     def grow(
-        self, slot: str, stage: SeedStage, blueprint: str = "conv_light", env: int = 0, style: str = "LINEAR_ADD"
+        self,
+        slot: str,
+        stage: SeedStage,
+        blueprint: str = "conv_light",
+        env: int = 0,
+        style: str = "LINEAR_ADD",
     ) -> None:
         """Brings an empty slot to ``stage`` by legal actions, with a tempo of 3: 1, 2, 3, 5 and 6 steps."""
         self.do("GERMINATE", slot, blueprint, env, tempo=3, style=style)
-        path = [SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED]
+        path = [
+            SeedStage.TRAINING,
+            SeedStage.BLENDING,
+            SeedStage.HOLDING,
+            SeedStage.FOSSILIZED,
+        ]
         for after in path[: path.index(stage) + 1] if stage in path else []:
             if after is SeedStage.HOLDING:
                 self.step()  # the ramp ends: 1/3 and 2/3 were taken on entering
-            self.do("FOSSILIZE" if after is SeedStage.FOSSILIZED else "ADVANCE", slot, env=env)
+            self.do(
+                "FOSSILIZE" if after is SeedStage.FOSSILIZED else "ADVANCE",
+                slot,
+                env=env,
+            )
         assert self.slot(slot, env).stage is stage, self.slot(slot, env).stage
 
 
 @contextmanager
 def rig(
-    n_envs: int = 1, horizon: int = 8, blueprints: BlueprintRegistry | None = None, **sections: dict[str, Any]
+    n_envs: int = 1,
+    horizon: int = 8,
+    blueprints: BlueprintRegistry | None = None,
+    **sections: dict[str, Any],
 ) -> Iterator[Rig]:
     made = Rig(tiny_config(n_envs, horizon, **sections), blueprints)
     try:
@@ -206,11 +269,16 @@ def rig(
         made.env.close()
 
 
-def make_training(config: TrainingConfig | None = None, index: int = 0, seed: int = 0) -> HostTraining:
+def make_training(
+    config: TrainingConfig | None = None, index: int = 0, seed: int = 0
+) -> HostTraining:
     """One host in training, reset, without an env around it."""
     task = digits()
     training = HostTraining(
-        index, task, resolve(config or tiny_config(), task), make_metrics(1, torch.device("cpu"))[0]
+        index,
+        task,
+        resolve(config or tiny_config(), task),
+        make_metrics(1, torch.device("cpu"))[0],
     )
     training.reset(seed, 0)
     return training
@@ -236,9 +304,13 @@ def plant(
 ) -> Site:
     """A seed with the role that it has at ``stage``; blended at full ``target`` from BLENDING on."""
     site = training.site_by_name[name]
-    training.plant(site, registry.at(training.host.topology, site.place, blueprint), STYLES[style])
+    training.plant(
+        site, registry.at(training.host.topology, site.place, blueprint), STYLES[style]
+    )
     alpha = target if ROLES[stage] in (Role.BLENDED, Role.FOSSIL) else 0.0
-    training.assign(site, ROLES[stage], alpha, target, learning=ROLES[stage] is not Role.ABSENT)
+    training.assign(
+        site, ROLES[stage], alpha, target, learning=ROLES[stage] is not Role.ABSENT
+    )
     return site
 
 
@@ -253,10 +325,15 @@ def plant_in(
 ) -> Site:
     """Plants as :func:`plant`, and writes the seed into the arrays of the env."""
     slots, spec = env.state.slots, env.action_spec
-    site = plant(env.training[index], name, blueprint, style, stage, target, env.blueprints)
+    site = plant(
+        env.training[index], name, blueprint, style, stage, target, env.blueprints
+    )
     place = (index, spec.slots.index(name))
     slots.stage[place], slots.blueprint[place] = stage, spec.blueprints.index(blueprint)
-    slots.style[place], slots.parameters[place] = list(STYLES).index(style), site.parameters
+    slots.style[place], slots.parameters[place] = (
+        list(STYLES).index(style),
+        site.parameters,
+    )
     slots.alpha[place] = slots.alpha_target[place] = site.alpha
     slots.incubation_target[place] = target
     return site
@@ -272,9 +349,13 @@ def train(training: HostTraining, epochs: int = 1) -> None:
         train_epoch(training)
 
 
-def tensors_of(training: HostTraining, seeds: tuple[str, ...] = ()) -> dict[str, Tensor]:
+def tensors_of(
+    training: HostTraining, seeds: tuple[str, ...] = ()
+) -> dict[str, Tensor]:
     """Copies of host parameters, buffers and momentum, and of those of the seeds in the named slots."""
-    found = {f"host.{name}": tensor for name, tensor in training.host.state_dict().items()}
+    found = {
+        f"host.{name}": tensor for name, tensor in training.host.state_dict().items()
+    }
     for slot in seeds:
         seed = training.site_by_name[slot].seed
         assert seed is not None
@@ -296,7 +377,9 @@ def same_bits(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None
 
 
 def all_finite(training: HostTraining) -> bool:
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors_of(training).values())
+    return all(
+        bool(torch.isfinite(tensor).all()) for tensor in tensors_of(training).values()
+    )
 
 
 def _fill_first_weight(value: float) -> Callable[[HostTraining], None]:
@@ -308,7 +391,11 @@ def _fill_first_weight(value: float) -> Callable[[HostTraining], None]:
 
 
 def _break_running_mean(training: HostTraining) -> None:
-    mean = next(buffer for name, buffer in training.host.named_buffers() if name.endswith("running_mean"))
+    mean = next(
+        buffer
+        for name, buffer in training.host.named_buffers()
+        if name.endswith("running_mean")
+    )
     mean[0] = float("nan")
 
 

@@ -23,5 +23,7 @@ class Fault:
         text = path.read_text()
         found = text.count(self.old)
         if found != 1:
-            raise ValueError(f"{self.file} must have this once, and has it {found} times: {self.old}")
+            raise ValueError(
+                f"{self.file} must have this once, and has it {found} times: {self.old}"
+            )
         path.write_text(text.replace(self.old, self.new))

@@ -19,7 +19,8 @@ def slow_except(kept: Iterable[Any], every: Iterable[Any]) -> list[Any]:
         raise ValueError(f"not among the parameters: {unknown}")
     return [
         pytest.param(
-            *(value if isinstance(value, tuple) else (value,)), marks=() if value in chosen else pytest.mark.slow
+            *(value if isinstance(value, tuple) else (value,)),
+            marks=() if value in chosen else pytest.mark.slow,
         )
         for value in values
     ]

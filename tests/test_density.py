@@ -16,7 +16,11 @@ import esper
 PACKAGE = Path(esper.__file__).parent
 MAX_FILE_LINES = 500
 MAX_TOKENS_A_LINE = 8.5
-PER_THOUSAND = {"comprehensions": 25, "conditional expressions": 15, "attribute tuples": 0}
+PER_THOUSAND = {
+    "comprehensions": 25,
+    "conditional expressions": 15,
+    "attribute tuples": 0,
+}
 """Max number in 1,000 lines of code."""
 LAYOUT = {
     tokenize.COMMENT,
@@ -36,13 +40,17 @@ def counted(text: str) -> Counter[str]:
     for node in ast.walk(tree):
         match node:
             case ast.Expr(value=ast.Constant(value=str())):
-                explained.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+                explained.update(
+                    range(node.lineno, (node.end_lineno or node.lineno) + 1)
+                )
             case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
                 found["comprehensions"] += 1
             case ast.IfExp():
                 found["conditional expressions"] += 1
             case ast.Assign(targets=[ast.Tuple(elts=targets), *_]):
-                attributes = [target for target in targets if isinstance(target, ast.Attribute)]
+                attributes = [
+                    target for target in targets if isinstance(target, ast.Attribute)
+                ]
                 found["attribute tuples"] += len(attributes) > 1
 
     lines: set[int] = set()
@@ -74,8 +82,13 @@ def test_few_lines_are_folded_into_expressions(kind: str) -> None:
 
 
 def test_a_file_is_not_long() -> None:
-    lengths = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in PACKAGE.rglob("*.py")}
-    assert not {str(file): lines for file, lines in lengths.items() if lines > MAX_FILE_LINES}
+    lengths = {
+        file: len(file.read_text(encoding="utf-8").splitlines())
+        for file in PACKAGE.rglob("*.py")
+    }
+    assert not {
+        str(file): lines for file, lines in lengths.items() if lines > MAX_FILE_LINES
+    }
 
 
 def test_what_is_counted() -> None:

@@ -29,7 +29,11 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return [text for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == language]
+    return [
+        text
+        for kind, text in BLOCK.findall(page.read_text(encoding="utf-8"))
+        if kind == language
+    ]
 
 
 def named(path: Path) -> str:
@@ -72,9 +76,7 @@ def test_imports_of_a_page_exist(page: Path) -> None:
 
 
 def test_an_import_of_what_does_not_exist_is_named() -> None:
-    code = (
-        "import esper.nowhere, os.nothing\nfrom esper.config import Nothing, TrainingConfig\nfrom esper import grower"
-    )
+    code = "import esper.nowhere, os.nothing\nfrom esper.config import Nothing, TrainingConfig\nfrom esper import grower"
     assert missing_imports(code) == ["esper.nowhere", "esper.config.Nothing"]
 
 
@@ -95,8 +97,12 @@ def test_the_commands_of_the_pages_parse(line: str) -> None:
     _, name, *arguments = shlex.split(line)
     command = group.get_command(None, name)  # type: ignore[arg-type]
     assert command is not None, f"{name} is no command"
-    parent = group.make_context("esper", [], resilient_parsing=True)  # its settings are the command's, too
-    context = command.make_context(name, arguments, parent=parent)  # raises for an option or a value that cannot be
+    parent = group.make_context(
+        "esper", [], resilient_parsing=True
+    )  # its settings are the command's, too
+    context = command.make_context(
+        name, arguments, parent=parent
+    )  # raises for an option or a value that cannot be
     for assignment in context.params.get("assignments", ()):
         tables: dict[str, Any] = {}
         set_dotted(tables, assignment)
@@ -107,8 +113,12 @@ def test_every_command_is_in_the_pages() -> None:
     assert {line.split()[1] for line in COMMANDS} == set(group.list_commands(None))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")], ids=named)
-def test_the_toml_of_a_page_is_a_config_or_a_schedule(page: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "toml")], ids=named
+)
+def test_the_toml_of_a_page_is_a_config_or_a_schedule(
+    page: Path, tmp_path: Path
+) -> None:
     task = load_task("digits")
     host = task.build_host()
     for text in blocks(page, "toml"):
@@ -118,8 +128,12 @@ def test_the_toml_of_a_page_is_a_config_or_a_schedule(page: Path, tmp_path: Path
             continue
         (tmp_path / "s.toml").write_text(text, encoding="utf-8")
         spec = ActionSpec(host.slot_names, BLUEPRINTS.names(host.topology))
-        layout = ObservationLayout(host.slot_names, spec.blueprints, task.episode_length)
-        make_controller(f"schedule:{tmp_path / 's.toml'}", task.name, spec, layout, 1, 0)
+        layout = ObservationLayout(
+            host.slot_names, spec.blueprints, task.episode_length
+        )
+        make_controller(
+            f"schedule:{tmp_path / 's.toml'}", task.name, spec, layout, 1, 0
+        )
 
 
 @pytest.mark.slow
@@ -137,7 +151,9 @@ def test_the_schedule_of_the_pages_makes_a_fossil(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
-    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
+    for target, anchor in re.findall(
+        r"\]\(([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")
+    ):
         if target.startswith("https://"):
             continue
         there = page.parent / target if target else page
@@ -147,32 +163,58 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 def anchors(page: Path) -> set[str]:
     """Returns the anchors of the headings of a page, as GitHub and MkDocs make them of plain words."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(
+        r"^```.*?^```",
+        "",
+        page.read_text(encoding="utf-8"),
+        flags=re.MULTILINE | re.DOTALL,
+    )
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+        for heading in headings
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_no_line_of_a_page_is_too_long(page: Path) -> None:
     """Tables excepted: a row is one line."""
-    long = [line for line in page.read_text(encoding="utf-8").splitlines() if len(line) > 120 and line[:1] != "|"]
+    long = [
+        line
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if len(line) > 120 and line[:1] != "|"
+    ]
     assert not long
 
 
 def test_contributing_names_every_make_target_and_no_other() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    assert set(re.findall(r"^\| `make ([\w-]+)` \|", text, re.MULTILINE)) | {"all"} == set(phony.split())
+    (phony,) = re.findall(
+        r"^\.PHONY: (.*)$",
+        (ROOT / "Makefile").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    assert set(re.findall(r"^\| `make ([\w-]+)` \|", text, re.MULTILINE)) | {
+        "all"
+    } == set(phony.split())
 
 
 def test_contributing_lays_out_what_is_there() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     layout = text[text.index("## Layout") : text.index("## Rules")]
     rows = re.findall(r"^\| (`[^|]*) \|", layout, re.MULTILINE)
-    listed = {name.rstrip("/") for row in rows for name in re.findall(r"`([^`]*)`", row)}
+    listed = {
+        name.rstrip("/") for row in rows for name in re.findall(r"`([^`]*)`", row)
+    }
     assert all((ROOT / name).exists() for name in listed), listed
-    packages = {f"esper/{path.parent.name}" for path in (ROOT / "esper").glob("*/__init__.py")}
-    assert packages == {name for name in listed if name.startswith("esper/") and not name.endswith(".py")}
+    packages = {
+        f"esper/{path.parent.name}" for path in (ROOT / "esper").glob("*/__init__.py")
+    }
+    assert packages == {
+        name
+        for name in listed
+        if name.startswith("esper/") and not name.endswith(".py")
+    }
 
 
 def test_the_concepts_name_files_that_exist() -> None:

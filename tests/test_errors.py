@@ -6,7 +6,10 @@ from esper.errors import did_you_mean
 
 
 def test_the_most_similar_name_is_suggested() -> None:
-    assert did_you_mean("heurstic", ("heuristic", "random", "none")) == " (did you mean 'heuristic'?)"
+    assert (
+        did_you_mean("heurstic", ("heuristic", "random", "none"))
+        == " (did you mean 'heuristic'?)"
+    )
 
 
 def test_nothing_is_suggested_if_no_name_is_similar() -> None:

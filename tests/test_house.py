@@ -27,7 +27,9 @@ def functions(tree: ast.AST) -> list[ast.FunctionDef]:
 @pytest.mark.finding("M1")
 def test_a_function_can_be_seen_at_once() -> None:
     lengths = {
-        f"{file.relative_to(PACKAGE)}: {f.name}": (f.end_lineno or f.lineno) - f.lineno + 1
+        f"{file.relative_to(PACKAGE)}: {f.name}": (f.end_lineno or f.lineno)
+        - f.lineno
+        + 1
         for file, tree in modules()
         for f in functions(tree)
     }
@@ -37,11 +39,17 @@ def test_a_function_can_be_seen_at_once() -> None:
 @pytest.mark.finding("M1")
 def test_what_a_stage_may_become_is_a_table() -> None:
     """No function compares a stage with three or more others in a chain of branches."""
-    found = {(file.name, line) for file, tree in modules() for line in chains_of_stages(tree)}
+    found = {
+        (file.name, line) for file, tree in modules() for line in chains_of_stages(tree)
+    }
     assert not found
 
 
-SOURCES = [file for root in (PACKAGE, TESTS, TESTS.parent / "benchmarks") for file in sorted(root.rglob("*.py"))]
+SOURCES = [
+    file
+    for root in (PACKAGE, TESTS, TESTS.parent / "benchmarks")
+    for file in sorted(root.rglob("*.py"))
+]
 QUESTION = re.compile(r"""["'](What|How|Why) """)
 
 
@@ -64,14 +72,22 @@ def questions(tree: ast.AST) -> list[str]:
 
 
 def test_a_first_line_that_is_a_question_is_seen() -> None:
-    for source in ('"""What it is."""', "def f():\n    'How it is.'", 'x = 1\n"Why it is."'):
+    for source in (
+        '"""What it is."""',
+        "def f():\n    'How it is.'",
+        'x = 1\n"Why it is."',
+    ):
         assert QUESTION.search(source)
         assert questions(ast.parse(source))
 
 
 def is_text(node: ast.AST) -> bool:
     """Whether a statement is a string by itself: a docstring, or that of an attribute."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def chains_of_stages(tree: ast.AST) -> list[int]:
@@ -97,26 +113,41 @@ def names_a_stage(test: ast.expr) -> bool:
 
 
 def test_a_chain_of_stages_is_seen() -> None:
-    chain = "if stage is SeedStage.TRAINING: a()\nelif stage is SeedStage.BLENDING: b()\n"
-    assert chains_of_stages(ast.parse(chain + "elif stage is SeedStage.HOLDING: c()\nelse: d()")) == [1]
+    chain = (
+        "if stage is SeedStage.TRAINING: a()\nelif stage is SeedStage.BLENDING: b()\n"
+    )
+    assert chains_of_stages(
+        ast.parse(chain + "elif stage is SeedStage.HOLDING: c()\nelse: d()")
+    ) == [1]
     assert chains_of_stages(ast.parse(chain + "else: d()")) == []
 
 
 @cache
 def modules() -> list[tuple[Path, ast.Module]]:
     """Every module of the package, parsed once."""
-    return [(file, ast.parse(file.read_text(encoding="utf-8"))) for file in sorted(PACKAGE.rglob("*.py"))]
+    return [
+        (file, ast.parse(file.read_text(encoding="utf-8")))
+        for file in sorted(PACKAGE.rglob("*.py"))
+    ]
 
 
 def imports_in_loops(tree: ast.AST) -> list[int]:
     """Lines of loops that import: by a statement, or by a call of a function that does."""
-    loops = [n for n in ast.walk(tree) if isinstance(n, ast.For | ast.AsyncFor | ast.While | ast.comprehension)]
+    loops = [
+        n
+        for n in ast.walk(tree)
+        if isinstance(n, ast.For | ast.AsyncFor | ast.While | ast.comprehension)
+    ]
     return [
         inner.lineno
         for loop in loops
         for inner in ast.walk(loop)
         if isinstance(inner, ast.Import | ast.ImportFrom)
-        or (isinstance(inner, ast.Call) and ast.unparse(inner.func).split(".")[-1] in ("__import__", "import_module"))
+        or (
+            isinstance(inner, ast.Call)
+            and ast.unparse(inner.func).split(".")[-1]
+            in ("__import__", "import_module")
+        )
     ]
 
 
@@ -126,8 +157,15 @@ def looks_at_locals(tree: ast.AST) -> list[int]:
         node.lineno
         for node in ast.walk(tree)
         if (isinstance(node, ast.Name) and node.id in ("locals", "globals"))
-        or (isinstance(node, ast.Attribute) and node.attr in ("f_locals", "f_globals", "_getframe", "currentframe"))
-        or (isinstance(node, ast.Call) and ast.unparse(node.func) == "vars" and not node.args)
+        or (
+            isinstance(node, ast.Attribute)
+            and node.attr in ("f_locals", "f_globals", "_getframe", "currentframe")
+        )
+        or (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) == "vars"
+            and not node.args
+        )
     ]
 
 
@@ -167,7 +205,9 @@ def devices_as_words(tree: ast.AST) -> list[str]:
     def word(node: ast.AST) -> bool:
         if isinstance(node, ast.Tuple | ast.List | ast.Set):
             return any(word(each) for each in node.elts)
-        return isinstance(node, ast.Constant) and bool(DEVICE_WORD.fullmatch(str(node.value)))
+        return isinstance(node, ast.Constant) and bool(
+            DEVICE_WORD.fullmatch(str(node.value))
+        )
 
     def allowed(node: ast.AST) -> bool:
         return word(node) or (isinstance(node, ast.Attribute) and node.attr == "type")
@@ -176,14 +216,29 @@ def devices_as_words(tree: ast.AST) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
-            if any(word(side) for side in sides) and not all(allowed(side) for side in sides):
+            if any(word(side) for side in sides) and not all(
+                allowed(side) for side in sides
+            ):
                 found.append(node)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            asks = node.func.attr in ("startswith", "endswith", "removeprefix", "find", "count", "index", "match")
+            asks = node.func.attr in (
+                "startswith",
+                "endswith",
+                "removeprefix",
+                "find",
+                "count",
+                "index",
+                "match",
+            )
             if asks and any(word(argument) for argument in node.args):
                 found.append(node)
         elif isinstance(node, ast.Match) and not allowed(node.subject):
-            cases = [n for case in node.cases for n in ast.walk(case.pattern) if isinstance(n, ast.MatchValue)]
+            cases = [
+                n
+                for case in node.cases
+                for n in ast.walk(case.pattern)
+                if isinstance(n, ast.MatchValue)
+            ]
             found += [case.value for case in cases if word(case.value)]
     return [ast.unparse(node) for node in found]
 
@@ -191,7 +246,11 @@ def devices_as_words(tree: ast.AST) -> list[str]:
 @pytest.mark.finding("M8")
 def test_no_device_is_compared_with_a_string() -> None:
     """``device.type`` is a word; a device is a ``torch.device``, and "cuda" is not "cuda:0"."""
-    found = {str(file.relative_to(PACKAGE)): words for file, tree in modules() if (words := devices_as_words(tree))}
+    found = {
+        str(file.relative_to(PACKAGE)): words
+        for file, tree in modules()
+        if (words := devices_as_words(tree))
+    }
     assert found == {}
 
 
@@ -216,16 +275,26 @@ def test_a_device_that_is_compared_with_a_string_is_seen(source: str) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ['x.device.type == "cuda"', 'device.type in ("cpu", "cuda")', 'x.device == torch.device("cpu")', 'x == "cudnn"'],
+    [
+        'x.device.type == "cuda"',
+        'device.type in ("cpu", "cuda")',
+        'x.device == torch.device("cpu")',
+        'x == "cudnn"',
+    ],
 )
 def test_the_type_of_a_device_may_be_compared(source: str) -> None:
     assert devices_as_words(ast.parse(source)) == []
 
 
-@pytest.mark.parametrize("path", sorted((TESTS.parent / "csrc").rglob("*.*")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((TESTS.parent / "csrc").rglob("*.*")), ids=lambda path: path.name
+)
 def test_compiled_modules_use_no_streams_of_cpp(path: Path) -> None:
     """Where a compiler links libstdc++ into each module, streams meet the locale of PyTorch's copy, and crash."""
-    assert not re.search(r"#include <(iostream|fstream|sstream|iomanip|locale|regex)>|std::locale", path.read_text())
+    assert not re.search(
+        r"#include <(iostream|fstream|sstream|iomanip|locale|regex)>|std::locale",
+        path.read_text(),
+    )
 
 
 @pytest.mark.finding("M10")
@@ -236,7 +305,9 @@ def test_there_is_one_validator_of_slot_names() -> None:
         file.relative_to(PACKAGE).as_posix(): node.value
         for file, tree in modules()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and form.search(node.value)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and form.search(node.value)
     }
     assert list(patterns) == ["hosts/host.py"], patterns
 
@@ -250,7 +321,11 @@ def test_no_one_reaches_into_the_counterfactuals() -> None:
     for file, tree in modules():
         if file != home:
             shared = private_parts(tree) & own
-            read = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in own - shared]
+            read = [
+                n
+                for n in ast.walk(tree)
+                if isinstance(n, ast.Attribute) and n.attr in own - shared
+            ]
             assert not [f"{file}, line {node.lineno}" for node in read]
 
 
@@ -260,22 +335,35 @@ def private_parts(tree: ast.AST) -> set[str]:
     attributes = {
         n.attr
         for n in ast.walk(tree)
-        if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store) and ast.unparse(n.value) == "self"
+        if isinstance(n, ast.Attribute)
+        and isinstance(n.ctx, ast.Store)
+        and ast.unparse(n.value) == "self"
     }
-    return {name for name in methods | attributes if name.startswith("_") and not name.startswith("__")}
+    return {
+        name
+        for name in methods | attributes
+        if name.startswith("_") and not name.startswith("__")
+    }
 
 
 def documented(thing: object) -> set[str]:
     """Names with an entry among the arguments (``name: ...``), that the docstring quotes, or whose shape it gives."""
     text = inspect.getdoc(thing) or ""
-    entries, quoted = re.findall(r"^ +(\w+): \S", text, re.MULTILINE), re.findall(r"``(\w+)[^`]*``", text)
+    entries, quoted = (
+        re.findall(r"^ +(\w+): \S", text, re.MULTILINE),
+        re.findall(r"``(\w+)[^`]*``", text),
+    )
     return {*entries, *quoted, *re.findall(r"(?=\b(\w+) (?:\w+ )?\[)", text)}
 
 
 def undocumented(thing: object) -> list[str]:
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(thing).parameters.values()  # type: ignore[arg-type]
-    return [p.name for p in parameters if p.kind not in variable and p.name not in documented(thing)]
+    return [
+        p.name
+        for p in parameters
+        if p.kind not in variable and p.name not in documented(thing)
+    ]
 
 
 @pytest.mark.finding("L9")
@@ -292,7 +380,11 @@ def test_the_public_api_explains_every_parameter(name: str) -> None:
 
 def methods_of(kind: type) -> list[object]:
     """The public methods that a class defines itself."""
-    own = [getattr(method, "__func__", method) for name, method in vars(kind).items() if not name.startswith("_")]
+    own = [
+        getattr(method, "__func__", method)
+        for name, method in vars(kind).items()
+        if not name.startswith("_")
+    ]
     return [method for method in own if inspect.isfunction(method)]
 
 
@@ -318,7 +410,12 @@ def sections_of(kind: type[BaseModel]) -> list[type[BaseModel]]:
     inner = [field.annotation for field in kind.model_fields.values()]
     return [
         kind,
-        *(s for i in inner if isinstance(i, type) and issubclass(i, BaseModel) for s in sections_of(i)),
+        *(
+            s
+            for i in inner
+            if isinstance(i, type) and issubclass(i, BaseModel)
+            for s in sections_of(i)
+        ),
     ]
 
 
@@ -330,7 +427,10 @@ def test_every_value_of_the_configuration_has_a_manual() -> None:
         f"{section.__name__}.{name}"
         for section in sections
         for name, field in section.model_fields.items()
-        if not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel))
+        if not (
+            isinstance(field.annotation, type)
+            and issubclass(field.annotation, BaseModel)
+        )
         and len((field.description or "").split()) < 2
     ]
     assert silent == []
@@ -343,20 +443,28 @@ def asserted_not_none(tree: ast.AST) -> list[int]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Assert)
         and any(
-            isinstance(part, ast.Compare) and ast.unparse(part).endswith(" is not None") for part in ast.walk(node.test)
+            isinstance(part, ast.Compare) and ast.unparse(part).endswith(" is not None")
+            for part in ast.walk(node.test)
         )
     ]
 
 
 def test_types_say_what_cannot_be_none() -> None:
     found = [
-        f"{file.relative_to(PACKAGE)}, line {line}" for file, tree in modules() for line in asserted_not_none(tree)
+        f"{file.relative_to(PACKAGE)}, line {line}"
+        for file, tree in modules()
+        for line in asserted_not_none(tree)
     ]
     assert found == []
 
 
 @pytest.mark.parametrize(
-    "source", ["assert x is not None", "assert x.y is not None, 'text'", "assert a and b is not None"]
+    "source",
+    [
+        "assert x is not None",
+        "assert x.y is not None, 'text'",
+        "assert a and b is not None",
+    ],
 )
 def test_an_assertion_of_a_value_is_seen(source: str) -> None:
     assert asserted_not_none(ast.parse(source)) == [1]
@@ -380,11 +488,17 @@ def test_a_class_can_be_read_at_once() -> None:
         f"{file}:{node.name}"
         for file, node in classes()
         if (node.end_lineno or node.lineno) - node.lineno + 1 > MAX_CLASS_LINES
-        or sum(isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef) for inner in node.body) > MAX_METHODS
+        or sum(
+            isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)
+            for inner in node.body
+        )
+        > MAX_METHODS
     }
     assert not large
 
 
 def test_a_public_class_name_stands_for_one_class() -> None:
-    counts = Counter(node.name for _, node in classes() if not node.name.startswith("_"))
+    counts = Counter(
+        node.name for _, node in classes() if not node.name.startswith("_")
+    )
     assert not {name for name, count in counts.items() if count > 1}

@@ -28,7 +28,10 @@ TESTED_ELSEWHERE = {
 
 
 def has_functions(module: Path) -> bool:
-    return any(isinstance(node, ast.FunctionDef) for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))))
+    return any(
+        isinstance(node, ast.FunctionDef)
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+    )
 
 
 def untested(package: Path, tests: Path) -> set[str]:
@@ -42,7 +45,10 @@ def untested(package: Path, tests: Path) -> set[str]:
         folders = [name.parent, *([name.parent.parent] if len(name.parts) > 2 else [])]
         if module.stem in ("__init__", "__main__") or not has_functions(module):
             continue
-        if not any((tests / folder / f"test_{name.stem.lstrip('_')}.py").exists() for folder in folders):
+        if not any(
+            (tests / folder / f"test_{name.stem.lstrip('_')}.py").exists()
+            for folder in folders
+        ):
             found.add(name.as_posix())
     return found
 

@@ -35,7 +35,9 @@ def text_of(page: str) -> str:
 def rows_of(page: str) -> dict[str, list[str]]:
     """Name of a row: its proofs, one cell for each time that the row is there."""
     found: dict[str, list[str]] = defaultdict(list)
-    for table in re.findall(r"^\| row \|.*\n\|[-| ]*\n((?:\|.*\n)+)", text_of(page), re.MULTILINE):
+    for table in re.findall(
+        r"^\| row \|.*\n\|[-| ]*\n((?:\|.*\n)+)", text_of(page), re.MULTILINE
+    ):
         for line in table.splitlines():
             name, _what, proof = (cell.strip() for cell in line.strip("|").split(" | "))
             found[name].append(proof)
@@ -56,7 +58,9 @@ def marks_of(file: str) -> dict[str, set[tuple[str, str]]]:
     """Name of each test in a file, read and not run: the (page, row) pairs that it is marked with."""
     tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
     return {
-        node.name: {row for decorator in node.decorator_list if (row := row_in(decorator))}
+        node.name: {
+            row for decorator in node.decorator_list if (row := row_in(decorator))
+        }
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     }
@@ -65,17 +69,28 @@ def marks_of(file: str) -> dict[str, set[tuple[str, str]]]:
 def row_in(decorator: ast.expr) -> tuple[str, str] | None:
     """Page and row of `@pytest.mark.finding("C1")` or `@pytest.mark.trap(7)`; None for any other decorator."""
     match decorator:
-        case ast.Call(func=ast.Attribute(attr="finding"), args=[ast.Constant(value=str(row))]):
+        case ast.Call(
+            func=ast.Attribute(attr="finding"), args=[ast.Constant(value=str(row))]
+        ):
             return "findings.md", row
-        case ast.Call(func=ast.Attribute(attr="trap"), args=[ast.Constant(value=int(row))]):
+        case ast.Call(
+            func=ast.Attribute(attr="trap"), args=[ast.Constant(value=int(row))]
+        ):
             return "traps.md", str(row)
     return None
 
 
 def marked() -> list[tuple[str, str, str, str]]:
     """Page, row, file and name of every test that is marked with a row."""
-    files = [path.relative_to(TESTS).as_posix() for path in sorted(TESTS.rglob("test_*.py"))]
-    return [(*row, file, name) for file in files for name, rows in marks_of(file).items() for row in sorted(rows)]
+    files = [
+        path.relative_to(TESTS).as_posix() for path in sorted(TESTS.rglob("test_*.py"))
+    ]
+    return [
+        (*row, file, name)
+        for file in files
+        for name, rows in marks_of(file).items()
+        for row in sorted(rows)
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -85,7 +100,9 @@ def test_every_row_is_there_once_and_in_order(page: str) -> None:
     assert {name: len(cells) for name, cells in rows.items() if len(cells) != 1} == {}
 
 
-@pytest.mark.parametrize(("page", "name"), EVERY, ids=[f"{page[:-4]} {name}" for page, name in EVERY])
+@pytest.mark.parametrize(
+    ("page", "name"), EVERY, ids=[f"{page[:-4]} {name}" for page, name in EVERY]
+)
 def test_every_row_has_a_proof(page: str, name: str) -> None:
     (proof,) = rows_of(page)[name]
     assert proofs_in(proof) or results_in(proof)
@@ -99,23 +116,33 @@ def test_every_proof_exists(page: str) -> None:
         for file, name in proofs_in(text_of(page))
         if not (TESTS / file).is_file() or (name != "*" and name not in marks_of(file))
     ]
-    missing += [path for path in results_in(text_of(page)) if not (ROOT / path).is_file()]
+    missing += [
+        path for path in results_in(text_of(page)) if not (ROOT / path).is_file()
+    ]
     assert missing == []
     spans = [span for span in re.findall(r"`[^`]+`", text_of(page)) if "::" in span]
-    assert len(spans) == len(proofs_in(text_of(page))), "a span that is not read as a test"
+    assert len(spans) == len(proofs_in(text_of(page))), (
+        "a span that is not read as a test"
+    )
 
 
 def test_every_test_that_is_marked_with_a_row_is_in_it() -> None:
     forgotten = [
         f"{page} {row}: {file}::{name}"
         for page, row, file, name in marked()
-        if not {(file, name), (file, "*")} & set(proofs_in(" ".join(rows_of(page).get(row, []))))
+        if not {(file, name), (file, "*")}
+        & set(proofs_in(" ".join(rows_of(page).get(row, []))))
     ]
     assert forgotten == []
 
 
 def test_a_star_stands_for_tests_of_the_row_it_is_in() -> None:
-    rows = [(page, row, proof) for page in PAGES for row, cells in rows_of(page).items() for proof in cells]
+    rows = [
+        (page, row, proof)
+        for page in PAGES
+        for row, cells in rows_of(page).items()
+        for proof in cells
+    ]
     empty = [
         f"{page} {row}: {file}::*"
         for page, row, proof in rows
@@ -123,7 +150,9 @@ def test_a_star_stands_for_tests_of_the_row_it_is_in() -> None:
         if name == "*" and (page, row, file) not in {entry[:3] for entry in marked()}
     ]
     assert empty == []
-    assert sum(text_of(page).count("::*`") for page in PAGES) == sum(proof.count("::*`") for *_, proof in rows)
+    assert sum(text_of(page).count("::*`") for page in PAGES) == sum(
+        proof.count("::*`") for *_, proof in rows
+    )
 
 
 def test_a_test_that_needs_a_gpu_says_how_far_it_has_run() -> None:

@@ -35,7 +35,11 @@ def private_names(source: str) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             found |= private(dotted(node, known))
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "getattr"
+        ):
             owner, *name = node.args[:2]
             if name and isinstance(name[0], ast.Constant):
                 found |= private(f"{dotted(owner, known)}.{name[0].value}")
@@ -64,12 +68,21 @@ def private(name: str) -> set[str]:
         ("import torch\ntorch._foreach_norm([x])", {"torch._foreach_norm"}),
         ("import torch as t\nt._foreach_norm([x])", {"torch._foreach_norm"}),
         ("from torch import _foreach_norm as norm", {"torch._foreach_norm"}),
-        ("import torch\ntorch.ops.aten._foreach_norm.Scalar(x)", {"torch.ops.aten._foreach_norm"}),
+        (
+            "import torch\ntorch.ops.aten._foreach_norm.Scalar(x)",
+            {"torch.ops.aten._foreach_norm"},
+        ),
         ("import torch._dynamo", {"torch._dynamo"}),
         ("from torch._C import _profiler", {"torch._C._profiler"}),
         ("import torch\ngetattr(torch, '_foreach_norm')", {"torch._foreach_norm"}),
-        ("from torch.nn import functional as F\nF._threshold(x)", {"torch.nn.functional._threshold"}),
-        ("import torch\ntorch.nn.Module.__init__(self)\nself._mine = torch.zeros(1).add_(1)", set()),
+        (
+            "from torch.nn import functional as F\nF._threshold(x)",
+            {"torch.nn.functional._threshold"},
+        ),
+        (
+            "import torch\ntorch.nn.Module.__init__(self)\nself._mine = torch.zeros(1).add_(1)",
+            set(),
+        ),
         ("import numpy as np\nnp._private", set()),
     ],
 )
@@ -92,7 +105,16 @@ def test_no_private_api_of_torch_is_called() -> None:
 
 @pytest.mark.finding("M6")
 @pytest.mark.parametrize(
-    "twin", ["twins.py", "cross_entropy_twin.py", "norm_relu_pool_cases.py", "stage_batch_twin.py"]
+    "twin",
+    [
+        "twins.py",
+        "cross_entropy_twin.py",
+        "norm_relu_pool_cases.py",
+        "stage_batch_twin.py",
+    ],
 )
 def test_references_of_operators_are_public(twin: str) -> None:
-    assert private_names((ROOT / "tests" / "ops" / twin).read_text(encoding="utf-8")) == set()
+    assert (
+        private_names((ROOT / "tests" / "ops" / twin).read_text(encoding="utf-8"))
+        == set()
+    )

@@ -32,7 +32,10 @@ def check(steps: Sequence[Step], folder: Path, archive: Path) -> int:
     def tell(results: list[Result]) -> None:
         nonlocal shown
         for result in results[shown:]:
-            print(f"{result.step:24s} {result.status:8s} {result.seconds:6.1f} s  {result.says}", flush=True)
+            print(
+                f"{result.step:24s} {result.status:8s} {result.seconds:6.1f} s  {result.says}",
+                flush=True,
+            )
             if result.status == "failed":
                 for line in summary.tail(folder / f"{result.step}.log"):
                     print(f"    | {line}", flush=True)
@@ -52,16 +55,28 @@ def check(steps: Sequence[Step], folder: Path, archive: Path) -> int:
 def main() -> int:
     """Parse the command line and run the plan; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="benchmarks/gpu_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="benchmarks/gpu_check.sh",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "folder", nargs="?", type=Path, default=Path("gpu_check"), help="for summary.md, logs and reports"
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path("gpu_check"),
+        help="for summary.md, logs and reports",
     )
     parser.add_argument(
-        "--wheels", type=Path, metavar="FOLDER", help="wheels of packages that this machine lacks; nothing is replaced"
+        "--wheels",
+        type=Path,
+        metavar="FOLDER",
+        help="wheels of packages that this machine lacks; nothing is replaced",
     )
     parser.add_argument(
-        "--archive", type=Path, metavar="FILE", help="all results in one file (default: FOLDER/gpu_check.tar.gz)"
+        "--archive",
+        type=Path,
+        metavar="FILE",
+        help="all results in one file (default: FOLDER/gpu_check.tar.gz)",
     )
     arguments = parser.parse_args()
     if arguments.wheels is not None and not arguments.wheels.is_dir():
@@ -69,14 +84,20 @@ def main() -> int:
     folder = arguments.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
-        parser.error(f"{folder} is not empty; name a new folder, so that results are not mixed")
+        parser.error(
+            f"{folder} is not empty; name a new folder, so that results are not mixed"
+        )
     archive = (arguments.archive or folder / "gpu_check.tar.gz").absolute()
     archive.parent.mkdir(parents=True, exist_ok=True)
     wheels = arguments.wheels.absolute() if arguments.wheels else None
     with tempfile.TemporaryDirectory() as site:
-        found = [str(home / "bin") for home in cuda.toolkit_candidates(dict(os.environ))[:1]]
+        found = [
+            str(home / "bin") for home in cuda.toolkit_candidates(dict(os.environ))[:1]
+        ]
         os.environ["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], site])
-        os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], f"{site}/bin", *found])
+        os.environ["PATH"] = os.pathsep.join(
+            [os.environ["PATH"], f"{site}/bin", *found]
+        )
         return check(make_plan(folder, Path(site), wheels), folder, archive)
 
 

@@ -22,7 +22,13 @@ def needed(kind: str) -> list[str]:
     from esper.bench import CASES
 
     cases = [CASES[case] for cases in MEASURED.values() for case in cases]
-    return [*KERNELS, *cases, "esper.cli.main", "esper.run.experiment", "sklearn.datasets"]
+    return [
+        *KERNELS,
+        *cases,
+        "esper.cli.main",
+        "esper.run.experiment",
+        "sklearn.datasets",
+    ]
 
 
 def problems(kind: str) -> list[str]:
@@ -40,7 +46,11 @@ def problems(kind: str) -> list[str]:
     if not found:
         from esper.ops import _native
 
-        found += [f"{module.name}: {module.reason}" for module in _native.modules() if not module.loaded]
+        found += [
+            f"{module.name}: {module.reason}"
+            for module in _native.modules()
+            if not module.loaded
+        ]
     return found
 
 

@@ -31,21 +31,41 @@ def output(*command: str) -> str:
 
 def processor() -> str:
     """Model of the processor."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    lines = (
+        Path("/proc/cpuinfo").read_text().splitlines()
+        if Path("/proc/cpuinfo").is_file()
+        else []
+    )
+    return next(
+        (
+            line.partition(":")[2].strip()
+            for line in lines
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
 
 
 def describe() -> list[str]:
     """Hardware, driver and versions, a line each. Raises ImportError without torch."""
     import torch
 
-    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    gpus = [
+        torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())
+    ]
     homes = cuda.toolkit_candidates(dict(os.environ))
     toolkit = output(str(homes[0] / "bin/nvcc"), "--version") if homes else "none"
     packages = ("numpy", "pytest", "pydantic", "gymnasium", "scipy")
-    there = {d.metadata["Name"].lower(): d.version for d in metadata.distributions() if d.metadata["Name"]}
+    there = {
+        d.metadata["Name"].lower(): d.version
+        for d in metadata.distributions()
+        if d.metadata["Name"]
+    }
     return [
-        *(f"GPU: {gpu.name}, {gpu.total_memory / 2**30:.1f} GiB, sm_{gpu.major}{gpu.minor}" for gpu in gpus),
+        *(
+            f"GPU: {gpu.name}, {gpu.total_memory / 2**30:.1f} GiB, sm_{gpu.major}{gpu.minor}"
+            for gpu in gpus
+        ),
         f"Driver: {output('nvidia-smi', '--query-gpu=driver_version', '--format=csv,noheader')}",
         f"CUDA toolkit: {toolkit}; {output('compute-sanitizer', '--version')}",
         f"PyTorch {torch.__version__}, CUDA {torch.version.cuda or 'not in this torch'}, "

@@ -27,7 +27,9 @@ from benchmarks.gpu.runner import ROOT
 
 # Dependencies that no step imports; a test runs the imports without them.
 UNUSED = {"matplotlib"}
-TEST_PACKAGES = {"pytest"}  # all that the tests in tests/cuda import of the extra `test`; the same test shows it
+TEST_PACKAGES = {
+    "pytest"
+}  # all that the tests in tests/cuda import of the extra `test`; the same test shows it
 
 
 def required() -> list[Requirement]:
@@ -35,7 +37,10 @@ def required() -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     build = map(Requirement, project["build-system"]["requires"])
     runtime = [Requirement(line) for line in project["project"]["dependencies"]]
-    test = [Requirement(line) for line in project["project"]["optional-dependencies"]["test"]]
+    test = [
+        Requirement(line)
+        for line in project["project"]["optional-dependencies"]["test"]
+    ]
     return [
         *build,
         *(need for need in runtime if need.name not in UNUSED),
@@ -57,7 +62,9 @@ def missing(requirements: list[Requirement]) -> list[Requirement]:
         if need.marker is not None and not need.marker.evaluate({"extra": ""}):
             continue
         installed = distribution(name)
-        if installed is None or not need.specifier.contains(installed.version, prereleases=True):
+        if installed is None or not need.specifier.contains(
+            installed.version, prereleases=True
+        ):
             found.setdefault(name, need).specifier &= need.specifier
         if installed is not None and name not in seen and name != "torch":
             waiting += [Requirement(line) for line in installed.requires or []]
@@ -76,7 +83,9 @@ def wheels_to_install(folder: Path, needs: list[Requirement]) -> list[Path]:
     """The newest wheel of each package that is not installed or does not meet a need; never torch."""
     unmet = {canonicalize_name(need.name) for need in needs}
     newest: dict[str, Path] = {}
-    for wheel in sorted(folder.glob("*.whl"), key=lambda path: parse_wheel_filename(path.name)[1]):
+    for wheel in sorted(
+        folder.glob("*.whl"), key=lambda path: parse_wheel_filename(path.name)[1]
+    ):
         name = parse_wheel_filename(wheel.name)[0]
         if name != "torch" and (name in unmet or distribution(name) is None):
             newest[name] = wheel
@@ -93,8 +102,19 @@ def distribution(name: str) -> metadata.Distribution | None:
 
 def install(wheels: list[Path], target: Path) -> int:
     """Install wheels into a folder of their own and see them from here on; return pip's exit status."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
-    status = subprocess.run([*command, "--target", str(target), *map(str, wheels)]).returncode
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--no-compile",
+    ]
+    status = subprocess.run(
+        [*command, "--target", str(target), *map(str, wheels)]
+    ).returncode
     sys.path.insert(0, str(target))
     return status
 
@@ -111,7 +131,11 @@ def main() -> int:
             print(f"no wheel in {arguments.wheels}")
             return 1
         wheels = wheels_to_install(arguments.wheels, missing(needs))
-        print("installing from wheels:", ", ".join(wheel.name for wheel in wheels) or "nothing", flush=True)
+        print(
+            "installing from wheels:",
+            ", ".join(wheel.name for wheel in wheels) or "nothing",
+            flush=True,
+        )
         if wheels and install(wheels, arguments.target):
             print("pip could not install the wheels")
             return 1
@@ -119,11 +143,16 @@ def main() -> int:
     if not lacking:
         print("every package is there")
         return 0
-    print("Packages are missing, and steps that need them are skipped. On a machine of this kind with network, type:")
+    print(
+        "Packages are missing, and steps that need them are skipped. On a machine of this kind with network, type:"
+    )
     print(f"    {download_command(lacking)}")
     print("and here, with the folder that it makes:")
     print("    benchmarks/gpu_check.sh --wheels wheels")
-    print("missing packages:", ", ".join(f"{need.name}{need.specifier}" for need in lacking))
+    print(
+        "missing packages:",
+        ", ".join(f"{need.name}{need.specifier}" for need in lacking),
+    )
     return 1
 
 

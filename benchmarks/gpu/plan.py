@@ -22,7 +22,14 @@ STREAM_FILES = (
 SELECTION = 4  # tests of a lane file that share a process
 # Steps of measurement -> cases of esper-bench. Results are written after each case.
 MEASURED = {
-    "bench-operators": ("adamw", "cross-entropy", "grad-stats", "norm-relu-pool", "sgd", "stage-batch"),
+    "bench-operators": (
+        "adamw",
+        "cross-entropy",
+        "grad-stats",
+        "norm-relu-pool",
+        "sgd",
+        "stage-batch",
+    ),
     "bench-validation": ("validate", "env-step"),
     "bench-training": ("train-epoch",),
 }
@@ -51,7 +58,11 @@ MODULE = (*PYTHON, "-m")
 
 def kernel_files() -> list[str]:
     """Test files of single kernels, relative to the repository."""
-    return [f"tests/cuda/{file.name}" for file in _test_files() if file.name not in STREAM_FILES]
+    return [
+        f"tests/cuda/{file.name}"
+        for file in _test_files()
+        if file.name not in STREAM_FILES
+    ]
 
 
 def stream_selections() -> list[list[str]]:
@@ -59,9 +70,16 @@ def stream_selections() -> list[list[str]]:
     selections: list[list[str]] = []
     for name in STREAM_FILES:
         tree = ast.parse((ROOT / "tests/cuda" / name).read_text())
-        tests = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+        tests = [
+            node.name
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        ]
         names = [f"tests/cuda/{name}::{test}" for test in tests]
-        selections += [names[first : first + SELECTION] for first in range(0, len(names), SELECTION)]
+        selections += [
+            names[first : first + SELECTION]
+            for first in range(0, len(names), SELECTION)
+        ]
     return selections
 
 
@@ -74,9 +92,19 @@ def hangs_after(limit: float) -> float:
     return 0.9 * PATIENCE * limit
 
 
-def pytest_command(selected: list[str], marks: str, report: Path, patience: float) -> list[str]:
+def pytest_command(
+    selected: list[str], marks: str, report: Path, patience: float
+) -> list[str]:
     """Verbose pytest with a JUnit report; after ``patience`` seconds in one test it prints where all threads are."""
-    options = ["-v", "--tb=short", "--color=no", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={patience:g}"]
+    options = [
+        "-v",
+        "--tb=short",
+        "--color=no",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        f"faulthandler_timeout={patience:g}",
+    ]
     return [*MODULE, "pytest", *options, f"--junitxml={report}", "-m", marks, *selected]
 
 
@@ -86,9 +114,24 @@ def make_plan(folder: Path, site: Path, wheels: Path | None) -> list[Step]:
     strict = {"ESPER_CUDA": "1"}
     build = ("setup.py", "-q", "egg_info", "build_ext", "--inplace")  # installs nothing
     return [
-        Step("machine", LIMITS["machine"], [*MODULE, "benchmarks.gpu.machine", str(folder / "machine.json")]),
-        Step("packages", LIMITS["packages"], [*MODULE, "benchmarks.gpu.packages", *install], ("machine",)),
-        Step("build", LIMITS["build"], [*PYTHON, *build], ("machine",), environment=strict),
+        Step(
+            "machine",
+            LIMITS["machine"],
+            [*MODULE, "benchmarks.gpu.machine", str(folder / "machine.json")],
+        ),
+        Step(
+            "packages",
+            LIMITS["packages"],
+            [*MODULE, "benchmarks.gpu.packages", *install],
+            ("machine",),
+        ),
+        Step(
+            "build",
+            LIMITS["build"],
+            [*PYTHON, *build],
+            ("machine",),
+            environment=strict,
+        ),
         *_imports(),
         *_kernels(folder),
         _sanitizer(folder, "memcheck", uncached=True),
@@ -108,13 +151,22 @@ def _test_files() -> list[Path]:
 def _imports() -> list[Step]:
     """Two steps: what tests of kernels need is less than what hosts in training need."""
     return [
-        Step(f"import-{kind}", LIMITS[f"import-{kind}"], [*MODULE, "benchmarks.gpu.imports", kind], needs)
+        Step(
+            f"import-{kind}",
+            LIMITS[f"import-{kind}"],
+            [*MODULE, "benchmarks.gpu.imports", kind],
+            needs,
+        )
         for kind, needs in (("kernels", ("build",)), ("runs", ("import-kernels",)))
     ]
 
 
-def _tests(folder: Path, name: str, limit: float, selected: list[str], needs: str) -> Step:
-    command = pytest_command(selected, "cuda and not slow", folder / f"{name}.xml", hangs_after(limit))
+def _tests(
+    folder: Path, name: str, limit: float, selected: list[str], needs: str
+) -> Step:
+    command = pytest_command(
+        selected, "cuda and not slow", folder / f"{name}.xml", hangs_after(limit)
+    )
     # Plugins of other packages on the machine are left out: they cost time, and some need more packages.
     environment = {"ESPER_REQUIRE_NATIVE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return Step(name, limit, command, (needs,), tests=True, environment=environment)
@@ -147,14 +199,38 @@ def _sanitizer(folder: Path, tool: str, uncached: bool = False) -> Step:
     what a driver can do.
     """
     marks, limit = "cuda and sanitizer and not slow", LIMITS[tool]
-    tests = pytest_command(kernel_files(), marks, folder / f"{tool}.xml", hangs_after(limit))
-    watch = ["--tool", tool, "--error-exitcode", "86", "--report-api-errors", "no", "--launch-timeout", f"{limit:.0f}"]
-    report = ["--target-processes", "application-only", "--log-file", str(folder / f"{tool}.report.txt")]
+    tests = pytest_command(
+        kernel_files(), marks, folder / f"{tool}.xml", hangs_after(limit)
+    )
+    watch = [
+        "--tool",
+        tool,
+        "--error-exitcode",
+        "86",
+        "--report-api-errors",
+        "no",
+        "--launch-timeout",
+        f"{limit:.0f}",
+    ]
+    report = [
+        "--target-processes",
+        "application-only",
+        "--log-file",
+        str(folder / f"{tool}.report.txt"),
+    ]
     environment = {"ESPER_REQUIRE_NATIVE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     if uncached:
         environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     command = ["compute-sanitizer", *watch, *report, *tests]
-    return Step(tool, limit, command, ("import-kernels",), tests=True, sanitizer=True, environment=environment)
+    return Step(
+        tool,
+        limit,
+        command,
+        ("import-kernels",),
+        tests=True,
+        sanitizer=True,
+        environment=environment,
+    )
 
 
 def _measurements(folder: Path) -> list[Step]:
@@ -166,7 +242,12 @@ def _measurements(folder: Path) -> list[Step]:
                 *(*PYTHON, "-c", "from esper.bench.main import main; main()", *cases),
                 *("--device", "cuda", "--rounds", "3", "--seconds", "2"),
                 *(word for size in SIZES.get(name, ()) for word in ("--size", size)),
-                *("--json", str(folder / f"{name}.json"), "--markdown", str(folder / f"{name}.md")),
+                *(
+                    "--json",
+                    str(folder / f"{name}.json"),
+                    "--markdown",
+                    str(folder / f"{name}.md"),
+                ),
             ],
             ("import-runs",),
             environment={"ESPER_REQUIRE_NATIVE": "1"},
@@ -176,6 +257,22 @@ def _measurements(folder: Path) -> list[Step]:
 
 
 def _run(folder: Path) -> Step:
-    options = ["run", "--device", "cuda", "--controller", "schedule", "--rounds", "1", "--out", str(folder / "run")]
+    options = [
+        "run",
+        "--device",
+        "cuda",
+        "--controller",
+        "schedule",
+        "--rounds",
+        "1",
+        "--out",
+        str(folder / "run"),
+    ]
     command = [*PYTHON, "-c", "from esper.cli.main import main; main()", *options]
-    return Step("run", LIMITS["run"], command, ("import-runs",), environment={"ESPER_REQUIRE_NATIVE": "1"})
+    return Step(
+        "run",
+        LIMITS["run"],
+        command,
+        ("import-runs",),
+        environment={"ESPER_REQUIRE_NATIVE": "1"},
+    )

@@ -15,7 +15,9 @@ from types import FrameType
 ROOT = Path(__file__).resolve().parents[2]
 SKIP = 77  # the exit status of a command that cannot run here, as in automake; its last line is the reason
 GRACE = 5.0  # seconds between SIGINT and SIGKILL, in which pytest writes its report
-PATIENCE = 3  # times its own limit that a step may take if earlier ones have saved as much
+PATIENCE = (
+    3  # times its own limit that a step may take if earlier ones have saved as much
+)
 SHORTEST = 1.0  # a step with less time than this is not started
 
 # A line of verbose pytest: the test, and its outcome unless the test is still running. A dump of a timeout or of a
@@ -25,7 +27,9 @@ _TEST = re.compile(rf"^(?:(\S+\.py::.+?)(?:\s+{_OUTCOME})?|{_OUTCOME})$", re.MUL
 _DUMP = re.compile(r"\s*(?:Timeout \(|Fatal Python error).*")
 # What compute-sanitizer says of a GPU that it cannot watch, and of a program that it never got hold of.
 UNSUPPORTED = re.compile(r"Device not supported")
-UNWATCHED = re.compile(r"Target application terminated before first instrumented API call|No attachable process found")
+UNWATCHED = re.compile(
+    r"Target application terminated before first instrumented API call|No attachable process found"
+)
 _REPORT = re.compile(r"^=+ ((?:RACECHECK|ERROR) SUMMARY: .*)$", re.MULTILINE)
 
 
@@ -82,7 +86,9 @@ def stop_on_signals() -> None:
         signal.signal(number, stop)
 
 
-def run_all(steps: Sequence[Step], folder: Path, tell: Callable[[list[Result]], None]) -> list[Result]:
+def run_all(
+    steps: Sequence[Step], folder: Path, tell: Callable[[list[Result]], None]
+) -> list[Result]:
     """Run the steps in order and return their results; ``tell`` gets all results so far after each one.
 
     A step must end by the time at which the limits of all steps up to it are spent, and within ``PATIENCE`` times its
@@ -101,7 +107,14 @@ def run_all(steps: Sequence[Step], folder: Path, tell: Callable[[list[Result]], 
             if blocked:
                 results.append(Result(step.name, "skipped", 0.0, blocked))
             elif allowed < min(SHORTEST, step.limit / 2):
-                results.append(Result(step.name, "failed", 0.0, f"no time left after {began - start:.0f} s"))
+                results.append(
+                    Result(
+                        step.name,
+                        "failed",
+                        0.0,
+                        f"no time left after {began - start:.0f} s",
+                    )
+                )
             else:
                 results.append(run(step, allowed, folder))
             tell(results)
@@ -109,7 +122,10 @@ def run_all(steps: Sequence[Step], folder: Path, tell: Callable[[list[Result]], 
             if len(results) == i:
                 results.append(judge_log(step, folder, None, f"stopped by {stopped}"))
                 results[-1].seconds = time.monotonic() - began
-            results += [Result(later.name, "skipped", 0.0, f"stopped by {stopped}") for later in steps[i + 1 :]]
+            results += [
+                Result(later.name, "skipped", 0.0, f"stopped by {stopped}")
+                for later in steps[i + 1 :]
+            ]
             tell(results)
             raise
     return results
@@ -119,13 +135,19 @@ def obstacle(step: Step, results: list[Result]) -> str | None:
     """The reason why a step cannot run, or None."""
     for result in results:
         if result.step in step.needs and result.status != "ok":
-            return result.says if result.status == "skipped" else f"needs {result.step}, which failed: {result.says}"
+            return (
+                result.says
+                if result.status == "skipped"
+                else f"needs {result.step}, which failed: {result.says}"
+            )
     return None
 
 
 def run(step: Step, allowed: float, folder: Path) -> Result:
     """Run one step for at most ``allowed`` seconds, writing its output to ``NAME.log`` in ``folder``."""
-    environment = os.environ | {"PYTHONUNBUFFERED": "1", "COLUMNS": "250"} | step.environment  # pytest cuts reasons
+    environment = (
+        os.environ | {"PYTHONUNBUFFERED": "1", "COLUMNS": "250"} | step.environment
+    )  # pytest cuts reasons
     start = time.monotonic()
     with open(folder / f"{step.name}.log", "wb") as log:
         try:
@@ -139,7 +161,9 @@ def run(step: Step, allowed: float, folder: Path) -> Result:
                 start_new_session=True,  # so that whatever the step has started can be ended with it
             )
         except FileNotFoundError:
-            return Result(step.name, "skipped", 0.0, f"no {step.command[0]} on this machine")
+            return Result(
+                step.name, "skipped", 0.0, f"no {step.command[0]} on this machine"
+            )
         ended = None
         try:
             process.wait(allowed)
@@ -167,7 +191,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
         return
 
 
-def judge_log(step: Step, folder: Path, status: int | None, ended: str | None) -> Result:
+def judge_log(
+    step: Step, folder: Path, status: int | None, ended: str | None
+) -> Result:
     """Judge a step by its log, its exit status and, if it was ended early, the words for that."""
     file = folder / f"{step.name}.log"
     log = file.read_text(errors="replace") if file.is_file() else ""
@@ -175,12 +201,20 @@ def judge_log(step: Step, folder: Path, status: int | None, ended: str | None) -
         ended = f"killed by {signal.Signals(-status).name}"
     if step.tests:
         result = judge_tests(step.name, log, status, ended)
-        return judge_report(result, log, folder / f"{step.name}.report.txt") if step.sanitizer else result
-    last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "")
+        return (
+            judge_report(result, log, folder / f"{step.name}.report.txt")
+            if step.sanitizer
+            else result
+        )
+    last = next(
+        (line.strip() for line in reversed(log.splitlines()) if line.strip()), ""
+    )
     if status == SKIP:
         return Result(step.name, "skipped", 0.0, last)
     says = "; ".join(part for part in (ended, last) if part)
-    return Result(step.name, "ok" if status == 0 and ended is None else "failed", 0.0, says[:300])
+    return Result(
+        step.name, "ok" if status == 0 and ended is None else "failed", 0.0, says[:300]
+    )
 
 
 def judge_tests(name: str, log: str, status: int | None, ended: str | None) -> Result:
@@ -198,33 +232,59 @@ def judge_tests(name: str, log: str, status: int | None, ended: str | None) -> R
         if outcome:
             outcomes["FAILED" if outcome == "ERROR" else outcome].append(test)
         if outcome == "SKIPPED" and not reason:
-            reason = re.sub(r"\s*\[\s*\d+%\]$", "", rest).strip().removeprefix("(").removesuffix(")")
+            reason = (
+                re.sub(r"\s*\[\s*\d+%\]$", "", rest)
+                .strip()
+                .removeprefix("(")
+                .removesuffix(")")
+            )
     passed, failed, skipped = (len(tests) for tests in outcomes.values())
     parts = [f"{passed} passed, {failed} failed, {skipped} skipped"]
     if ended or (running and status != 0):
-        parts.append((ended or f"ended with status {status}") + (f" in {running}" if running else ""))
+        parts.append(
+            (ended or f"ended with status {status}")
+            + (f" in {running}" if running else "")
+        )
     if failed:
         parts.append(f"first failure: {outcomes['FAILED'][0]}")
     verdict = "ok" if status == 0 and ended is None else "failed"
     if verdict == "ok" and not passed:
-        verdict, parts = ("skipped", [reason or parts[0]]) if skipped else ("failed", ["no test was run"])
+        verdict, parts = (
+            ("skipped", [reason or parts[0]])
+            if skipped
+            else ("failed", ["no test was run"])
+        )
     elif not (passed or failed or skipped or running or ended):
         problem = re.findall(r"^E  +(\w+Error\b.*)$", log, re.MULTILINE)
-        parts = [f"no test was run (pytest ended with status {status}){': ' + problem[0] if problem else ''}"]
+        parts = [
+            f"no test was run (pytest ended with status {status}){': ' + problem[0] if problem else ''}"
+        ]
     return Result(name, verdict, 0.0, "; ".join(parts), passed, failed, skipped)
 
 
 def judge_report(result: Result, log: str, report: Path) -> Result:
     """Add what compute-sanitizer reports; a tool that cannot watch this GPU is skipped, one that saw nothing failed."""
     text = f"{report.read_text(errors='replace') if report.is_file() else ''}\n{log}"
-    refusal, unwatched, found = UNSUPPORTED.search(text), UNWATCHED.search(text), _REPORT.findall(text)
+    refusal, unwatched, found = (
+        UNSUPPORTED.search(text),
+        UNWATCHED.search(text),
+        _REPORT.findall(text),
+    )
     if refusal:
         result.status, result.says = "skipped", f"compute-sanitizer: {refusal[0]}"
-        result.passed = result.failed = result.skipped = None  # tests do not get far then, and show nothing
+        result.passed = result.failed = result.skipped = (
+            None  # tests do not get far then, and show nothing
+        )
     elif unwatched:
-        result.status, result.says = "failed", f"{result.says}; compute-sanitizer: {unwatched[0]}"
+        result.status, result.says = (
+            "failed",
+            f"{result.says}; compute-sanitizer: {unwatched[0]}",
+        )
     elif found:
         result.says += f"; {found[-1]}"
     elif result.status == "ok":  # the tests passed, but nobody watched them
-        result.status, result.says = "failed", f"{result.says}; compute-sanitizer wrote no summary"
+        result.status, result.says = (
+            "failed",
+            f"{result.says}; compute-sanitizer wrote no summary",
+        )
     return result

@@ -14,10 +14,21 @@ from pathlib import Path
 
 from benchmarks.gpu.runner import ROOT, Result
 
-MAX_FILE = 2**20  # bytes of one file in the archive; of a longer one, the beginning and the end
+MAX_FILE = (
+    2**20
+)  # bytes of one file in the archive; of a longer one, the beginning and the end
 MAX_ARCHIVE = 15 * 2**20  # bytes of all files, before compression
 TAIL = 12  # lines of the log of a failed step that the page shows
-KINDS = (".md", ".json", ".xml", ".txt", ".log", ".jsonl", ".csv", ".toml")  # most telling first
+KINDS = (
+    ".md",
+    ".json",
+    ".xml",
+    ".txt",
+    ".log",
+    ".jsonl",
+    ".csv",
+    ".toml",
+)  # most telling first
 
 
 def write(results: list[Result], folder: Path, archive: Path) -> None:
@@ -25,7 +36,9 @@ def write(results: list[Result], folder: Path, archive: Path) -> None:
     facts = {
         "machine": _json(folder / "machine.json"),
         "steps": [asdict(result) for result in results],
-        "measured": [row for file in sorted(folder.glob("bench-*.json")) for row in _json(file)],
+        "measured": [
+            row for file in sorted(folder.glob("bench-*.json")) for row in _json(file)
+        ],
     }
     (folder / "summary.json").write_text(json.dumps(facts, indent=2) + "\n")
     (folder / "summary.md").write_text(page(results, folder))
@@ -40,7 +53,9 @@ def write(results: list[Result], folder: Path, archive: Path) -> None:
 
 def contents(folder: Path) -> Iterator[tuple[str, bytes]]:
     """Names and contents of the files for the archive, shortened, and no more of them than it may hold."""
-    files = [file for file in folder.rglob("*") if file.is_file() and file.suffix in KINDS]
+    files = [
+        file for file in folder.rglob("*") if file.is_file() and file.suffix in KINDS
+    ]
     room, left_out = MAX_ARCHIVE, []
     for file in sorted(files, key=lambda file: (KINDS.index(file.suffix), file)):
         name, content = file.relative_to(folder).as_posix(), _shortened(file)
@@ -55,12 +70,27 @@ def contents(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 def page(results: list[Result], folder: Path) -> str:
     """The summary as Markdown: the machine, the steps, the measurements, and the ends of the logs of failed steps."""
-    counts = {status: sum(r.status == status for r in results) for status in ("ok", "failed", "skipped")}
-    lines = ["# Check on a GPU", "", f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, after {_seconds(results)} s", "", "```"]
+    counts = {
+        status: sum(r.status == status for r in results)
+        for status in ("ok", "failed", "skipped")
+    }
+    lines = [
+        "# Check on a GPU",
+        "",
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, after {_seconds(results)} s",
+        "",
+        "```",
+    ]
     lines += [*_json(folder / "machine.json"), "```", ""]
-    lines += [f"## Steps: {', '.join(f'{n} {status}' for status, n in counts.items())}", ""]
+    lines += [
+        f"## Steps: {', '.join(f'{n} {status}' for status, n in counts.items())}",
+        "",
+    ]
     lines += ["| step | status | seconds | |", "| --- | --- | --- | --- |"]
-    lines += [f"| {r.step} | {r.status} | {r.seconds:.1f} | {_cell(r.says)} |" for r in results]
+    lines += [
+        f"| {r.step} | {r.status} | {r.seconds:.1f} | {_cell(r.says)} |"
+        for r in results
+    ]
     tables = [_table(file) for file in sorted(folder.glob("bench-*.md"))]
     rows = [row for table in tables for row in table[2:]]
     if rows:
@@ -73,7 +103,9 @@ def page(results: list[Result], folder: Path) -> str:
 
 def tail(log: Path) -> list[str]:
     """Last lines of a log, cut to 200 characters; none if the log is one line, which a step's result says anyway."""
-    lines = log.read_text(errors="replace").rstrip().splitlines() if log.is_file() else []
+    lines = (
+        log.read_text(errors="replace").rstrip().splitlines() if log.is_file() else []
+    )
     return [line[:200] for line in lines[-TAIL:]] if len(lines) > 1 else []
 
 
@@ -95,7 +127,10 @@ def _cell(text: str) -> str:
 
 def _table(file: Path) -> list[str]:
     """Rows of the table on a page of esper-bench, the two of its head first."""
-    return [line for line in file.read_text().splitlines() if line.startswith("|")] or ["", ""]
+    return [line for line in file.read_text().splitlines() if line.startswith("|")] or [
+        "",
+        "",
+    ]
 
 
 def _json(file: Path) -> list:

@@ -12,7 +12,9 @@ def test_a_view_reads_the_observation_by_name() -> None:
     world = World()
     world.put("r0c1", S.HOLDING, age=37, blueprint=2.0, contribution=0.3)
     masks = {name: mask[0] for name, mask in world.masks().items()}
-    view = EnvView(SPEC, LAYOUT, one_observation(LAYOUT, world.base, world.slots), masks)
+    view = EnvView(
+        SPEC, LAYOUT, one_observation(LAYOUT, world.base, world.slots), masks
+    )
     assert (view.epoch, view.age("r0c1"), view.stage("r0c1")) == (10, 37, S.HOLDING)
     assert (view.blueprint("r0c1"), view.blueprint("r0c0")) == ("conv_light", None)
     assert view.slot("r0c1", "contribution") == pytest.approx(0.3)

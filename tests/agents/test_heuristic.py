@@ -23,12 +23,18 @@ def heuristic(**settings: float) -> HeuristicController:
     return made
 
 
-def planted(stage: S, epoch: int = 50, in_stage: int = 0, slot: str = "r0c0", **values: float) -> World:
+def planted(
+    stage: S, epoch: int = 50, in_stage: int = 0, slot: str = "r0c0", **values: float
+) -> World:
     """A world with a seed of `conv_light` in this stage whose next gate would open; accuracies in pp."""
     world = World()
     world.plateau(epoch)
     tenths = {name: value / 10 for name, value in values.items()}
-    seed = {"gate_passed": 1.0, "blueprint": 2.0, "epochs_in_stage": in_stage / LAYOUT.horizon}
+    seed = {
+        "gate_passed": 1.0,
+        "blueprint": 2.0,
+        "epochs_in_stage": in_stage / LAYOUT.horizon,
+    }
     world.put(slot, stage, age=in_stage, **seed, **tenths)
     return world
 
@@ -48,16 +54,24 @@ def test_the_heuristic_plants_nothing_that_could_not_be_kept() -> None:
         assert world.ask(heuristic(latest=1.0))[0] == op
 
 
-@pytest.mark.parametrize(("share", "order"), [(0.0, "dcan"), (1.0, "nacd"), (0.66, "acnd")])
-def test_the_heuristic_chooses_by_the_size_of_seeds_in_the_slot(share: float, order: str) -> None:
+@pytest.mark.parametrize(
+    ("share", "order"), [(0.0, "dcan"), (1.0, "nacd"), (0.66, "acnd")]
+)
+def test_the_heuristic_chooses_by_the_size_of_seeds_in_the_slot(
+    share: float, order: str
+) -> None:
     """Depthwise is the smallest seed here, then conv_light, attention and norm, unlike in their registration."""
     world, rule = World(), heuristic(size=share)
     world.size[0] = [0.9, 0.4, 0.3, 0.5]  # of norm, conv_light, depthwise and attention
     planted = []
     for _ in order:
         planted.append(world.ask(rule)[2][0])
-        rule.failed[0].append(["r0c0", next(name for name in SPEC.blueprints if name[0] == planted[-1])])
-        rule.failed[0] += [[slot, name] for slot in SPEC.slots[1:] for name in SPEC.blueprints]
+        rule.failed[0].append(
+            ["r0c0", next(name for name in SPEC.blueprints if name[0] == planted[-1])]
+        )
+        rule.failed[0] += [
+            [slot, name] for slot in SPEC.slots[1:] for name in SPEC.blueprints
+        ]
     assert "".join(planted) == order
 
 
@@ -74,7 +88,9 @@ def test_the_heuristic_plants_first_what_is_a_part_of_the_host_at_once() -> None
     assert world.ask(rule)[:2] == ("GERMINATE", "r0c0")
 
 
-def test_the_heuristic_chooses_by_size_among_the_blueprints_that_fit_in_the_slot() -> None:
+def test_the_heuristic_chooses_by_size_among_the_blueprints_that_fit_in_the_slot() -> (
+    None
+):
     """Those that do not fit have a size of 0, and do not count."""
     world = World(offered=(("norm", "depthwise"), SPEC.blueprints, SPEC.blueprints))
     world.size[0] = [0.3, 0.0, 0.2, 0.0]
@@ -93,8 +109,13 @@ def test_the_heuristic_waits_until_the_gate_would_open() -> None:
         assert world.ask(heuristic())[:2] != ("ADVANCE", "r0c1")
 
 
-@pytest.mark.parametrize(("trial", "blended", "doubly"), [(1.1, True, True), (0.9, True, False), (0.0, False, False)])
-def test_the_heuristic_blends_a_seed_whose_trial_is_positive(trial: float, blended: bool, doubly: bool) -> None:
+@pytest.mark.parametrize(
+    ("trial", "blended", "doubly"),
+    [(1.1, True, True), (0.9, True, False), (0.0, False, False)],
+)
+def test_the_heuristic_blends_a_seed_whose_trial_is_positive(
+    trial: float, blended: bool, doubly: bool
+) -> None:
     """The threshold may be a number of standard errors, here of 0.5 pp."""
     world = planted(S.TRAINING, in_stage=12, trial=trial, trial_error=0.5)
     assert (world.ask(heuristic())[0] == "ADVANCE") == blended
@@ -103,7 +124,9 @@ def test_the_heuristic_blends_a_seed_whose_trial_is_positive(trial: float, blend
 
 def test_the_heuristic_blends_no_seed_that_could_not_be_kept() -> None:
     for left, op in ((6, "ADVANCE"), (5, "WAIT")):
-        world = planted(S.TRAINING, LAYOUT.horizon - left, in_stage=12, trial=5.0, trial_error=1.0)
+        world = planted(
+            S.TRAINING, LAYOUT.horizon - left, in_stage=12, trial=5.0, trial_error=1.0
+        )
         assert world.ask(heuristic())[0] == op
 
 
@@ -111,13 +134,25 @@ def tried(*trials: float, error: float = 0.5, in_stage: int = 12) -> World:
     """A world with seeds in TRAINING in its first slots, with these trials, pp, and as many blueprints."""
     world = World()
     for place, (slot, trial) in enumerate(zip(SPEC.slots, trials, strict=False)):
-        seed = {"gate_passed": 1.0, "blueprint": 1.0 + place, "epochs_in_stage": in_stage / LAYOUT.horizon}
-        world.put(slot, S.TRAINING, age=in_stage, trial=trial / 10, trial_error=error / 10, **seed)
+        seed = {
+            "gate_passed": 1.0,
+            "blueprint": 1.0 + place,
+            "epochs_in_stage": in_stage / LAYOUT.horizon,
+        }
+        world.put(
+            slot,
+            S.TRAINING,
+            age=in_stage,
+            trial=trial / 10,
+            trial_error=error / 10,
+            **seed,
+        )
     return world
 
 
 @pytest.mark.parametrize(
-    ("shares", "slot"), [((1.0, 1.0, 1.0), "r0c1"), ((1.0, 4.0, 1.0), "r1c0"), ((0.2, 1.0, 1.0), "r0c0")]
+    ("shares", "slot"),
+    [((1.0, 1.0, 1.0), "r0c1"), ((1.0, 4.0, 1.0), "r1c0"), ((0.2, 1.0, 1.0), "r0c0")],
 )
 def test_of_several_seeds_the_one_that_gains_most_for_its_price_is_blended_first(
     shares: tuple[float, ...], slot: str
@@ -129,7 +164,9 @@ def test_of_several_seeds_the_one_that_gains_most_for_its_price_is_blended_first
     assert world.ask(heuristic())[:2] == ("ADVANCE", slot)
 
 
-def test_of_several_seeds_that_gain_as_much_for_their_price_the_first_is_blended() -> None:
+def test_of_several_seeds_that_gain_as_much_for_their_price_the_first_is_blended() -> (
+    None
+):
     world = tried(2.0, 2.0, 2.0)
     assert world.ask(heuristic())[:2] == ("ADVANCE", "r0c0")
 
@@ -140,7 +177,10 @@ def test_a_seed_whose_gate_is_shut_or_whose_trial_is_running_is_not_compared() -
     assert world.ask(heuristic())[:2] == ("ADVANCE", "r1c0")
 
 
-@pytest.mark.parametrize(("trial", "strict", "op"), [(0.6, 1.0, "ADVANCE"), (0.4, 1.0, "PRUNE"), (0.4, 0.5, "ADVANCE")])
+@pytest.mark.parametrize(
+    ("trial", "strict", "op"),
+    [(0.6, 1.0, "ADVANCE"), (0.4, 1.0, "PRUNE"), (0.4, 0.5, "ADVANCE")],
+)
 def test_of_several_seeds_one_that_does_not_gain_beyond_its_error_is_removed(
     trial: float, strict: float, op: str
 ) -> None:
@@ -161,9 +201,17 @@ def test_a_seed_is_removed_for_a_rival_only_when_both_trials_are_over() -> None:
 
 @pytest.mark.parametrize(
     ("in_stage", "trial", "op"),
-    [(LATE, 0.0, "PRUNE"), (LATE - 1, 0.0, "WAIT"), (10, -1.6, "PRUNE"), (9, -1.6, "WAIT"), (10, -1.4, "WAIT")],
+    [
+        (LATE, 0.0, "PRUNE"),
+        (LATE - 1, 0.0, "WAIT"),
+        (10, -1.6, "PRUNE"),
+        (9, -1.6, "WAIT"),
+        (10, -1.4, "WAIT"),
+    ],
 )
-def test_the_heuristic_gives_up_a_seed_that_shows_no_gain(in_stage: int, trial: float, op: str) -> None:
+def test_the_heuristic_gives_up_a_seed_that_shows_no_gain(
+    in_stage: int, trial: float, op: str
+) -> None:
     """It waits for a while, but not if the trial is below −3 standard errors, here of 0.5 pp."""
     world = planted(S.TRAINING, in_stage=in_stage, trial=trial, trial_error=0.5)
     assert world.ask(heuristic())[0] == op
@@ -171,20 +219,33 @@ def test_the_heuristic_gives_up_a_seed_that_shows_no_gain(in_stage: int, trial: 
 
 @pytest.mark.trap(27)
 @pytest.mark.parametrize(
-    ("contribution", "error", "kept"), [(0.6, 0.5, True), (0.4, 0.1, False), (2.0, 3.0, False), (0.0, 0.0, False)]
+    ("contribution", "error", "kept"),
+    [(0.6, 0.5, True), (0.4, 0.1, False), (2.0, 3.0, False), (0.0, 0.0, False)],
 )
-def test_the_heuristic_fossilizes_what_contributes(contribution: float, error: float, kept: bool) -> None:
+def test_the_heuristic_fossilizes_what_contributes(
+    contribution: float, error: float, kept: bool
+) -> None:
     """The contribution is above 0.5 pp and its standard error; after a while, and in the last epoch, above 0."""
     seed = {"slot": "r1c0", "contribution": contribution, "contribution_error": error}
-    assert (planted(S.HOLDING, in_stage=3, **seed).ask(heuristic())[:2] == ("FOSSILIZE", "r1c0")) == kept
+    assert (
+        planted(S.HOLDING, in_stage=3, **seed).ask(heuristic())[:2]
+        == ("FOSSILIZE", "r1c0")
+    ) == kept
     for epoch, in_stage in ((LAYOUT.horizon - 1, 3), (50, LATE)):
         decided = planted(S.HOLDING, epoch, in_stage, **seed).ask(heuristic())
         assert (decided[:2] == ("FOSSILIZE", "r1c0")) == (contribution > 0)
 
 
-@pytest.mark.parametrize(("in_stage", "contribution", "pruned"), [(3, -2.1, True), (3, -1.9, False), (23, 0.0, False)])
-def test_the_heuristic_prunes_what_harms(in_stage: int, contribution: float, pruned: bool) -> None:
-    world = planted(S.HOLDING, in_stage=in_stage, contribution=contribution, contribution_error=2.0)
+@pytest.mark.parametrize(
+    ("in_stage", "contribution", "pruned"),
+    [(3, -2.1, True), (3, -1.9, False), (23, 0.0, False)],
+)
+def test_the_heuristic_prunes_what_harms(
+    in_stage: int, contribution: float, pruned: bool
+) -> None:
+    world = planted(
+        S.HOLDING, in_stage=in_stage, contribution=contribution, contribution_error=2.0
+    )
     assert (world.ask(heuristic())[:2] == ("PRUNE", "r0c0")) == pruned
 
 
@@ -200,17 +261,26 @@ def test_the_heuristic_leaves_no_seed_in_training_whose_gate_stays_shut() -> Non
     assert world.ask(heuristic())[:2] == ("PRUNE", "r0c0")
 
 
-def test_the_heuristic_tries_another_slot_and_then_another_blueprint_after_a_failure() -> None:
+def test_the_heuristic_tries_another_slot_and_then_another_blueprint_after_a_failure() -> (
+    None
+):
     controller, world = heuristic(), World()
     failed = []
     for _ in range(6):
         _, slot, blueprint = world.ask(controller)
-        world.put(slot, S.TRAINING, blueprint=1.0 + SPEC.blueprints.index(blueprint), epochs_in_stage=LATE / 150)
+        world.put(
+            slot,
+            S.TRAINING,
+            blueprint=1.0 + SPEC.blueprints.index(blueprint),
+            epochs_in_stage=LATE / 150,
+        )
         assert world.ask(controller)[:2] == ("PRUNE", slot)
         world.put(slot, S.DORMANT)
         failed.append((slot, blueprint))
     slots = list(SPEC.slots)
-    assert failed == [(slot, "depthwise") for slot in slots] + [(slot, "attention") for slot in slots]
+    assert failed == [(slot, "depthwise") for slot in slots] + [
+        (slot, "attention") for slot in slots
+    ]
 
 
 def test_the_heuristic_plants_again_what_it_has_kept() -> None:
@@ -242,7 +312,15 @@ def test_the_heuristic_fills_every_slot(count: int) -> None:
             world.put(slot, S.GERMINATED, blueprint=index, gate_passed=1.0)
         elif op == "ADVANCE":
             stage = life[world.stage(slot)]
-            world.put(slot, stage, age=9, blueprint=1.0, gate_passed=1.0, trial=0.2, contribution=0.2)
+            world.put(
+                slot,
+                stage,
+                age=9,
+                blueprint=1.0,
+                gate_passed=1.0,
+                trial=0.2,
+                contribution=0.2,
+            )
         elif op == "FOSSILIZE":
             world.put(slot, S.FOSSILIZED, blueprint=1.0)
     assert sorted(planted) == sorted(slots)
@@ -254,7 +332,11 @@ def test_the_heuristic_fills_every_slot(count: int) -> None:
 def test_the_heuristic_plants_in_a_slot_wherever_it_is(free: int) -> None:
     world = World(("r0c0", "r0c1", "r1c0", "r1c1"))
     for place, slot in enumerate(world.spec.slots):
-        world.put(slot, S.DORMANT if place == free else S.FOSSILIZED, blueprint=0.0 if place == free else 1.0)
+        world.put(
+            slot,
+            S.DORMANT if place == free else S.FOSSILIZED,
+            blueprint=0.0 if place == free else 1.0,
+        )
     controller = HeuristicController(world.spec, world.layout, 1)
     controller.begin()
     assert world.ask(controller)[:2] == ("GERMINATE", world.spec.slots[free])
@@ -263,12 +345,16 @@ def test_the_heuristic_plants_in_a_slot_wherever_it_is(free: int) -> None:
 @pytest.mark.trap(27)
 def test_the_heuristic_keeps_seeds_of_hosts_in_training() -> None:
     """Contributions are measured for every controller, so the rule can win; it grows in more than one slot."""
-    config = TrainingConfig.parse({"task": {"samples_per_epoch": 512}, "env": {"n_envs": 2}})
+    config = TrainingConfig.parse(
+        {"task": {"samples_per_epoch": 512}, "env": {"n_envs": 2}}
+    )
     ended: list[EpisodeCompleted] = []
     env = GrowthVectorEnv(
         load_task("digits"),
         config,
-        emit=lambda event: ended.append(event) if isinstance(event, EpisodeCompleted) else None,
+        emit=lambda event: (
+            ended.append(event) if isinstance(event, EpisodeCompleted) else None
+        ),
         baseline=flat_baseline(30),
     )
     play_round(env, HeuristicController(env.action_spec, env.layout, 2), seed=0)
@@ -278,9 +364,17 @@ def test_the_heuristic_keeps_seeds_of_hosts_in_training() -> None:
     assert max(kept) >= 2
 
 
-def test_the_heuristic_improves_simulated_hosts_and_its_settings_are_those_of_the_config() -> None:
-    config = TrainingConfig.parse({"task": {"name": "planted"}, "env": {"n_envs": 8, "episode_length": 30}})
+def test_the_heuristic_improves_simulated_hosts_and_its_settings_are_those_of_the_config() -> (
+    None
+):
+    config = TrainingConfig.parse(
+        {"task": {"name": "planted"}, "env": {"n_envs": 8, "episode_length": 30}}
+    )
     alone, grown = compare_controllers(config, ["none", "heuristic"], pairs=16)
     assert grown.against(alone).interval.low > 0
     strict = config.with_values(heuristic={"trial_errors": 100.0})
-    assert compare_controllers(strict, ["heuristic"], pairs=16)[0].fossils.max() == 0 < grown.fossils.min()
+    assert (
+        compare_controllers(strict, ["heuristic"], pairs=16)[0].fossils.max()
+        == 0
+        < grown.fossils.min()
+    )

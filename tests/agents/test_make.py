@@ -20,10 +20,15 @@ def planted(n_envs: int = 4, episode_length: int = 4, **law: Any) -> PlantedVect
 
 @pytest.mark.parametrize("name", ["checkpoint", "checkpoint:"])
 def test_a_checkpoint_without_a_path_is_not_a_controller(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"unknown controller '{name}' .*; known: ppo, checkpoint:PATH, pretrained"):
+    with pytest.raises(
+        ConfigError,
+        match=f"unknown controller '{name}' .*; known: ppo, checkpoint:PATH, pretrained",
+    ):
         controller_for(name, TrainingConfig(), planted(), 0)
 
 
 def test_ppo_is_not_played_before_it_learned() -> None:
-    with pytest.raises(ConfigError, match="ppo must be trained before it can be compared"):
+    with pytest.raises(
+        ConfigError, match="ppo must be trained before it can be compared"
+    ):
         controller_for("ppo", TrainingConfig(), planted(), 0)

@@ -34,7 +34,9 @@ from tests.core_helpers import digits, tiny_config
 from tests.run.run_helpers import tiny
 from tests.selection import slow_except
 
-PLANTED = TrainingConfig.parse({"task": {"name": "planted"}, "env": {"n_envs": 3, "episode_length": 20}})
+PLANTED = TrainingConfig.parse(
+    {"task": {"name": "planted"}, "env": {"n_envs": 3, "episode_length": 20}}
+)
 FILE = """
 from esper.agents.heuristic import HeuristicController
 from rules import Rule
@@ -77,7 +79,9 @@ class Waits(PerEnvController):
 
 def returns(controller: Any) -> list[float]:
     env = make_env(PLANTED)
-    return list(play_round(env, controller_for(controller, PLANTED, env, 0), seed=3).returns)
+    return list(
+        play_round(env, controller_for(controller, PLANTED, env, 0), seed=3).returns
+    )
 
 
 @pytest.mark.parametrize("function", ["make_controller", "Rule"])
@@ -86,7 +90,9 @@ def test_a_file_names_a_function_or_a_rule(file: str, function: str) -> None:
 
 
 def test_a_callable_or_a_rule_is_a_controller() -> None:
-    assert returns(make_controller) == returns(HeuristicController) == returns("heuristic")
+    assert (
+        returns(make_controller) == returns(HeuristicController) == returns("heuristic")
+    )
     assert returns(Waits) == returns("none")
 
 
@@ -114,18 +120,30 @@ def test_each_mistake_is_one_error(file: str) -> None:
     for controller, message in wrong.items():
         with pytest.raises(ConfigError, match=message):
             returns(controller)
-    with pytest.raises(ConfigError, match="controller is a Waits; expected a name, or a function that makes"):
+    with pytest.raises(
+        ConfigError,
+        match="controller is a Waits; expected a name, or a function that makes",
+    ):
         returns(controller_for(Waits, PLANTED, make_env(PLANTED), 0))
 
 
 def test_comparisons_play_them_beside_others(file: str) -> None:
-    arms = compare_controllers(PLANTED, ["heuristic", f"{file}:make_controller", make_controller, "none"], pairs=6)
-    assert [arm.controller for arm in arms[:2]] == ["heuristic", "mine.py:make_controller"]
+    arms = compare_controllers(
+        PLANTED,
+        ["heuristic", f"{file}:make_controller", make_controller, "none"],
+        pairs=6,
+    )
+    assert [arm.controller for arm in arms[:2]] == [
+        "heuristic",
+        "mine.py:make_controller",
+    ]
     for arm in arms[1:3]:
         np.testing.assert_array_equal(arm.accuracy, arms[0].accuracy)
     assert (arms[0].accuracy != arms[3].accuracy).any()
     twice = [partial(make_controller), partial(make_controller)]
-    with pytest.raises(ConfigError, match="given twice: callable:make_controller; name each"):
+    with pytest.raises(
+        ConfigError, match="given twice: callable:make_controller; name each"
+    ):
         compare_controllers(PLANTED, twice)
     named = compare_controllers(PLANTED, dict(zip("ab", twice, strict=True)), pairs=3)
     assert [arm.controller for arm in named] == ["a", "b"]
@@ -140,7 +158,10 @@ def test_an_arm_with_an_own_controller_resumes_when_it_is_named_again(
         "env": {"n_envs": 2, "episode_length": 4, "baseline_episodes": 1},
         "run": {"lanes": lanes},
     }
-    arms = read_arms(["none", "heuristic", f"{file}:make_controller", f"few:controller={file}:Rule"], base)
+    arms = read_arms(
+        ["none", "heuristic", f"{file}:make_controller", f"few:controller={file}:Rule"],
+        base,
+    )
     stopped = []
 
     def stop(event: Any) -> None:
@@ -150,32 +171,47 @@ def test_an_arm_with_an_own_controller_resumes_when_it_is_named_again(
 
     with pytest.raises(KeyboardInterrupt):
         ComparisonRun(arms, 4, tmp_path / "out", progress=stop).run()
-    with pytest.raises(ConfigError, match=r"names the controller 'mine\.py:make_controller', .* --arm mine\.py:make_c"):
+    with pytest.raises(
+        ConfigError,
+        match=r"names the controller 'mine\.py:make_controller', .* --arm mine\.py:make_c",
+    ):
         ComparisonRun.resume(tmp_path / "out")
     named = [f"{file}:Rule", f"{file}:make_controller"]
     found = ComparisonRun.resume(tmp_path / "out", controllers=named).run().hosts
     assert len(found["few"]) == 4
     for name in ("few", f"{file}:make_controller"):
-        assert [repr(host) for host in found[name]] == [repr(host) for host in found["heuristic"]]
+        assert [repr(host) for host in found[name]] == [
+            repr(host) for host in found["heuristic"]
+        ]
     Path(file).write_text(FILE + "\n")
-    with pytest.raises(ConfigError, match=r"the file that mine\.py:make_controller follows has changed"):
+    with pytest.raises(
+        ConfigError, match=r"the file that mine\.py:make_controller follows has changed"
+    ):
         ComparisonRun.resume(tmp_path / "out", controllers=named)
 
 
 def test_an_arm_in_a_run_folder_does_not_load_code(tmp_path: Path) -> None:
     (tmp_path / "env.json").write_text("{}")
-    (tmp_path / "config.toml").write_text('[run]\ncontroller = "mine.py:make_controller"\n')
-    with pytest.raises(ConfigError, match=r"names the controller .* --arm mine\.py:make_controller"):
+    (tmp_path / "config.toml").write_text(
+        '[run]\ncontroller = "mine.py:make_controller"\n'
+    )
+    with pytest.raises(
+        ConfigError, match=r"names the controller .* --arm mine\.py:make_controller"
+    ):
         read_arms(["none", f"mine={tmp_path / 'config.toml'}"], {})
 
 
 def test_an_evaluation_plays_it_once(file: str, tmp_path: Path) -> None:
     changes = {"run": {"evaluation_pairs": 4}, "env": {"episode_length": 20}}
-    comparison = evaluate_controller(f"{file}:make_controller", tmp_path / "o", task="planted", changes=changes)
+    comparison = evaluate_controller(
+        f"{file}:make_controller", tmp_path / "o", task="planted", changes=changes
+    )
     found = comparison.run()
     assert list(found.hosts) == ["none", "mine.py:make_controller"]
     (ours,) = compare_controllers(found.arms[0].config, ["heuristic"], pairs=4)
-    assert [host.accuracy for host in found.hosts["mine.py:make_controller"]] == ours.accuracy.tolist()
+    assert [
+        host.accuracy for host in found.hosts["mine.py:make_controller"]
+    ] == ours.accuracy.tolist()
 
 
 def test_grow_and_a_grower_take_them(file: str) -> None:
@@ -185,12 +221,16 @@ def test_grow_and_a_grower_take_them(file: str) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for controller in (Waits, f"{file}:make_controller"):
-        grower = esper.Grower(model, {"r0c0": "0"}, optimizer, controller, horizon=2, topology="mlp")
+        grower = esper.Grower(
+            model, {"r0c0": "0"}, optimizer, controller, horizon=2, topology="mlp"
+        )
         model(torch.ones(2, 3)).sum().backward()
         optimizer.step()
         assert grower.step(lambda model: 0.5).action is None
         grower.finish()
-    with pytest.raises(ConfigError, match="it has no function gone"):  # before anything is trained
+    with pytest.raises(
+        ConfigError, match="it has no function gone"
+    ):  # before anything is trained
         esper.Grower(model, {"r0c0": "0"}, optimizer, f"{file}:gone", topology="mlp")
 
 
@@ -220,34 +260,64 @@ def test_a_run_records_it_and_resumes_when_it_is_named_again(
     name = f"{file}:make_controller"
     whole = played(name, tmp_path / "whole")
     assert f'controller = "{name}"' in (tmp_path / "whole" / "config.toml").read_text()
-    assert whole.comparison == replace(played("heuristic", tmp_path / "named").comparison, name_a=name)
+    assert whole.comparison == replace(
+        played("heuristic", tmp_path / "named").comparison, name_a=name
+    )
     interrupted(name, tmp_path / "run", monkeypatch)
-    with pytest.raises(ConfigError, match=r"names the controller 'mine\.py:make_controller', .* name it: --controller"):
+    with pytest.raises(
+        ConfigError,
+        match=r"names the controller 'mine\.py:make_controller', .* name it: --controller",
+    ):
         Experiment.resume(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"run of the controller 'mine\.py:make_controller', not of 'mine\.py:Rule'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"run of the controller 'mine\.py:make_controller', not of 'mine\.py:Rule'",
+    ):
         Experiment.resume(tmp_path / "run", controller=f"{file}:Rule")
-    assert Experiment.resume(tmp_path / "run", controller=name).run().comparison == whole.comparison
+    assert (
+        Experiment.resume(tmp_path / "run", controller=name).run().comparison
+        == whole.comparison
+    )
 
 
-def test_a_callable_of_a_file_resumes_and_a_lambda_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_callable_of_a_file_resumes_and_a_lambda_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     interrupted(make_controller, tmp_path / "run", monkeypatch)
-    assert Experiment.resume(tmp_path / "run", controller=make_controller).run().comparison.pairs == 4
+    assert (
+        Experiment.resume(tmp_path / "run", controller=make_controller)
+        .run()
+        .comparison.pairs
+        == 4
+    )
     interrupted(lambda env: make_controller(env), tmp_path / "lambda", monkeypatch)
-    with pytest.raises(ConfigError, match=r"cannot be resumed: its controller was the callable .*<lambda>, which no"):
+    with pytest.raises(
+        ConfigError,
+        match=r"cannot be resumed: its controller was the callable .*<lambda>, which no",
+    ):
         Experiment.resume(tmp_path / "lambda", controller=make_controller)
 
 
-def test_a_controller_that_may_have_learned_plays_held_out_hosts(tmp_path: Path) -> None:
+def test_a_controller_that_may_have_learned_plays_held_out_hosts(
+    tmp_path: Path,
+) -> None:
     """A rule has learned from no host; another controller may have, like a trained agent."""
 
     class Agent:
         def __init__(self, env: SlotVectorEnv) -> None:
-            self.rule, self.episode = Waits(env.action_spec, env.layout, env.num_envs), np.full(env.num_envs, -1)
+            self.rule, self.episode = (
+                Waits(env.action_spec, env.layout, env.num_envs),
+                np.full(env.num_envs, -1),
+            )
 
         def begin(self) -> None:
             self.episode += 1
 
-        def act(self, observation: NDArray[np.float32], masks: Mapping[str, NDArray[np.bool_]]) -> NDArray[np.int64]:
+        def act(
+            self,
+            observation: NDArray[np.float32],
+            masks: Mapping[str, NDArray[np.bool_]],
+        ) -> NDArray[np.int64]:
             return self.rule.act(observation, masks)
 
         def memory_state(self) -> dict[str, Any]:
@@ -259,15 +329,24 @@ def test_a_controller_that_may_have_learned_plays_held_out_hosts(tmp_path: Path)
     config = tiny().with_values(run={"seed": 5})
     seeds = {}
     for controller in (Waits, Agent):
-        with Experiment(config, tmp_path / controller.__name__, controller=controller) as experiment:
+        with Experiment(
+            config, tmp_path / controller.__name__, controller=controller
+        ) as experiment:
             experiment.run()
-            seeds[controller] = {env.run_seed for env in experiment.trainer.collector.envs}
+            seeds[controller] = {
+                env.run_seed for env in experiment.trainer.collector.envs
+            }
     assert seeds == {Waits: {5}, Agent: {5 + 2**31}}
 
 
 def test_another_controller_is_not_resumed_with() -> None:
     assert confirmed_controller("heuristic", None, "runs/x") == "heuristic"
     assert confirmed_controller("a.py:f", "b/a.py:f", "runs/x") == "b/a.py:f"
-    for found, given in [("heuristic", "random"), ("heuristic", "a.py:f"), ("a.py:f", "random"), ("a.py:f", "a.py:g")]:
+    for found, given in [
+        ("heuristic", "random"),
+        ("heuristic", "a.py:f"),
+        ("a.py:f", "random"),
+        ("a.py:f", "a.py:g"),
+    ]:
         with pytest.raises(ConfigError, match="is a run of the controller"):
             confirmed_controller(found, given, "runs/x")

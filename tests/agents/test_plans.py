@@ -13,14 +13,18 @@ from tests.agents.control_helpers import World
 
 
 def plans(world: World, **settings: float) -> PlansController:
-    controller = PlansController(world.spec, world.layout, 1, config=TrainingConfig.parse({"plans": settings}))
+    controller = PlansController(
+        world.spec, world.layout, 1, config=TrainingConfig.parse({"plans": settings})
+    )
     controller.begin()
     return controller
 
 
 def test_plans_plants_the_best_blueprint_in_the_best_slot() -> None:
     world = World()
-    world.profit[:] = np.array([[1.0, 3.0, -1.0, 0.5], [0.2, 0.1, 5.0, 0.0], [2.0, 1.0, 0.0, 0.0]])
+    world.profit[:] = np.array(
+        [[1.0, 3.0, -1.0, 0.5], [0.2, 0.1, 5.0, 0.0], [2.0, 1.0, 0.0, 0.0]]
+    )
     controller = plans(world)
     assert world.ask(controller) == ("GERMINATE", "r0c1", "depthwise")
     world.put("r0c1", S.FOSSILIZED)
@@ -29,8 +33,12 @@ def test_plans_plants_the_best_blueprint_in_the_best_slot() -> None:
 
 def test_plans_plants_the_largest_of_the_best_seeds_first() -> None:
     world = World()
-    world.profit[:] = np.array([[1.0, 0.9, 0.0, 0.0], [0.0, 3.0, 0.0, 0.0], [2.0, 0.0, -1.0, -1.0]])
-    world.size[:] = np.array([[0.4, 0.9, 0.9, 0.9], [0.3, 0.3, 0.3, 0.3], [0.2, 0.5, 0.5, 0.5]])
+    world.profit[:] = np.array(
+        [[1.0, 0.9, 0.0, 0.0], [0.0, 3.0, 0.0, 0.0], [2.0, 0.0, -1.0, -1.0]]
+    )
+    world.size[:] = np.array(
+        [[0.4, 0.9, 0.9, 0.9], [0.3, 0.3, 0.3, 0.3], [0.2, 0.5, 0.5, 0.5]]
+    )
     controller = plans(world)
     for slot, blueprint in (("r0c0", "norm"), ("r0c1", "conv_light"), ("r1c0", "norm")):
         assert world.ask(controller) == ("GERMINATE", slot, blueprint)
@@ -54,7 +62,12 @@ def test_plans_plants_nothing_that_does_not_pay() -> None:
 
 @pytest.mark.parametrize(
     ("stage", "op"),
-    [(S.GERMINATED, "ADVANCE"), (S.TRAINING, "ADVANCE"), (S.BLENDING, "ADVANCE"), (S.HOLDING, "FOSSILIZE")],
+    [
+        (S.GERMINATED, "ADVANCE"),
+        (S.TRAINING, "ADVANCE"),
+        (S.BLENDING, "ADVANCE"),
+        (S.HOLDING, "FOSSILIZE"),
+    ],
 )
 def test_plans_advances_a_seed_when_its_gate_opens(stage: S, op: str) -> None:
     world = World()
@@ -75,7 +88,10 @@ def test_a_seed_that_does_not_leave_incubation_makes_room_for_other_slots() -> N
     world.put("r0c1", S.TRAINING, age=60, epochs_in_stage=0.4)
     assert world.ask(controller)[:2] == ("PRUNE", "r0c1")
     world.put("r0c1", S.DORMANT)
-    assert world.ask(controller)[:2] == ("GERMINATE", "r1c0")  # and not again in the slot of the largest profit
+    assert world.ask(controller)[:2] == (
+        "GERMINATE",
+        "r1c0",
+    )  # and not again in the slot of the largest profit
     controller.begin()
     assert world.ask(controller)[:2] == ("GERMINATE", "r0c1")
 
@@ -113,7 +129,9 @@ def test_a_resumed_episode_remembers_abandoned_seeds() -> None:
 def test_plans_plants_no_seed_that_cannot_be_kept_before_the_end() -> None:
     """A short episode has room for two seeds in turn; a third one would be blended at its end, and be lost."""
     law = Law(worth=((6.0,) * 4,) * 3)
-    env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 16, "episode_length": 12}}), law)
+    env = PlantedVectorEnv(
+        TrainingConfig.parse({"env": {"n_envs": 16, "episode_length": 12}}), law
+    )
     play_round(env, PlansController(env.action_spec, env.layout, 16))
     seeds = env.state.slots
     assert not ((seeds.alpha_on > 0) & ~seeds.fossil).any()

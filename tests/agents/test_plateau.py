@@ -43,19 +43,33 @@ def test_plateau_waits_while_the_host_still_improves() -> None:
 
 def test_plateau_plants_when_the_best_accuracy_has_stalled() -> None:
     """It rises by 1 pp an epoch until epoch 10, and by 0.4 pp in all after that, which is within the margin."""
-    best = [min(40 + epoch, 50) + min(0.02 * max(epoch - 10, 0), 0.4) for epoch in range(27)]
+    best = [
+        min(40 + epoch, 50) + min(0.02 * max(epoch - 10, 0), 0.4) for epoch in range(27)
+    ]
     assert ops(plateau(), best) == ["WAIT"] * (10 + WINDOW) + ["GERMINATE", "WAIT"]
 
 
-@pytest.mark.parametrize(("margin", "op"), [(0.0, "WAIT"), (0.2, "WAIT"), (0.4, "GERMINATE")])
+@pytest.mark.parametrize(
+    ("margin", "op"), [(0.0, "WAIT"), (0.2, "WAIT"), (0.4, "GERMINATE")]
+)
 def test_the_margin_of_a_plateau_is_a_setting(margin: float, op: str) -> None:
     """The best accuracy rises by 0.3 pp in the window."""
-    assert ops(plateau(margin=margin), [50 + 0.02 * epoch for epoch in range(WINDOW + 1)])[-1] == op
+    assert (
+        ops(plateau(margin=margin), [50 + 0.02 * epoch for epoch in range(WINDOW + 1)])[
+            -1
+        ]
+        == op
+    )
 
 
 @pytest.mark.parametrize(
     ("horizon", "settings", "epochs"),
-    [(150, {}, 15), (20, {}, 3), (20, {"min_window_epochs": 5}, 5), (20, {"window": 0.5}, 10)],
+    [
+        (150, {}, 15),
+        (20, {}, 3),
+        (20, {"min_window_epochs": 5}, 5),
+        (20, {"window": 0.5}, 10),
+    ],
 )
 def test_a_plateau_is_a_share_of_the_episode_and_some_epochs_at_least(
     horizon: int, settings: dict[str, float], epochs: int
@@ -66,11 +80,21 @@ def test_a_plateau_is_a_share_of_the_episode_and_some_epochs_at_least(
 def test_after_a_planting_plateau_waits_for_the_next_plateau() -> None:
     """The host does not improve at all, and the seed is gone again at once."""
     found = ops(plateau(), [50.0] * (3 * WINDOW + 1))
-    assert [epoch for epoch, op in enumerate(found) if op == "GERMINATE"] == [WINDOW, 2 * WINDOW, 3 * WINDOW]
+    assert [epoch for epoch, op in enumerate(found) if op == "GERMINATE"] == [
+        WINDOW,
+        2 * WINDOW,
+        3 * WINDOW,
+    ]
 
 
-def test_a_seed_that_lifts_the_host_is_followed_by_another_only_when_that_stalls() -> None:
-    rise = [50.0] * (WINDOW + 1) + [51.0 + epoch for epoch in range(20)] + [70.0] * (WINDOW + 1)
+def test_a_seed_that_lifts_the_host_is_followed_by_another_only_when_that_stalls() -> (
+    None
+):
+    rise = (
+        [50.0] * (WINDOW + 1)
+        + [51.0 + epoch for epoch in range(20)]
+        + [70.0] * (WINDOW + 1)
+    )
     found = ops(plateau(), rise)
     planted = [epoch for epoch, op in enumerate(found) if op == "GERMINATE"]
     assert planted == [WINDOW, WINDOW + 20 + WINDOW]
@@ -79,7 +103,9 @@ def test_a_seed_that_lifts_the_host_is_followed_by_another_only_when_that_stalls
 def test_plateau_advances_and_keeps_seeds_whether_the_host_improves_or_not() -> None:
     rule, world = plateau(), World()
     seed = {"gate_passed": 1.0, "blueprint": 2.0}
-    for epoch, (stage, op) in enumerate(((S.GERMINATED, "ADVANCE"), (S.BLENDING, "ADVANCE"), (S.HOLDING, "FOSSILIZE"))):
+    for epoch, (stage, op) in enumerate(
+        ((S.GERMINATED, "ADVANCE"), (S.BLENDING, "ADVANCE"), (S.HOLDING, "FOSSILIZE"))
+    ):
         world.put("r0c0", stage, contribution=0.3, contribution_error=0.01, **seed)
         assert ask(rule, world, epoch, 50.0 + epoch) == op
 
@@ -101,7 +127,11 @@ def test_what_plateau_remembers_is_part_of_the_memory_of_an_episode() -> None:
 
 def test_plateau_grows_simulated_hosts_later_than_from_the_start() -> None:
     """They improve for long: by 2 pp in a plateau of four epochs half-way."""
-    sections = {"task": {"name": "planted"}, "env": {"n_envs": 4, "episode_length": 40}, "plateau": {"margin": 2.0}}
+    sections = {
+        "task": {"name": "planted"},
+        "env": {"n_envs": 4, "episode_length": 40},
+        "plateau": {"margin": 2.0},
+    }
     config = TrainingConfig.parse(sections)
     births: list[int] = []
 

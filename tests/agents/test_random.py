@@ -11,27 +11,40 @@ from tests.spaces.spaces_helpers import one_observation
 
 def test_random_play_is_legal_for_hundreds_of_steps_and_tries_every_op() -> None:
     with rig(n_envs=2, horizon=25) as world:
-        controller = RandomController(world.env.action_spec, world.env.layout, 2, run_seed=1)
+        controller = RandomController(
+            world.env.action_spec, world.env.layout, 2, run_seed=1
+        )
         seen = run(world, controller, 100)
         ops = {Op(int(op)) for _, _, actions in seen for op in actions[:, 0]}
         assert ops == set(Op)
         for _, _, actions in seen:
             for row in actions:
                 relevant = ("op", *RELEVANT[Op(int(row[0]))])
-                for head, value in zip(("op", "slot", "blueprint", "style", "tempo"), row, strict=False):
+                for head, value in zip(
+                    ("op", "slot", "blueprint", "style", "tempo"), row, strict=False
+                ):
                     assert head in relevant or value == 0
 
 
 def test_random_draws_of_an_env_do_not_depend_on_the_others() -> None:
     world = World()
-    observation, masks = one_observation(LAYOUT, world.base, world.slots)[None], world.masks()
-    one, three = RandomController(SPEC, LAYOUT, 1, 3), RandomController(SPEC, LAYOUT, 3, 3)
+    observation, masks = (
+        one_observation(LAYOUT, world.base, world.slots)[None],
+        world.masks(),
+    )
+    one, three = (
+        RandomController(SPEC, LAYOUT, 1, 3),
+        RandomController(SPEC, LAYOUT, 3, 3),
+    )
     one.begin()
     three.begin()
     tripled = {name: np.repeat(mask, 3, axis=0) for name, mask in masks.items()}
     rows = []
     for _ in range(20):
-        alone, among = one.act(observation, masks), three.act(np.repeat(observation, 3, axis=0), tripled)
+        alone, among = (
+            one.act(observation, masks),
+            three.act(np.repeat(observation, 3, axis=0), tripled),
+        )
         assert np.array_equal(alone[0], among[0])
         rows.append(among)
     assert any(not np.array_equal(row[0], row[1]) for row in rows)

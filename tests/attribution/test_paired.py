@@ -23,4 +23,6 @@ def test_samples_with_more_targets_weigh_more() -> None:
 
 
 def test_equal_shares_of_right_targets_have_no_error() -> None:
-    assert paired(np.array([2.0, 1.0, 4.0]), np.array([4.0, 2.0, 8.0])).error == pytest.approx(0)
+    assert paired(
+        np.array([2.0, 1.0, 4.0]), np.array([4.0, 2.0, 8.0])
+    ).error == pytest.approx(0)

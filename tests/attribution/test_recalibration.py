@@ -11,7 +11,16 @@ from torch.nn import functional as F
 from esper.attribution.counterfactual import CounterfactualHelper
 from esper.lifecycle.stage import SeedStage as S
 from esper.training.validate import evaluate
-from tests.core_helpers import digits, make_training, plant, rig, same_bits, tensors_of, tiny_config, train
+from tests.core_helpers import (
+    digits,
+    make_training,
+    plant,
+    rig,
+    same_bits,
+    tensors_of,
+    tiny_config,
+    train,
+)
 
 
 def test_a_configuration_is_judged_by_the_statistics_that_it_has_itself() -> None:
@@ -31,10 +40,16 @@ def test_a_configuration_is_judged_by_the_statistics_that_it_has_itself() -> Non
     with torch.no_grad():
         host.train()(batch)
         logits = host.eval()(split.x)
-    assert float(found.loss[1]) == pytest.approx(float(F.cross_entropy(logits, split.y)), rel=1e-5)
+    assert float(found.loss[1]) == pytest.approx(
+        float(F.cross_entropy(logits, split.y)), rel=1e-5
+    )
     plain = evaluate(training, split, [tuple(on), tuple(off)])
     assert plain.loss[1] != found.loss[1]  # its statistics were another network's
-    assert all(module.momentum == 0.1 for module in training.host.modules() if isinstance(module, torch.nn.BatchNorm2d))
+    assert all(
+        module.momentum == 0.1
+        for module in training.host.modules()
+        if isinstance(module, torch.nn.BatchNorm2d)
+    )
 
 
 def test_a_trial_is_calibrated_like_everything_else() -> None:
@@ -43,8 +58,13 @@ def test_a_trial_is_calibrated_like_everything_else() -> None:
     train(training, 1)
     plan = CounterfactualHelper().plan(training.sites, costly=True)
     shadow = training.shadow_of(training.site_by_name["r0c0"])
-    kept = [{name: tensor.clone() for name, tensor in copies.items()} for _, copies in shadow._copies]
-    found = evaluate(training, digits().validation, plan, calibrate=digits().calibration_inputs())
+    kept = [
+        {name: tensor.clone() for name, tensor in copies.items()}
+        for _, copies in shadow._copies
+    ]
+    found = evaluate(
+        training, digits().validation, plan, calibrate=digits().calibration_inputs()
+    )
     assert found.correct.shape == (len(plan), 400)
     for before, (_, after) in zip(kept, shadow._copies, strict=True):
         same_bits(before, after)

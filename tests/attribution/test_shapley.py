@@ -17,22 +17,32 @@ Floats = NDArray[np.float64]
 NAMES = ("a", "b", "c", "d")
 
 
-def results(count: int, n: int = 60, tokens: bool = False) -> tuple[dict[Coalition, Floats], Floats]:
+def results(
+    count: int, n: int = 60, tokens: bool = False
+) -> tuple[dict[Coalition, Floats], Floats]:
     """Random results of all coalitions of ``count`` slots."""
     rng = np.random.default_rng(count)
     counts = rng.integers(1, 9, n).astype(float) if tokens else np.ones(n)
     return {
-        c: rng.binomial(counts.astype(int), rng.uniform(0.1, 0.9)).astype(float) for c in coalitions(NAMES[:count])
+        c: rng.binomial(counts.astype(int), rng.uniform(0.1, 0.9)).astype(float)
+        for c in coalitions(NAMES[:count])
     }, counts
 
 
-def brute_force(names: tuple[str, ...], correct: dict[Coalition, Floats], counts: Floats) -> dict[str, float]:
+def brute_force(
+    names: tuple[str, ...], correct: dict[Coalition, Floats], counts: Floats
+) -> dict[str, float]:
     """The definition: the mean gain of a slot over all orders."""
     gains: dict[str, list[float]] = {name: [] for name in names}
     for order in permutations(names):
         for place, slot in enumerate(order):
             before = frozenset(order[:place])
-            gains[slot].append(100 * float((correct[before | {slot}] - correct[before]).sum() / counts.sum()))
+            gains[slot].append(
+                100
+                * float(
+                    (correct[before | {slot}] - correct[before]).sum() / counts.sum()
+                )
+            )
     return {name: float(np.mean(values)) for name, values in gains.items()}
 
 
@@ -43,12 +53,18 @@ def test_exact_values_are_those_of_all_orders(count: int, tokens: bool) -> None:
     names = NAMES[:count]
     found = exact(names, correct, counts)
     wanted = brute_force(names, correct, counts)
-    assert {name: value.difference for name, value in found.items()} == pytest.approx(wanted)
-    whole = 100 * float((correct[frozenset(names)] - correct[frozenset()]).sum() / counts.sum())
+    assert {name: value.difference for name, value in found.items()} == pytest.approx(
+        wanted
+    )
+    whole = 100 * float(
+        (correct[frozenset(names)] - correct[frozenset()]).sum() / counts.sum()
+    )
     assert sum(value.difference for value in found.values()) == pytest.approx(whole)
 
 
-def test_a_slot_that_changes_nothing_is_worth_nothing_and_twins_are_worth_the_same() -> None:
+def test_a_slot_that_changes_nothing_is_worth_nothing_and_twins_are_worth_the_same() -> (
+    None
+):
     correct, counts = results(2)
     idle = {c | {"c"}: value for c, value in correct.items()} | correct
     found = exact(("a", "b", "c"), idle, counts)
@@ -62,7 +78,9 @@ def test_the_error_is_that_of_the_mean_over_samples() -> None:
     """With one slot the value is a plain paired difference."""
     correct, counts = results(1)
     d = correct[frozenset("a")] - correct[frozenset()]
-    assert exact(("a",), correct, counts)["a"].error == pytest.approx(100 * d.std(ddof=1) / np.sqrt(60))
+    assert exact(("a",), correct, counts)["a"].error == pytest.approx(
+        100 * d.std(ddof=1) / np.sqrt(60)
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
@@ -73,14 +91,20 @@ def test_the_helper_has_the_full_table_of_up_to_four_blended_seeds(count: int) -
     rng = np.random.default_rng(5)
     helper.record(rng.integers(0, 2, (len(plan), 50)), np.zeros(len(plan)), np.ones(50))
     by_coalition = {
-        frozenset(name for name, alpha in zip(names, configuration, strict=True) if alpha): helper.correct[row]
+        frozenset(
+            name for name, alpha in zip(names, configuration, strict=True) if alpha
+        ): helper.correct[row]
         for row, configuration in enumerate(plan)
     }
     assert len(by_coalition) == 2**count
     wanted = brute_force(names, by_coalition, np.ones(50))
-    assert {name: value.difference for name, value in helper.shapley().items()} == pytest.approx(wanted)
+    assert {
+        name: value.difference for name, value in helper.shapley().items()
+    } == pytest.approx(wanted)
     whole = helper.difference(helper.all_on, ALL_OFF).difference
-    assert sum(value.difference for value in helper.shapley().values()) == pytest.approx(whole)
+    assert sum(
+        value.difference for value in helper.shapley().values()
+    ) == pytest.approx(whole)
 
 
 def test_no_values_unless_all_coalitions_were_measured() -> None:

@@ -9,10 +9,14 @@ from esper.bench.case import BenchArgs, Sizes, parse_size
 from esper.config import ConfigError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-SIZES = Sizes("ENVSxEPOCHS", ((8, 30),), cuda=((64, 30),), quick=((2, 4),), sweep=((1, 1), (2, 2)))
+SIZES = Sizes(
+    "ENVSxEPOCHS", ((8, 30),), cuda=((64, 30),), quick=((2, 4),), sweep=((1, 1), (2, 2))
+)
 
 
-@pytest.mark.parametrize("text", ["", "x", "4x", "0x1", "4x-1", "4 x 1", "four", "4X8", "٤x1"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "4x", "0x1", "4x-1", "4 x 1", "four", "4X8", "٤x1"]
+)
 def test_anything_but_positive_integers_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="for example 4x128x8"):
         parse_size(text)
@@ -25,7 +29,10 @@ def test_anything_but_positive_integers_is_refused(text: str) -> None:
         (BenchArgs(devices=(CPU, CUDA), quick=True), [(CPU, (2, 4)), (CUDA, (2, 4))]),
         (BenchArgs(sweep=True), [(CPU, (1, 1)), (CPU, (2, 2))]),
         (BenchArgs(sizes=(parse_size("1x2"),), sweep=True), [(CPU, (1, 2))]),
-        (BenchArgs(sizes=(parse_size("1x2"), parse_size("3x4")), quick=True), [(CPU, (1, 2)), (CPU, (3, 4))]),
+        (
+            BenchArgs(sizes=(parse_size("1x2"), parse_size("3x4")), quick=True),
+            [(CPU, (1, 2)), (CPU, (3, 4))],
+        ),
     ],
 )
 def test_sizes_depend_on_the_device_and_the_effort_unless_given(
@@ -35,4 +42,7 @@ def test_sizes_depend_on_the_device_and_the_effort_unless_given(
 
 
 def test_sizes_of_the_cpu_are_those_of_a_gpu_and_of_quick_runs_without_others() -> None:
-    assert list(Sizes("N", ((1,),)).of(BenchArgs(devices=(CPU, CUDA), quick=True))) == [(CPU, (1,)), (CUDA, (1,))]
+    assert list(Sizes("N", ((1,),)).of(BenchArgs(devices=(CPU, CUDA), quick=True))) == [
+        (CPU, (1,)),
+        (CUDA, (1,)),
+    ]

@@ -17,7 +17,10 @@ from tests.telemetry.sample_events import completed, cut
 def test_rates_cover_all_rounds_of_a_log(tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
     with closing(JsonlSink(log)) as sink:
-        rounds = (completed(1, samples=100, epochs=5, seconds=2.0), completed(2, samples=300, epochs=10, seconds=3.0))
+        rounds = (
+            completed(1, samples=100, epochs=5, seconds=2.0),
+            completed(2, samples=300, epochs=10, seconds=3.0),
+        )
         for event in (rounds[0], cut(1), rounds[1]):
             sink.handle(event)
     assert end_to_end.rates(log) == (80, 3)

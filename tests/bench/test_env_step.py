@@ -20,7 +20,9 @@ def test_the_parts_of_a_step_add_up() -> None:
             events.append(event)
             hub.emit(event)
 
-        with growth_env(image_task(8, 2, CPU, validation=8), 2, 4, emit, horizon=3) as env:
+        with growth_env(
+            image_task(8, 2, CPU, validation=8), 2, 4, emit, horizon=3
+        ) as env:
             steps = env_step.Steps(env)  # performs one step to warm up
             for _ in range(4):  # into the next episode
                 everything = steps.step()

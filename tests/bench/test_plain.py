@@ -21,7 +21,9 @@ CPU = torch.device("cpu")
         (digits.build_host(), plain_cnn(1, 10, base=3, blocks=2, pool_last=False)),
     ],
 )
-def test_both_sides_train_the_same_network(host: CNNHost, other: torch.nn.Module) -> None:
+def test_both_sides_train_the_same_network(
+    host: CNNHost, other: torch.nn.Module
+) -> None:
     # Buffers of the two have the same order and other names.
     own = list(host.state_dict().values())
     other.load_state_dict(dict(zip(other.state_dict(), own, strict=True)))
@@ -52,6 +54,10 @@ def test_an_epoch_restores_the_number_of_threads() -> None:
     assert torch.get_num_threads() == 1
 
 
-@pytest.mark.parametrize(("cores", "tried"), [(1, [1]), (3, [1, 2, 3]), (20, [*range(1, 9), 16, 20])])
-def test_all_numbers_of_threads_are_tried_if_there_are_few_cores(cores: int, tried: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("cores", "tried"), [(1, [1]), (3, [1, 2, 3]), (20, [*range(1, 9), 16, 20])]
+)
+def test_all_numbers_of_threads_are_tried_if_there_are_few_cores(
+    cores: int, tried: list[int]
+) -> None:
     assert plain.candidates(cores) == tried

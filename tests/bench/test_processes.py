@@ -29,7 +29,9 @@ class Counts:
     ("hosts", "processes", "expected"),
     [(4, 2, [2, 2]), (3, 2, [2, 1]), (1, 2, [1]), (2, 4, [1, 1])],
 )
-def test_hosts_are_dealt_out_in_turns(hosts: int, processes: int, expected: list[int]) -> None:
+def test_hosts_are_dealt_out_in_turns(
+    hosts: int, processes: int, expected: list[int]
+) -> None:
     assert shares(hosts, processes) == expected
 
 

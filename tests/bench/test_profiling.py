@@ -19,7 +19,9 @@ CPU = torch.device("cpu")
         ([(0, 40), (10, 20), (50, 80)], 12.5),
     ],
 )
-def test_a_gpu_is_idle_when_no_stream_runs(spans: list[tuple[int, int]], share: float) -> None:
+def test_a_gpu_is_idle_when_no_stream_runs(
+    spans: list[tuple[int, int]], share: float
+) -> None:
     assert idle_share(spans) == pytest.approx(share)
 
 
@@ -35,4 +37,6 @@ def test_peak_memory_counts_tensors_alive_at_the_same_time() -> None:
             second = torch.empty(500_000, dtype=torch.float64)
             del first, second
 
-    assert peak_megabytes(run, CPU) == pytest.approx(12, rel=0.02)  # allocations are rounded up
+    assert peak_megabytes(run, CPU) == pytest.approx(
+        12, rel=0.02
+    )  # allocations are rounded up

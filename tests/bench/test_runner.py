@@ -33,24 +33,45 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def numbers(own: float, other: float, unit: str, bar: float | None = None) -> BenchCase:
-    return BenchCase("case", "size", CPU, "other", lambda: own, lambda: other, bar, unit)
+    return BenchCase(
+        "case", "size", CPU, "other", lambda: own, lambda: other, bar, unit
+    )
 
 
 def test_the_ratio_of_times_is_the_speedup(clock: Clock) -> None:
-    result = measure(BenchCase("c", "s", CPU, "b", clock.taking(1e-3), clock.taking(4e-3), 3.0), rounds=5)
-    assert (result.value, result.baseline_value, result.ratio) == pytest.approx((1000, 4000, 4))
+    result = measure(
+        BenchCase("c", "s", CPU, "b", clock.taking(1e-3), clock.taking(4e-3), 3.0),
+        rounds=5,
+    )
+    assert (result.value, result.baseline_value, result.ratio) == pytest.approx(
+        (1000, 4000, 4)
+    )
     assert result.met
     assert result.turns == 5
 
 
 def test_an_amount_of_work_turns_times_into_rates(clock: Clock) -> None:
-    comparison = BenchCase("c", "s", CPU, "b", clock.taking(2.0), clock.taking(5.0), 3.0, unit="images/s", amount=1000)
+    comparison = BenchCase(
+        "c",
+        "s",
+        CPU,
+        "b",
+        clock.taking(2.0),
+        clock.taking(5.0),
+        3.0,
+        unit="images/s",
+        amount=1000,
+    )
     result = measure(comparison, rounds=3)
-    assert (result.value, result.baseline_value, result.ratio) == pytest.approx((500, 200, 2.5))
+    assert (result.value, result.baseline_value, result.ratio) == pytest.approx(
+        (500, 200, 2.5)
+    )
     assert result.met is False
 
 
-@pytest.mark.parametrize(("unit", "ratio"), [("MB", 2.0), ("%", 2.0), ("images/s", 0.5)])
+@pytest.mark.parametrize(
+    ("unit", "ratio"), [("MB", 2.0), ("%", 2.0), ("images/s", 0.5)]
+)
 def test_a_ratio_above_one_is_better_whatever_the_unit(unit: str, ratio: float) -> None:
     result = measure(numbers(10, 20, unit, bar=1.0))
     assert result.ratio == ratio
@@ -67,7 +88,10 @@ def test_sides_alternate_in_going_first() -> None:
 
         return run
 
-    measure(BenchCase("c", "s", CPU, "b", side("own"), side("other"), None, unit="%"), rounds=3)
+    measure(
+        BenchCase("c", "s", CPU, "b", side("own"), side("other"), None, unit="%"),
+        rounds=3,
+    )
     assert order == ["own", "other", "other", "own", "own", "other"]
 
 
@@ -78,7 +102,11 @@ def test_a_long_comparison_gets_three_turns_and_a_single_warm_up(clock: Clock) -
         calls.append(clock.now)
         clock.now += 10
 
-    result = measure(BenchCase("c", "s", CPU, "b", run, clock.taking(10), None), rounds=15, max_seconds=30)
+    result = measure(
+        BenchCase("c", "s", CPU, "b", run, clock.taking(10), None),
+        rounds=15,
+        max_seconds=30,
+    )
     assert result.turns == runner.MIN_TURNS
     assert len(calls) == 1 + runner.MIN_TURNS
 
@@ -89,8 +117,13 @@ def test_a_case_can_limit_its_turns() -> None:
 
 def test_the_spread_is_interpolated_between_order_statistics() -> None:
     values = iter([4.0, 1.0, 3.0, 2.0])
-    result = measure(BenchCase("c", "s", CPU, "b", lambda: next(values), lambda: 6.0, None, "%"), rounds=4)
-    assert (result.value, result.value_low, result.value_high) == pytest.approx((2.5, 1.3, 3.7))
+    result = measure(
+        BenchCase("c", "s", CPU, "b", lambda: next(values), lambda: 6.0, None, "%"),
+        rounds=4,
+    )
+    assert (result.value, result.value_low, result.value_high) == pytest.approx(
+        (2.5, 1.3, 3.7)
+    )
     assert (result.ratio_low, result.ratio_high) == pytest.approx((1.65, 5.1))
 
 
@@ -108,6 +141,8 @@ def test_a_baseline_whose_turns_differ_is_measured_again_and_then_not_judged() -
 
 def test_a_second_try_may_be_steady() -> None:
     values = [10.0, 10.0, 30.0, 20.0, 20.0, 20.0]
-    comparison = replace(numbers(10, 20, "MB", bar=1.0), run_baseline=lambda: values.pop(0))
+    comparison = replace(
+        numbers(10, 20, "MB", bar=1.0), run_baseline=lambda: values.pop(0)
+    )
     result = measure(comparison, rounds=3)
     assert (result.usable, result.met, result.baseline_value) == (True, True, 20.0)

@@ -37,7 +37,9 @@ def test_hosts_learn_in_each_way(precision: torch.dtype, channels_last: bool) ->
 
 @pytest.mark.slow  # tests of Loop and of Processes are fast
 def test_processes_share_the_hosts_and_train_all_of_them() -> None:
-    with closing(workers(Way(processes=2), Work(RECIPE, 3, *data(), batch=16))) as spread:
+    with closing(
+        workers(Way(processes=2), Work(RECIPE, 3, *data(), batch=16))
+    ) as spread:
         first = spread.epoch()
         for _ in range(8):
             last = spread.epoch()
@@ -47,7 +49,9 @@ def test_processes_share_the_hosts_and_train_all_of_them() -> None:
     assert [process.exitcode for process in spread.processes] == [0, 0]
 
 
-def test_the_fastest_of_the_tried_ways_is_taken_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_of_the_tried_ways_is_taken_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     wanted = Way(torch.bfloat16, channels_last=True, processes=2)
 
     def seconds(*given: object) -> float:
@@ -61,18 +65,25 @@ def test_the_fastest_of_the_tried_ways_is_taken_and_named(monkeypatch: pytest.Mo
     monkeypatch.setattr(tuned, "_start", lambda _way, work: Loop(Way(), work))
     with closing(TunedTraining(RECIPE, 2, split(64, 0, CPU), 16)) as training:
         assert training.way == wanted
-        assert training.name == "tuned PyTorch: bfloat16 channels_last, eager, 2 processes of 1 thread"
+        assert (
+            training.name
+            == "tuned PyTorch: bfloat16 channels_last, eager, 2 processes of 1 thread"
+        )
         assert {way.compiled for way in training.tried} == {False, True}
         assert {way.threads for way in training.tried} == {1, 2}
 
 
 @pytest.mark.parametrize("cores", slow_except([1], [1, 2]))
-def test_the_ways_are_timed_by_training(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ways_are_timed_by_training(
+    cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those of one process, and with more cores those of several processes and threads as well."""
     monkeypatch.setattr(tuned, "TRIED_STEPS", 1)
     monkeypatch.setattr(tuned, "TURNS", 1)
     monkeypatch.setattr(tuned, "usable_cores", lambda: cores)
-    with closing(TunedTraining(RECIPE, 2, split(32, 0, CPU), 16, compiles=False)) as training:
+    with closing(
+        TunedTraining(RECIPE, 2, split(32, 0, CPU), 16, compiles=False)
+    ) as training:
         assert all(seconds > 0 for seconds in training.tried.values())
         assert len(training.tried) == 4 if cores == 1 else len(training.tried) >= 6
         losses = training.epoch()

@@ -63,7 +63,9 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def esper(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Esper:
+def esper(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Esper:
     """``esper("run", "--envs", "2")`` in an empty working directory; an exception that leaves main() fails the test.
 
     No processes are started unless ``--processes`` is given: their environment would be that of later tests.

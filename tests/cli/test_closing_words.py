@@ -19,7 +19,9 @@ from esper.run.summary import RunSummary
 BASE = [80.0 + i for i in range(10)]
 
 
-def ended(*differences: list[float], controller: str = "ppo", **changes: Any) -> RunSummary:
+def ended(
+    *differences: list[float], controller: str = "ppo", **changes: Any
+) -> RunSummary:
     """A run compared with baselines b0, b1, ...: each list is what its controller did better on the same hosts."""
     found = []
     for i, row in enumerate(differences):
@@ -65,19 +67,34 @@ def test_the_result_is_one_line_of_plain_words() -> None:
     spread = [1.0 + 0.1 * i for i in range(9)]
     better = "In short, growing paid off: +1.21 pp over the same hosts alone, 9 of 10 better."
     assert plain_words(alone(*spread, -0.5)) == [better]
-    assert plain_words(alone(*(-d for d in spread), -1.0))[0].startswith("In short, growing did harm: -1.36 pp")
-    assert "made no difference that 10 hosts could show (+0.00 pp)" in plain_words(alone(*[0.5, -0.5] * 5))[0]
-    assert "too few hosts to tell whether growing paid off (+3.00 pp)" in plain_words(alone(3.0))[0]
+    assert plain_words(alone(*(-d for d in spread), -1.0))[0].startswith(
+        "In short, growing did harm: -1.36 pp"
+    )
+    assert (
+        "made no difference that 10 hosts could show (+0.00 pp)"
+        in plain_words(alone(*[0.5, -0.5] * 5))[0]
+    )
+    assert (
+        "too few hosts to tell whether growing paid off (+3.00 pp)"
+        in plain_words(alone(3.0))[0]
+    )
     assert plain_words(ended([1.0] * 10)) == []  # no hosts were left alone
 
 
 def test_the_result_fits_80_columns() -> None:
-    words = closing_words(replace(alone(*[0.5, -0.5] * 5), grown_parameters=1e6), "digits").splitlines()
+    words = closing_words(
+        replace(alone(*[0.5, -0.5] * 5), grown_parameters=1e6), "digits"
+    ).splitlines()
     assert max(map(len, words[: words.index("Next:")])) <= 80
 
 
-@pytest.mark.parametrize("controller", ["ppo", "checkpoint:runs/a", "pretrained", "heuristic", "mine.py:make"])
-def test_intervals_of_an_agent_are_said_to_leave_out_the_spread_of_training(controller: str) -> None:
+@pytest.mark.parametrize(
+    "controller",
+    ["ppo", "checkpoint:runs/a", "pretrained", "heuristic", "mine.py:make"],
+)
+def test_intervals_of_an_agent_are_said_to_leave_out_the_spread_of_training(
+    controller: str,
+) -> None:
     said = f"{controller}: trained once, so the intervals leave out the spread of training."
     lines = result_lines(ended([1.0, 2.0], controller=controller))
     assert (lines[-1] == said) == (controller not in ("heuristic", "mine.py:make"))
@@ -85,7 +102,9 @@ def test_intervals_of_an_agent_are_said_to_leave_out_the_spread_of_training(cont
 
 @pytest.mark.finding("M14")
 def test_few_pairs_are_called_inconclusive_however_large_the_difference() -> None:
-    assert result_lines(ended([30.0 + i for i in range(9)]))[3].endswith(": inconclusive, under 10 pairs")
+    assert result_lines(ended([30.0 + i for i in range(9)]))[3].endswith(
+        ": inconclusive, under 10 pairs"
+    )
     (line,) = result_lines(ended([30.0]))[3:4]
     assert line.endswith("+30.00 pp, no interval: inconclusive, under 10 pairs")
 
@@ -95,7 +114,10 @@ def test_the_word_follows_the_corrected_p_value() -> None:
     """The difference is significant alone, p = 0.016, but not among five comparisons."""
     weak = [3.0, 2.0] * 4 + [-1.0, -1.0]
     assert result_lines(ended(weak))[3].endswith(": better")
-    assert all(line.endswith("no evidence of a difference") for line in result_lines(ended(*[weak] * 5))[3:8])
+    assert all(
+        line.endswith("no evidence of a difference")
+        for line in result_lines(ended(*[weak] * 5))[3:8]
+    )
 
 
 def test_an_interrupted_agent_claims_nothing_and_prints_the_resume_command() -> None:
@@ -109,8 +131,13 @@ def test_an_interrupted_agent_claims_nothing_and_prints_the_resume_command() -> 
 
 
 def test_a_comparison_that_was_interrupted_is_said_to_be_missing() -> None:
-    words = closing_words(ended(interrupted=True, total_rounds=3), "digits").splitlines()
-    assert words[1] == "All rounds are done, but the comparison is not: resume the run to complete it."
+    words = closing_words(
+        ended(interrupted=True, total_rounds=3), "digits"
+    ).splitlines()
+    assert (
+        words[1]
+        == "All rounds are done, but the comparison is not: resume the run to complete it."
+    )
 
 
 def test_a_finished_run_prints_no_resume_command() -> None:
@@ -120,23 +147,36 @@ def test_a_finished_run_prints_no_resume_command() -> None:
 
 
 def test_lost_telemetry_is_named() -> None:
-    words = closing_words(ended([1.0] * 10, dropped_sinks={"JsonlSink": "No space left"}), "digits")
+    words = closing_words(
+        ended([1.0] * 10, dropped_sinks={"JsonlSink": "No space left"}), "digits"
+    )
     assert "Telemetry lost: JsonlSink failed (No space left)." in words.splitlines()
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
 @pytest.mark.parametrize("task", ["digits", "planted", "mine"])
-@pytest.mark.parametrize("controller", ["ppo", "checkpoint:runs/b", "schedule", "schedule:s.toml", "random", "none"])
-def test_the_commands_it_proposes_are_commands(controller: str, task: str, interrupted: bool) -> None:
-    lines = next_commands(ended([1.0] * 10, controller=controller, interrupted=interrupted), task)
+@pytest.mark.parametrize(
+    "controller",
+    ["ppo", "checkpoint:runs/b", "schedule", "schedule:s.toml", "random", "none"],
+)
+def test_the_commands_it_proposes_are_commands(
+    controller: str, task: str, interrupted: bool
+) -> None:
+    lines = next_commands(
+        ended([1.0] * 10, controller=controller, interrupted=interrupted), task
+    )
     assert len(lines) >= 3
     parent = click.Context(group, info_name="esper", **group.context_settings)
     for name, *arguments in (line.split()[1:] for line in lines):
         command = group.get_command(parent, name)
         assert command is not None
-        command.make_context(name, list(arguments), parent)  # raises for an option that is not there
+        command.make_context(
+            name, list(arguments), parent
+        )  # raises for an option that is not there
     assert lines[0] == "  esper report runs/a"
-    assert ("checkpoint:runs/a" in lines[1]) == (controller == "ppo" and not interrupted)
+    assert ("checkpoint:runs/a" in lines[1]) == (
+        controller == "ppo" and not interrupted
+    )
     if task == "mine":  # no schedule ships for it
         assert not any(word == "schedule" for line in lines for word in line.split())
 
@@ -145,10 +185,19 @@ def test_proposed_commands_are_quoted_for_a_shell() -> None:
     folder, task = "my runs/a;b", "my tasks/t.py:make"
     summary = ended([1.0] * 10, folder=Path(folder), interrupted=True)
     lines = closing_words(summary, task).splitlines()
-    resume, report, compare, again, _ = (shlex.split(line) for line in lines[lines.index("Next:") + 1 :])
+    resume, report, compare, again, _ = (
+        shlex.split(line) for line in lines[lines.index("Next:") + 1 :]
+    )
     assert resume == ["esper", "run", "--resume", folder, "--task", task]
     assert report == ["esper", "report", folder]
-    assert compare[:6] == ["esper", "compare", "--config", f"{folder}/config.toml", "--task", task]
+    assert compare[:6] == [
+        "esper",
+        "compare",
+        "--config",
+        f"{folder}/config.toml",
+        "--task",
+        task,
+    ]
     assert again[:4] == ["esper", "run", "--task", task]
 
 

@@ -27,26 +27,44 @@ def results(folder: str) -> dict[str, Any]:
 
 
 def test_arms_are_configs(esper: Esper) -> None:
-    Path("slow.toml").write_text('[run]\ncontroller = "heuristic"\n[env]\nmax_seeds = 1\n')
+    Path("slow.toml").write_text(
+        '[run]\ncontroller = "heuristic"\n[env]\nmax_seeds = 1\n'
+    )
     few = "few:controller=random,env.max_seeds=2,reward.mode=sparse"
-    arms = ("--arm", "slow=slow.toml", "--arm", few, "--arm", "heuristic", "--arm", "no-growth")
+    arms = (
+        "--arm",
+        "slow=slow.toml",
+        "--arm",
+        few,
+        "--arm",
+        "heuristic",
+        "--arm",
+        "no-growth",
+    )
     found = esper("compare", *PLANTED, *arms, "--pairs", "2", "--out", "out")
     assert (found.code, found.err) == (0, "")
     told = results("out")
     assert told["reference"] == "no-growth"
     arms_told = told["arms"]
-    assert {name: arm["config"]["env"]["max_seeds"] for name, arm in arms_told.items()} == {
+    assert {
+        name: arm["config"]["env"]["max_seeds"] for name, arm in arms_told.items()
+    } == {
         "slow": 1,
         "few": 2,
         "heuristic": 3,
         "no-growth": 3,
     }
-    assert [arms_told[name]["controller"] for name in ("slow", "few")] == ["heuristic", "random"]
+    assert [arms_told[name]["controller"] for name in ("slow", "few")] == [
+        "heuristic",
+        "random",
+    ]
     assert "Differences are arm minus no-growth" in found.out
 
 
 @pytest.mark.finding("M14")
-def test_by_default_there_are_pairs_enough_to_name_a_winner(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_default_there_are_pairs_enough_to_name_a_winner(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
 
     def stands_in(_arms: Any, pairs: int, *_rest: Any, **_named: Any) -> None:
@@ -58,27 +76,55 @@ def test_by_default_there_are_pairs_enough_to_name_a_winner(esper: Esper, monkey
     assert asked[0] >= MIN_PAIRS
     assert TrainingConfig().run.evaluation_pairs >= MIN_PAIRS
     for name in ("digits", "chars", "planted"):
-        config = TrainingConfig.parse({"task": {"name": name}, "run": {"controller": "random"}})
+        config = TrainingConfig.parse(
+            {"task": {"name": name}, "run": {"controller": "random"}}
+        )
         made = EnvMaker.of(config).config
         assert int(made.run.rounds or 0) * int(made.env.n_envs or 0) >= MIN_PAIRS, name
 
 
 @pytest.mark.slow
 def test_controls_are_made_for_the_arm_that_is_named(esper: Esper) -> None:
-    arms = ("--arm", "random", "--arm", "heuristic", "--arm", "static", "--arm", "bigger", "--arm", "same-compute")
-    found = esper("compare", *TWO_EPOCHS, *arms, "--of", "heuristic", "--pairs", "1", "--out", "out")
-    assert (found.code, found.err) == (0, "")
-    assert {name: arm["of"] for name, arm in results("out")["arms"].items() if arm["of"]} == dict.fromkeys(
-        ("static", "bigger", "same-compute"), "heuristic"
+    arms = (
+        "--arm",
+        "random",
+        "--arm",
+        "heuristic",
+        "--arm",
+        "static",
+        "--arm",
+        "bigger",
+        "--arm",
+        "same-compute",
     )
+    found = esper(
+        "compare",
+        *TWO_EPOCHS,
+        *arms,
+        "--of",
+        "heuristic",
+        "--pairs",
+        "1",
+        "--out",
+        "out",
+    )
+    assert (found.code, found.err) == (0, "")
+    assert {
+        name: arm["of"] for name, arm in results("out")["arms"].items() if arm["of"]
+    } == dict.fromkeys(("static", "bigger", "same-compute"), "heuristic")
     assert "static is made for each host of heuristic" in " ".join(found.out.split())
-    compute = next(metric for metric in results("out")["metrics"] if metric["metric"] == "compute")
+    compute = next(
+        metric for metric in results("out")["metrics"] if metric["metric"] == "compute"
+    )
     assert compute["missing"] is None
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(KeyboardInterrupt(), 130), pytest.param(OSError("the disk is gone"), 1, marks=pytest.mark.slow)],
+    [
+        (KeyboardInterrupt(), 130),
+        pytest.param(OSError("the disk is gone"), 1, marks=pytest.mark.slow),
+    ],
     ids=["ctrl-c", "error"],
 )
 def test_complete_pairs_are_reported_and_the_rest_is_resumed(
@@ -94,11 +140,25 @@ def test_complete_pairs_are_reported_and_the_rest_is_resumed(
 
     with monkeypatch.context() as patch:
         patch.setattr(GrowingRunner, "play", breaks)
-        found = esper("compare", *PLANTED, "--arm", "random", "--arm", "none", "--pairs", "4", "--out", "out")
+        found = esper(
+            "compare",
+            *PLANTED,
+            "--arm",
+            "random",
+            "--arm",
+            "none",
+            "--pairs",
+            "4",
+            "--out",
+            "out",
+        )
     assert found.code == code
     words = " ".join(found.out.split())
     assert "2 of 4 requested pairs" in words
-    assert "Only 2 of 4 pairs are complete. To continue: esper compare --resume out" in words
+    assert (
+        "Only 2 of 4 pairs are complete. To continue: esper compare --resume out"
+        in words
+    )
     assert ("the disk is gone" in found.err) == (code == 1)
     assert results("out")["pairs"] == 2
 
@@ -106,22 +166,51 @@ def test_complete_pairs_are_reported_and_the_rest_is_resumed(
     assert (again.code, again.err) == (0, "")
     assert results("out")["pairs"] == 4
     assert again.out.count("comparing, round") == 1
-    esper("compare", *PLANTED, "--arm", "random", "--arm", "none", "--pairs", "4", "--out", "whole")
+    esper(
+        "compare",
+        *PLANTED,
+        "--arm",
+        "random",
+        "--arm",
+        "none",
+        "--pairs",
+        "4",
+        "--out",
+        "whole",
+    )
     assert results("out") == results("whole")
 
 
-def test_without_a_complete_pair_the_resume_command_is_printed(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_complete_pair_the_resume_command_is_printed(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(self: GrowingRunner, number: int, grown: Any = ()) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(GrowingRunner, "play", never)
-    found = esper("compare", *PLANTED, "--arm", "random", "--arm", "none", "--out", "out")
+    found = esper(
+        "compare", *PLANTED, "--arm", "random", "--arm", "none", "--out", "out"
+    )
     assert found.code == 130
-    assert "No pair is complete in every arm yet. To continue: esper compare --resume out" in found.out
+    assert (
+        "No pair is complete in every arm yet. To continue: esper compare --resume out"
+        in found.out
+    )
 
 
 def test_a_comparison_is_analysed_again_with_another_reference(esper: Esper) -> None:
-    esper("compare", *PLANTED, "--arm", "random", "--arm", "none", "--pairs", "2", "--out", "out")
+    esper(
+        "compare",
+        *PLANTED,
+        "--arm",
+        "random",
+        "--arm",
+        "none",
+        "--pairs",
+        "2",
+        "--out",
+        "out",
+    )
     found = esper("compare", "--resume", "out", "--reference", "random")
     assert found.code == 0
     assert "Differences are arm minus random" in " ".join(found.out.split())
@@ -131,11 +220,23 @@ def test_a_comparison_is_analysed_again_with_another_reference(esper: Esper) -> 
     assert "only --reference, --json" in refused.err
 
 
-LEARNING = (*PLANTED, "--arm", "ppo", "--arm", "ppo:reward.mode=sparse", "--pairs", "2", "--set", "ppo.width=16")
+LEARNING = (
+    *PLANTED,
+    "--arm",
+    "ppo",
+    "--arm",
+    "ppo:reward.mode=sparse",
+    "--pairs",
+    "2",
+    "--set",
+    "ppo.width=16",
+)
 
 
 def test_arms_that_learn_are_trained_with_several_seeds(esper: Esper) -> None:
-    found = esper("compare", *LEARNING, "--rounds", "1", "--train-seeds", "2", "--out", "out")
+    found = esper(
+        "compare", *LEARNING, "--rounds", "1", "--train-seeds", "2", "--out", "out"
+    )
     assert (found.code, found.err) == (0, "")
     words = " ".join(found.out.split())
     assert "2 training seeds of 2 hosts each" in words
@@ -149,55 +250,87 @@ def test_arms_that_learn_are_trained_with_several_seeds(esper: Esper) -> None:
     assert esper("show", "out/seed-1/0-ppo").code == 0
 
 
-def test_an_interrupted_training_is_resumed(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_training_is_resumed(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(self: Trainer) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "play_round", never)
-        found = esper("compare", *LEARNING, "--rounds", "1", "--train-seeds", "1", "--out", "out")
+        found = esper(
+            "compare", *LEARNING, "--rounds", "1", "--train-seeds", "1", "--out", "out"
+        )
     assert found.code == 130
-    assert "No training seed is complete in every arm yet. To continue: esper compare --resume out" in found.out
+    assert (
+        "No training seed is complete in every arm yet. To continue: esper compare --resume out"
+        in found.out
+    )
     assert esper("compare", "--resume", "out").code == 0
     assert results("out")["train_seeds"] == 1
 
 
-def test_parts_are_played_and_merged(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ComparisonFolder, "seconds", lambda _: {})  # those of two machines differ
+def test_parts_are_played_and_merged(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        ComparisonFolder, "seconds", lambda _: {}
+    )  # those of two machines differ
     arms = (*PLANTED, "--arm", "random", "--arm", "none", "--pairs", "4")
     for number in (1, 2):
         found = esper("compare", *arms, "--part", f"{number}/2", "--out", f"p{number}")
         assert (found.code, found.err) == (0, "")
         assert (
-            f"p{number}, part {number}/2, is finished. Once all parts are: esper compare --merge FOLDER..." in found.out
+            f"p{number}, part {number}/2, is finished. Once all parts are: esper compare --merge FOLDER..."
+            in found.out
         )
         assert "pp" not in found.out.splitlines()[-1]
     missing = esper("compare", "--merge", "p1", "--out", "merged")
     assert (missing.code, "missing: part 2/2" in missing.err) == (2, True)
-    merged = esper("compare", "--merge", "p1", "p2", "--out", "merged", "--json", "found.json")
+    merged = esper(
+        "compare", "--merge", "p1", "p2", "--out", "merged", "--json", "found.json"
+    )
     assert (merged.code, merged.err) == (0, "")
     whole = esper("compare", *arms, "--out", "whole")
     assert "comparing" not in merged.out
-    assert results("merged") == results("whole") == json.loads(Path("found.json").read_text())
-    table = [line for line in whole.out.splitlines() if not line.startswith(("comparing", "Written"))]
-    assert [line for line in merged.out.splitlines() if not line.startswith("Written")] == table
+    assert (
+        results("merged")
+        == results("whole")
+        == json.loads(Path("found.json").read_text())
+    )
+    table = [
+        line
+        for line in whole.out.splitlines()
+        if not line.startswith(("comparing", "Written"))
+    ]
+    assert [
+        line for line in merged.out.splitlines() if not line.startswith("Written")
+    ] == table
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--part", "3/2", "--arm", "none", "--arm", "random"), "--part is '3/2': give K/N, part K of N"),
+        (
+            ("--part", "3/2", "--arm", "none", "--arm", "random"),
+            "--part is '3/2': give K/N, part K of N",
+        ),
         (
             ("--part", "1/2", "--json", "o.json", "--arm", "none", "--arm", "random"),
             "give it to --merge, not to --part",
         ),
         (("p1", "p2"), "unexpected argument p1: folders are given after --merge"),
-        (("--merge", "p1", "--pairs", "3"), "--merge FOLDER... continues the comparison with the settings it was"),
+        (
+            ("--merge", "p1", "--pairs", "3"),
+            "--merge FOLDER... continues the comparison with the settings it was",
+        ),
         (("--merge", "p1", "--processes", "2"), "only --out, --reference, --json and"),
         (("--merge", "p1", "--resume", "p2"), "only --out, --reference, --json and"),
     ],
 )
-def test_wrong_options_of_parts_are_refused(options: tuple[str, ...], words: str, esper: Esper) -> None:
+def test_wrong_options_of_parts_are_refused(
+    options: tuple[str, ...], words: str, esper: Esper
+) -> None:
     found = esper("compare", *options)
     assert (found.code, words in found.err) == (2, True), found.err
     assert not list(Path().iterdir())
@@ -207,13 +340,29 @@ def test_wrong_options_of_parts_are_refused(options: tuple[str, ...], words: str
 def test_options_of_learning_need_an_arm_that_learns(option: str, esper: Esper) -> None:
     found = esper("compare", *PLANTED, "--arm", "none", "--arm", "random", option, "3")
     assert (found.code, found.out) == (2, "")
-    assert f"{option} is for arms that learn, and no arm does; add one, such as --arm ppo" in found.err
+    assert (
+        f"{option} is for arms that learn, and no arm does; add one, such as --arm ppo"
+        in found.err
+    )
 
 
 def test_the_report_says_that_an_agent_was_trained_once(esper: Esper) -> None:
-    found = esper("compare", *TWO_EPOCHS, "--arm", "pretrained", "--arm", "none", "--pairs", "1", "--out", "out")
+    found = esper(
+        "compare",
+        *TWO_EPOCHS,
+        "--arm",
+        "pretrained",
+        "--arm",
+        "none",
+        "--pairs",
+        "1",
+        "--out",
+        "out",
+    )
     assert (found.code, found.err) == (0, "")
-    note = "pretrained: trained once, so the intervals leave out the spread of training."
+    note = (
+        "pretrained: trained once, so the intervals leave out the spread of training."
+    )
     assert note in " ".join(found.out.split())
     assert results("out")["notes"] == [note]
 
@@ -228,7 +377,9 @@ def test_the_report_says_that_an_agent_was_trained_once(esper: Esper) -> None:
         (("none", "a=b"), "NAME=FILE.toml"),
     ],
 )
-def test_arms_that_cannot_be_compared_are_refused(arms: tuple[str, ...], told: str, esper: Esper) -> None:
+def test_arms_that_cannot_be_compared_are_refused(
+    arms: tuple[str, ...], told: str, esper: Esper
+) -> None:
     options = [word for arm in arms for word in ("--arm", arm)]
     found = esper("compare", *TWO_EPOCHS, "--seed", "0", *options)
     assert (found.code, found.out) == (2, "")

@@ -17,7 +17,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def smaller(seed: int) -> TrainingConfig:
         env = {"n_envs": 2, "episode_length": 4, "baseline_episodes": 1}
-        return whole(seed).with_values(run={"rounds": 1}, env=env, task={"samples_per_epoch": 128})
+        return whole(seed).with_values(
+            run={"rounds": 1}, env=env, task={"samples_per_epoch": 128}
+        )
 
     monkeypatch.setattr(demo, "configuration", smaller)
 
@@ -30,7 +32,10 @@ def test_the_demo_prints_its_results_and_the_next_commands(esper: Esper) -> None
     assert lines[0].startswith("A trained agent grows")
     assert "task digits, controller pretrained, seed 3" in lines
     assert any(line.startswith("The best of 2 hosts") for line in lines)
-    assert any(line.startswith("Test accuracy of 2 hosts grown by pretrained") for line in lines)
+    assert any(
+        line.startswith("Test accuracy of 2 hosts grown by pretrained")
+        for line in lines
+    )
     assert any(line.startswith("In short, too few hosts to tell") for line in lines)
     assert "  esper report 'runs/a demo'" in lines
 

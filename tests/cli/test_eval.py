@@ -17,12 +17,39 @@ from tests.cli.conftest import MINE, TASK, Esper, executed
 pytestmark = pytest.mark.usefixtures("no_plots")
 
 RUN = (
-    *("run", "--task", "planted", "--envs", "4", "--episode-length", "4", "--set", "ppo.width=16"),
+    *(
+        "run",
+        "--task",
+        "planted",
+        "--envs",
+        "4",
+        "--episode-length",
+        "4",
+        "--set",
+        "ppo.width=16",
+    ),
     *("--set", "run.evaluation_pairs=10", "--rounds", "2", "--seed", "3"),
 )
 DIGITS = (
-    *("run", "--envs", "2", "--episode-length", "3", "--rounds", "1", "--set", "ppo.width=16"),
-    *("--set", "task.samples_per_epoch=128", "--set", "env.baseline_episodes=1", "--set", "run.evaluation_pairs=2"),
+    *(
+        "run",
+        "--envs",
+        "2",
+        "--episode-length",
+        "3",
+        "--rounds",
+        "1",
+        "--set",
+        "ppo.width=16",
+    ),
+    *(
+        "--set",
+        "task.samples_per_epoch=128",
+        "--set",
+        "env.baseline_episodes=1",
+        "--set",
+        "run.evaluation_pairs=2",
+    ),
     *("--set", "ppo.practice_steps=256"),
 )
 
@@ -36,20 +63,31 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return play(config, tmp_path_factory.mktemp("runs") / "mine")[0].folder
 
 
-def test_an_evaluation_prints_greedy_and_sampled_play_beside_hosts_left_alone(esper: Esper, run: Path) -> None:
+def test_an_evaluation_prints_greedy_and_sampled_play_beside_hosts_left_alone(
+    esper: Esper, run: Path
+) -> None:
     found = esper("eval", str(run), "--json", "o.json", "--out", "out")
     assert (found.code, found.err) == (0, "")
     lines = found.out.splitlines()
-    assert sum(line.startswith("comparing, round ") for line in lines) == 3 * 3  # arms, rounds of at most 4 hosts
-    assert "Committed hosts of planted after their last epoch: 10 pairs, seed 7" in lines
+    assert (
+        sum(line.startswith("comparing, round ") for line in lines) == 3 * 3
+    )  # arms, rounds of at most 4 hosts
+    assert (
+        "Committed hosts of planted after their last epoch: 10 pairs, seed 7" in lines
+    )
     assert Path("o.json").read_text() == Path("out/results.json").read_text()
     told = json.loads(Path("o.json").read_text())
     assert list(told["arms"]) == ["none", "greedy", "stochastic"]
     for compared in told["metrics"][0]["comparisons"]:
-        assert any(line.startswith(f"{compared['name_a']} against none: ") for line in lines)
+        assert any(
+            line.startswith(f"{compared['name_a']} against none: ") for line in lines
+        )
         assert any(f"{compared['difference']:+.2f}" in line for line in lines)
     assert "greedy, stochastic: trained once" in found.out
-    assert lines[-1] == f"{run} learned on planted, 2 of 2 rounds, best after round 2, seed 7."
+    assert (
+        lines[-1]
+        == f"{run} learned on planted, 2 of 2 rounds, best after round 2, seed 7."
+    )
 
 
 def test_few_pairs_are_called_inconclusive(esper: Esper, run: Path) -> None:
@@ -58,12 +96,36 @@ def test_few_pairs_are_called_inconclusive(esper: Esper, run: Path) -> None:
     assert out.count("against none: inconclusive: under 10 pairs") == 2
 
 
-def test_an_agent_without_experience_of_such_hosts_is_advised_to_explore(esper: Esper, run: Path) -> None:
-    small = ("--pairs", "1", "--set", "task.samples_per_epoch=64", "--set", "env.episode_length=2")
+def test_an_agent_without_experience_of_such_hosts_is_advised_to_explore(
+    esper: Esper, run: Path
+) -> None:
+    small = (
+        "--pairs",
+        "1",
+        "--set",
+        "task.samples_per_epoch=64",
+        "--set",
+        "env.episode_length=2",
+    )
     advice = "greedy, stochastic: without experience with such hosts"
     assert advice in esper("eval", str(run), "--task", "digits", *small).out
-    assert advice not in esper("eval", str(run), "--task", "digits", *small, "--explore", "1", "--out", "out").out
-    assert find_policy("out-explored.safetensors").origin.startswith("learned on planted")
+    assert (
+        advice
+        not in esper(
+            "eval",
+            str(run),
+            "--task",
+            "digits",
+            *small,
+            "--explore",
+            "1",
+            "--out",
+            "out",
+        ).out
+    )
+    assert find_policy("out-explored.safetensors").origin.startswith(
+        "learned on planted"
+    )
 
 
 @pytest.mark.slow
@@ -74,11 +136,16 @@ def test_another_width_is_said(esper: Esper) -> None:
     assert "1 pair, seed 0, width 4" in found.out
 
 
-def test_a_saved_agent_has_its_score_and_plays_by_the_proposed_command(esper: Esper, run: Path) -> None:
+def test_a_saved_agent_has_its_score_and_plays_by_the_proposed_command(
+    esper: Esper, run: Path
+) -> None:
     found = esper("eval", str(run), "--save", "mine.safetensors", "--json", "o.json")
     assert (found.code, found.err) == (0, "")
     *_, last = found.out.splitlines()
-    assert last == "Saved. To use it: esper run --task planted --controller checkpoint:mine.safetensors"
+    assert (
+        last
+        == "Saved. To use it: esper run --task planted --controller checkpoint:mine.safetensors"
+    )
     saved = find_policy("mine.safetensors")
     told = json.loads(Path("o.json").read_text())
     assert saved.facts is not None
@@ -107,7 +174,12 @@ def test_results_are_printed_even_if_they_cannot_be_written(
 
 @pytest.mark.finding("M12")
 @pytest.mark.parametrize(
-    "error", [SharedBatchError("a worker died"), MemoryError("no more"), OSError(5, "Input/output error")]
+    "error",
+    [
+        SharedBatchError("a worker died"),
+        MemoryError("no more"),
+        OSError(5, "Input/output error"),
+    ],
 )
 def test_expected_errors_are_shown_without_a_traceback(
     error: Exception, esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
@@ -128,14 +200,21 @@ def test_a_run_of_a_users_task_asks_for_it_again(esper: Esper) -> None:
     executed()
     refused = esper("eval", "mine", "--pairs", "1")
     assert refused.code == 2
-    assert "mine names the task 'mine.py:make_task', which is Python code" in refused.err
+    assert (
+        "mine names the task 'mine.py:make_task', which is Python code" in refused.err
+    )
     assert executed() == 0
-    found = esper("eval", "mine", "--pairs", "1", "--task", TASK, "--save", "a.safetensors")
+    found = esper(
+        "eval", "mine", "--pairs", "1", "--task", TASK, "--save", "a.safetensors"
+    )
     assert found.code == 0, found.err
     assert executed() == 1
     again = esper("eval", "a.safetensors", "--pairs", "1")
     assert again.code == 2
-    assert "a.safetensors names the task 'mine.py:make_task', which is Python code" in again.err
+    assert (
+        "a.safetensors names the task 'mine.py:make_task', which is Python code"
+        in again.err
+    )
     assert executed() == 0
 
 
@@ -149,20 +228,46 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "width that is no number": (("--width", "wide"), "--width"),
     "value": (("--set", "env.nope=1"), "unknown key env.nope"),
     "value without a section": (("--set", "nope"), "SECTION.NAME=VALUE"),
-    "a section that is a value": (("--set", "run.seed=1", "--set", "run.seed.x=1"), "run.seed"),
+    "a section that is a value": (
+        ("--set", "run.seed=1", "--set", "run.seed.x=1"),
+        "run.seed",
+    ),
     "value without effect": (("--set", "ppo.width=8"), "ppo.width has no effect here"),
-    "controller": (("--set", "run.controller=none"), "run.controller has no effect here"),
-    "json in a folder that is not there": (("--json", "no/o.json"), "--json no/o.json: give a new file"),
-    "json that is there": (("--json", "there.json"), "--json there.json: give a new file"),
-    "no experience without a file": (("--without-experience",), "--without-experience is for the file of --save"),
-    "save under another ending": (("--save", "a.pt"), "a.pt: give a new file, NAME.safetensors"),
-    "save over a file": (("--save", "there.safetensors"), "there.safetensors: give a new file"),
-    "save in a folder that is not there": (("--save", "no/a.safetensors"), "no/a.safetensors: give a new file"),
+    "controller": (
+        ("--set", "run.controller=none"),
+        "run.controller has no effect here",
+    ),
+    "json in a folder that is not there": (
+        ("--json", "no/o.json"),
+        "--json no/o.json: give a new file",
+    ),
+    "json that is there": (
+        ("--json", "there.json"),
+        "--json there.json: give a new file",
+    ),
+    "no experience without a file": (
+        ("--without-experience",),
+        "--without-experience is for the file of --save",
+    ),
+    "save under another ending": (
+        ("--save", "a.pt"),
+        "a.pt: give a new file, NAME.safetensors",
+    ),
+    "save over a file": (
+        ("--save", "there.safetensors"),
+        "there.safetensors: give a new file",
+    ),
+    "save in a folder that is not there": (
+        ("--save", "no/a.safetensors"),
+        "no/a.safetensors: give a new file",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_wrong_input_is_refused_before_anything_is_played(esper: Esper, run: Path, case: str) -> None:
+def test_wrong_input_is_refused_before_anything_is_played(
+    esper: Esper, run: Path, case: str
+) -> None:
     for name in ("there.json", "there.safetensors"):
         Path(name).write_text("dear diary")
     arguments, message = REFUSED[case]
@@ -171,7 +276,10 @@ def test_wrong_input_is_refused_before_anything_is_played(esper: Esper, run: Pat
     assert message in found.err
     assert "Traceback" not in found.err
     assert found.out == ""
-    assert sorted(path.name for path in Path().iterdir()) == ["there.json", "there.safetensors"]
+    assert sorted(path.name for path in Path().iterdir()) == [
+        "there.json",
+        "there.safetensors",
+    ]
     assert Path("there.json").read_text() == "dear diary"
 
 
@@ -192,7 +300,18 @@ def test_a_controller_that_did_not_learn_is_refused(esper: Esper) -> None:
 
 
 def test_a_run_that_learned_nothing_names_those_that_did(esper: Esper) -> None:
-    arguments = ("--controller", "random", "--task", "planted", "--envs", "2", "--episode-length", "3", "--rounds", "1")
+    arguments = (
+        "--controller",
+        "random",
+        "--task",
+        "planted",
+        "--envs",
+        "2",
+        "--episode-length",
+        "3",
+        "--rounds",
+        "1",
+    )
     assert esper("run", *arguments, "--out", "mine").code == 0
     found = esper("eval", "mine")
     assert found.code == 2
@@ -201,7 +320,16 @@ def test_a_run_that_learned_nothing_names_those_that_did(esper: Esper) -> None:
 
 
 def test_an_agent_that_only_played_is_not_saved(esper: Esper) -> None:
-    arguments = ("--controller", "pretrained", "--task", "planted", "--envs", "2", "--episode-length", "3")
+    arguments = (
+        "--controller",
+        "pretrained",
+        "--task",
+        "planted",
+        "--envs",
+        "2",
+        "--episode-length",
+        "3",
+    )
     assert esper("run", *arguments, "--rounds", "1", "--out", "mine").code == 0
     found = esper("eval", "mine", "--save", "a.safetensors")
     assert found.code == 2
@@ -209,7 +337,9 @@ def test_an_agent_that_only_played_is_not_saved(esper: Esper) -> None:
     assert found.out == ""
 
 
-def test_ctrl_c_ends_it(esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_it(
+    esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_arguments: Any, **_more: Any) -> None:
         raise KeyboardInterrupt
 
@@ -221,12 +351,41 @@ def test_ctrl_c_ends_it(esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_shipped_controller_plays_everywhere(esper: Esper) -> None:
     """It plays in a run, a comparison and an evaluation, on hosts that are trained too little for a verdict."""
-    small = ("--set", "task.samples_per_epoch=128", "--set", "env.baseline_episodes=1", "--set", "env.episode_length=4")
-    run = esper("run", "--controller", "pretrained", "--envs", "2", "--rounds", "1", *small, "--out", "mine")
+    small = (
+        "--set",
+        "task.samples_per_epoch=128",
+        "--set",
+        "env.baseline_episodes=1",
+        "--set",
+        "env.episode_length=4",
+    )
+    run = esper(
+        "run",
+        "--controller",
+        "pretrained",
+        "--envs",
+        "2",
+        "--rounds",
+        "1",
+        *small,
+        "--out",
+        "mine",
+    )
     assert run.code == 0, run.err
     assert "Test accuracy of 2 hosts grown by pretrained: " in run.out
     assert "--arm pretrained --arm heuristic" in run.out
-    compared = esper("compare", *small, "--arm", "pretrained", "--arm", "none", "--pairs", "1", "--out", "both")
+    compared = esper(
+        "compare",
+        *small,
+        "--arm",
+        "pretrained",
+        "--arm",
+        "none",
+        "--pairs",
+        "1",
+        "--out",
+        "both",
+    )
     assert compared.code == 0, compared.err
     evaluated = esper("eval", "pretrained", *small, "--pairs", "1")
     assert evaluated.code == 0, evaluated.err
@@ -234,7 +393,9 @@ def test_the_shipped_controller_plays_everywhere(esper: Esper) -> None:
     assert "pretrained" in esper("tasks").out
 
 
-def test_a_config_that_was_edited_is_refused_by_its_name(esper: Esper, run: Path) -> None:
+def test_a_config_that_was_edited_is_refused_by_its_name(
+    esper: Esper, run: Path
+) -> None:
     shutil.copytree(run, "mine")
     Path("mine/config.toml").write_text("run = 3\n")
     found = esper("eval", "mine")

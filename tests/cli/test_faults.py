@@ -24,7 +24,18 @@ from tests.run.run_helpers import kinds, learned_state
 from tests.selection import slow_except
 
 TINY = (
-    *("--controller", "random", "--envs", "2", "--episode-length", "2", "--rounds", "2", "--out", "r"),
+    *(
+        "--controller",
+        "random",
+        "--envs",
+        "2",
+        "--episode-length",
+        "2",
+        "--rounds",
+        "2",
+        "--out",
+        "r",
+    ),
     *("--set", "task.samples_per_epoch=64", "--set", "env.baseline_episodes=1"),
 )
 
@@ -61,14 +72,26 @@ def make_task():
 
 
 FAULTS = {
-    "worker": ("os.kill(os.getpid(), 9)", "envs 0, 1, epoch 0, batch 0: .*a worker died"),
-    "image": ("x = x * float('nan')", r"env 0, epoch 0, batch 0: .*env 0, row \d+: its inputs are not finite"),
+    "worker": (
+        "os.kill(os.getpid(), 9)",
+        "envs 0, 1, epoch 0, batch 0: .*a worker died",
+    ),
+    "image": (
+        "x = x * float('nan')",
+        r"env 0, epoch 0, batch 0: .*env 0, row \d+: its inputs are not finite",
+    ),
     "shape": (
         "x = x[:, 1:]",
         r"env 0, epoch 0, batch 0: .*inputs torch.float32 of shape \(1, 7, 8\).*; expected .*8, 8",
     ),
-    "label": ("y = y + 10", r"env 0, epoch 0, batch 0: .*row \d+: target 1\d is not between 0 and 9"),
-    "row": ("raise OSError('the disk is gone')", r"env 0, epoch 0, batch 0: .*row \d+: OSError: the disk is gone"),
+    "label": (
+        "y = y + 10",
+        r"env 0, epoch 0, batch 0: .*row \d+: target 1\d is not between 0 and 9",
+    ),
+    "row": (
+        "raise OSError('the disk is gone')",
+        r"env 0, epoch 0, batch 0: .*row \d+: OSError: the disk is gone",
+    ),
 }
 
 
@@ -81,7 +104,9 @@ def plain(finished: Finished, code: int) -> str:
 
 @pytest.mark.finding("M12")
 @pytest.mark.parametrize("fault", slow_except(["worker"], FAULTS))
-def test_failing_data_ends_the_run_which_resumes_after_a_repair(esper: Esper, fault: str) -> None:
+def test_failing_data_ends_the_run_which_resumes_after_a_repair(
+    esper: Esper, fault: str
+) -> None:
     statement, words = FAULTS[fault]
     Path("mine.py").write_text(STREAM.replace("FAULT", statement))
     said = plain(esper("run", "--task", "mine.py:make_task", *TINY), 1)
@@ -91,13 +116,20 @@ def test_failing_data_ends_the_run_which_resumes_after_a_repair(esper: Esper, fa
     Path("healed").touch()
     again = esper("run", "--resume", "r", "--task", "mine.py:make_task")
     assert again.code == 0, again.err
-    assert esper("run", "--task", "mine.py:make_task", *TINY[:-6], "--out", "s", *TINY[-4:]).code == 0
+    assert (
+        esper(
+            "run", "--task", "mine.py:make_task", *TINY[:-6], "--out", "s", *TINY[-4:]
+        ).code
+        == 0
+    )
     assert learned_state(Path("r")) == learned_state(Path("s"))  # nothing was spoiled
 
 
 def short_of_memory(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
     """Env 1 has no room for batches in fewer parts; the state before an epoch is copied, as on a GPU."""
-    monkeypatch.setattr("esper.training.micro_batching.may_run_out", lambda *_device_and_epoch: True)
+    monkeypatch.setattr(
+        "esper.training.micro_batching.may_run_out", lambda *_device_and_epoch: True
+    )
     train = workers.train_epoch
 
     def limited(env: HostTraining, cancelled: Any) -> None:
@@ -109,12 +141,17 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
 
 
 @pytest.mark.finding("M12")
-def test_a_shortage_of_memory_halves_micro_batches_and_says_so(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shortage_of_memory_halves_micro_batches_and_says_so(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     short_of_memory(monkeypatch, 2)
     found = esper("run", *TINY)
     plain(found, 0)
     assert found.out.count("each batch is split into 2 micro-batches") == 1
-    assert re.search(r"out of memory: host 1, epoch 0: batch \d+ \(.*can't allocate", found.out.replace("\n", " "))
+    assert re.search(
+        r"out of memory: host 1, epoch 0: batch \d+ \(.*can't allocate",
+        found.out.replace("\n", " "),
+    )
     assert kinds(Path("r")).count("MicroBatchHalved") == 1
     assert open_run(Path("r")).of(MicroBatchHalved)[0].micro_batches == 2
     assert checkpoint.read(Path("r"))["micro_batches"] == 2
@@ -122,14 +159,18 @@ def test_a_shortage_of_memory_halves_micro_batches_and_says_so(esper: Esper, mon
 
 
 @pytest.mark.finding("M12")
-def test_a_resumed_run_keeps_its_micro_batches(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_its_micro_batches(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     short_of_memory(monkeypatch, 2)
     write, count = checkpoint.write, []
 
     def breaks(path: Path, content: bytes, keep: bool) -> None:
         count.append(len(content))
         if len(count) >= 3:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path / checkpoint.NAME))
+            raise OSError(
+                errno.ENOSPC, os.strerror(errno.ENOSPC), str(path / checkpoint.NAME)
+            )
         write(path, content, keep)
 
     with monkeypatch.context() as patch:
@@ -145,7 +186,9 @@ def test_a_resumed_run_keeps_its_micro_batches(esper: Esper, monkeypatch: pytest
 
 
 @pytest.mark.finding("M12")
-def test_a_second_shortage_of_memory_ends_the_run(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_shortage_of_memory_ends_the_run(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     short_of_memory(monkeypatch, 4)
     said = plain(esper("run", *TINY), 1)
     assert re.search(r"env 1, epoch 0, batch \d+: RuntimeError: .*can't allocate", said)
@@ -180,7 +223,9 @@ def test_on_a_full_disk_the_old_checkpoint_stays_and_the_log_is_dropped(
     with largest_file(len(before) - 1):
         found = esper("run", "--resume", "r")
     said = plain(found, 1)
-    assert re.search(r"Error: \[Errno 27\] File too large: '?r/checkpoint\.pt", said), said
+    assert re.search(r"Error: \[Errno 27\] File too large: '?r/checkpoint\.pt", said), (
+        said
+    )
     assert "esper run --resume r" in said
     assert "telemetry sink JsonlSink failed and was dropped" in caplog.text
     assert (Path("r") / checkpoint.NAME).read_bytes() == before
@@ -213,7 +258,10 @@ def stop_in_last_round(train: Any) -> Any:
 def test_a_folder_that_cannot_be_written_is_wrong_input(esper: Esper, out: str) -> None:
     """The first and the last are closed even to root."""
     Path("a_file").touch()
-    for command in (("run", *TINY[:-6], "--out", out), ("compare", "--arm", "random", "--arm", "none", "--out", out)):
+    for command in (
+        ("run", *TINY[:-6], "--out", out),
+        ("compare", "--arm", "random", "--arm", "none", "--out", out),
+    ):
         found = esper(*command)
         said = plain(found, 2)
         assert f"{out} cannot be written: " in said
@@ -222,7 +270,9 @@ def test_a_folder_that_cannot_be_written_is_wrong_input(esper: Esper, out: str) 
 
 
 @pytest.mark.finding("M12")
-def test_a_folder_that_may_only_be_read_is_wrong_input(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_may_only_be_read_is_wrong_input(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Root may write to it anyway, so the system's answer is replaced."""
     Path("r").mkdir()
 
@@ -231,11 +281,18 @@ def test_a_folder_that_may_only_be_read_is_wrong_input(esper: Esper, monkeypatch
 
     monkeypatch.setattr(folder, "write_atomic", refuse)
     said = plain(esper("run", *TINY), 2)
-    assert "run folder r cannot be written: Permission denied; give another --out" in said
+    assert (
+        "run folder r cannot be written: Permission denied; give another --out" in said
+    )
     assert not list(Path("r").iterdir())
 
 
 def test_help_lists_the_exit_codes(esper: Esper) -> None:
     told = " ".join(esper("--help").out.split())
-    for words in ("0 done", "1 an error while running", "2 invalid input", "130 interrupted"):
+    for words in (
+        "0 done",
+        "1 an error while running",
+        "2 invalid input",
+        "130 interrupted",
+    ):
         assert words in told

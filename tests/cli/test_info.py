@@ -19,7 +19,9 @@ def test_info_shows_each_module_and_the_command_that_repairs(esper: Esper) -> No
 
     out = esper("info").out
     for module in _native.modules():
-        line = next(line for line in out.splitlines() if line.split()[:1] == [module.name])
+        line = next(
+            line for line in out.splitlines() if line.split()[:1] == [module.name]
+        )
         assert (str(module.path) if module.loaded else str(module.reason)) in line
     assert _native.REPAIR_COMMAND in out
 
@@ -28,17 +30,33 @@ def test_info_shows_the_capabilities_of_each_device(
     esper: Esper, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def told() -> str:
-        return next(line for line in esper("info").out.splitlines() if line.split()[:1] == ["cpu"])
+        return next(
+            line
+            for line in esper("info").out.splitlines()
+            if line.split()[:1] == ["cpu"]
+        )
 
     compiler = tmp_path / "my-compiler"
     compiler.write_text("")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    assert "steps eager, compiled; no graph: graphs are CUDA's; auto precision is " in told()
+    assert (
+        "steps eager, compiled; no graph: graphs are CUDA's; auto precision is "
+        in told()
+    )
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "steps eager; no compiled: there is no C++ compiler no-such-compiler; install it, " in told()
-    for there, word in ((True, "bfloat16"), (False, "float32, it has no instructions for bfloat16")):
-        monkeypatch.setattr("esper.training.precision.cpu_features", lambda there=there: {"avx512bf16": there})
+    assert (
+        "steps eager; no compiled: there is no C++ compiler no-such-compiler; install it, "
+        in told()
+    )
+    for there, word in (
+        (True, "bfloat16"),
+        (False, "float32, it has no instructions for bfloat16"),
+    ):
+        monkeypatch.setattr(
+            "esper.training.precision.cpu_features",
+            lambda there=there: {"avx512bf16": there},
+        )
         assert told().endswith(f"auto precision is {word}")
 
 
@@ -59,7 +77,9 @@ def test_info_shows_whether_a_fallback_is_an_error(
 def leaves(tables: dict[str, Any], prefix: str = "") -> list[str]:
     """Dotted names of all values."""
     inner = [
-        leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else [f"{prefix}{name}"]
+        leaves(value, f"{prefix}{name}.")
+        if isinstance(value, dict)
+        else [f"{prefix}{name}"]
         for name, value in tables.items()
     ]
     return [name for names in inner for name in names]
@@ -70,11 +90,15 @@ def test_info_prints_every_parameter_with_its_meaning(esper: Esper) -> None:
     lines = esper("info", "--config").out.splitlines()
     fields = describe_fields(TrainingConfig)
     assert len(lines) == 2 * len(fields)
-    assert sorted(name for name, _, _ in fields) == sorted(leaves(TrainingConfig().model_dump()))
+    assert sorted(name for name, _, _ in fields) == sorted(
+        leaves(TrainingConfig().model_dump())
+    )
     sections = {*TrainingConfig.model_fields}
     assert {line.partition(".")[0] for line in lines[::2]} == sections
     assert "ppo.episodes_per_update = None" in lines
-    for (name, default, meaning), head, text in zip(fields, lines[::2], lines[1::2], strict=True):
+    for (name, default, meaning), head, text in zip(
+        fields, lines[::2], lines[1::2], strict=True
+    ):
         assert head == f"{name} = {default}"
         assert meaning, f"{name} has no manual"
         assert text.strip() == meaning
@@ -86,7 +110,13 @@ def test_info_prints_every_entry_of_the_observation(esper: Esper) -> None:
 
     task = load_task("digits")
     host = task.new_host(task.slots)
-    layout = ObservationLayout(host.slot_names, BLUEPRINTS.names(host.topology, host.sites), task.episode_length)
+    layout = ObservationLayout(
+        host.slot_names,
+        BLUEPRINTS.names(host.topology, host.sites),
+        task.episode_length,
+    )
     lines = esper("info", "--observation").out.splitlines()
     assert len(lines) == layout.size
-    assert [line.split()[2] for line in lines] == [entry.name for entry in layout.entries]
+    assert [line.split()[2] for line in lines] == [
+        entry.name for entry in layout.entries
+    ]

@@ -13,7 +13,9 @@ from tests.cli.input_helpers import Esper, refused
 TINY = ("--envs", "2", "--episode-length", "3", "--rounds", "1")
 SMALL = ("--set", "task.samples_per_epoch=128", "--set", "env.baseline_episodes=1")
 QUICK = (*TINY, *SMALL, "--controller", "none", "--out", "mine")
-GERMINATE = '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "norm"\n'
+GERMINATE = (
+    '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "norm"\n'
+)
 
 
 RUN: dict[str, tuple[Any, ...]] = {
@@ -23,30 +25,83 @@ RUN: dict[str, tuple[Any, ...]] = {
         "unknown controller 'nope'",
         "plans, heuristic, plateau, random, none, plans:RUN, schedule",
     ),
-    "controller with a tail": (("--controller", "none:x"), "unknown controller 'none:x'"),
+    "controller with a tail": (
+        ("--controller", "none:x"),
+        "unknown controller 'none:x'",
+    ),
     "schedule without a file": (("--controller", "schedule:"), "schedule:FILE.toml"),
-    "schedule that is missing": (("--controller", "schedule:gone.toml"), "gone.toml does not exist"),
+    "schedule that is missing": (
+        ("--controller", "schedule:gone.toml"),
+        "gone.toml does not exist",
+    ),
     "schedule that is a folder": (("--controller", "schedule:."), "cannot be read"),
     "device": (("--device", "gpu"), "unknown device 'gpu'", "cpu"),
-    "device that is not there": (("--device", "cuda:99"), "device 'cuda:99' is not available", "cpu"),
-    "section": (("--set", "nope.x=1"), "unknown key nope", "run, task, env, reward, governor"),
+    "device that is not there": (
+        ("--device", "cuda:99"),
+        "device 'cuda:99' is not available",
+        "cpu",
+    ),
+    "section": (
+        ("--set", "nope.x=1"),
+        "unknown key nope",
+        "run, task, env, reward, governor",
+    ),
     "key": (("--set", "run.sed=1"), "unknown key run.sed", "seed, controller, rounds"),
-    "key of a subsection": (("--set", "env.gates.x=1"), "unknown key env.gates.x", "level"),
+    "key of a subsection": (
+        ("--set", "env.gates.x=1"),
+        "unknown key env.gates.x",
+        "level",
+    ),
     "set without a value": (("--set", "run.seed"), "SECTION.NAME=VALUE", "'run.seed'"),
     "set without a section": (("--set", "seed=1"), "SECTION.NAME=VALUE"),
     "set with nothing behind the sign": (("--set", "run.seed="), "run.seed"),
     "set through a value": (("--set", "run.seed.x=1"), "run.seed"),
-    "word for a number": (("--set", "task.batch_size=many"), "task.batch_size", "'many'"),
-    "choice": (("--set", "reward.mode=greedy"), "reward.mode", "'sparse', 'loss_shaped' or 'loss_sparse'"),
+    "word for a number": (
+        ("--set", "task.batch_size=many"),
+        "task.batch_size",
+        "'many'",
+    ),
+    "choice": (
+        ("--set", "reward.mode=greedy"),
+        "reward.mode",
+        "'sparse', 'loss_shaped' or 'loss_sparse'",
+    ),
     "gate": (("--set", 'env.auto_advance=["G9"]'), "env.auto_advance", "G1"),
-    "batch larger than an epoch": (("--set", "task.batch_size=1000"), "task.batch_size is 1000", "997"),
-    "samples larger than the data": (("--set", "task.samples_per_epoch=998"), "998", "997 training samples"),
-    "samples smaller than the batch": (("--set", "task.samples_per_epoch=63"), "task.batch_size is 64", "63"),
+    "batch larger than an epoch": (
+        ("--set", "task.batch_size=1000"),
+        "task.batch_size is 1000",
+        "997",
+    ),
+    "samples larger than the data": (
+        ("--set", "task.samples_per_epoch=998"),
+        "998",
+        "997 training samples",
+    ),
+    "samples smaller than the batch": (
+        ("--set", "task.samples_per_epoch=63"),
+        "task.batch_size is 64",
+        "63",
+    ),
     "agent's device": (("--set", "ppo.device=gpu"), "unknown device 'gpu'", "cpu"),
-    "two discounts": (("--set", "ppo.gamma=0.9"), "ppo.gamma is 0.9", "reward.gamma is 0.995", "must be equal"),
-    "part of a round": (("--set", "ppo.episodes_per_update=3"), "ppo.episodes_per_update is 3", "a multiple of 2"),
-    "checkpoint that is missing": (("--controller", "checkpoint:gone"), "no checkpoint at gone"),
-    "checkpoint that is none": (("--controller", "checkpoint:/dev/null"), "/dev/null is not a checkpoint"),
+    "two discounts": (
+        ("--set", "ppo.gamma=0.9"),
+        "ppo.gamma is 0.9",
+        "reward.gamma is 0.995",
+        "must be equal",
+    ),
+    "part of a round": (
+        ("--set", "ppo.episodes_per_update=3"),
+        "ppo.episodes_per_update is 3",
+        "a multiple of 2",
+    ),
+    "checkpoint that is missing": (
+        ("--controller", "checkpoint:gone"),
+        "no checkpoint at gone",
+    ),
+    "checkpoint that is none": (
+        ("--controller", "checkpoint:/dev/null"),
+        "/dev/null is not a checkpoint",
+    ),
     "config that is missing": (("--config", "gone.toml"), "gone.toml does not exist"),
     "config that is a folder": (("--config", "."), "cannot be read"),
     "negative seed": (("--seed", "-1"), "run.seed", "-1"),
@@ -74,8 +129,16 @@ CONFIGS = {
     "not text": ("\xff\xfe", "c.toml cannot be read"),
     "a section that is a value": ("run = 3\n", "run"),
     "a value outside of sections": ("seed = 3\n", "unknown key seed", "run, task"),
-    "a section that is not known": ("[tasks]\nname = 'digits'\n", "unknown key tasks", "task"),
-    "a value that is not finite": ("[task]\nlearning_rate = nan\n", "task.learning_rate", "nan"),
+    "a section that is not known": (
+        "[tasks]\nname = 'digits'\n",
+        "unknown key tasks",
+        "task",
+    ),
+    "a value that is not finite": (
+        "[task]\nlearning_rate = nan\n",
+        "task.learning_rate",
+        "nan",
+    ),
     "two mistakes": ("[run]\nsed = 1\n[task]\nname = 3\n", "run.sed", "task.name"),
 }
 
@@ -89,9 +152,17 @@ def test_a_config_file_is_refused(esper: Esper, case: str) -> None:
 
 SCHEDULES = {
     "blueprint": (GERMINATE.replace("norm", "nope"), "'nope'", "conv_light"),
-    "no blueprint": (GERMINATE.replace('blueprint = "norm"\n', ""), "blueprint", "conv_light"),
+    "no blueprint": (
+        GERMINATE.replace('blueprint = "norm"\n', ""),
+        "blueprint",
+        "conv_light",
+    ),
     "slot": (GERMINATE.replace("r0c0", "r9c0"), "'r9c0'", "r0c0, r0c1, r1c0"),
-    "op": (GERMINATE.replace("GERMINATE", "GROW"), "'GROW'", "GERMINATE, SET_ALPHA_TARGET"),
+    "op": (
+        GERMINATE.replace("GERMINATE", "GROW"),
+        "'GROW'",
+        "GERMINATE, SET_ALPHA_TARGET",
+    ),
     "key": (GERMINATE + "colour = 1\n", "colour", "known keys", "alpha_curve"),
     "missing key": (GERMINATE.replace("epoch = 0\n", ""), "epoch", "known keys"),
     "epoch": (GERMINATE.replace("epoch = 0", "epoch = -1"), "epoch"),
@@ -112,14 +183,24 @@ SCHEDULES = {
 def test_a_schedule_is_refused(esper: Esper, case: str) -> None:
     text, *wanted = SCHEDULES[case]
     Path("a.toml").write_text(text, encoding="latin-1")
-    refused(esper, ("run", *TINY, "--controller", "schedule:a.toml", "--out", "mine"), *wanted)
+    refused(
+        esper,
+        ("run", *TINY, "--controller", "schedule:a.toml", "--out", "mine"),
+        *wanted,
+    )
 
 
-@pytest.mark.parametrize("case", ["blueprint", "slot", "op", "tempo", "not TOML", "nothing"])
+@pytest.mark.parametrize(
+    "case", ["blueprint", "slot", "op", "tempo", "not TOML", "nothing"]
+)
 def test_the_message_about_a_schedule_names_the_file(esper: Esper, case: str) -> None:
     """It is not called a config file, because both --config and schedule:FILE name files."""
     Path("a.toml").write_text(SCHEDULES[case][0])
-    said = refused(esper, ("compare", *TINY[:4], "--arm", "none", "--arm", "schedule:a.toml"), "a.toml")
+    said = refused(
+        esper,
+        ("compare", *TINY[:4], "--arm", "none", "--arm", "schedule:a.toml"),
+        "a.toml",
+    )
     assert "config file" not in said
 
 
@@ -174,18 +255,52 @@ def test_a_misspelt_name_is_answered_with_the_most_similar_one(
 
 
 COMPARE: dict[str, tuple[Any, ...]] = {
-    "arm": (("--arm", "none", "--arm", "nope"), "unknown controller 'nope'", "heuristic"),
-    "arm named twice": (("--arm", "none", "--arm", "random", "--arm", "none"), "two arms have the same name", "none"),
+    "arm": (
+        ("--arm", "none", "--arm", "nope"),
+        "unknown controller 'nope'",
+        "heuristic",
+    ),
+    "arm named twice": (
+        ("--arm", "none", "--arm", "random", "--arm", "none"),
+        "two arms have the same name",
+        "none",
+    ),
     "one arm": (("--arm", "none"), "needs two or more --arm; got only none"),
     "no arm": ((), "--arm"),
-    "reference": (("--arm", "none", "--arm", "random", "--reference", "heuristic"), "reference", "heuristic"),
+    "reference": (
+        ("--arm", "none", "--arm", "random", "--reference", "heuristic"),
+        "reference",
+        "heuristic",
+    ),
     "no pairs": (("--arm", "none", "--arm", "random", "--pairs", "0"), "--pairs", "0"),
-    "fewer than no pairs": (("--arm", "none", "--arm", "random", "--pairs", "-2"), "--pairs", "-2"),
-    "pairs that are no number": (("--arm", "none", "--arm", "random", "--pairs", "nan"), "--pairs", "nan"),
-    "task": (("--arm", "none", "--arm", "random", "--task", "nope"), "unknown task 'nope'", "digits"),
-    "device": (("--arm", "none", "--arm", "random", "--device", "cuda:99"), "cuda:99", "cpu"),
-    "schedule": (("--arm", "none", "--arm", "schedule:gone.toml"), "gone.toml does not exist"),
-    "json in a folder that is not there": (("--arm", "none", "--arm", "random", "--json", "no/o.json"), "no/o.json"),
+    "fewer than no pairs": (
+        ("--arm", "none", "--arm", "random", "--pairs", "-2"),
+        "--pairs",
+        "-2",
+    ),
+    "pairs that are no number": (
+        ("--arm", "none", "--arm", "random", "--pairs", "nan"),
+        "--pairs",
+        "nan",
+    ),
+    "task": (
+        ("--arm", "none", "--arm", "random", "--task", "nope"),
+        "unknown task 'nope'",
+        "digits",
+    ),
+    "device": (
+        ("--arm", "none", "--arm", "random", "--device", "cuda:99"),
+        "cuda:99",
+        "cpu",
+    ),
+    "schedule": (
+        ("--arm", "none", "--arm", "schedule:gone.toml"),
+        "gone.toml does not exist",
+    ),
+    "json in a folder that is not there": (
+        ("--arm", "none", "--arm", "random", "--json", "no/o.json"),
+        "no/o.json",
+    ),
     "seed": (("--arm", "none", "--arm", "random", "--seed", "-1"), "run.seed"),
     "envs": (("--arm", "none", "--arm", "random", "--envs", "0"), "env.n_envs"),
 }
@@ -199,22 +314,58 @@ def test_compare_refuses(esper: Esper, case: str) -> None:
 
 def test_compare_does_not_write_over_a_file(esper: Esper) -> None:
     Path("o.json").write_text("dear diary")
-    refused(esper, ("compare", *TINY[:4], *SMALL, "--arm", "none", "--arm", "random", "--json", "o.json"), "o.json")
+    refused(
+        esper,
+        (
+            "compare",
+            *TINY[:4],
+            *SMALL,
+            "--arm",
+            "none",
+            "--arm",
+            "random",
+            "--json",
+            "o.json",
+        ),
+        "o.json",
+    )
     assert Path("o.json").read_text() == "dear diary"
 
 
 @pytest.mark.parametrize("assignment", ["run.controller=none", "run.rounds=3"])
 def test_compare_refuses_what_it_would_ignore(esper: Esper, assignment: str) -> None:
     """Arms and pairs decide what is played; a value that has no effect is refused."""
-    arguments = ("compare", *TINY[:4], *SMALL, "--pairs", "1", "--arm", "none", "--arm", "random")
+    arguments = (
+        "compare",
+        *TINY[:4],
+        *SMALL,
+        "--pairs",
+        "1",
+        "--arm",
+        "none",
+        "--arm",
+        "random",
+    )
     refused(esper, (*arguments, "--set", assignment), assignment.partition("=")[0])
 
 
 def test_info_refuses_a_task_that_is_not_known(esper: Esper) -> None:
-    refused(esper, ("info", "--observation", "--task", "nope"), "unknown task 'nope'", "digits")
+    refused(
+        esper,
+        ("info", "--observation", "--task", "nope"),
+        "unknown task 'nope'",
+        "digits",
+    )
 
 
-def test_eval_refuses_a_json_file_that_it_could_not_write(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eval_refuses_a_json_file_that_it_could_not_write(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is refused before any host is played, which takes minutes."""
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    refused(esper, ("eval", "pretrained", "--json", "o.json"), "o.json", "that you can write to")
+    refused(
+        esper,
+        ("eval", "pretrained", "--json", "o.json"),
+        "o.json",
+        "that you can write to",
+    )

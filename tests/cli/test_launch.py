@@ -20,7 +20,14 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from esper.cli import launch
 from esper.cli.compare import is_comparison_of
-from esper.cli.launch import LAUNCHED, RankOptions, codes_of_first, fitting, how_ranks_ended, several_pay
+from esper.cli.launch import (
+    LAUNCHED,
+    RankOptions,
+    codes_of_first,
+    fitting,
+    how_ranks_ended,
+    several_pay,
+)
 from esper.cli.run import episodes_of, is_run_of
 from esper.compare.arms import read_arms
 from esper.compare.comparison_run import ComparisonRun
@@ -55,7 +62,9 @@ def ranks_below(launcher: int) -> dict[int, int]:
 
 def wait_for_round(folder: Path, number: int, child: subprocess.Popen[str]) -> None:
     log = folder / "r" / "metrics.csv"
-    while child.poll() is None and (not log.exists() or len(log.read_text().splitlines()) <= number):
+    while child.poll() is None and (
+        not log.exists() or len(log.read_text().splitlines()) <= number
+    ):
         time.sleep(0.05)
     assert child.poll() is None, child.communicate()
 
@@ -72,9 +81,15 @@ def gone(ids: list[int]) -> bool:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--processes", "0"), "--processes is '0': give a number of processes, at least 1, or auto"),
+        (
+            ("--processes", "0"),
+            "--processes is '0': give a number of processes, at least 1, or auto",
+        ),
         (("--processes", "two"), "--processes is 'two'"),
-        (("--max-restarts", "1"), "--max-restarts is for --processes; torchrun has an option of this name itself"),
+        (
+            ("--max-restarts", "1"),
+            "--max-restarts is for --processes; torchrun has an option of this name itself",
+        ),
         (("--rank-timeout", "0"), "0.0 is not in the range x>0"),
         (("--processes", "2", "--set", "env.n_envs=none"), "env.n_envs"),
         (("--processes", "auto", "--device", "gpu"), "device 'gpu'"),
@@ -89,7 +104,9 @@ def test_wrong_options_are_refused_before_anything_is_started(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_processes_within_torchrun_are_refused(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_within_torchrun_are_refused(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RANK", "0")
     done = esper("run", "--processes", "2")
     assert (done.code, "torchrun has started some already" in done.err) == (2, True)
@@ -101,10 +118,15 @@ def test_a_rank_that_torchrun_has_not_set_up_is_refused(
 ) -> None:
     monkeypatch.setenv("RANK", rank)
     done = esper("run")
-    assert (done.code, f"RANK={rank} but not all that torchrun sets" in done.err) == (2, True)
+    assert (done.code, f"RANK={rank} but not all that torchrun sets" in done.err) == (
+        2,
+        True,
+    )
 
 
-def test_a_rank_that_is_alone_but_not_the_first_is_refused(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_is_alone_but_not_the_first_is_refused(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "1")
     done = esper("run")
@@ -118,10 +140,15 @@ def test_a_folder_in_use_is_refused_before_a_restart_could_take_it_for_its_own(
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "other").touch()
     done = esper(*command, "--processes", "2", "--max-restarts", "1", "--out", "r")
-    assert (done.code, done.err) == (2, "Error: r is not empty; give --out a new or empty folder\n")
+    assert (done.code, done.err) == (
+        2,
+        "Error: r is not empty; give --out a new or empty folder\n",
+    )
 
 
-def test_only_a_run_with_the_values_that_were_given_is_continued(tmp_path: Path) -> None:
+def test_only_a_run_with_the_values_that_were_given_is_continued(
+    tmp_path: Path,
+) -> None:
     config = tiny(rounds=1, seed=7)
     assert not is_run_of(tmp_path / "r", config)
     play(config, tmp_path / "r")
@@ -136,7 +163,9 @@ def test_only_a_comparison_of_the_same_arms_is_continued(tmp_path: Path) -> None
     ComparisonRun(arms, 2, tmp_path / "o").run()
     assert is_comparison_of(tmp_path / "o", arms)
     assert not is_comparison_of(tmp_path / "o", read_arms(("none", "heuristic"), base))
-    assert not is_comparison_of(tmp_path / "o", read_arms(("none", "random"), {**base, "run": {"seed": 3}}))
+    assert not is_comparison_of(
+        tmp_path / "o", read_arms(("none", "random"), {**base, "run": {"seed": 3}})
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,12 +173,17 @@ def test_only_a_comparison_of_the_same_arms_is_continued(tmp_path: Path) -> None
     [
         ({0: 2, 1: 2}, ""),
         ({0: 1, 1: -15}, ""),
-        ({0: -15, 1: -15}, "rank 0 was killed (SIGTERM) and rank 1 was killed (SIGTERM)"),
+        (
+            {0: -15, 1: -15},
+            "rank 0 was killed (SIGTERM) and rank 1 was killed (SIGTERM)",
+        ),
         ({0: 1, 1: -11}, "rank 1 was killed (SIGSEGV)"),
         ({0: 1, 1: 3}, "rank 1 ended with exit code 3"),
     ],
 )
-def test_a_rank_that_has_not_said_why_it_ended_is_named(codes: dict[int, int], words: str) -> None:
+def test_a_rank_that_has_not_said_why_it_ended_is_named(
+    codes: dict[int, int], words: str
+) -> None:
     assert how_ranks_ended(codes) == words
 
 
@@ -161,7 +195,9 @@ def test_a_rank_that_the_launcher_killed_later_is_not_named() -> None:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_rank_0_is_interrupted_only_if_no_other_rank_is_lost(lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_is_interrupted_only_if_no_other_rank_is_lost(
+    lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The launcher ends rank 0 by a signal once another rank is gone, and reports that one."""
     ranks = RunRanks(0, 2)
 
@@ -174,7 +210,10 @@ def test_rank_0_is_interrupted_only_if_no_other_rank_is_lost(lost: bool, monkeyp
 
     monkeypatch.setattr(RunRanks, "joined", joined)
     monkeypatch.setenv(LAUNCHED, "folder")
-    with pytest.raises(click.exceptions.Exit if lost else click.Abort), RankOptions(None, 0, 1.0).joined():
+    with (
+        pytest.raises(click.exceptions.Exit if lost else click.Abort),
+        RankOptions(None, 0, 1.0).joined(),
+    ):
         raise click.Abort
 
 
@@ -182,12 +221,17 @@ def test_simulated_hosts_have_one_process() -> None:
     assert fitting(TrainingConfig.parse({"task": {"name": "planted"}})) == 1
 
 
-def test_a_restart_by_torchrun_that_would_hang_is_refused(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_by_torchrun_that_would_hang_is_refused(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {"USE_AGENT_STORE": "True", "MAX_RESTARTS": "1"}.items():
         monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
     monkeypatch.setenv("RANK", "0")
     done = esper("run", "--out", "r")
-    assert (done.code, "needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in done.err) == (2, True)
+    assert (done.code, "needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in done.err) == (
+        2,
+        True,
+    )
 
 
 @pytest.mark.slow
@@ -199,8 +243,19 @@ def test_several_processes_play_the_run_of_one(by: str, tmp_path: Path) -> None:
         child = start(*TINY, "--processes", "2", folder=tmp_path)
         out, err = child.communicate(timeout=300)
     else:
-        run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "esper"]
-        child = subprocess.Popen([*run, *TINY], cwd=tmp_path, stdout=-1, stderr=-1, text=True)
+        run = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            "-m",
+            "esper",
+        ]
+        child = subprocess.Popen(
+            [*run, *TINY], cwd=tmp_path, stdout=-1, stderr=-1, text=True
+        )
         out, err = child.communicate(timeout=300)
     assert child.returncode == 0, err
     assert out.count("round 2/2") == 1  # rank 0 speaks
@@ -211,7 +266,9 @@ def test_several_processes_play_the_run_of_one(by: str, tmp_path: Path) -> None:
 def test_a_wrong_option_is_reported_once_in_spite_of_restarts(tmp_path: Path) -> None:
     config_file(tmp_path, 1)
     (tmp_path / "esper").mkdir()
-    (tmp_path / "esper" / "__init__.py").write_text("raise SystemExit('another checkout')\n")
+    (tmp_path / "esper" / "__init__.py").write_text(
+        "raise SystemExit('another checkout')\n"
+    )
     child = start(*TINY, "--processes", "3", "--max-restarts", "2", folder=tmp_path)
     _, err = child.communicate(timeout=300)
     assert child.returncode == 2
@@ -239,7 +296,9 @@ def test_a_killed_rank_ends_the_run_with_one_message(rank: int, tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_all_ranks_at_the_end_of_the_step(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_stops_all_ranks_at_the_end_of_the_step(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     config_file(tmp_path, LONG)
     child = start(*TINY, "--processes", "2", folder=tmp_path)
     wait_for_round(tmp_path, 1, child)
@@ -249,7 +308,10 @@ def test_a_signal_stops_all_ranks_at_the_end_of_the_step(number: signal.Signals,
     assert child.returncode == 130
     lines = err.strip().splitlines()
     if number == signal.SIGINT and len(lines) == 2:  # else it came between two steps
-        assert lines.pop(0) == "stopping at the end of this step; a second Ctrl-C stops at once"
+        assert (
+            lines.pop(0)
+            == "stopping at the end of this step; a second Ctrl-C stops at once"
+        )
     assert lines == ["Interrupted."]
     assert "esper run --resume r" in out
     assert gone(list(ranks.values()))
@@ -268,7 +330,9 @@ def test_ranks_end_with_their_launcher(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_whose_ranks_are_killed_again_and_again_ends_as_one_left_alone(tmp_path: Path) -> None:
+def test_a_run_whose_ranks_are_killed_again_and_again_ends_as_one_left_alone(
+    tmp_path: Path,
+) -> None:
     dice, rounds = random.Random(3), 40
     play(tiny(rounds=rounds, seed=7), tmp_path / "alone")
     config_file(tmp_path, rounds)
@@ -287,7 +351,9 @@ def test_a_run_whose_ranks_are_killed_again_and_again_ends_as_one_left_alone(tmp
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(
+    tmp_path: Path,
+) -> None:
     play(tiny(rounds=2, seed=7), tmp_path / "alone")
     config_file(tmp_path, 2)
     child = start(*TINY, "--processes", "2", "--max-restarts", "1", folder=tmp_path)
@@ -302,7 +368,9 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
 
 
 @pytest.mark.slow
-def test_a_comparison_whose_rank_is_killed_is_that_of_one_process(tmp_path: Path) -> None:
+def test_a_comparison_whose_rank_is_killed_is_that_of_one_process(
+    tmp_path: Path,
+) -> None:
     """There is one restart while agents learn, and the first attempt's training seeds are kept."""
     (tmp_path / "base.toml").write_text(learning(rounds=1).to_toml())
     arms = ("--arm", "ppo", "--arm", "random", "--pairs", "2", "--train-seeds", "2")
@@ -317,7 +385,10 @@ def test_a_comparison_whose_rank_is_killed_is_that_of_one_process(tmp_path: Path
     out, err = child.communicate(timeout=300)
     assert child.returncode == 0, err
     assert "Waiting for other ranks" in out
-    one, two = (json.loads((tmp_path / name).read_text()) for name in ("alone/results.json", "found.json"))
+    one, two = (
+        json.loads((tmp_path / name).read_text())
+        for name in ("alone/results.json", "found.json")
+    )
     del one["environment"], two["environment"]
     assert one == two
 
@@ -326,9 +397,13 @@ def test_a_comparison_whose_rank_is_killed_is_that_of_one_process(tmp_path: Path
 def test_several_processes_evaluate_as_one(tmp_path: Path) -> None:
     play(learning(rounds=1), tmp_path / "r")
     for name, spread in {"one": (), "two": ("--processes", "2")}.items():
-        child = start("eval", "r", "--pairs", "2", "--out", name, *spread, folder=tmp_path)
+        child = start(
+            "eval", "r", "--pairs", "2", "--out", name, *spread, folder=tmp_path
+        )
         assert child.wait(300) == 0
-    assert (tmp_path / "one/results.json").read_text() == (tmp_path / "two/results.json").read_text()
+    assert (tmp_path / "one/results.json").read_text() == (
+        tmp_path / "two/results.json"
+    ).read_text()
 
 
 @pytest.mark.parametrize(
@@ -375,7 +450,10 @@ def test_a_command_chooses_processes_if_none_are_named(
     monkeypatch.setattr("esper.training.execution.cores.usable_cores", lambda: 2)
     monkeypatch.setattr(sys, "argv", ["esper", *words])
     options = RankOptions(processes, 0, 1.0)
-    assert options.chosen("run", TrainingConfig.parse(config), episodes_of).processes == chosen
+    assert (
+        options.chosen("run", TrainingConfig.parse(config), episodes_of).processes
+        == chosen
+    )
 
 
 def test_a_rank_chooses_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,11 +19,46 @@ from tests.telemetry.sample_events import read_events
 
 Esper = Callable[..., Any]
 
-SIMULATED = ("--task", "planted", "--envs", "4", "--episode-length", "4", "--set", "ppo.width=16")
-RUN = ("run", *SIMULATED, "--set", "run.evaluation_pairs=10", "--rounds", "2", "--seed", "3")
+SIMULATED = (
+    "--task",
+    "planted",
+    "--envs",
+    "4",
+    "--episode-length",
+    "4",
+    "--set",
+    "ppo.width=16",
+)
+RUN = (
+    "run",
+    *SIMULATED,
+    "--set",
+    "run.evaluation_pairs=10",
+    "--rounds",
+    "2",
+    "--seed",
+    "3",
+)
 DIGITS = (
-    *("run", "--envs", "2", "--episode-length", "3", "--rounds", "2", "--set", "ppo.width=16"),
-    *("--set", "task.samples_per_epoch=128", "--set", "env.baseline_episodes=1", "--set", "run.evaluation_pairs=1"),
+    *(
+        "run",
+        "--envs",
+        "2",
+        "--episode-length",
+        "3",
+        "--rounds",
+        "2",
+        "--set",
+        "ppo.width=16",
+    ),
+    *(
+        "--set",
+        "task.samples_per_epoch=128",
+        "--set",
+        "env.baseline_episodes=1",
+        "--set",
+        "run.evaluation_pairs=1",
+    ),
     *("--set", "ppo.practice_steps=128"),
 )
 
@@ -41,12 +76,23 @@ def test_an_agent_is_the_default_and_what_it_learned_is_compared(esper: Esper) -
     assert (found.code, found.err) == (0, "")
     lines = found.out.splitlines()
     assert "task planted, controller ppo, seed 3" in lines
-    assert [line.split("  ")[0] for line in lines if line.startswith("round ")] == ["round 1/2", "round 2/2"]
+    assert [line.split("  ")[0] for line in lines if line.startswith("round ")] == [
+        "round 1/2",
+        "round 2/2",
+    ]
     assert sum(line.startswith("  learned: KL ") for line in lines) == 2
-    assert sum(line.startswith("comparing, round ") for line in lines) == 6 * 3  # arms, rounds of at most 4 hosts
-    first = next(i for i, line in enumerate(lines) if line.startswith("Test accuracy of 10 hosts grown by ppo: "))
+    assert (
+        sum(line.startswith("comparing, round ") for line in lines) == 6 * 3
+    )  # arms, rounds of at most 4 hosts
+    first = next(
+        i
+        for i, line in enumerate(lines)
+        if line.startswith("Test accuracy of 10 hosts grown by ppo: ")
+    )
     *_, end = read_events("mine/events.jsonl")
-    for told, line in zip(end["comparisons"], lines[first + 3 : first + 8], strict=True):
+    for told, line in zip(
+        end["comparisons"], lines[first + 3 : first + 8], strict=True
+    ):
         match = re.fullmatch(
             rf"  {told['reference']} +\d+\.\d\d %   +[+-]\d+\.\d\d pp, \S+ to \S+: "
             r"(better|worse|no evidence of a difference)",
@@ -54,12 +100,16 @@ def test_an_agent_is_the_default_and_what_it_learned_is_compared(esper: Esper) -
         )
         assert match
         winner = told["verdict"].partition(" is better")[0]
-        assert match[1] == {"ppo": "better", told["reference"]: "worse"}.get(winner, winner)
+        assert match[1] == {"ppo": "better", told["reference"]: "worse"}.get(
+            winner, winner
+        )
 
 
 def test_the_proposed_commands_play_the_agent(esper: Esper) -> None:
     out = esper(*RUN, "--out", "mine").out
-    proposed = [line.split()[1:] for line in out.splitlines() if line.startswith("  esper ")]
+    proposed = [
+        line.split()[1:] for line in out.splitlines() if line.startswith("  esper ")
+    ]
     assert [words[0] for words in proposed] == ["report", "compare", "run", "info"]
     compared = esper(*proposed[1], *SIMULATED[2:])
     assert compared.code == 0, compared.err
@@ -70,7 +120,9 @@ def test_the_proposed_commands_play_the_agent(esper: Esper) -> None:
     assert checkpoint.read(Path("played"))["policy"] is not None
 
 
-def test_resume_ends_as_if_it_had_never_stopped(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_ends_as_if_it_had_never_stopped(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     esper(*DIGITS, "--out", "whole")
 
     def breaks(training: Any, **how: Any) -> None:
@@ -83,7 +135,9 @@ def test_resume_ends_as_if_it_had_never_stopped(esper: Esper, monkeypatch: pytes
         found = esper(*DIGITS, "--out", "mine")
     assert found.code == 1
     first, second = found.err.splitlines()
-    assert re.fullmatch(r"Error: env 1, epoch 1, batch \d+: ArithmeticError: no more", first)
+    assert re.fullmatch(
+        r"Error: env 1, epoch 1, batch \d+: ArithmeticError: no more", first
+    )
     assert second == "Progress was saved. To continue: esper run --resume mine"
     resumed = esper("run", "--resume", "mine")
     assert (resumed.code, resumed.err) == (0, "")
@@ -93,11 +147,15 @@ def test_resume_ends_as_if_it_had_never_stopped(esper: Esper, monkeypatch: pytes
     same_run(Path("mine"), Path("whole"))
     again = esper("run", "--resume", "mine")
     assert again.code == 2
-    assert again.err == "Error: mine is finished: all 2 rounds were played and compared\n"
+    assert (
+        again.err == "Error: mine is finished: all 2 rounds were played and compared\n"
+    )
 
 
 @pytest.mark.finding("M12")
-def test_an_error_before_the_first_checkpoint_proposes_no_resume(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_before_the_first_checkpoint_proposes_no_resume(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def breaks(_training: Any, **_how: Any) -> None:
         raise MemoryError("no more")
 
@@ -109,7 +167,9 @@ def test_an_error_before_the_first_checkpoint_proposes_no_resume(esper: Esper, m
     assert "its events so far are in mine" in found.err
 
 
-def test_a_full_disk_ends_the_run_with_a_message(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_the_run_with_a_message(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The previous checkpoint is kept, and the run resumes from it once there is space."""
 
     def full(_folder: Path, content: bytes, keep: bool) -> None:
@@ -168,12 +228,16 @@ def test_a_folder_that_cannot_be_resumed_is_named(esper: Esper) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_during_learning_prints_the_resume_command(tmp_path: Path) -> None:
-    child = start("run", *SIMULATED, "--rounds", "5000", "--out", "mine", folder=tmp_path)
+    child = start(
+        "run", *SIMULATED, "--rounds", "5000", "--out", "mine", folder=tmp_path
+    )
     until(child, "round 2/5000")
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=60)
     assert child.returncode == 130, err
-    assert err.splitlines()[-1] == "Interrupted."  # before it, that a step is played to its end
+    assert (
+        err.splitlines()[-1] == "Interrupted."
+    )  # before it, that a step is played to its end
     lines = out.splitlines()
     assert "Nothing was compared: the agent is still learning." in lines
     assert "  esper run --resume mine" in lines
@@ -184,7 +248,9 @@ def test_ctrl_c_during_learning_prints_the_resume_command(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.trap(30)
-def test_a_killed_run_resumes_from_its_last_checkpoint(esper: Esper, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_from_its_last_checkpoint(
+    esper: Esper, tmp_path: Path
+) -> None:
     """SIGKILL gives the process no chance to say or write anything."""
     every = ("--set", "run.checkpoint_every=2")
     child = start(*RUN, "--rounds", "4000", *every, "--out", "mine", folder=tmp_path)
@@ -199,20 +265,28 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(esper: Esper, tmp_path: P
     until(again, f"round {done + 2}/4000")
     again.send_signal(signal.SIGINT)
     again.communicate(timeout=60)
-    rounds = [e["round"] for e in read_events(tmp_path / "mine" / "events.jsonl") if e["event"] == "RoundCompleted"]
+    rounds = [
+        e["round"]
+        for e in read_events(tmp_path / "mine" / "events.jsonl")
+        if e["event"] == "RoundCompleted"
+    ]
     assert rounds == list(range(1, len(rounds) + 1))
     assert len(rounds) >= done + 2
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_away_ends_the_printing_and_not_the_run(tmp_path: Path) -> None:
+def test_a_reader_that_goes_away_ends_the_printing_and_not_the_run(
+    tmp_path: Path,
+) -> None:
     """The reader is one like `head -1`."""
     child = start(*RUN, "--out", "mine", folder=tmp_path)
     assert child.stdout is not None
     assert child.stdout.readline()
     child.stdout.close()
     assert child.wait() == 1
-    assert [event["event"] for event in read_events(tmp_path / "mine" / "events.jsonl")][-1] == "RunCompleted"
+    assert [
+        event["event"] for event in read_events(tmp_path / "mine" / "events.jsonl")
+    ][-1] == "RunCompleted"
     assert child.stderr is not None
     assert "Traceback" not in child.stderr.read()
     child.stderr.close()

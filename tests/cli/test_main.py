@@ -23,7 +23,9 @@ def test_help_does_not_import_torch() -> None:
         "group(['--help'], standalone_mode=False)\n"
         "print('heavy:', [name for name in ('torch', 'scipy', 'sklearn', 'gymnasium') if name in sys.modules])\n"
     )
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert found.stdout.endswith("heavy: []\n")
     assert "compare" in found.stdout
 
@@ -47,7 +49,9 @@ def test_help_does_not_import_torch() -> None:
         ("tasks", "--help"),
     ],
 )
-def test_help_of_a_command_names_its_options(esper: Callable[..., Any], command: str, options: str) -> None:
+def test_help_of_a_command_names_its_options(
+    esper: Callable[..., Any], command: str, options: str
+) -> None:
     for flag in ("-h", "--help"):
         found = esper(command, flag)
         assert found.code == 0
@@ -60,7 +64,11 @@ def test_unknown_commands_are_refused(esper: Esper) -> None:
 
 
 def test_the_module_is_the_command(tmp_path: Path) -> None:
-    found = subprocess.run([sys.executable, "-m", "esper.cli.main", "tasks"], capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-m", "esper.cli.main", "tasks"],
+        capture_output=True,
+        text=True,
+    )
     assert found.returncode == 0
     assert "digits" in found.stdout
 
@@ -86,13 +94,26 @@ LONG = "x" * 300
         ("show", LONG),
         ("report", LONG),
         ("eval", LONG),
-        ("compare", "--task", "planted", "--arm", "none", "--arm", "random", "--out", LONG),
+        (
+            "compare",
+            "--task",
+            "planted",
+            "--arm",
+            "none",
+            "--arm",
+            "random",
+            "--out",
+            LONG,
+        ),
         ("compare", "--resume", LONG),
     ],
     ids=lambda arguments: " ".join(arguments).replace(LONG, "LONG"),
 )
 def test_a_path_that_cannot_be_looked_up_is_refused_in_one_sentence(
-    esper: Esper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+    esper: Esper,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     found = esper(*arguments)
@@ -101,10 +122,16 @@ def test_a_path_that_cannot_be_looked_up_is_refused_in_one_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_config_that_begins_with_a_byte_order_mark_is_read(esper: Esper, tmp_path: Path) -> None:
+def test_a_config_that_begins_with_a_byte_order_mark_is_read(
+    esper: Esper, tmp_path: Path
+) -> None:
     file = tmp_path / "config.toml"
-    file.write_text('\ufeff[task]\nname = "planted"\n[run]\nrounds = -1\n', encoding="utf-8")
-    assert "run.rounds" in esper("run", "--config", str(file)).err, "it was read as far as to the value that is wrong"
+    file.write_text(
+        '\ufeff[task]\nname = "planted"\n[run]\nrounds = -1\n', encoding="utf-8"
+    )
+    assert "run.rounds" in esper("run", "--config", str(file)).err, (
+        "it was read as far as to the value that is wrong"
+    )
 
 
 PRINTING = """
@@ -126,15 +153,25 @@ for command in {commands!r}:
 """Several commands in one process, each with its exit code."""
 
 
-@pytest.mark.parametrize("encoding", slow_except(["ascii"], ["ascii", "latin-1", "gbk"]))
-def test_characters_that_a_terminal_lacks_are_printed_as_question_marks(encoding: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "encoding", slow_except(["ascii"], ["ascii", "latin-1", "gbk"])
+)
+def test_characters_that_a_terminal_lacks_are_printed_as_question_marks(
+    encoding: str, tmp_path: Path
+) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
     commands = (["tasks"], ["info"], ["show", str(tmp_path / "läufe – 実")])
     script = PRINTING.format(commands=commands)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, env=environment
+    )
     lines = done.stdout.decode(encoding, "replace").splitlines()
     assert lines[0].startswith("5 ")
-    assert [line for line in lines if line.startswith("code ")] == ["code 0", "code 0", "code 2"], done.stderr
+    assert [line for line in lines if line.startswith("code ")] == [
+        "code 0",
+        "code 0",
+        "code 2",
+    ], done.stderr
     assert b"Traceback" not in done.stderr
 
 
@@ -143,10 +180,23 @@ def test_runs_without_a_name_that_start_together_have_folders_of_their_own(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda _form: "20260101-000000")
-    arguments = ("--task", "planted", "--controller", "none", "--rounds", "1", "--envs", "2", "--episode-length", "4")
+    arguments = (
+        "--task",
+        "planted",
+        "--controller",
+        "none",
+        "--rounds",
+        "1",
+        "--envs",
+        "2",
+        "--episode-length",
+        "4",
+    )
     for _ in range(2):
         assert esper("run", *arguments, "--set", "run.evaluation_pairs=2").code == 0
     names = sorted(folder.name for folder in (tmp_path / "runs").iterdir())
     assert names == ["planted-none-20260101-000000", "planted-none-20260101-000000-2"]
     assert esper("run", "--task", "planted", "--envs", "0").code == 2
-    assert len(list((tmp_path / "runs").iterdir())) == 2, "a refused run leaves no folder"
+    assert len(list((tmp_path / "runs").iterdir())) == 2, (
+        "a refused run leaves no folder"
+    )

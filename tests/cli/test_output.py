@@ -22,7 +22,9 @@ def test_a_line_is_folded_between_words_in_a_terminal(
     assert capsys.readouterr().out == "https://a-word-that-is-longer-than-the-line\n"
 
 
-def test_a_line_into_a_pipe_stays_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_into_a_pipe_stays_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     echo_folded(LINE, 7)
     assert capsys.readouterr().out == LINE + "\n"

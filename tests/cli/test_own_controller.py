@@ -31,15 +31,21 @@ def file(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("mine.py").write_text(MINE)
 
 
-def test_a_run_plays_an_own_controller_and_prints_the_resume_command(esper: Esper) -> None:
+def test_a_run_plays_an_own_controller_and_prints_the_resume_command(
+    esper: Esper,
+) -> None:
     found = esper("run", "--controller", NAME, *HOSTS)
     assert (found.code, found.err, executed()) == (0, "", 1)
-    assert [folder.name.startswith("planted-mine-") for folder in Path("runs").iterdir()] == [True]
+    assert [
+        folder.name.startswith("planted-mine-") for folder in Path("runs").iterdir()
+    ] == [True]
     assert f"hosts grown by {NAME}" in found.out
     assert f"--arm {NAME} --arm heuristic" in found.out
 
 
-def test_a_resumed_run_names_it_again(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_names_it_again(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from esper.rollout.collector import Collector
 
     def stopped(self: Collector) -> Any:
@@ -53,8 +59,14 @@ def test_a_resumed_run_names_it_again(esper: Esper, monkeypatch: pytest.MonkeyPa
     assert executed() == 1
     for arguments, message in [
         ((), f"name it: --controller {NAME}"),
-        (("--controller", "heuristic"), "only the same user-defined --task and --controller, and options of processes"),
-        (("--controller", "mine.py:other"), f"a run of the controller '{NAME}', not of 'mine.py:other'"),
+        (
+            ("--controller", "heuristic"),
+            "only the same user-defined --task and --controller, and options of processes",
+        ),
+        (
+            ("--controller", "mine.py:other"),
+            f"a run of the controller '{NAME}', not of 'mine.py:other'",
+        ),
     ]:
         refused = esper("run", "--resume", "out", *arguments)
         assert (refused.code, executed()) == (2, 0)
@@ -71,10 +83,20 @@ def test_the_config_of_a_run_folder_alone_does_not_run_it(esper: Esper) -> None:
     assert f"names the controller '{NAME}'" in found.err
     assert esper("run", "--config", "out/config.toml", "--controller", "none").code == 0
     arms = ("--arm", "none", "--pairs", "2")
-    assert esper("compare", "--config", "out/config.toml", *arms, "--arm", "random").code == 0
+    assert (
+        esper("compare", "--config", "out/config.toml", *arms, "--arm", "random").code
+        == 0
+    )
     assert (
         "arm 'mine' has no controller"
-        in esper("compare", "--config", "out/config.toml", *arms, "--arm", "mine:env.max_seeds=1").err
+        in esper(
+            "compare",
+            "--config",
+            "out/config.toml",
+            *arms,
+            "--arm",
+            "mine:env.max_seeds=1",
+        ).err
     )
     assert executed() == 0
 
@@ -86,13 +108,24 @@ def test_a_comparison_resumes_when_it_is_named_again(esper: Esper) -> None:
     refused = esper("compare", "--resume", "out", "--reference", "heuristic")
     assert (refused.code, executed()) == (2, 0)
     assert f"name it: --arm {NAME}" in refused.err
-    again = esper("compare", "--resume", "out", "--reference", "heuristic", "--arm", NAME)
+    again = esper(
+        "compare", "--resume", "out", "--reference", "heuristic", "--arm", NAME
+    )
     assert again.code == 0
     assert "Differences are arm minus heuristic" in " ".join(again.out.split())
 
 
 def test_eval_plays_it_once_beside_hosts_left_alone(esper: Esper) -> None:
-    found = esper("eval", NAME, "--task", "planted", "--pairs", "2", "--set", "env.episode_length=8")
+    found = esper(
+        "eval",
+        NAME,
+        "--task",
+        "planted",
+        "--pairs",
+        "2",
+        "--set",
+        "env.episode_length=8",
+    )
     assert (found.code, executed()) == (0, 1)
     assert f"comparing, round 1/1: {NAME}, test accuracy" in found.out
     assert "greedy" not in found.out

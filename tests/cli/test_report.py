@@ -19,7 +19,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_report_writes_a_page_and_says_where(esper: Any, run: Path, tmp_path: Path) -> None:
+def test_report_writes_a_page_and_says_where(
+    esper: Any, run: Path, tmp_path: Path
+) -> None:
     found = esper("report", str(run))
     assert found.code == 0
     assert found.out.startswith(str(run / "report.html"))
@@ -28,7 +30,9 @@ def test_report_writes_a_page_and_says_where(esper: Any, run: Path, tmp_path: Pa
     assert (tmp_path / "mine.html").exists()
 
 
-def test_a_report_of_several_runs_is_written_to_the_working_directory(esper: Any, run: Path, tmp_path: Path) -> None:
+def test_a_report_of_several_runs_is_written_to_the_working_directory(
+    esper: Any, run: Path, tmp_path: Path
+) -> None:
     play(tiny(), tmp_path / "second")
     found = esper("report", str(run), "second")
     assert found.code == 0
@@ -36,7 +40,9 @@ def test_a_report_of_several_runs_is_written_to_the_working_directory(esper: Any
 
 
 @pytest.mark.parametrize("command", ["report", "show"])
-def test_a_folder_that_is_not_a_run_is_invalid_input(esper: Any, run: Path, command: str) -> None:
+def test_a_folder_that_is_not_a_run_is_invalid_input(
+    esper: Any, run: Path, command: str
+) -> None:
     found = esper(command, str(run.parent))
     assert found.code == 2
     assert "is not a run folder" in found.err
@@ -44,7 +50,9 @@ def test_a_folder_that_is_not_a_run_is_invalid_input(esper: Any, run: Path, comm
     assert esper(command).code == 2
 
 
-def test_a_comparison_is_shown_by_its_tables_and_reported_with_its_pictures(esper: Any, tmp_path: Path) -> None:
+def test_a_comparison_is_shown_by_its_tables_and_reported_with_its_pictures(
+    esper: Any, tmp_path: Path
+) -> None:
     folder = tmp_path / "my comparison"
     folder.mkdir()
     (folder / "comparison.json").write_text("{}")
@@ -73,6 +81,8 @@ def test_neither_imports_torch(run: Path, tmp_path: Path) -> None:
         f"group(['report', {str(run)!r}, '--out', {str(tmp_path / 'r.html')!r}], standalone_mode=False)\n"
         "print('report:', [name for name in ('torch', 'scipy', 'sklearn') if name in sys.modules])\n"
     )
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert "show: []\n" in found.stdout
     assert found.stdout.endswith("report: []\n")

@@ -34,14 +34,23 @@ def test_the_last_lines_are_the_figures_of_the_run(esper: Callable[..., Any]) ->
     lines = found.out.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("Test accuracy"))
     (told,) = end["comparisons"]
-    assert lines[first] == f"Test accuracy of 4 hosts grown by schedule: {told['accuracy']:.2f} %."
-    assert lines[first + 1] == "The same hosts under each baseline, and the paired difference (95 % interval):"
+    assert (
+        lines[first]
+        == f"Test accuracy of 4 hosts grown by schedule: {told['accuracy']:.2f} %."
+    )
+    assert (
+        lines[first + 1]
+        == "The same hosts under each baseline, and the paired difference (95 % interval):"
+    )
     assert lines[first + 2] == lines[first + 4] == ""
     assert lines[first + 3] == (
         f"  none       {told['reference_accuracy']:6.2f} %   {told['difference']:+6.2f} pp, "
         f"{told['low']:+.2f} to {told['high']:+.2f}: inconclusive, under 10 pairs"
     )
-    assert re.fullmatch(r"Parameters: 277 alone, \d+ grown \(\d\.\d seeds kept per host\)\.", lines[first + 5])
+    assert re.fullmatch(
+        r"Parameters: 277 alone, \d+ grown \(\d\.\d seeds kept per host\)\.",
+        lines[first + 5],
+    )
     assert lines[first + 6].startswith("In short, too few hosts to tell")
     assert re.fullmatch(r"2 rounds in \d+ s; run folder: mine", lines[first + 7])
     assert lines[first + 8 : first + 10] == ["", "Next:"]
@@ -49,11 +58,26 @@ def test_the_last_lines_are_the_figures_of_the_run(esper: Callable[..., Any]) ->
 
 
 def test_the_config_of_a_run_folder_runs_again(esper: Callable[..., Any]) -> None:
-    esper("run", *TINY, "--rounds", "1", "--seed", "5", "--controller", "random", "--out", "first")
+    esper(
+        "run",
+        *TINY,
+        "--rounds",
+        "1",
+        "--seed",
+        "5",
+        "--controller",
+        "random",
+        "--out",
+        "first",
+    )
     found = esper("run", "--config", "first/config.toml", "--out", "second")
     assert found.code == 0
     epochs = [
-        [event for event in read_events(f"{name}/events.jsonl") if event["event"] == "EpochCompleted"]
+        [
+            event
+            for event in read_events(f"{name}/events.jsonl")
+            if event["event"] == "EpochCompleted"
+        ]
         for name in ("first", "second")
     ]
     assert len(epochs[0]) == 6
@@ -81,7 +105,17 @@ def test_a_sink_that_fails_is_named_at_the_end_and_the_run_continues(
 
 
 def test_ctrl_c_keeps_the_finished_rounds(tmp_path: Path) -> None:
-    child = start("run", *TINY, "--processes", "1", "--rounds", "2000", "--out", "mine", folder=tmp_path)
+    child = start(
+        "run",
+        *TINY,
+        "--processes",
+        "1",
+        "--rounds",
+        "2000",
+        "--out",
+        "mine",
+        folder=tmp_path,
+    )
     assert child.stdout is not None
     for line in child.stdout:
         if line.startswith("round 1/2000"):
@@ -90,7 +124,9 @@ def test_ctrl_c_keeps_the_finished_rounds(tmp_path: Path) -> None:
     out, err = child.communicate(timeout=60)
     assert child.returncode == 130, err
     assert "Traceback" not in err
-    assert err.splitlines()[-1] == "Interrupted."  # before it, that a step is played to its end
+    assert (
+        err.splitlines()[-1] == "Interrupted."
+    )  # before it, that a step is played to its end
     # stdout was read up to round 1; what else was printed came after.
     whole = 1 + sum(line.startswith("round ") for line in out.splitlines())
     assert whole < 2000
@@ -98,7 +134,9 @@ def test_ctrl_c_keeps_the_finished_rounds(tmp_path: Path) -> None:
     assert "Interrupted: the figures above cover only the completed rounds." in out
     assert "  esper run --resume mine" in out.splitlines()
     with (tmp_path / "mine" / "metrics.csv").open(newline="") as file:
-        assert [row["round"] for row in csv.DictReader(file)] == [str(i + 1) for i in range(whole)]
+        assert [row["round"] for row in csv.DictReader(file)] == [
+            str(i + 1) for i in range(whole)
+        ]
     events = list(read_events(tmp_path / "mine" / "events.jsonl"))
     assert events[-1]["event"] == "RunCompleted"
     assert events[-1]["pairs"] == 2 * whole
@@ -107,7 +145,18 @@ def test_ctrl_c_keeps_the_finished_rounds(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_before_the_first_round_says_so(tmp_path: Path) -> None:
-    child = start("run", "--envs", "2", "--episode-length", "3000", "--rounds", "2", "--out", "mine", folder=tmp_path)
+    child = start(
+        "run",
+        "--envs",
+        "2",
+        "--episode-length",
+        "3000",
+        "--rounds",
+        "2",
+        "--out",
+        "mine",
+        folder=tmp_path,
+    )
     assert child.stdout is not None
     for line in child.stdout:
         if line.startswith("run folder"):
@@ -115,37 +164,68 @@ def test_ctrl_c_before_the_first_round_says_so(tmp_path: Path) -> None:
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=60)
     assert child.returncode == 130, err
-    assert err.splitlines()[-1] == "Interrupted."  # before it, that a step is played to its end
+    assert (
+        err.splitlines()[-1] == "Interrupted."
+    )  # before it, that a step is played to its end
     assert "Test accuracy" not in out
     last = out.splitlines()[-1]
-    assert last == "No checkpoint was written yet, so the run cannot be resumed; its events so far are in mine."
-    assert next(read_events(tmp_path / "mine" / "events.jsonl"))["event"] == "RunStarted"
+    assert (
+        last
+        == "No checkpoint was written yet, so the run cannot be resumed; its events so far are in mine."
+    )
+    assert (
+        next(read_events(tmp_path / "mine" / "events.jsonl"))["event"] == "RunStarted"
+    )
 
 
 @pytest.mark.finding("H2")
-def test_the_header_and_the_log_tell_the_tier(esper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_header_and_the_log_tell_the_tier(
+    esper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled = ("--set", "run.tier=compiled", "--rounds", "1")
     with monkeypatch.context() as patch:
-        patch.setattr("esper.training.execution.tiers.compile_hosts", lambda *_hosts_and_executor: None)
-        assert "steps: compiled, float32" in esper("run", *TINY, *compiled, "--out", "mine").out.splitlines()
+        patch.setattr(
+            "esper.training.execution.tiers.compile_hosts",
+            lambda *_hosts_and_executor: None,
+        )
+        assert (
+            "steps: compiled, float32"
+            in esper("run", *TINY, *compiled, "--out", "mine").out.splitlines()
+        )
     assert next(read_events("mine/events.jsonl"))["tier"] == "compiled"
-    assert "steps: eager, float32" in esper("run", *TINY, "--rounds", "1", "--out", "plain").out.splitlines()
+    assert (
+        "steps: eager, float32"
+        in esper("run", *TINY, "--rounds", "1", "--out", "plain").out.splitlines()
+    )
 
-    monkeypatch.setattr("esper.training.execution.compiled.compile_host", lambda *_inputs, **_options: "it has bugs")
+    monkeypatch.setattr(
+        "esper.training.execution.compiled.compile_host",
+        lambda *_inputs, **_options: "it has bugs",
+    )
     found = esper("run", *TINY, *compiled, "--out", "broken")
     assert found.code == 0
-    assert "steps: eager, float32; the configured tier cannot be used: it has bugs" in found.out.splitlines()
+    assert (
+        "steps: eager, float32; the configured tier cannot be used: it has bugs"
+        in found.out.splitlines()
+    )
     begin = next(read_events("broken/events.jsonl"))
     assert (begin["tier"], begin["tier_refused"]) == ("eager", "it has bugs")
 
     monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
-    with pytest.raises(RuntimeError, match="ESPER_REQUIRE_NATIVE=1, but hosts are not compiled: it has bugs"):
+    with pytest.raises(
+        RuntimeError,
+        match="ESPER_REQUIRE_NATIVE=1, but hosts are not compiled: it has bugs",
+    ):
         esper("run", *TINY, *compiled, "--out", "strict")
 
 
 @pytest.mark.slow
 def test_a_run_computes_with_compiled_code(esper: Callable[..., Any]) -> None:
-    found = esper("run", *TINY, "--set", "run.tier=compiled", "--rounds", "1", "--out", "mine")
+    found = esper(
+        "run", *TINY, "--set", "run.tier=compiled", "--rounds", "1", "--out", "mine"
+    )
     assert found.code == 0
     assert "steps: compiled, float32" in found.out.splitlines()
-    assert [event["event"] for event in read_events("mine/events.jsonl")][-1] == "RunCompleted"
+    assert [event["event"] for event in read_events("mine/events.jsonl")][
+        -1
+    ] == "RunCompleted"

@@ -50,7 +50,9 @@ def test_sites_are_printed_as_json(esper: Esper) -> None:
     assert [site["path"] for site in json.loads(found.out)] == ["1", "0 -> 2"]
 
 
-@pytest.mark.parametrize(("function", "path"), [("task", "0 -> 2"), ("host", "segments.0")])
+@pytest.mark.parametrize(
+    ("function", "path"), [("task", "0 -> 2"), ("host", "segments.0")]
+)
 def test_a_task_is_listed_by_its_host(esper: Esper, function: str, path: str) -> None:
     found = esper("sites", f"mine.py:{function}", "--json")
     assert found.code == 0, found.err
@@ -58,7 +60,10 @@ def test_a_task_is_listed_by_its_host(esper: Esper, function: str, path: str) ->
 
 
 def test_a_model_without_a_site_is_said_to_have_none(esper: Esper) -> None:
-    assert esper("sites", "mine.py:none").out == "No place was found where a seed could grow.\n"
+    assert (
+        esper("sites", "mine.py:none").out
+        == "No place was found where a seed could grow.\n"
+    )
 
 
 def test_another_result_is_refused_with_what_would_be_right(esper: Esper) -> None:

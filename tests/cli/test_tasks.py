@@ -18,7 +18,9 @@ from tests.cli.conftest import MINE, TASK, TWO_EPOCHS, Esper, executed
 pytestmark = pytest.mark.usefixtures("no_plots")
 
 
-def test_tasks_lists_all_without_loading_data(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_lists_all_without_loading_data(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def touched(*_: Any) -> None:
         raise AssertionError("data was read")
 
@@ -27,7 +29,9 @@ def test_tasks_lists_all_without_loading_data(esper: Esper, monkeypatch: pytest.
     found = esper("tasks")
     assert found.code == 0
     for name in (*TASKS, *SIMULATED, "path.py:function"):
-        assert any(line.startswith(f"  {name} ") for line in found.out.splitlines()), name
+        assert any(line.startswith(f"  {name} ") for line in found.out.splitlines()), (
+            name
+        )
     assert len(TASKS) == 14
 
 
@@ -35,7 +39,9 @@ def test_tasks_lists_all_without_loading_data(esper: Esper, monkeypatch: pytest.
 def test_missing_data_is_a_message_and_nothing_is_started(
     esper: Esper, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.data.image_files.SYSTEM", {})  # which this machine may have
+    monkeypatch.setattr(
+        "esper.data.image_files.SYSTEM", {}
+    )  # which this machine may have
     found = esper("run", "--task", task, "--set", "task.data=nowhere", "--out", "out")
     assert found.code == 2
     assert "missing: nowhere/" in found.err
@@ -44,7 +50,9 @@ def test_missing_data_is_a_message_and_nothing_is_started(
     assert not Path("nowhere").exists()
 
 
-def test_an_unknown_task_lists_the_known_ones_and_the_form_of_a_users_task(esper: Esper) -> None:
+def test_an_unknown_task_lists_the_known_ones_and_the_form_of_a_users_task(
+    esper: Esper,
+) -> None:
     found = esper("run", "--task", "cifar11", "--out", "out")
     assert found.code == 2
     for word in ("'cifar11'", *TASKS, *SIMULATED, "path.py:function"):
@@ -53,14 +61,28 @@ def test_an_unknown_task_lists_the_known_ones_and_the_form_of_a_users_task(esper
 
 def test_a_run_of_a_users_task_asks_for_it_again(esper: Esper) -> None:
     Path("mine.py").write_text(MINE)
-    found = esper("run", "--task", TASK, "--controller", "random", "--rounds", "1", "--out", "out", *TWO_EPOCHS)
+    found = esper(
+        "run",
+        "--task",
+        TASK,
+        "--controller",
+        "random",
+        "--rounds",
+        "1",
+        "--out",
+        "out",
+        *TWO_EPOCHS,
+    )
     assert (found.code, found.err) == (0, "")
     assert executed() == 1
     assert "task mine.py:make_task" in found.out
     assert f"--config out/config.toml --task {TASK}" in found.out
 
     arms = ("--arm", "random", "--arm", "none", "--pairs", "1")
-    for arguments in (("run", "--resume", "out"), ("compare", "--config", "out/config.toml", *arms)):
+    for arguments in (
+        ("run", "--resume", "out"),
+        ("compare", "--config", "out/config.toml", *arms),
+    ):
         found = esper(*arguments)
         assert found.code == 2
         if arguments[0] == "compare":
@@ -69,7 +91,9 @@ def test_a_run_of_a_users_task_asks_for_it_again(esper: Esper) -> None:
         load_host(Path("out/best_host"))
     assert executed() == 0
 
-    assert esper("compare", "--config", "out/config.toml", "--task", TASK, *arms).code == 0
+    assert (
+        esper("compare", "--config", "out/config.toml", "--task", TASK, *arms).code == 0
+    )
     assert executed() == 1
 
 
@@ -77,7 +101,18 @@ def test_resuming_a_users_task(esper: Esper, monkeypatch: pytest.MonkeyPatch) ->
     from esper.rollout.collector import Collector
 
     Path("mine.py").write_text(MINE)
-    arguments = ("run", "--task", TASK, "--controller", "random", "--rounds", "2", "--out", "out", *TWO_EPOCHS)
+    arguments = (
+        "run",
+        "--task",
+        TASK,
+        "--controller",
+        "random",
+        "--rounds",
+        "2",
+        "--out",
+        "out",
+        *TWO_EPOCHS,
+    )
     play, calls = Collector.play, []
 
     def interrupted(self: Collector) -> Any:
@@ -107,10 +142,14 @@ def test_resuming_a_users_task(esper: Esper, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_users_config_may_name_a_users_task(esper: Esper) -> None:
     Path("mine.py").write_text(MINE)
-    Path("mine.toml").write_text(f'[task]\nname = "{TASK}"\n[run]\ncontroller = "random"\nrounds = 1\n')
+    Path("mine.toml").write_text(
+        f'[task]\nname = "{TASK}"\n[run]\ncontroller = "random"\nrounds = 1\n'
+    )
     assert esper("run", "--config", "mine.toml", *TWO_EPOCHS).code == 0
     assert executed() == 1
-    assert [folder.name.startswith("mine-random-") for folder in Path("runs").iterdir()] == [True]
+    assert [
+        folder.name.startswith("mine-random-") for folder in Path("runs").iterdir()
+    ] == [True]
 
 
 def test_tasks_lists_tasks_blueprints_and_controllers(esper: Esper) -> None:

@@ -15,18 +15,29 @@ Esper = Callable[..., Any]
 
 
 def test_a_run_is_shown_in_tensorboard(esper: Esper, tmp_path: Any) -> None:
-    found = esper("run", *TINY, "--rounds", "1", "--out", "mine", "--track", "tensorboard")
+    found = esper(
+        "run", *TINY, "--rounds", "1", "--out", "mine", "--track", "tensorboard"
+    )
     assert found.code == 0
     assert found.err == ""
     assert "Telemetry lost" not in found.out
     assert list((tmp_path / "mine" / "tensorboard").glob("events.out.tfevents.*"))
-    assert TrainingConfig.parse(read_toml(tmp_path / "mine" / "config.toml")).track.to == ("tensorboard",)
+    assert TrainingConfig.parse(
+        read_toml(tmp_path / "mine" / "config.toml")
+    ).track.to == ("tensorboard",)
 
 
 @pytest.mark.parametrize(
-    "given", [("--track", "sacred"), ("--set", "track.to=sacred"), ("--track", "tensorboard", "--track", "sacred")]
+    "given",
+    [
+        ("--track", "sacred"),
+        ("--set", "track.to=sacred"),
+        ("--track", "tensorboard", "--track", "sacred"),
+    ],
 )
-def test_an_unknown_tracker_is_refused_with_those_that_are_known(given: tuple[str, ...], esper: Esper) -> None:
+def test_an_unknown_tracker_is_refused_with_those_that_are_known(
+    given: tuple[str, ...], esper: Esper
+) -> None:
     found = esper("run", *TINY, "--out", "mine", *given)
     assert found.code == 2
     for name in ("track.to", "'tensorboard', 'wandb' or 'trackio'", "sacred"):
@@ -37,8 +48,21 @@ def test_several_trackers_and_one_that_is_not_installed(
     esper: Esper, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     for name in ("wandb", "trackio"):
-        monkeypatch.setitem(sys.modules, name, None)  # which Python treats as not installed
-    found = esper("run", *TINY, "--out", "mine", "--track", "tensorboard", "--track", "wandb", "--track", "trackio")
+        monkeypatch.setitem(
+            sys.modules, name, None
+        )  # which Python treats as not installed
+    found = esper(
+        "run",
+        *TINY,
+        "--out",
+        "mine",
+        "--track",
+        "tensorboard",
+        "--track",
+        "wandb",
+        "--track",
+        "trackio",
+    )
     assert found.code == 2
     assert "pip install wandb trackio" in found.err
     assert not (tmp_path / "mine").exists()

@@ -17,26 +17,41 @@ from esper.compare.table import write_report
 from esper.config import TrainingConfig
 
 
-def host(accuracy: float, number: int, parameters: float = 277.0, loss: float = 0.5) -> HostResult:
-    return HostResult(accuracy, loss + number / 100, parameters, 277.0, 1.5e9, 30.0, 0.0, 1.0)
+def host(
+    accuracy: float, number: int, parameters: float = 277.0, loss: float = 0.5
+) -> HostResult:
+    return HostResult(
+        accuracy, loss + number / 100, parameters, 277.0, 1.5e9, 30.0, 0.0, 1.0
+    )
 
 
-def outcome(folder: Path, gains: dict[str, float], pairs: int = 10, asked: int | None = None) -> ComparisonResult:
+def outcome(
+    folder: Path, gains: dict[str, float], pairs: int = 10, asked: int | None = None
+) -> ComparisonResult:
     """Arms that are better than the first by ``gains`` pp in every pair."""
     base = [80.0 + i / 3 for i in range(pairs)]
     hosts = {
-        name: [host(value + gain, i, 277 + 10 * gain, 0.5 - gain / 100) for i, value in enumerate(base)]
+        name: [
+            host(value + gain, i, 277 + 10 * gain, 0.5 - gain / 100)
+            for i, value in enumerate(base)
+        ]
         for name, gain in gains.items()
     }
     arms = tuple(Arm(name, "random", TrainingConfig()) for name in gains)
     reference = next(iter(gains))
-    return ComparisonResult(arms, reference, asked or pairs, hosts, analyse(hosts, reference), folder)
+    return ComparisonResult(
+        arms, reference, asked or pairs, hosts, analyse(hosts, reference), folder
+    )
 
 
 def printed(found: ComparisonResult, plots: bool = False) -> str:
     """Returns the printed report; plots, which take most of its time, are drawn only with ``plots``."""
     text = io.StringIO()
-    drawn = nullcontext() if plots else mock.patch("esper.compare.table.save_plots", return_value=[])
+    drawn = (
+        nullcontext()
+        if plots
+        else mock.patch("esper.compare.table.save_plots", return_value=[])
+    )
     with drawn:
         write_report(found, Console(file=text, width=80))
     return text.getvalue()

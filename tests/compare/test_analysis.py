@@ -30,7 +30,10 @@ def test_p_values_are_corrected_for_all_comparisons() -> None:
 def test_a_difference_lost_to_the_correction_is_not_a_win() -> None:
     """p = 0.0273 alone; with five comparisons it is 0.14, and the verdict follows the corrected one."""
     weak = [3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 1.0, -9.0]
-    arms = [arm(f"arm{i}", *(b + w for b, w in zip(BASE, weak, strict=True))) for i in range(5)]
+    arms = [
+        arm(f"arm{i}", *(b + w for b, w in zip(BASE, weak, strict=True)))
+        for i in range(5)
+    ]
     alone = compare_pairs(arms[0].accuracy, np.array(BASE))
     found = against(arm("none", *BASE), *arms)
     assert [c.adjusted_p for c in found] == holm_adjusted([alone.p_value] * 5)
@@ -40,7 +43,9 @@ def test_a_difference_lost_to_the_correction_is_not_a_win() -> None:
 
 @pytest.mark.finding("M14")
 def test_nine_pairs_name_no_winner() -> None:
-    (found,) = against(arm("none", *BASE[:9]), arm("better", *(v + 5 for v in BASE[:9])))
+    (found,) = against(
+        arm("none", *BASE[:9]), arm("better", *(v + 5 for v in BASE[:9]))
+    )
     assert found.pair.wins == 9
     assert found.verdict == "inconclusive: under 10 pairs"
 
@@ -53,7 +58,9 @@ def test_a_worse_arm_is_reported_as_worse() -> None:
 @pytest.mark.parametrize(("seeds", "word"), [(4, "inconclusive"), (5, "better")])
 def test_fewer_than_five_training_seeds_are_inconclusive(seeds: int, word: str) -> None:
     better = trained(seeds, 16, 10.0, 0.1, 0.1)
-    (found,) = corrected([compare_pairs(better, np.zeros_like(better), name_a="new", train_seeds=seeds)])
+    (found,) = corrected(
+        [compare_pairs(better, np.zeros_like(better), name_a="new", train_seeds=seeds)]
+    )
     assert found.word == word
     if word == "inconclusive":
         assert found.verdict == "inconclusive: under 5 training seeds"
@@ -65,7 +72,10 @@ def test_fewer_than_five_training_seeds_are_inconclusive(seeds: int, word: str) 
 
 def test_an_analysis_by_seed_has_the_seeds_as_pairs() -> None:
     hosts = {
-        name: [HostResult(80.0 + gain * n, 0.5, 300.0, 277.0, 1e9, 30.0, 0.0, 1.0) for n in range(10)]
+        name: [
+            HostResult(80.0 + gain * n, 0.5, 300.0, 277.0, 1e9, 30.0, 0.0, 1.0)
+            for n in range(10)
+        ]
         for name, gain in (("none", 0.0), ("ppo", 0.5))
     }
     (found,) = analyse(hosts, "none", (TEST_ACCURACY,), 5)

@@ -15,14 +15,18 @@ from tests.compare.arm_results import against
 from tests.compare.tiny_comparisons import compare, tiny
 from tests.selection import slow_except
 
-PLANT_ONLY = '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "conv_light"\n'
+PLANT_ONLY = (
+    '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "conv_light"\n'
+)
 INCUBATE = PLANT_ONLY + '[[action]]\nepoch = 1\nop = "ADVANCE"\nslot = "r0c0"\n'
 TOO_LATE = '[[action]]\nepoch = 999\nop = "PRUNE"\nslot = "r0c0"\n'
 
 
 @pytest.mark.finding("M14")
 @pytest.mark.parametrize(
-    "text", slow_except([INCUBATE], [TOO_LATE, PLANT_ONLY, INCUBATE]), ids=["nothing", "planted", "incubated"]
+    "text",
+    slow_except([INCUBATE], [TOO_LATE, PLANT_ONLY, INCUBATE]),
+    ids=["nothing", "planted", "incubated"],
 )
 def test_pairs_are_equal_across_arms(text: str, tmp_path: Path) -> None:
     """A schedule that blends nothing has the hosts of the arm that does nothing: all pairs tie exactly."""
@@ -30,7 +34,9 @@ def test_pairs_are_equal_across_arms(text: str, tmp_path: Path) -> None:
     name = f"schedule:{tmp_path / 's.toml'}"
     arms, _ = compare(["none", name], 4)
     assert arms[name].accuracy.tolist() == arms["none"].accuracy.tolist()
-    assert len(set(arms["none"].accuracy.tolist())) > 1  # four different hosts, not one four times
+    assert (
+        len(set(arms["none"].accuracy.tolist())) > 1
+    )  # four different hosts, not one four times
     (found,) = against(arms["none"], arms[name])
     assert (found.pair.ties, found.pair.difference, found.adjusted_p) == (4, 0.0, 1.0)
 
@@ -44,11 +50,15 @@ def test_an_arm_does_not_depend_on_the_others() -> None:
         assert together[name].parameters.tolist() == alone[name].parameters.tolist()
 
 
-def test_the_baseline_is_measured_once_and_is_that_of_a_run_of_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_baseline_is_measured_once_and_is_that_of_a_run_of_the_same_seed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A policy sees the baseline of its training also on held-out hosts."""
     measured: list[int] = []
 
-    def counting(task: Any, config: Any, executor: Any, run_seed: int, *rest: Any) -> Any:
+    def counting(
+        task: Any, config: Any, executor: Any, run_seed: int, *rest: Any
+    ) -> Any:
         measured.append(run_seed)
         return measure_baseline(task, config, executor, run_seed, *rest)
 
@@ -73,5 +83,7 @@ def test_an_unknown_arm_is_refused_before_anything_is_played() -> None:
 
 
 def test_an_untrained_agent_is_refused() -> None:
-    with pytest.raises(ConfigError, match="ppo must be trained before it can be compared"):
+    with pytest.raises(
+        ConfigError, match="ppo must be trained before it can be compared"
+    ):
         compare(["none", "ppo"], 2)

@@ -22,8 +22,17 @@ from esper.telemetry.event import ArmPlayed
 from tests.run.rank_helpers import ranks_of
 from tests.selection import slow_except
 
-ARMS = ("none", "random", "heuristic", "few:controller=heuristic,env.max_seeds=1,reward.mode=sparse")
-PLANTED: dict[str, Any] = {"task": {"name": "planted"}, "env": {"n_envs": 2, "episode_length": 12}, "run": {"seed": 4}}
+ARMS = (
+    "none",
+    "random",
+    "heuristic",
+    "few:controller=heuristic,env.max_seeds=1,reward.mode=sparse",
+)
+PLANTED: dict[str, Any] = {
+    "task": {"name": "planted"},
+    "env": {"n_envs": 2, "episode_length": 12},
+    "run": {"seed": 4},
+}
 DIGITS: dict[str, Any] = {
     "task": {"samples_per_epoch": 128},
     "env": {"n_envs": 2, "episode_length": 4, "baseline_episodes": 1},
@@ -38,23 +47,41 @@ def compare(
     progress: Callable[[ArmPlayed], None] | None = None,
     order_seed: int = 0,
 ) -> ComparisonRun:
-    return ComparisonRun(read_arms(texts or ARMS, base), pairs, folder, progress=progress, order_seed=order_seed)
+    return ComparisonRun(
+        read_arms(texts or ARMS, base),
+        pairs,
+        folder,
+        progress=progress,
+        order_seed=order_seed,
+    )
 
 
 def values(result: ComparisonResult | None) -> dict[str, Any]:
     """Every host of every arm; as text, since no number is equal to NaN."""
     assert result is not None
-    return {name: [repr(host) for host in hosts] for name, hosts in result.hosts.items()}
+    return {
+        name: [repr(host) for host in hosts] for name, hosts in result.hosts.items()
+    }
 
 
 @pytest.mark.finding("M14")
-@pytest.mark.parametrize("base", slow_except([PLANTED], [PLANTED, DIGITS]), ids=["simulated", "trained"])
-def test_no_number_depends_on_the_order_of_arms(base: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "base", slow_except([PLANTED], [PLANTED, DIGITS]), ids=["simulated", "trained"]
+)
+def test_no_number_depends_on_the_order_of_arms(
+    base: dict[str, Any], tmp_path: Path
+) -> None:
     names = ("none", "random", "heuristic")
     orders, found = [], []
     for number, texts in enumerate((names, names[::-1])):
         events: list[ArmPlayed] = []
-        comparison = compare(tmp_path / str(number), *texts, base=base, progress=events.append, order_seed=number)
+        comparison = compare(
+            tmp_path / str(number),
+            *texts,
+            base=base,
+            progress=events.append,
+            order_seed=number,
+        )
         found.append(values(comparison.run()))
         orders.append([event.controller for event in events])
     assert orders[0] != orders[1]
@@ -67,7 +94,13 @@ def test_controls_give_the_same_numbers_in_any_order(tmp_path: Path) -> None:
     found, orders = [], []
     for number in range(2):
         events: list[ArmPlayed] = []
-        comparison = compare(tmp_path / str(number), *texts, base=DIGITS, progress=events.append, order_seed=2 + number)
+        comparison = compare(
+            tmp_path / str(number),
+            *texts,
+            base=DIGITS,
+            progress=events.append,
+            order_seed=2 + number,
+        )
         found.append(values(comparison.run()))
         orders.append([event.controller for event in events])
     assert orders[0] != orders[1]
@@ -75,20 +108,33 @@ def test_controls_give_the_same_numbers_in_any_order(tmp_path: Path) -> None:
     for order in orders:
         for start in (0, 4):
             played = order[start : start + 4]
-            assert played.index("heuristic") < min(played.index("static"), played.index("same-compute"))
+            assert played.index("heuristic") < min(
+                played.index("static"), played.index("same-compute")
+            )
 
 
 def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
     for name in ("a", "b"):
         compare(tmp_path / name).run()
-    first, second = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("a", "b"))
+    first, second = (
+        json.loads((tmp_path / name / "results.json").read_text())
+        for name in ("a", "b")
+    )
     assert first == second
     assert first["pairs"] == first["pairs_asked"] == 4
     assert set(first["arms"]) == {"none", "random", "heuristic", "few"}
-    assert [metric["metric"] for metric in first["metrics"]][:2] == ["test_accuracy", "validation_loss"]
+    assert [metric["metric"] for metric in first["metrics"]][:2] == [
+        "test_accuracy",
+        "validation_loss",
+    ]
     few = first["arms"]["few"]
-    assert (few["config"]["env"]["max_seeds"], few["config"]["reward"]["mode"]) == (1, "sparse")
-    (comparison,) = [c for c in first["metrics"][0]["comparisons"] if c["name_a"] == "few"]
+    assert (few["config"]["env"]["max_seeds"], few["config"]["reward"]["mode"]) == (
+        1,
+        "sparse",
+    )
+    (comparison,) = [
+        c for c in first["metrics"][0]["comparisons"] if c["name_a"] == "few"
+    ]
     mean = sum(few["values"]["test_accuracy"]) / 4
     assert comparison["mean_a"] == pytest.approx(mean)
     keys = {
@@ -103,7 +149,9 @@ def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
     assert keys <= set(comparison)
 
 
-def test_arms_with_their_own_rates_have_their_own_baselines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_arms_with_their_own_rates_have_their_own_baselines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     measured: list[float | None] = []
     from esper.env import vector_env
 
@@ -114,7 +162,13 @@ def test_arms_with_their_own_rates_have_their_own_baselines(monkeypatch: pytest.
         return real(task, config, *rest)
 
     monkeypatch.setattr(vector_env, "measure_baseline", counting)
-    compare(tmp_path / "o", "none", "random", "slow:controller=random,task.learning_rate=0.01", base=DIGITS).run()
+    compare(
+        tmp_path / "o",
+        "none",
+        "random",
+        "slow:controller=random,task.learning_rate=0.01",
+        base=DIGITS,
+    ).run()
     assert sorted(rate or 0 for rate in measured) == [0.01, 0.4]
 
 
@@ -130,10 +184,16 @@ def stop_at(number: int, error: BaseException) -> Callable[[ArmPlayed], None]:
     return listen
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("the disk is gone")], ids=["ctrl-c", "error"])
-def test_finished_rounds_are_kept_and_the_rest_can_be_resumed(error: BaseException, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), OSError("the disk is gone")], ids=["ctrl-c", "error"]
+)
+def test_finished_rounds_are_kept_and_the_rest_can_be_resumed(
+    error: BaseException, tmp_path: Path
+) -> None:
     whole = compare(tmp_path / "whole", pairs=6).run()
-    cut = compare(tmp_path / "cut", pairs=6, progress=stop_at(6, error))  # four arms: in the second of three rounds
+    cut = compare(
+        tmp_path / "cut", pairs=6, progress=stop_at(6, error)
+    )  # four arms: in the second of three rounds
     with pytest.raises(type(error)):
         cut.run()
     assert cut.result is not None
@@ -149,7 +209,9 @@ def test_finished_rounds_are_kept_and_the_rest_can_be_resumed(error: BaseExcepti
 
 
 def test_sigterm_acts_like_ctrl_c(tmp_path: Path) -> None:
-    cut = compare(tmp_path / "cut", progress=lambda _event: signal.raise_signal(signal.SIGTERM))
+    cut = compare(
+        tmp_path / "cut", progress=lambda _event: signal.raise_signal(signal.SIGTERM)
+    )
     with pytest.raises(KeyboardInterrupt):
         cut.run()
     assert ComparisonRun.resume(tmp_path / "cut").run().pairs == 4
@@ -169,7 +231,9 @@ def test_a_truncated_round_is_played_again(tmp_path: Path) -> None:
     file = tmp_path / "o" / "played.jsonl"
     file.write_bytes(file.read_bytes()[:-40])
     events: list[ArmPlayed] = []
-    assert values(ComparisonRun.resume(tmp_path / "o", events.append).run()) == values(whole)
+    assert values(ComparisonRun.resume(tmp_path / "o", events.append).run()) == values(
+        whole
+    )
     assert len(events) == 1
 
 
@@ -185,9 +249,15 @@ def test_a_finished_comparison_can_be_reported_against_another_reference(
     again = ComparisonRun.resume(tmp_path / "o", reference="random").run()
     assert values(again) == values(first)
     assert set(again.metrics[0].comparisons) == {"none", "heuristic", "few"}
-    ours, theirs = first.metrics[0].comparisons["random"].pair, again.metrics[0].comparisons["none"].pair
+    ours, theirs = (
+        first.metrics[0].comparisons["random"].pair,
+        again.metrics[0].comparisons["none"].pair,
+    )
     assert ours.difference == -theirs.difference
-    with pytest.raises(ConfigError, match="must be one of the arms none, random, heuristic, few; got 'nope'"):
+    with pytest.raises(
+        ConfigError,
+        match="must be one of the arms none, random, heuristic, few; got 'nope'",
+    ):
         ComparisonRun.resume(tmp_path / "o", reference="nope")
 
 
@@ -202,8 +272,17 @@ def write_what_is_followed(kind: str, seed: int) -> str:
     if kind == "pretrained":
         return kind
     shutil.rmtree("r", ignore_errors=True)
-    learner = {"controller": "ppo" if kind == "checkpoint" else "random", "rounds": 1, "seed": seed}
-    Experiment(TrainingConfig.parse(PLANTED).with_values(run={**learner, "evaluation_pairs": 2}), Path("r")).run()
+    learner = {
+        "controller": "ppo" if kind == "checkpoint" else "random",
+        "rounds": 1,
+        "seed": seed,
+    }
+    Experiment(
+        TrainingConfig.parse(PLANTED).with_values(
+            run={**learner, "evaluation_pairs": 2}
+        ),
+        Path("r"),
+    ).run()
     return f"{kind}:r"
 
 
@@ -215,7 +294,13 @@ def test_a_comparison_follows_what_it_began_with_from_anywhere(
     monkeypatch.chdir(tmp_path / "here")
     controller = write_what_is_followed(kind, seed=4)
     whole = compare(Path("whole"), "none", controller).run()
-    cut = compare(Path("cut"), "none", f"named:controller={controller}", controller, progress=stop_at(3, OSError("no")))
+    cut = compare(
+        Path("cut"),
+        "none",
+        f"named:controller={controller}",
+        controller,
+        progress=stop_at(3, OSError("no")),
+    )
     with pytest.raises(OSError, match="no"):
         cut.run()
     write_what_is_followed(kind, seed=5)  # another one takes its place
@@ -240,7 +325,9 @@ def test_a_damaged_copy_prevents_resuming(tmp_path: Path) -> None:
         ComparisonRun.resume(tmp_path / "o")
 
 
-def test_a_folder_that_is_not_empty_or_not_a_comparison_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_or_not_a_comparison_is_refused(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "file").write_text("dear diary")
     with pytest.raises(ConfigError, match="is not empty; give --out"):
         compare(tmp_path)
@@ -266,21 +353,29 @@ def test_a_loss_that_is_not_finite_gives_no_verdict(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [0, -1])
 def test_fewer_than_one_training_seed_is_refused(wrong: int, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"train_seeds is {wrong}; give 1 or more"):
-        ComparisonRun(read_arms(("ppo", "none"), PLANTED), 2, tmp_path / "o", train_seeds=wrong)
+        ComparisonRun(
+            read_arms(("ppo", "none"), PLANTED), 2, tmp_path / "o", train_seeds=wrong
+        )
     assert not (tmp_path / "o").exists()
 
 
-def test_every_arm_is_set_up_for_the_devices_of_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_arm_is_set_up_for_the_devices_of_its_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The config of a run names the GPUs of all ranks; without its ranks, a maker would use those of others, too."""
     makes, seen = EnvMaker.of, []
 
-    def noted(config: TrainingConfig, task: Any = None, ranks: Any = None, **rest: Any) -> EnvMaker:
+    def noted(
+        config: TrainingConfig, task: Any = None, ranks: Any = None, **rest: Any
+    ) -> EnvMaker:
         seen.append(ranks)
         return makes(config, task, ranks, **rest)
 
     base = {**DIGITS, "task": {"samples_per_epoch": 64}}
     with ranks_of(2) as ranks:
         monkeypatch.setattr(EnvMaker, "of", noted)
-        ComparisonRun(read_arms(("random", "none"), base), 2, tmp_path / "o", ranks=ranks).close()
+        ComparisonRun(
+            read_arms(("random", "none"), base), 2, tmp_path / "o", ranks=ranks
+        ).close()
     assert len(seen) > 2
     assert all(each is ranks for each in seen)

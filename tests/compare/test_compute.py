@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from esper.agents.random import RandomController
-from esper.compare.compute import FROZEN, INCUBATING, LEARNING, ComputeMeter, EpochKind, Occupant, episodes, watch
+from esper.compare.compute import (
+    FROZEN,
+    INCUBATING,
+    LEARNING,
+    ComputeMeter,
+    EpochKind,
+    Occupant,
+    episodes,
+    watch,
+)
 from esper.config import TrainingConfig
 from esper.data.task import resolve
 from esper.data.tasks import load_task
@@ -36,7 +45,9 @@ CONV = Occupant("conv_light", STYLES["LINEAR_ADD"], LEARNING)
 
 def meter(**env: Any) -> ComputeMeter:
     task = replace(load_task("digits"), slots=None)
-    config = TrainingConfig.parse({"task": {"samples_per_epoch": 150, "batch_size": 64}, "env": env})
+    config = TrainingConfig.parse(
+        {"task": {"samples_per_epoch": 150, "batch_size": 64}, "env": env}
+    )
     return ComputeMeter(task, resolve(config, task), BLUEPRINTS.copy())
 
 
@@ -55,9 +66,13 @@ def test_a_host_alone_by_hand() -> None:
 def test_a_transformer_counts_attention_too() -> None:
     task = load_task("chars")
     config = resolve(TrainingConfig(), task)
-    training, validation = ComputeMeter(task, config, BLUEPRINTS.copy())._a_sample(EpochKind.alone(2))
+    training, validation = ComputeMeter(task, config, BLUEPRINTS.copy())._a_sample(
+        EpochKind.alone(2)
+    )
     width, length = 64, 64
-    layer = 12 * length * width**2 + 2 * length**2 * width  # projections and MLP; scores and mixing
+    layer = (
+        12 * length * width**2 + 2 * length**2 * width
+    )  # projections and MLP; scores and mixing
     head = length * width * task.classes
     assert validation == 2 * (2 * layer + head)
     assert training == 3 * validation  # every product has two in the backward pass
@@ -66,10 +81,14 @@ def test_a_transformer_counts_attention_too() -> None:
 def test_an_incubating_seed_costs_a_pass_of_the_rest_of_the_host() -> None:
     """The pass goes through the seed and the layers after it, whose weights get no gradient from it."""
     alone, _ = meter().of_epoch(EpochKind.alone(3))
-    incubating = Occupant("norm", STYLES["LINEAR_ADD"], INCUBATING)  # of no counted operation itself
+    incubating = Occupant(
+        "norm", STYLES["LINEAR_ADD"], INCUBATING
+    )  # of no counted operation itself
     training, _ = meter().of_epoch(kind(incubating, 0.0, 1.0))
     rest = SECOND + HEAD
-    assert training - alone == 2 * (rest + rest) * SAMPLES  # forward, and the gradient of inputs
+    assert (
+        training - alone == 2 * (rest + rest) * SAMPLES
+    )  # forward, and the gradient of inputs
 
 
 def test_straight_through_a_seed_costs_itself_only() -> None:
@@ -81,9 +100,14 @@ def test_straight_through_a_seed_costs_itself_only() -> None:
 def test_a_blended_seed_costs_itself_and_a_frozen_one_less() -> None:
     alone, _ = meter().of_epoch(EpochKind.alone(3))
     learning = meter().of_epoch(kind(CONV, 1.0))[0] - alone
-    frozen = meter().of_epoch(kind(Occupant("conv_light", CONV.style, FROZEN), 1.0))[0] - alone
+    frozen = (
+        meter().of_epoch(kind(Occupant("conv_light", CONV.style, FROZEN), 1.0))[0]
+        - alone
+    )
     assert 0 < frozen < learning
-    assert learning == pytest.approx(1.5 * frozen)  # forward, inputs, and only in one of them weights
+    assert learning == pytest.approx(
+        1.5 * frozen
+    )  # forward, inputs, and only in one of them weights
 
 
 def test_validation_counts_what_configurations_do_not_share() -> None:
@@ -142,12 +166,23 @@ class CountingExecutor:
 def test_counted_compute_is_that_of_all_passes(task: str, env: dict[str, Any]) -> None:
     """The counter of all passes of random growth agrees with the sum over kinds of epochs."""
     loaded = load_task(task)
-    sizes = {"n_envs": 2, "episode_length": 10, "baseline_episodes": 1, "one_incubating": False, "gates": EASY_GATES}
+    sizes = {
+        "n_envs": 2,
+        "episode_length": 10,
+        "baseline_episodes": 1,
+        "one_incubating": False,
+        "gates": EASY_GATES,
+    }
     config = TrainingConfig.parse(
-        {"task": {"name": task, "samples_per_epoch": 64, "batch_size": 8}, "env": {**sizes, **env}}
+        {
+            "task": {"name": task, "samples_per_epoch": 64, "batch_size": 8},
+            "env": {**sizes, **env},
+        }
     )
     few = slice(0, 24)
-    small = type(loaded.validation)(loaded.validation.x[few], loaded.validation.y[few], loaded.validation.table)
+    small = type(loaded.validation)(
+        loaded.validation.x[few], loaded.validation.y[few], loaded.validation.table
+    )
     hosts = GrowthVectorEnv(replace(loaded, validation=small, test=small), config)
     meter = ComputeMeter(hosts.task, hosts.config, hosts.blueprints)
     hosts.prepare()

@@ -38,11 +38,18 @@ SCHEDULE = "\n".join(
 PLANT_ONLY = SCHEDULE.partition("\n\n")[0]
 BASE: dict[str, Any] = {
     "task": {"samples_per_epoch": 128},
-    "env": {"n_envs": 2, "episode_length": 9, "baseline_episodes": 1, "gates": EASY_GATES},
+    "env": {
+        "n_envs": 2,
+        "episode_length": 9,
+        "baseline_episodes": 1,
+        "gates": EASY_GATES,
+    },
 }
 
 
-def play(folder: Path, schedule: str, *texts: str, pairs: int = 2, **given: Any) -> ComparisonResult:
+def play(
+    folder: Path, schedule: str, *texts: str, pairs: int = 2, **given: Any
+) -> ComparisonResult:
     (folder / "s.toml").write_text(schedule)
     arms = read_arms([f"grown:controller=schedule:{folder / 's.toml'}", *texts], BASE)
     return ComparisonRun(arms, pairs, folder / "out", **given).run()
@@ -52,7 +59,9 @@ def play(folder: Path, schedule: str, *texts: str, pairs: int = 2, **given: Any)
 def grown() -> ComparisonResult:
     """Hosts that keep a convolution, beside all controls."""
     with TemporaryDirectory() as folder:
-        return play(Path(folder), SCHEDULE, "static", "bigger", "same-compute", "no-growth")
+        return play(
+            Path(folder), SCHEDULE, "static", "bigger", "same-compute", "no-growth"
+        )
 
 
 def test_the_grown_hosts_did_grow() -> None:
@@ -62,21 +71,26 @@ def test_the_grown_hosts_did_grow() -> None:
 
 
 def test_static_is_the_final_topology_of_its_pair() -> None:
-    for ours, static in zip(grown().hosts["grown"], grown().hosts["static"], strict=True):
+    for ours, static in zip(
+        grown().hosts["grown"], grown().hosts["static"], strict=True
+    ):
         assert static.facts["built_in"] == {"r0c1": "conv_light"}
         assert (static.parameters, static.host_parameters) == (ours.parameters, 277)
         assert (static.epochs, static.fossils) == (ours.epochs, 0)
 
 
 def test_bigger_has_the_nearest_size_and_says_how_near() -> None:
-    for ours, bigger in zip(grown().hosts["grown"], grown().hosts["bigger"], strict=True):
+    for ours, bigger in zip(
+        grown().hosts["grown"], grown().hosts["bigger"], strict=True
+    ):
         assert bigger.facts["wanted_parameters"] == ours.parameters == 277 + 342
         assert (bigger.facts["width"], bigger.parameters, bigger.epochs) == (5, 635, 9)
 
 
 def test_same_compute_is_the_host_alone_for_what_growing_computed() -> None:
     for ours, longer, alone in zip(
-        *(grown().hosts[name] for name in ("grown", "same-compute", "no-growth")), strict=True
+        *(grown().hosts[name] for name in ("grown", "same-compute", "no-growth")),
+        strict=True,
     ):
         assert longer.parameters == 277
         assert longer.epochs > 9
@@ -85,13 +99,21 @@ def test_same_compute_is_the_host_alone_for_what_growing_computed() -> None:
         assert longer.facts["wanted_flops"] == ours.flops > alone.flops
 
 
-def test_if_nothing_was_grown_static_and_bigger_equal_the_host_alone(tmp_path: Path) -> None:
+def test_if_nothing_was_grown_static_and_bigger_equal_the_host_alone(
+    tmp_path: Path,
+) -> None:
     """Weights, batches and phases are the same; only the incubation of the pruned seed costs compute."""
     found = play(tmp_path, PLANT_ONLY, "static", "bigger", "no-growth").hosts
-    alone = [(host.accuracy, host.loss, host.flops, host.rollbacks) for host in found["no-growth"]]
+    alone = [
+        (host.accuracy, host.loss, host.flops, host.rollbacks)
+        for host in found["no-growth"]
+    ]
     assert len(set(alone)) == 2  # two hosts, not one twice
     for name in ("static", "bigger"):
-        assert [(host.accuracy, host.loss, host.flops, host.rollbacks) for host in found[name]] == alone
+        assert [
+            (host.accuracy, host.loss, host.flops, host.rollbacks)
+            for host in found[name]
+        ] == alone
 
 
 def test_static_starts_from_the_initial_weights_of_the_host() -> None:
@@ -111,8 +133,14 @@ def test_static_starts_from_the_initial_weights_of_the_host() -> None:
 def of_width(width: int) -> GraftedHost:
     """A network of the user's own."""
     model = nn.Sequential(
-        nn.Sequential(nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True)),
-        nn.Sequential(nn.LazyConv2d(width, 3, padding=1), nn.Dropout(0.1), nn.ReLU(inplace=True)),
+        nn.Sequential(
+            nn.Conv2d(1, width, 3, padding=1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+        ),
+        nn.Sequential(
+            nn.LazyConv2d(width, 3, padding=1), nn.Dropout(0.1), nn.ReLU(inplace=True)
+        ),
         nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)),
     )
     return graft(model, {"r0c0": "0", "r0c1": "1"})
@@ -124,9 +152,15 @@ def mine() -> Task:
 
 
 def test_a_network_of_the_users_own_has_static_and_same_compute(tmp_path: Path) -> None:
-    found = play(tmp_path, SCHEDULE, "static", "same-compute", "none", task=mine(), pairs=1).hosts
+    found = play(
+        tmp_path, SCHEDULE, "static", "same-compute", "none", task=mine(), pairs=1
+    ).hosts
     assert found["grown"][0].kept
-    assert found["static"][0].parameters == found["grown"][0].parameters > found["none"][0].parameters
+    assert (
+        found["static"][0].parameters
+        == found["grown"][0].parameters
+        > found["none"][0].parameters
+    )
     assert found["same-compute"][0].epochs > found["none"][0].epochs
 
 
@@ -135,17 +169,27 @@ def test_a_network_of_the_users_own_is_widened_by_its_family(tmp_path: Path) -> 
     found = play(tmp_path, SCHEDULE, "bigger", task=task, pairs=1).hosts
     ours, bigger = found["grown"][0], found["bigger"][0]
     assert ours.kept
-    assert bigger.facts == {"validation_accuracy": ANY, "width": ANY, "wanted_parameters": ours.parameters}
+    assert bigger.facts == {
+        "validation_accuracy": ANY,
+        "width": ANY,
+        "wanted_parameters": ours.parameters,
+    }
     sizes = {}
     for width in range(3, 9):
         host = of_width(width)
         host.probe(task.sample)
         sizes[width] = host.parameter_count
-    assert bigger.facts["width"] == min(sizes, key=lambda width: abs(sizes[width] - ours.parameters)) > 3
+    assert (
+        bigger.facts["width"]
+        == min(sizes, key=lambda width: abs(sizes[width] - ours.parameters))
+        > 3
+    )
     assert bigger.parameters == sizes[bigger.facts["width"]]
 
 
-def test_a_network_of_the_users_own_without_a_family_has_no_bigger_one(tmp_path: Path) -> None:
+def test_a_network_of_the_users_own_without_a_family_has_no_bigger_one(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ConfigError, match=r"arm 'bigger': cannot widen a GraftedHost"):
         play(tmp_path, SCHEDULE, "bigger", task=mine())
     assert not (tmp_path / "out").exists()
@@ -154,14 +198,25 @@ def test_a_network_of_the_users_own_without_a_family_has_no_bigger_one(tmp_path:
 @pytest.mark.parametrize("control", ["static", "bigger", "same-compute"])
 def test_simulated_hosts_have_no_controls(control: str, tmp_path: Path) -> None:
     arms = read_arms(["heuristic", control], {"task": {"name": "planted"}})
-    with pytest.raises(ConfigError, match=f"arm '{control}': {control} trains a network, but hosts of planted are sim"):
+    with pytest.raises(
+        ConfigError,
+        match=f"arm '{control}': {control} trains a network, but hosts of planted are sim",
+    ):
         ComparisonRun(arms, 2, tmp_path / "out")
 
 
 def test_two_ranks_compare_what_one_process_does(tmp_path: Path) -> None:
     """Controls and their compute are spread as well: all hosts of the second rank are made there."""
     with ranks_of(2) as ranks:
-        spread = play(tmp_path, SCHEDULE, "static", "bigger", "same-compute", "no-growth", ranks=ranks)
+        spread = play(
+            tmp_path,
+            SCHEDULE,
+            "static",
+            "bigger",
+            "same-compute",
+            "no-growth",
+            ranks=ranks,
+        )
     assert spread.hosts == grown().hosts
 
 

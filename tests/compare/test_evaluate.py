@@ -48,34 +48,48 @@ def accuracy(result: ComparisonResult, arm: str) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def evaluated(learned: RunSummary, tmp_path_factory: pytest.TempPathFactory) -> ComparisonResult:
+def evaluated(
+    learned: RunSummary, tmp_path_factory: pytest.TempPathFactory
+) -> ComparisonResult:
     return evaluate(str(learned.folder), tmp_path_factory.mktemp("evaluated") / "o")
 
 
-def test_an_evaluation_equals_the_final_comparison_of_the_run(learned: RunSummary, evaluated: ComparisonResult) -> None:
+def test_an_evaluation_equals_the_final_comparison_of_the_run(
+    learned: RunSummary, evaluated: ComparisonResult
+) -> None:
     """With the same seed and number of pairs, the hosts are the same, grown by the likeliest actions."""
     greedy = evaluated.metrics[0].comparisons["greedy"].pair
     assert list(evaluated.hosts) == ["none", "greedy", "stochastic"]
     assert greedy == replace(learned.comparison, name_a="greedy")
     assert evaluated.pairs == 3
-    assert [host.parameters for host in evaluated.hosts["none"]] == [learned.host_parameters] * 3
+    assert [host.parameters for host in evaluated.hosts["none"]] == [
+        learned.host_parameters
+    ] * 3
     ours = evaluated.hosts["greedy"]
     assert np.mean([host.parameters for host in ours]) == learned.grown_parameters
     assert np.mean([host.fossils for host in ours]) == learned.fossils
 
 
-def test_greedy_is_the_checkpoint_as_others_play_it(learned: RunSummary, evaluated: ComparisonResult) -> None:
+def test_greedy_is_the_checkpoint_as_others_play_it(
+    learned: RunSummary, evaluated: ComparisonResult
+) -> None:
     config = find_policy(str(learned.folder)).config
     assert config is not None
-    arms = compare_controllers(config, [f"checkpoint:{learned.folder}", "none"], pairs=3)
+    arms = compare_controllers(
+        config, [f"checkpoint:{learned.folder}", "none"], pairs=3
+    )
     for theirs, ours in zip(arms, ("greedy", "none"), strict=True):
         assert theirs.accuracy.tolist() == accuracy(evaluated, ours)
 
 
 @pytest.mark.slow
-def test_stochastic_draws_and_draws_the_same_again(simulated: Path, tmp_path: Path) -> None:
+def test_stochastic_draws_and_draws_the_same_again(
+    simulated: Path, tmp_path: Path
+) -> None:
     changes = {"run": {"evaluation_pairs": 8}}
-    first, second = (evaluate(str(simulated), tmp_path / name, changes=changes) for name in "ab")
+    first, second = (
+        evaluate(str(simulated), tmp_path / name, changes=changes) for name in "ab"
+    )
     for arm in first.hosts:
         assert accuracy(first, arm) == accuracy(second, arm)
     assert accuracy(first, "greedy") != accuracy(first, "stochastic")
@@ -83,7 +97,10 @@ def test_stochastic_draws_and_draws_the_same_again(simulated: Path, tmp_path: Pa
 
 def test_an_interrupted_evaluation_is_resumed(simulated: Path, tmp_path: Path) -> None:
     """Also one of an agent that explored, whose file is no longer needed."""
-    settings: dict[str, Any] = {"changes": {"run": {"evaluation_pairs": 8}}, "explore": 1}
+    settings: dict[str, Any] = {
+        "changes": {"run": {"evaluation_pairs": 8}},
+        "explore": 1,
+    }
     whole = evaluate(str(simulated), tmp_path / "whole", **settings)
     heard: list[Any] = []
 
@@ -101,7 +118,9 @@ def test_an_interrupted_evaluation_is_resumed(simulated: Path, tmp_path: Path) -
     assert repr(resumed.hosts) == repr(whole.hosts)  # no number is equal to NaN
 
 
-def test_hosts_of_another_width_are_resumed(learned: RunSummary, tmp_path: Path) -> None:
+def test_hosts_of_another_width_are_resumed(
+    learned: RunSummary, tmp_path: Path
+) -> None:
     comparison = evaluate_controller(str(learned.folder), tmp_path / "o", width=5)
     found = comparison.run()
     resumed = ComparisonRun.resume(tmp_path / "o", reference="greedy")
@@ -117,16 +136,27 @@ def test_evaluated_hosts_were_never_learned_from(
     born = births(monkeypatch)
     heard: list[ArmPlayed] = []
     changes = {"run": {"seed": 11, "evaluation_pairs": 2}}
-    evaluate(str(learned.folder), tmp_path / "o", changes=changes, progress=heard.append)
+    evaluate(
+        str(learned.folder), tmp_path / "o", changes=changes, progress=heard.append
+    )
     # The others are those of the baseline, and stand-ins on which operations are counted.
     played = [host for host in born if host[1] < 1_000 and host[0] != 0]
     assert sorted(played) == sorted([(11 + HELD_OUT, env, 0) for env in range(2)] * 3)
     assert {seed for seed, _, _ in born} == {0, 11, 11 + HELD_OUT}
-    assert sorted(event.controller for event in heard) == ["greedy", "none", "stochastic"]
+    assert sorted(event.controller for event in heard) == [
+        "greedy",
+        "none",
+        "stochastic",
+    ]
 
 
 def test_hosts_of_another_width_are_played(learned: RunSummary, tmp_path: Path) -> None:
-    found = evaluate(str(learned.folder), tmp_path / "o", width=5, changes={"run": {"evaluation_pairs": 2}})
+    found = evaluate(
+        str(learned.folder),
+        tmp_path / "o",
+        width=5,
+        changes={"run": {"evaluation_pairs": 2}},
+    )
     assert found.width == 5
     # Convolutions 9·5 + 9·5·10, norms 2·(5 + 10), head 10·10 + 10; the task's width, 3, gives 277.
     assert [host.parameters for host in found.hosts["none"]] == [635.0] * 2
@@ -135,31 +165,51 @@ def test_hosts_of_another_width_are_played(learned: RunSummary, tmp_path: Path) 
     assert found.arms[0].config.task.model_dump() == own.task.model_dump()
 
 
-def test_two_ranks_evaluate_what_one_process_does(learned: RunSummary, tmp_path: Path) -> None:
+def test_two_ranks_evaluate_what_one_process_does(
+    learned: RunSummary, tmp_path: Path
+) -> None:
     """This holds for hosts of another width and after exploration, too."""
-    settings: dict[str, Any] = {"width": 5, "explore": 1, "changes": {"run": {"evaluation_pairs": 2}}}
+    settings: dict[str, Any] = {
+        "width": 5,
+        "explore": 1,
+        "changes": {"run": {"evaluation_pairs": 2}},
+    }
     alone = evaluate(str(learned.folder), tmp_path / "one", **settings)
     with ranks_of(2) as ranks:
-        spread = evaluate(str(learned.folder), tmp_path / "two", **settings, ranks=ranks)
+        spread = evaluate(
+            str(learned.folder), tmp_path / "two", **settings, ranks=ranks
+        )
     assert list(alone.hosts) == ["none", "greedy", "stochastic", "plans"]
     assert repr(spread.hosts) == repr(alone.hosts)
 
 
 @pytest.mark.parametrize("width", [0, -1])
-def test_a_width_that_cannot_be_is_refused(width: int, learned: RunSummary, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"this task's host cannot have width {width}: give 1 or more; it has 3"):
+def test_a_width_that_cannot_be_is_refused(
+    width: int, learned: RunSummary, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=f"this task's host cannot have width {width}: give 1 or more; it has 3",
+    ):
         evaluate(str(learned.folder), tmp_path / "o", width=width)
 
 
-def test_hosts_without_a_width_are_refused(simulated: Path, learned: RunSummary, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="hosts of planted are simulated and have no width"):
+def test_hosts_without_a_width_are_refused(
+    simulated: Path, learned: RunSummary, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ConfigError, match="hosts of planted are simulated and have no width"
+    ):
         evaluate(str(simulated), tmp_path / "o", width=5)
     from torch import nn
 
     import esper
 
     def build() -> Any:
-        return esper.graft(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 10)), {"r0c0": "0"})
+        return esper.graft(
+            nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 10)),
+            {"r0c0": "0"},
+        )
 
     base = digits()
     task = esper.Task("mine", 10, build, base.train, base.validation, base.test)
@@ -167,13 +217,17 @@ def test_hosts_without_a_width_are_refused(simulated: Path, learned: RunSummary,
         evaluate(str(learned.folder), tmp_path / "o", task=task, width=5)
 
 
-def test_a_width_that_heads_do_not_divide_is_refused(learned: RunSummary, tmp_path: Path) -> None:
+def test_a_width_that_heads_do_not_divide_is_refused(
+    learned: RunSummary, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="give a multiple of 4; it has 64"):
         evaluate(str(learned.folder), tmp_path / "o", task="chars", width=62)
 
 
 @pytest.mark.slow
-def test_another_task_is_played_with_its_own_sizes(learned: RunSummary, tmp_path: Path) -> None:
+def test_another_task_is_played_with_its_own_sizes(
+    learned: RunSummary, tmp_path: Path
+) -> None:
     source = find_policy(str(learned.folder))
     assert source.config is not None
     config = hosts_config(source, "chars", {"env": {"episode_length": 2}})
@@ -185,18 +239,31 @@ def test_another_task_is_played_with_its_own_sizes(learned: RunSummary, tmp_path
         str(learned.folder),
         tmp_path / "o",
         task="chars",
-        changes={"task": small, "env": {"episode_length": 2}, "run": {"evaluation_pairs": 1}},
+        changes={
+            "task": small,
+            "env": {"episode_length": 2},
+            "run": {"evaluation_pairs": 1},
+        },
     )
     assert found.task == "chars"
     assert found.arms[0].config.task.batch_size == 8  # that of chars
-    assert found.caveats()[0].startswith("greedy, stochastic: without experience with such hosts")
+    assert found.caveats()[0].startswith(
+        "greedy, stochastic: without experience with such hosts"
+    )
     assert found.pairs == 1
 
 
-def test_a_policy_plays_another_task_with_unknown_blueprints(simulated: Path, tmp_path: Path) -> None:
-    small = {"run": {"evaluation_pairs": 2}, "env": {"n_envs": 2, "episode_length": 2, "baseline_episodes": 1}}
+def test_a_policy_plays_another_task_with_unknown_blueprints(
+    simulated: Path, tmp_path: Path
+) -> None:
+    small = {
+        "run": {"evaluation_pairs": 2},
+        "env": {"n_envs": 2, "episode_length": 2, "baseline_episodes": 1},
+    }
     changes = {**small, "task": {"samples_per_epoch": 64}}
-    found = evaluate(str(simulated), tmp_path / "o", task="digits", changes=changes, explore=1)
+    found = evaluate(
+        str(simulated), tmp_path / "o", task="digits", changes=changes, explore=1
+    )
     assert list(found.hosts) == ["none", "greedy", "stochastic", "plans"]
     assert found.caveats() == [
         "greedy, stochastic, plans: trained once, so the intervals leave out the spread of training."
@@ -205,13 +272,24 @@ def test_a_policy_plays_another_task_with_unknown_blueprints(simulated: Path, tm
 
 def test_a_task_that_is_given_is_played(learned: RunSummary, tmp_path: Path) -> None:
     base = digits()
-    small = {"run": {"evaluation_pairs": 1}, "env": {"episode_length": 2}, "task": {"samples_per_epoch": 64}}
-    found = evaluate(str(learned.folder), tmp_path / "o", task=replace(base, name="mine"), changes=small)
+    small = {
+        "run": {"evaluation_pairs": 1},
+        "env": {"episode_length": 2},
+        "task": {"samples_per_epoch": 64},
+    }
+    found = evaluate(
+        str(learned.folder),
+        tmp_path / "o",
+        task=replace(base, name="mine"),
+        changes=small,
+    )
     assert found.task == "mine"
 
 
 @pytest.mark.parametrize("form", ["folder", "checkpoint", "prefix", "file"])
-def test_all_names_of_a_run_mean_the_same(form: str, simulated: Path, tmp_path: Path) -> None:
+def test_all_names_of_a_run_mean_the_same(
+    form: str, simulated: Path, tmp_path: Path
+) -> None:
     if form == "file":
         save_policy(simulated, tmp_path / "a.safetensors")
     name = {
@@ -221,8 +299,14 @@ def test_all_names_of_a_run_mean_the_same(form: str, simulated: Path, tmp_path: 
         "file": str(tmp_path / "a.safetensors"),
     }[form]
     found, wanted = find_policy(name), find_policy(str(simulated))
-    assert (found.config, found.rounds, found.origin) == (wanted.config, 2, wanted.origin)
-    assert found.origin == "learned on planted, 2 of 2 rounds, best after round 2, seed 7"
+    assert (found.config, found.rounds, found.origin) == (
+        wanted.config,
+        2,
+        wanted.origin,
+    )
+    assert (
+        found.origin == "learned on planted, 2 of 2 rounds, best after round 2, seed 7"
+    )
     changes = {"run": {"evaluation_pairs": 4}}
     one = evaluate(found, tmp_path / "one", changes=changes)
     other = evaluate(wanted, tmp_path / "other", changes=changes)
@@ -230,12 +314,17 @@ def test_all_names_of_a_run_mean_the_same(form: str, simulated: Path, tmp_path: 
         assert accuracy(one, arm) == accuracy(other, arm)
 
 
-def test_a_checkpoint_outside_its_folder_needs_a_task(simulated: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_outside_its_folder_needs_a_task(
+    simulated: Path, tmp_path: Path
+) -> None:
     """A config in the same folder is not that of the checkpoint."""
     lone = tmp_path / "lone.pt"
     lone.write_bytes((simulated / checkpoint.NAME).read_bytes())
     (tmp_path / "config.toml").write_text("[task]\nname = 'digits'\n")
-    with pytest.raises(ConfigError, match=r"lone\.pt is not in a run folder .*: name the task with --task"):
+    with pytest.raises(
+        ConfigError,
+        match=r"lone\.pt is not in a run folder .*: name the task with --task",
+    ):
         evaluate(str(lone), tmp_path / "o")
     small = {"run": {"evaluation_pairs": 2}, "env": {"n_envs": 2, "episode_length": 4}}
     assert evaluate(str(lone), tmp_path / "o", task="planted", changes=small).pairs == 2
@@ -243,8 +332,16 @@ def test_a_checkpoint_outside_its_folder_needs_a_task(simulated: Path, tmp_path:
         evaluate(str(lone), tmp_path / "p", task="planted", changes=small, explore=1)
 
 
-def test_a_run_that_played_a_saved_policy_can_be_evaluated(simulated: Path, tmp_path: Path) -> None:
-    config = learning("planted", n_envs=4, rounds=1, controller=f"checkpoint:{simulated}", evaluation_pairs=2)
+def test_a_run_that_played_a_saved_policy_can_be_evaluated(
+    simulated: Path, tmp_path: Path
+) -> None:
+    config = learning(
+        "planted",
+        n_envs=4,
+        rounds=1,
+        controller=f"checkpoint:{simulated}",
+        evaluation_pairs=2,
+    )
     played = play(config, tmp_path / "played")[0].folder
     found = find_policy(str(played))
     assert found.origin == f"played as checkpoint:{simulated} on planted"
@@ -253,9 +350,17 @@ def test_a_run_that_played_a_saved_policy_can_be_evaluated(simulated: Path, tmp_
 
 def test_a_run_that_learned_nothing_says_what_can_be_evaluated(tmp_path: Path) -> None:
     folder = play(tiny("random"), tmp_path / "r")[0].folder
-    with pytest.raises(ConfigError, match="contains no policy: its controller random does not learn") as e:
+    with pytest.raises(
+        ConfigError, match="contains no policy: its controller random does not learn"
+    ) as e:
         evaluate(str(folder), tmp_path / "o")
-    for word in ("esper compare", "ppo run", "checkpoint.pt", ".safetensors", "pretrained"):
+    for word in (
+        "esper compare",
+        "ppo run",
+        "checkpoint.pt",
+        ".safetensors",
+        "pretrained",
+    ):
         assert word in str(e.value)
 
 
@@ -293,9 +398,14 @@ def test_a_task_that_is_not_known_is_refused(simulated: Path, tmp_path: Path) ->
 
 
 def test_user_code_runs_only_if_it_is_named() -> None:
-    config = learning().with_values(task={"name": "there/mine.py:make_task", "batch_size": 32})
+    config = learning().with_values(
+        task={"name": "there/mine.py:make_task", "batch_size": 32}
+    )
     learned = SavedPolicy("runs/a", {}, {}, config, 3, None)
-    with pytest.raises(ConfigError, match=r"runs/a names the task 'there/mine\.py:make_task', which is Python code"):
+    with pytest.raises(
+        ConfigError,
+        match=r"runs/a names the task 'there/mine\.py:make_task', which is Python code",
+    ):
         hosts_config(learned, None, {})
     moved = hosts_config(learned, "here/mine.py:make_task", {})
     assert (moved.task.name, moved.task.batch_size) == ("here/mine.py:make_task", 32)
@@ -305,6 +415,11 @@ def test_user_code_runs_only_if_it_is_named() -> None:
 
 def test_the_score_has_all_but_the_hosts(evaluated: ComparisonResult) -> None:
     score = evaluated.score()
-    assert (score["task"], score["width"], score["seed"], score["pairs"]) == ("digits", None, 7, 3)
+    assert (score["task"], score["width"], score["seed"], score["pairs"]) == (
+        "digits",
+        None,
+        7,
+        3,
+    )
     assert score["metrics"][0] == evaluated.metrics[0].plain()
     assert {"arms", "environment"} == set(evaluated.plain()) - set(score)

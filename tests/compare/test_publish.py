@@ -17,14 +17,25 @@ def test_the_csv_has_every_metric_of_every_arm_unrounded(tmp_path: Path) -> None
     rows = list(csv.DictReader(io.StringIO(csv_table(found))))
     measured = [metric for metric in found.metrics if not metric.missing]
     assert [(row["metric"], row["arm"]) for row in rows] == [
-        (metric.metric.name, name) for metric in measured for name in ("base", "good_1,x")
+        (metric.metric.name, name)
+        for metric in measured
+        for name in ("base", "good_1,x")
     ]
     assert float(rows[1]["mean"]) == measured[0].arms["good_1,x"].mean
-    assert float(rows[1]["difference"]) == measured[0].comparisons["good_1,x"].pair.difference
-    assert (rows[0]["difference"], rows[0]["verdict"], rows[1]["verdict"]) == ("", "", "better")
+    assert (
+        float(rows[1]["difference"])
+        == measured[0].comparisons["good_1,x"].pair.difference
+    )
+    assert (rows[0]["difference"], rows[0]["verdict"], rows[1]["verdict"]) == (
+        "",
+        "",
+        "better",
+    )
 
 
-def test_the_latex_table_has_a_row_per_arm_and_the_same_number_of_cells_in_each(tmp_path: Path) -> None:
+def test_the_latex_table_has_a_row_per_arm_and_the_same_number_of_cells_in_each(
+    tmp_path: Path,
+) -> None:
     text = latex_table(outcome(tmp_path, {"base": 0.0, "a_b&c": 2.0}))
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert [row.replace(r"\&", "").count("&") for row in rows] == [4, 4, 4]
@@ -32,12 +43,18 @@ def test_the_latex_table_has_a_row_per_arm_and_the_same_number_of_cells_in_each(
     assert rows[2].endswith(r"better \\")
 
 
-@pytest.mark.parametrize(("text", "escaped"), [("50 %", r"50 \%"), ("a\\b", r"a\textbackslash{}b"), ("plain", "plain")])
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [("50 %", r"50 \%"), ("a\\b", r"a\textbackslash{}b"), ("plain", "plain")],
+)
 def test_latex_escapes_what_it_would_interpret(text: str, escaped: str) -> None:
     assert latex(text) == escaped
 
 
 def test_both_tables_are_saved(tmp_path: Path) -> None:
-    assert [path.name for path in save_tables(outcome(tmp_path, {"base": 0.0, "b": 1.0}), tmp_path)] == [CSV, LATEX]
+    assert [
+        path.name
+        for path in save_tables(outcome(tmp_path, {"base": 0.0, "b": 1.0}), tmp_path)
+    ] == [CSV, LATEX]
     assert (tmp_path / CSV).read_text().startswith("metric,unit,arm,")
     assert (tmp_path / LATEX).read_text().startswith("% 10 pairs")

@@ -25,4 +25,6 @@ def test_rounds_are_interleaved_in_random_order() -> None:
 def test_every_arm_has_exactly_the_pairs_asked_for(pairs: int) -> None:
     arms, _ = compare(["none", "random"], pairs)
     for arm in arms.values():
-        assert [len(values) for values in (arm.accuracy, arm.parameters, arm.fossils)] == [pairs] * 3
+        assert [
+            len(values) for values in (arm.accuracy, arm.parameters, arm.fossils)
+        ] == [pairs] * 3

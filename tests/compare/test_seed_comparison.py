@@ -34,14 +34,20 @@ BASE: dict[str, Any] = {
 }
 
 
-def compare(folder: Path, *texts: str, train_seeds: int = 2, pairs: int = 3, **rest: Any) -> ComparisonRun:
-    return ComparisonRun(read_arms(texts or ARMS, BASE), pairs, folder, train_seeds=train_seeds, **rest)
+def compare(
+    folder: Path, *texts: str, train_seeds: int = 2, pairs: int = 3, **rest: Any
+) -> ComparisonRun:
+    return ComparisonRun(
+        read_arms(texts or ARMS, BASE), pairs, folder, train_seeds=train_seeds, **rest
+    )
 
 
 def values(result: ComparisonResult | None) -> dict[str, Any]:
     """Every host of every arm; as text, since no number is equal to NaN."""
     assert result is not None
-    return {name: [repr(host) for host in hosts] for name, hosts in result.hosts.items()}
+    return {
+        name: [repr(host) for host in hosts] for name, hosts in result.hosts.items()
+    }
 
 
 def learned(folder: Path) -> dict[str, torch.Tensor]:
@@ -70,7 +76,11 @@ class Whole:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    folder, killed, turns = (root := tmp_path_factory.mktemp("whole")) / "o", root / "killed", []
+    folder, killed, turns = (
+        (root := tmp_path_factory.mktemp("whole")) / "o",
+        root / "killed",
+        [],
+    )
 
     def listen(arm: str, seed: int, event: RoundCompleted) -> None:
         turns.append((arm, seed, event.round))
@@ -82,16 +92,27 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 def test_every_training_seed_has_its_agents_and_its_hosts(whole: Whole) -> None:
     result = whole.result
-    assert (result.train_seeds, result.requested_seeds, result.pairs, result.reference) == (2, 2, 6, "none")
-    assert {name: len(hosts) for name, hosts in result.hosts.items()} == dict.fromkeys(ARMS, 6)
+    assert (
+        result.train_seeds,
+        result.requested_seeds,
+        result.pairs,
+        result.reference,
+    ) == (2, 2, 6, "none")
+    assert {name: len(hosts) for name, hosts in result.hosts.items()} == dict.fromkeys(
+        ARMS, 6
+    )
     told = json.loads((result.folder / "results.json").read_text())
     assert (told["train_seeds"], told["train_seeds_asked"]) == (2, 2)
     assert told["notes"] == ["Fewer than 5 training seeds are always inconclusive."]
-    assert {found["word"] for metric in told["metrics"] for found in metric["comparisons"]} == {"inconclusive"}
+    assert {
+        found["word"] for metric in told["metrics"] for found in metric["comparisons"]
+    } == {"inconclusive"}
 
 
 @pytest.mark.parametrize("seed", [4, 5])
-def test_an_arm_learns_what_a_run_of_its_own_would(seed: int, whole: Whole, tmp_path: Path) -> None:
+def test_an_arm_learns_what_a_run_of_its_own_would(
+    seed: int, whole: Whole, tmp_path: Path
+) -> None:
     config = TrainingConfig.parse(BASE).with_values(
         run={"seed": seed, "evaluation_pairs": 3}, reward={"mode": "sparse"}
     )
@@ -100,35 +121,65 @@ def test_an_arm_learns_what_a_run_of_its_own_would(seed: int, whole: Whole, tmp_
     state = checkpoint.read(tmp_path / "alone")["agent"]["compared"]["ppo"]
     alone = [host["accuracy"] for number in sorted(state) for host in state[number]][:3]
     hosts = whole.result.hosts[ARMS[1]][3 * (seed - 4) :][:3]
-    assert [host.accuracy for host in hosts] == alone  # the greedy agent, on the same held-out hosts
+    assert [
+        host.accuracy for host in hosts
+    ] == alone  # the greedy agent, on the same held-out hosts
 
 
 @pytest.mark.slow
-def test_two_ranks_compare_what_agents_learn_as_one_process_does(tmp_path: Path) -> None:
-    trained = {**BASE, "task": {"samples_per_epoch": 64}, "run": {"seed": 4, "rounds": 1}}
-    trained |= {"env": {**BASE["env"], "baseline_episodes": 1}, "ppo": {**BASE["ppo"], "practice_steps": 0}}
+def test_two_ranks_compare_what_agents_learn_as_one_process_does(
+    tmp_path: Path,
+) -> None:
+    trained = {
+        **BASE,
+        "task": {"samples_per_epoch": 64},
+        "run": {"seed": 4, "rounds": 1},
+    }
+    trained |= {
+        "env": {**BASE["env"], "baseline_episodes": 1},
+        "ppo": {**BASE["ppo"], "practice_steps": 0},
+    }
     arms = read_arms(("ppo", "random", "none"), trained)
     ComparisonRun(arms, 2, tmp_path / "one", train_seeds=2).run()
     with ranks_of(2) as ranks:
         ComparisonRun(arms, 2, tmp_path / "two", train_seeds=2, ranks=ranks).run()
-    one, two = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two"))
+    one, two = (
+        json.loads((tmp_path / name / "results.json").read_text())
+        for name in ("one", "two")
+    )
     assert one == two
     for seed in (4, 5):
-        same_agents(*(tmp_path / name / f"seed-{seed}" / "0-ppo" for name in ("one", "two")))
+        same_agents(
+            *(tmp_path / name / f"seed-{seed}" / "0-ppo" for name in ("one", "two"))
+        )
 
 
 def test_the_arms_learn_in_turns_on_the_same_hosts(whole: Whole) -> None:
     turns = whole.turns
-    assert [(seed, number) for _, seed, number in turns[::2]] == [(4, 1), (4, 2), (5, 1), (5, 2)]
+    assert [(seed, number) for _, seed, number in turns[::2]] == [
+        (4, 1),
+        (4, 2),
+        (5, 1),
+        (5, 2),
+    ]
     for start in range(0, len(turns), 2):
         assert {arm for arm, _, _ in turns[start : start + 2]} == set(ARMS[:2])
-    assert {arm for arm, _, _ in turns[::2]} == set(ARMS[:2]), "no arm is always the first"
+    assert {arm for arm, _, _ in turns[::2]} == set(ARMS[:2]), (
+        "no arm is always the first"
+    )
     for seed in (4, 5):
-        files = [whole.folder / f"seed-{seed}" / name / "config.toml" for name in FOLDERS]
-        assert [TrainingConfig.parse(read_toml(file)).run.seed for file in files] == [seed, seed]
+        files = [
+            whole.folder / f"seed-{seed}" / name / "config.toml" for name in FOLDERS
+        ]
+        assert [TrainingConfig.parse(read_toml(file)).run.seed for file in files] == [
+            seed,
+            seed,
+        ]
 
 
-def interrupting(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
+def interrupting(
+    monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals
+) -> None:
     """Sends a signal in the given step of all agents that learn."""
     play, count = Rollout.step, [0]
 
@@ -150,7 +201,11 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Sign
     ],
 )
 def test_a_comparison_that_was_stopped_while_learning_ends_as_if_it_was_not(
-    step: int, number: signal.Signals, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: int,
+    number: signal.Signals,
+    whole: Whole,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = tmp_path / "o"
     with monkeypatch.context() as patch:
@@ -158,7 +213,10 @@ def test_a_comparison_that_was_stopped_while_learning_ends_as_if_it_was_not(
         cut = compare(folder)
         with pytest.raises(KeyboardInterrupt):
             cut.run()
-    running = [checkpoint.read(file.parent)["collector"]["rollouts"] for file in folder.rglob("checkpoint.pt")]
+    running = [
+        checkpoint.read(file.parent)["collector"]["rollouts"]
+        for file in folder.rglob("checkpoint.pt")
+    ]
     assert sum(map(bool, running)) == 1  # in the middle of one arm's round
     assert (cut.result is None) == (step < 16)
     if cut.result is not None:
@@ -169,29 +227,41 @@ def test_a_comparison_that_was_stopped_while_learning_ends_as_if_it_was_not(
             same_agents(folder / seed / name, whole.folder / seed / name)
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["checkpoints", "no checkpoint yet"])
-def test_a_comparison_that_was_killed_ends_as_if_it_was_not(lost: bool, whole: Whole, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "lost", [False, True], ids=["checkpoints", "no checkpoint yet"]
+)
+def test_a_comparison_that_was_killed_ends_as_if_it_was_not(
+    lost: bool, whole: Whole, tmp_path: Path
+) -> None:
     shutil.copytree(whole.killed, tmp_path / "copy")
     if lost:
         for file in (tmp_path / "copy" / "seed-4" / FOLDERS[0]).glob("checkpoint*.pt"):
             file.unlink()
     assert values(ComparisonRun.resume(tmp_path / "copy").run()) == values(whole.result)
-    same_agents(tmp_path / "copy" / "seed-4" / FOLDERS[0], whole.folder / "seed-4" / FOLDERS[0])
+    same_agents(
+        tmp_path / "copy" / "seed-4" / FOLDERS[0], whole.folder / "seed-4" / FOLDERS[0]
+    )
 
 
-def test_an_error_while_hosts_are_compared_loses_no_training(whole: Whole, tmp_path: Path) -> None:
+def test_an_error_while_hosts_are_compared_loses_no_training(
+    whole: Whole, tmp_path: Path
+) -> None:
     def fails(_event: Any) -> None:
         raise OSError("the disk is gone")
 
     with pytest.raises(OSError, match="the disk is gone"):
         compare(tmp_path / "o", progress=fails).run()
     seeds: set[int] = set()
-    again = ComparisonRun.resume(tmp_path / "o", learned=lambda _arm, seed, _event: seeds.add(seed))
+    again = ComparisonRun.resume(
+        tmp_path / "o", learned=lambda _arm, seed, _event: seeds.add(seed)
+    )
     assert values(again.run()) == values(whole.result)
     assert seeds == {5}
 
 
-def test_a_finished_comparison_is_reported_again_without_playing(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_comparison_is_reported_again_without_playing(
+    whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(self: Collector) -> Any:
         raise AssertionError("nothing is left to play")
 
@@ -201,20 +271,31 @@ def test_a_finished_comparison_is_reported_again_without_playing(whole: Whole, m
     assert set(again.metrics[0].comparisons) == {ARMS[1], "none"}
 
 
-def test_controls_are_made_for_the_hosts_of_an_agent_that_has_learned(tmp_path: Path) -> None:
+def test_controls_are_made_for_the_hosts_of_an_agent_that_has_learned(
+    tmp_path: Path,
+) -> None:
     base = {
         "task": {"samples_per_epoch": 64},
         "env": {"n_envs": 1, "episode_length": 3, "baseline_episodes": 1},
         "run": {"rounds": 1},
         "ppo": {"width": 16, "practice_steps": 0},
     }
-    result = ComparisonRun(read_arms(("ppo", "static"), base), 1, tmp_path / "o", train_seeds=1).run()
-    assert {name: len(hosts) for name, hosts in result.hosts.items()} == {"ppo": 1, "static": 1}
+    result = ComparisonRun(
+        read_arms(("ppo", "static"), base), 1, tmp_path / "o", train_seeds=1
+    ).run()
+    assert {name: len(hosts) for name, hosts in result.hosts.items()} == {
+        "ppo": 1,
+        "static": 1,
+    }
     assert result.hosts["static"][0].parameters == result.hosts["ppo"][0].parameters
 
 
-def test_what_cannot_be_compared_is_refused_before_anything_is_written(whole: Whole, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="training seeds are for arms that learn, and no arm does"):
+def test_what_cannot_be_compared_is_refused_before_anything_is_written(
+    whole: Whole, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ConfigError, match="training seeds are for arms that learn, and no arm does"
+    ):
         compare(tmp_path / "o", "none", "random")
     with pytest.raises(ConfigError, match=r"arm 'bad': ppo.gamma is 0.9"):
         compare(tmp_path / "o", "none", "bad:controller=ppo,ppo.gamma=0.9")

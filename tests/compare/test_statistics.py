@@ -63,8 +63,12 @@ def test_sign_flip_known_values() -> None:
     assert sign_flip_test([1.0] * 10) == 2 / 2**10  # only all + and all -
     assert sign_flip_test([0.1] * 10) == 2 / 2**10  # the same where sums round
     assert sign_flip_test([0.0] * 10) == 1.0
-    assert sign_flip_test([0.0] * 30) == 1.0  # the same by sampling: (1 + all) / (1 + all)
-    assert sign_flip_test([1.0] * 40, resamples=99) == 1 / 100  # none of 99 draws reaches it, and p is never zero
+    assert (
+        sign_flip_test([0.0] * 30) == 1.0
+    )  # the same by sampling: (1 + all) / (1 + all)
+    assert (
+        sign_flip_test([1.0] * 40, resamples=99) == 1 / 100
+    )  # none of 99 draws reaches it, and p is never zero
 
 
 def test_sampled_sign_flips_agree_with_enumeration() -> None:
@@ -73,15 +77,21 @@ def test_sampled_sign_flips_agree_with_enumeration() -> None:
     exact = float((np.abs((1 - 2 * bits) @ values) >= abs(values.sum()) - 1e-9).mean())
     assert 0.02 < exact < 0.5  # a p that a sample of 20,000 can resolve
     sampled = sign_flip_test(values, resamples=20_000)
-    assert sampled == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 20_000))
+    assert sampled == pytest.approx(
+        exact, abs=4 * math.sqrt(exact * (1 - exact) / 20_000)
+    )
 
 
 @pytest.mark.parametrize("n", [12, 24], ids=["exact", "sampled"])
 def test_p_is_uniform_under_the_null(n: int) -> None:
     rng = np.random.default_rng(11)
-    ps = np.array([sign_flip_test(rng.normal(0, 2, n), resamples=400, seed=k) for k in range(600)])
+    ps = np.array(
+        [sign_flip_test(rng.normal(0, 2, n), resamples=400, seed=k) for k in range(600)]
+    )
     for share in (0.05, 0.2, 0.5, 0.8):
-        assert (ps <= share).mean() == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / 600))
+        assert (ps <= share).mean() == pytest.approx(
+            share, abs=4 * math.sqrt(share * (1 - share) / 600)
+        )
 
 
 @settings(deadline=None)
@@ -94,8 +104,13 @@ def test_p_is_symmetric_and_in_range(values: list[float]) -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(-800, 800), min_size=1, max_size=10), st.randoms(use_true_random=False))
-def test_exact_p_does_not_depend_on_the_order_of_pairs(values: list[int], random: Random) -> None:
+@given(
+    st.lists(st.integers(-800, 800), min_size=1, max_size=10),
+    st.randoms(use_true_random=False),
+)
+def test_exact_p_does_not_depend_on_the_order_of_pairs(
+    values: list[int], random: Random
+) -> None:
     shuffled = list(values)
     random.shuffle(shuffled)
     assert sign_flip_test(shuffled) == sign_flip_test(values)
@@ -107,7 +122,9 @@ def test_exact_p_does_not_depend_on_the_order_of_pairs(values: list[int], random
 def test_interval_matches_the_enumerated_bootstrap() -> None:
     values = [0.0, 1.0, 2.5, 7.0]
     interval = bootstrap_interval(values, level=0.5, resamples=40_000)
-    means = np.array([np.mean(draw) for draw in itertools.product(values, repeat=4)])  # all 256 resamples
+    means = np.array(
+        [np.mean(draw) for draw in itertools.product(values, repeat=4)]
+    )  # all 256 resamples
     # level 0.5, n = 4: the t quantile at 0.25 with 3 degrees of freedom is -0.7649; times sqrt(4 / 3) it is -0.8832,
     # and the normal distribution has 0.1886 below that.
     tail, tolerance = 0.1886, 0.01
@@ -124,9 +141,13 @@ def test_interval_coverage_is_near_nominal(n: int, level: float) -> None:
     trials = 1000
     covered = 0
     for k in range(trials):
-        covered += not bootstrap_interval(rng.normal(1.5, 3, n), level=level, resamples=600, seed=k).excludes(1.5)
+        covered += not bootstrap_interval(
+            rng.normal(1.5, 3, n), level=level, resamples=600, seed=k
+        ).excludes(1.5)
     # Four standard errors below nominal at level 0.95 are 2.8 pp: the plain percentiles' 90 % at n = 10 would fail.
-    assert covered / trials == pytest.approx(level, abs=4 * math.sqrt(level * (1 - level) / trials))
+    assert covered / trials == pytest.approx(
+        level, abs=4 * math.sqrt(level * (1 - level) / trials)
+    )
 
 
 def test_interval_of_one_pair_is_everything() -> None:
@@ -179,10 +200,20 @@ def test_excludes_means_strictly_outside() -> None:
 
 
 def test_comparison_numbers() -> None:
-    comparison = compare_pairs([3.0, 5.0, 4.0, 4.0], [1.0, 5.0, 5.0, 2.0], name_a="grown", name_b="alone")
+    comparison = compare_pairs(
+        [3.0, 5.0, 4.0, 4.0], [1.0, 5.0, 5.0, 2.0], name_a="grown", name_b="alone"
+    )
     # differences 2, 0, -1, 2: mean 0.75, squares around it 1.5625 + 0.5625 + 3.0625 + 1.5625 = 6.75, / 3 = 2.25
-    assert (comparison.name_a, comparison.name_b, comparison.pairs) == ("grown", "alone", 4)
-    assert (comparison.mean_a, comparison.mean_b, comparison.difference) == (4.0, 3.25, 0.75)
+    assert (comparison.name_a, comparison.name_b, comparison.pairs) == (
+        "grown",
+        "alone",
+        4,
+    )
+    assert (comparison.mean_a, comparison.mean_b, comparison.difference) == (
+        4.0,
+        3.25,
+        0.75,
+    )
     assert comparison.difference_std == pytest.approx(1.5)
     assert comparison.effect_size == pytest.approx(0.5)
     assert (comparison.wins, comparison.ties, comparison.losses) == (2, 1, 1)
@@ -220,18 +251,25 @@ def test_no_winner_with_fewer_than_ten_pairs() -> None:
 def test_a_clear_difference_has_a_winner(shift: float, winner: str) -> None:
     rng = np.random.default_rng(0)
     alone = rng.normal(80, 4, 12)
-    comparison = compare_pairs(alone + shift + rng.normal(0, 1, 12), alone, name_a="grown", name_b="alone")
+    comparison = compare_pairs(
+        alone + shift + rng.normal(0, 1, 12), alone, name_a="grown", name_b="alone"
+    )
     assert comparison.winner() == winner
     # From the winner's side: a positive gain, its interval in order.
     assert comparison.verdict().startswith(f"{winner} is better by ")
     low, high = (abs(edge) for edge in comparison.interval)
-    assert f"(95% interval {min(low, high):.2f} to {max(low, high):.2f}, p = " in comparison.verdict()
+    assert (
+        f"(95% interval {min(low, high):.2f} to {max(low, high):.2f}, p = "
+        in comparison.verdict()
+    )
     assert comparison.verdict().endswith("12 pairs)")
 
 
 @pytest.mark.finding("M14")
 def test_a_winner_needs_p_and_interval_and_pairs() -> None:
-    def made(p: float, interval: ConfidenceInterval, pairs: int = 20) -> PairedComparison:
+    def made(
+        p: float, interval: ConfidenceInterval, pairs: int = 20
+    ) -> PairedComparison:
         return PairedComparison(
             *("a", "b", pairs, 1.0, 0.0, 1.0, 1.0, 1.0, 0.95, interval, p),
             mann_whitney_u=0.0,
@@ -244,7 +282,9 @@ def test_a_winner_needs_p_and_interval_and_pairs() -> None:
     clear, unclear = ConfidenceInterval(0.5, 1.5), ConfidenceInterval(-0.5, 2.5)
     assert made(0.01, clear).winner() == "a"
     assert made(0.05, clear).winner() is None
-    assert made(0.01, clear).winner(p_value=0.06) is None  # Holm's p replaces the comparison's own
+    assert (
+        made(0.01, clear).winner(p_value=0.06) is None
+    )  # Holm's p replaces the comparison's own
     assert made(0.01, clear).verdict(p_value=0.06) == "no evidence of a difference"
     assert "p = 0.03" in made(0.01, clear).verdict(p_value=0.03)
     assert made(0.2, clear).verdict() == "no evidence of a difference"
@@ -258,7 +298,9 @@ def test_the_larger_average_is_no_winner_by_itself() -> None:
     trials = 400
     named = 0
     for k in range(trials):
-        a, b = rng.normal(80, 3, (2, 12))  # two equal arms: one average is always the larger
+        a, b = rng.normal(
+            80, 3, (2, 12)
+        )  # two equal arms: one average is always the larger
         named += compare_pairs(a, b, resamples=400, seed=k).winner() is not None
     assert named / trials <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / trials)
 
@@ -273,7 +315,9 @@ def test_pairing_finds_what_unpaired_averages_hide() -> None:
 
 @settings(deadline=None)
 @given(PAIRS)
-def test_swapping_the_arms_mirrors_the_comparison(pairs: list[tuple[float, float]]) -> None:
+def test_swapping_the_arms_mirrors_the_comparison(
+    pairs: list[tuple[float, float]],
+) -> None:
     a, b = [list(arm) for arm in zip(*pairs, strict=True)]
     one = compare_pairs(a, b, name_a="x", name_b="y", resamples=200)
     other = compare_pairs(b, a, name_a="y", name_b="x", resamples=200)
@@ -289,7 +333,9 @@ def test_swapping_the_arms_mirrors_the_comparison(pairs: list[tuple[float, float
 
 def test_holm_known_values() -> None:
     # sorted 0.01, 0.02, 0.03, 0.04 times 4, 3, 2, 1: 0.04, 0.06, 0.06, 0.04, which must not fall: the last is 0.06 too
-    assert holm_adjusted([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm_adjusted([0.04, 0.01, 0.03, 0.02]) == pytest.approx(
+        [0.06, 0.04, 0.06, 0.06]
+    )
     assert holm_adjusted([0.03]) == [0.03]
     assert holm_adjusted([]) == []
     assert holm_adjusted([0.9, 0.8]) == [1.0, 1.0]

@@ -46,7 +46,12 @@ def test_the_bootstrap_agrees_with_scipys() -> None:
     # The level at which scipy's plain percentiles are the expanded ones.
     tail = stats.norm.cdf(stats.t.ppf(0.025, 11) * math.sqrt(12 / 11))
     plain = stats.bootstrap(
-        (values,), iqm, method="percentile", confidence_level=1 - 2 * tail, n_resamples=20_000, rng=3
+        (values,),
+        iqm,
+        method="percentile",
+        confidence_level=1 - 2 * tail,
+        n_resamples=20_000,
+        rng=3,
     ).confidence_interval
     found = bootstrap_interval(values, iqm, resamples=20_000)
     assert found == pytest.approx((plain.low, plain.high), abs=0.15)
@@ -57,19 +62,27 @@ def test_intervals_of_ten_hosts_cover(statistic: str) -> None:
     rng, covered = np.random.default_rng(7), 0
     for number in range(300):
         values = rng.normal(0, 1, 10)
-        found = bootstrap_interval(values, iqm if statistic == "iqm" else np.mean, resamples=1000, seed=number)
+        found = bootstrap_interval(
+            values, iqm if statistic == "iqm" else np.mean, resamples=1000, seed=number
+        )
         covered += not found.excludes(0.0)
     assert 0.91 <= covered / 300 <= 0.99
 
 
 def test_a_summary_of_one_value_has_no_spread() -> None:
     found = summarise([3.0])
-    assert (found.mean, found.iqm, found.mean_interval) == (3.0, 3.0, ConfidenceInterval(-math.inf, math.inf))
+    assert (found.mean, found.iqm, found.mean_interval) == (
+        3.0,
+        3.0,
+        ConfidenceInterval(-math.inf, math.inf),
+    )
     assert math.isnan(found.std)
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(*[st.integers(-20, 20).map(float)] * 2), min_size=1, max_size=12))
+@given(
+    st.lists(st.tuples(*[st.integers(-20, 20).map(float)] * 2), min_size=1, max_size=12)
+)
 def test_mann_whitney_u_counts_pairs(pairs: list[tuple[float, float]]) -> None:
     a, b = ([*column] for column in zip(*pairs, strict=True))
     above = sum(x > y for x in a for y in b)
@@ -88,7 +101,11 @@ def test_mann_whitney_known_value() -> None:
 def test_the_sign_flip_test_is_scipys_permutation_test_of_one_sample() -> None:
     values = np.random.default_rng(2).normal(0.4, 1, 9)
     found = stats.permutation_test(
-        (values,), lambda x, axis: x.mean(axis=axis), permutation_type="samples", vectorized=True, n_resamples=np.inf
+        (values,),
+        lambda x, axis: x.mean(axis=axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=np.inf,
     )
     assert sign_flip_test(values) == pytest.approx(found.pvalue)
 
@@ -102,7 +119,9 @@ def test_under_the_null_a_difference_is_rarely_found() -> None:
         hosts = rng.normal(85, 3, 10)  # shared by all arms of a pair
         reference = hosts + rng.normal(0, 1, 10)
         arms = [hosts + rng.normal(0, 1, 10) for _ in range(4)]
-        pairs = [compare_pairs(arm, reference, resamples=500, seed=number) for arm in arms]
+        pairs = [
+            compare_pairs(arm, reference, resamples=500, seed=number) for arm in arms
+        ]
         wrong += any(found.conclusive for found in corrected(pairs))
     assert wrong / 400 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
 
@@ -113,6 +132,13 @@ def test_a_real_difference_is_found() -> None:
     rng, found = np.random.default_rng(6), 0
     for number in range(100):
         hosts = rng.normal(85, 3, 10)
-        pair = compare_pairs(hosts + 2 + rng.normal(0, 1, 10), hosts + rng.normal(0, 1, 10), resamples=500, seed=number)
-        found += ArmComparison(pair, holm_adjusted([pair.p_value] * 4)[0]).word == "better"
+        pair = compare_pairs(
+            hosts + 2 + rng.normal(0, 1, 10),
+            hosts + rng.normal(0, 1, 10),
+            resamples=500,
+            seed=number,
+        )
+        found += (
+            ArmComparison(pair, holm_adjusted([pair.p_value] * 4)[0]).word == "better"
+        )
     assert found >= 80

@@ -17,9 +17,13 @@ LONG = "checkpoint:runs/a/long/way/down/to/the/folder"
 
 
 @pytest.mark.parametrize("width", [20, 40, 80])
-def test_no_figure_is_cut_however_narrow_the_terminal(tmp_path: Path, width: int) -> None:
+def test_no_figure_is_cut_however_narrow_the_terminal(
+    tmp_path: Path, width: int
+) -> None:
     text = io.StringIO()
-    print_report(outcome(tmp_path, {"base": 0.0, "good": 2.0}), Console(file=text, width=width))
+    print_report(
+        outcome(tmp_path, {"base": 0.0, "good": 2.0}), Console(file=text, width=width)
+    )
     shown = text.getvalue()
     assert "…" not in shown
     for value in ("+2.00..+2.00", "0.002", "10/0/0", "better"):
@@ -30,26 +34,36 @@ def test_no_figure_is_cut_however_narrow_the_terminal(tmp_path: Path, width: int
 
 def row(text: str, name: str, table: int) -> list[str]:
     """Cells of an arm in one of the tables that come first."""
-    return [line.split() for line in text.splitlines() if line.startswith(f"{name} ")][table]
+    return [line.split() for line in text.splitlines() if line.startswith(f"{name} ")][
+        table
+    ]
 
 
 def test_verdicts_follow_the_direction_of_each_metric(tmp_path: Path) -> None:
-    text = printed(outcome(tmp_path, {"base": 0.0, "good": 2.0, "bad": -1.0, "same": 0.0}))
+    text = printed(
+        outcome(tmp_path, {"base": 0.0, "good": 2.0, "bad": -1.0, "same": 0.0})
+    )
     assert row(text, "good", 1) == ["good", "+2.00", "+2.00..+2.00", "0.0059", "better"]
     assert row(text, "bad", 1)[-1] == "worse"
     assert row(text, "same", 1)[-2:] == ["no", "evidence"]
     assert row(text, "base", 1)[-1] == "reference"
     _, loss = text.split("Final validation loss (lower is better)")
     assert row(loss, "good", 0)[-1] == "better"  # its loss is lower
-    _, price = text.split("Parameters added to the task's host (neither direction is better)")
+    _, price = text.split(
+        "Parameters added to the task's host (neither direction is better)"
+    )
     assert row(price, "good", 0)[-1] == "more"
     assert row(price, "bad", 0)[-1] == "less"
     assert "good against base: good is better by 2.00 (95% interval" in text
     assert "bad against base: base is better by 1.00 (95% interval" in text
     assert "same against base: no evidence of a difference" in text
     full = (tmp_path / "table.txt").read_text()
-    assert "good against base: good is better by 0.0200 (95% interval" in full  # its loss is lower
-    assert "bad against base: base is higher by 10 (95% interval" in full  # in parameters, which are a cost
+    assert (
+        "good against base: good is better by 0.0200 (95% interval" in full
+    )  # its loss is lower
+    assert (
+        "bad against base: base is higher by 10 (95% interval" in full
+    )  # in parameters, which are a cost
     assert "Rollbacks: 0.00 for every host" in text
 
 
@@ -60,17 +74,27 @@ def test_the_report_says_that_nine_pairs_are_inconclusive(tmp_path: Path) -> Non
     assert "is better by" not in text
 
 
-def test_the_report_says_if_there_are_too_few_pairs_for_the_arms(tmp_path: Path) -> None:
+def test_the_report_says_if_there_are_too_few_pairs_for_the_arms(
+    tmp_path: Path,
+) -> None:
     assert smallest_p(10, 25) < 0.05 < smallest_p(10, 26)
-    text = printed(outcome(tmp_path, {"base": 0.0, **{f"arm{i}": 3.0 for i in range(26)}}))
+    text = printed(
+        outcome(tmp_path, {"base": 0.0, **{f"arm{i}": 3.0 for i in range(26)}})
+    )
     assert "10 pairs cannot show a difference in 26 comparisons at once" in text
     assert row(text, "arm0", 1)[-2:] == ["no", "evidence"]
 
 
 def test_a_comparison_that_was_cut_short_says_so(tmp_path: Path) -> None:
-    text = " ".join(printed(outcome(tmp_path, {"base": 0.0, "good": 2.0}, pairs=10, asked=40)).split())
+    text = " ".join(
+        printed(
+            outcome(tmp_path, {"base": 0.0, "good": 2.0}, pairs=10, asked=40)
+        ).split()
+    )
     assert "10 of 40 requested pairs" in text
-    assert "Only 10 of 40 pairs are complete. To continue: esper compare --resume" in text
+    assert (
+        "Only 10 of 40 pairs are complete. To continue: esper compare --resume" in text
+    )
 
 
 @pytest.mark.parametrize("pairs", slow_except([1, 10], [1, 2, 10]))
@@ -84,7 +108,9 @@ def test_no_line_is_wider_than_80_columns(pairs: int, tmp_path: Path) -> None:
     assert "inf" not in text
     assert "[red]same" in text
     assert "verdict" in text
-    assert (tmp_path / "table.txt").read_text().count("Mann-Whitney U") >= 5  # all metrics in full
+    assert (tmp_path / "table.txt").read_text().count(
+        "Mann-Whitney U"
+    ) >= 5  # all metrics in full
 
 
 def test_without_matplotlib_the_report_says_that_there_are_no_plots(

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from esper.compare.statistics import bootstrap_interval, compare_pairs, iqm, summarise, t_test
+from esper.compare.statistics import (
+    bootstrap_interval,
+    compare_pairs,
+    iqm,
+    summarise,
+    t_test,
+)
 from tests.compare.trained_seeds import trained
 
 
@@ -43,7 +49,10 @@ def test_the_interval_is_that_of_resampled_seeds_and_hosts_within_them() -> None
 
 def test_the_interval_is_wider_than_that_of_hosts_if_trainings_differ() -> None:
     values = trained(5, 16, 1.0, 2.0, 1.0)
-    by_seed, by_host = bootstrap_interval(values, train_seeds=5), bootstrap_interval(values)
+    by_seed, by_host = (
+        bootstrap_interval(values, train_seeds=5),
+        bootstrap_interval(values),
+    )
     assert by_seed.high - by_seed.low > 2 * (by_host.high - by_host.low)
     assert summarise(values, 5).mean_interval == by_seed
     assert summarise(values).mean_interval == by_host
@@ -53,7 +62,9 @@ def test_five_seeds_cover_the_gain_of_training_and_their_hosts_alone_do_not() ->
     trials, by_seed, by_host = 200, 0, 0
     for number in range(trials):
         values = trained(5, 8, 1.0, 1.0, 1.0, seed=number)
-        by_seed += not bootstrap_interval(values, resamples=2000, train_seeds=5).excludes(1.0)
+        by_seed += not bootstrap_interval(
+            values, resamples=2000, train_seeds=5
+        ).excludes(1.0)
         by_host += not bootstrap_interval(values, resamples=500).excludes(1.0)
     assert by_seed >= 0.92 * trials
     assert by_host <= 0.75 * trials
@@ -63,7 +74,10 @@ def test_a_summary_is_that_of_the_means_of_seeds() -> None:
     values = trained(5, 3, 1.0, 1.0, 1.0)
     means = values.reshape(5, 3).mean(axis=1)
     found = summarise(values, 5)
-    assert (found.mean, found.std) == (pytest.approx(values.mean()), pytest.approx(means.std(ddof=1)))
+    assert (found.mean, found.std) == (
+        pytest.approx(values.mean()),
+        pytest.approx(means.std(ddof=1)),
+    )
     assert found.iqm == pytest.approx(float(iqm(means)))
     assert found.iqm_interval.low < found.iqm < found.iqm_interval.high
 

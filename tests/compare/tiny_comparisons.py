@@ -14,7 +14,12 @@ def tiny(n_envs: int = 2, **env: Any) -> TrainingConfig:
     return TrainingConfig.parse(
         {
             "task": {"samples_per_epoch": 256},
-            "env": {"n_envs": n_envs, "episode_length": 4, "baseline_episodes": 1, **env},
+            "env": {
+                "n_envs": n_envs,
+                "episode_length": 4,
+                "baseline_episodes": 1,
+                **env,
+            },
         }
     )
 

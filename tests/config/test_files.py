@@ -14,7 +14,13 @@ from esper.errors import ConfigError
 
 @pytest.mark.parametrize(
     ("assignment", "value"),
-    [("a.b=3", 3), ("a.b = 0.5", 0.5), ("a.b=true", True), ("a.b=[1, 2]", [1, 2]), ("a.b=two words", "two words")],
+    [
+        ("a.b=3", 3),
+        ("a.b = 0.5", 0.5),
+        ("a.b=true", True),
+        ("a.b=[1, 2]", [1, 2]),
+        ("a.b=two words", "two words"),
+    ],
 )
 def test_an_assigned_value_is_toml_or_a_string(assignment: str, value: Any) -> None:
     tables: dict[str, Any] = {"a": {"c": 1}}
@@ -35,21 +41,34 @@ def test_an_assignment_of_another_form_is_refused(assignment: str) -> None:
 
 
 def test_an_assignment_through_a_value_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--set a\.b\.c=1: b is a value, not a section"):
+    with pytest.raises(
+        ConfigError, match=r"--set a\.b\.c=1: b is a value, not a section"
+    ):
         set_dotted({"a": {"b": 2}}, "a.b.c=1")
 
 
 def test_written_tables_are_read_back_from_a_file(tmp_path: Path) -> None:
-    tables = {"top": 1, "a": {"text": 'quotes " and \\', "control": "\x7f\t", "b": {"many": [1.5, -2.0], "no": False}}}
+    tables = {
+        "top": 1,
+        "a": {
+            "text": 'quotes " and \\',
+            "control": "\x7f\t",
+            "b": {"many": [1.5, -2.0], "no": False},
+        },
+    }
     (tmp_path / "c.toml").write_text(toml_text(tables), encoding="utf-8")
     assert read_toml(tmp_path / "c.toml") == tables
     assert tomllib.loads(toml_text({})) == {}
 
 
 @pytest.mark.parametrize("content", [b"a = [", b"a = \xff", b"a = " + 1_000_000 * b"["])
-def test_a_file_that_is_not_toml_is_named_by_its_kind(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_toml_is_named_by_its_kind(
+    content: bytes, tmp_path: Path
+) -> None:
     (tmp_path / "c.toml").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"^schedule .*c\.toml cannot be read as TOML: "):
+    with pytest.raises(
+        ConfigError, match=r"^schedule .*c\.toml cannot be read as TOML: "
+    ):
         read_toml(tmp_path / "c.toml", "schedule")
     with pytest.raises(ConfigError, match=r"^config file .*gone\.toml does not exist$"):
         read_toml(tmp_path / "gone.toml")

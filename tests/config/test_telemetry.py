@@ -9,7 +9,9 @@ import pytest
 from esper.config import TrainingConfig
 
 
-@pytest.mark.parametrize("given", ["tensorboard,wandb", ["tensorboard", "wandb", "tensorboard"]])
+@pytest.mark.parametrize(
+    "given", ["tensorboard,wandb", ["tensorboard", "wandb", "tensorboard"]]
+)
 def test_names_may_be_given_in_one_string(given: Any) -> None:
     config = TrainingConfig.parse({"track": {"to": given}})
     assert config.track.to == ("tensorboard", "wandb")

@@ -13,16 +13,36 @@ NUMBERS = [
     name
     for name, _, _ in describe_fields(TrainingConfig)
     if name
-    not in ("run.controller", "run.device", "task.name", "task.schedule", "env.one_incubating", "env.auto_advance")
+    not in (
+        "run.controller",
+        "run.device",
+        "task.name",
+        "task.schedule",
+        "env.one_incubating",
+        "env.auto_advance",
+    )
     and not name.startswith("ppo.prior_")  # logits
-    and name not in ("env.gates.level", "reward.mode", "ppo.anneal", "ppo.device", "task.data", "task.download")
+    and name
+    not in (
+        "env.gates.level",
+        "reward.mode",
+        "ppo.anneal",
+        "ppo.device",
+        "task.data",
+        "task.download",
+    )
 ]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1])
 @pytest.mark.parametrize("name", NUMBERS)
-def test_no_number_of_the_config_accepts_a_negative_or_infinite_value(name: str, value: float) -> None:
-    if name in ("env.gates.min_contribution", "anomaly.explained_variance") and value == -1:
+def test_no_number_of_the_config_accepts_a_negative_or_infinite_value(
+    name: str, value: float
+) -> None:
+    if (
+        name in ("env.gates.min_contribution", "anomaly.explained_variance")
+        and value == -1
+    ):
         pytest.skip("what is measured may be negative, and so may its threshold")
     tables: dict[str, Any] = {}
     place = tables
@@ -43,7 +63,9 @@ def test_no_number_of_the_config_accepts_a_negative_or_infinite_value(name: str,
         (1, (2, 2, 1, 1, 4, 2, 1, 5)),
     ],
 )
-def test_durations_scale_with_the_horizon_rounded_up(horizon: int, expected: tuple[int, ...]) -> None:
+def test_durations_scale_with_the_horizon_rounded_up(
+    horizon: int, expected: tuple[int, ...]
+) -> None:
     d = Durations.of(TrainingConfig(), horizon)
     assert (
         d.min_training_epochs,

@@ -17,15 +17,25 @@ from tests.emulation.device import GPU, SANITIZERS, SEEDS, Emulator, KernelDevic
 
 MANY = 4
 _EMULATED = [pytest.param(seed, id=f"emulated-{seed}") for seed in SEEDS]
-_ON_GPU = [pytest.param("cuda", id="cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else []
+_ON_GPU = (
+    [pytest.param("cuda", id="cuda", marks=pytest.mark.cuda)]
+    if torch.cuda.is_available()
+    else []
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     take_seeds_in_turn(items)
-    cuda = next(report for report in _native.modules() if report.name == "esper._C_cuda")
+    cuda = next(
+        report for report in _native.modules() if report.name == "esper._C_cuda"
+    )
     if torch.cuda.is_available() and cuda.loaded:
         return
-    reason = "no GPU" if not torch.cuda.is_available() else f"esper._C_cuda is missing: {cuda.reason}"
+    reason = (
+        "no GPU"
+        if not torch.cuda.is_available()
+        else f"esper._C_cuda is missing: {cuda.reason}"
+    )
     for item in items:
         if item.get_closest_marker("cuda"):
             item.add_marker(pytest.mark.skip(reason=reason))

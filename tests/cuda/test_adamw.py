@@ -23,8 +23,12 @@ def rate_on(device: KernelDevice, rate: float) -> Tensor:
     return torch.tensor(rate, device=device.torch)
 
 
-@pytest.mark.parametrize(("betas", "dtype"), with_sanitizer(BETAS_AND_DTYPES, SANITIZED))
-def test_many_steps_equal_the_cpu(device: KernelDevice, betas: tuple[float, float], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("betas", "dtype"), with_sanitizer(BETAS_AND_DTYPES, SANITIZED)
+)
+def test_many_steps_equal_the_cpu(
+    device: KernelDevice, betas: tuple[float, float], dtype: torch.dtype
+) -> None:
     cpu = parameters(dtype=dtype)
     mine = on(device, cpu)
     optimizers = (
@@ -43,32 +47,54 @@ def test_many_steps_equal_the_cpu(device: KernelDevice, betas: tuple[float, floa
         expected, found = optimizers[0].state_of(theirs), optimizers[1].state_of(own)
         assert found[0].item() == expected[0].item()
         pairs = zip((own, *found), (theirs, *expected), strict=True)
-        values = [[nn.Parameter(value.detach().cpu()) for value in pair] for pair in pairs]
+        values = [
+            [nn.Parameter(value.detach().cpu()) for value in pair] for pair in pairs
+        ]
         for a, b in values:
             assert_same([a], [b], tolerance)
 
 
 # 40 and 352 tensors fill a table.
-@pytest.mark.parametrize("count", [1, 39, 40, pytest.param(41, marks=pytest.mark.sanitizer), 352, 353, 1000])
+@pytest.mark.parametrize(
+    "count", [1, 39, 40, pytest.param(41, marks=pytest.mark.sanitizer), 352, 353, 1000]
+)
 def test_more_tensors_than_one_table_holds(device: KernelDevice, count: int) -> None:
     """Moments of 0 move a parameter by its rate; each tensor has one of its own, and a coefficient."""
-    params = [torch.full((1 + i % 50,), float(i), device=device.torch) for i in range(count)]
+    params = [
+        torch.full((1 + i % 50,), float(i), device=device.torch) for i in range(count)
+    ]
     moments = [[torch.zeros_like(p) for p in params] for _ in range(2)]
     steps = [torch.zeros((), device=device.torch) for _ in params]
     rates = [rate_on(device, 1.0 + i) for i in range(count)]
     coef = (torch.arange(count) % 3).double()  # every third one is not stepped
     torch.ops.esper.adamw_step_(
-        *(params, [torch.ones_like(p) for p in params], *moments, steps, list(range(count)), rates),
+        *(
+            params,
+            [torch.ones_like(p) for p in params],
+            *moments,
+            steps,
+            list(range(count)),
+            rates,
+        ),
         *([0.0] * count, coef.to(device.torch), None, None, 0.5, 0.75, 0.0),
     )
     for i, (p, step) in enumerate(zip(params, steps, strict=True)):
         stepped = i % 3 > 0
-        torch.testing.assert_close(p.cpu(), torch.full((1 + i % 50,), float(i - (1.0 + i) * stepped)))
+        torch.testing.assert_close(
+            p.cpu(), torch.full((1 + i % 50,), float(i - (1.0 + i) * stepped))
+        )
         assert step.item() == stepped
 
 
 @pytest.mark.parametrize(
-    "n", [1, CHUNK - 1, CHUNK, pytest.param(CHUNK + 1, marks=pytest.mark.sanitizer), 5 * CHUNK + 3]
+    "n",
+    [
+        1,
+        CHUNK - 1,
+        CHUNK,
+        pytest.param(CHUNK + 1, marks=pytest.mark.sanitizer),
+        5 * CHUNK + 3,
+    ],
 )
 def test_sizes_around_chunks(device: KernelDevice, n: int) -> None:
     """All blocks of a tensor take the same number of steps into account."""
@@ -85,7 +111,10 @@ def test_sizes_around_chunks(device: KernelDevice, n: int) -> None:
 
 
 def test_empty_tensors_only_count(device: KernelDevice) -> None:
-    empty = [nn.Parameter(torch.zeros(shape, device=device.torch)) for shape in ((0,), (3, 0))]
+    empty = [
+        nn.Parameter(torch.zeros(shape, device=device.torch))
+        for shape in ((0,), (3, 0))
+    ]
     optimizer = AdamW(empty, rate_on(device, 0.1))
     for p in empty:
         p.grad = torch.zeros_like(p)
@@ -102,13 +131,23 @@ def test_coefficients_come_from_grad_stats(device: KernelDevice) -> None:
     assert params[1][0].grad is not None
     params[1][0].grad.fill_(math.nan)
     before = [[parameter.detach().clone() for parameter in p] for p in params]
-    stats = grad_stats([[parameter.grad for parameter in p] for p in params], max_norm=1.0)
+    stats = grad_stats(
+        [[parameter.grad for parameter in p] for p in params], max_norm=1.0
+    )
     adamw_step(optimizers, stats.clip_coef)
     for i, p in enumerate(params):
-        changed = [not torch.equal(a.detach(), b) for a, b in zip(p, before[i], strict=True) if a.numel() > 0]
+        changed = [
+            not torch.equal(a.detach(), b)
+            for a, b in zip(p, before[i], strict=True)
+            if a.numel() > 0
+        ]
         assert set(changed) == {i != 1}
-        assert {optimizers[i].state_of(parameter)[0].item() for parameter in p} == {float(i != 1)}
-    norms = grad_stats([[optimizers[2].state_of(parameter)[1] / 0.1 for parameter in params[2]]]).norm
+        assert {optimizers[i].state_of(parameter)[0].item() for parameter in p} == {
+            float(i != 1)
+        }
+    norms = grad_stats(
+        [[optimizers[2].state_of(parameter)[1] / 0.1 for parameter in params[2]]]
+    ).norm
     assert norms.item() == pytest.approx(1.0, rel=1e-3)
 
 
@@ -125,10 +164,28 @@ def test_a_kernel_counts_and_a_kernel_steps(device: KernelDevice, count: int) ->
     assert "adamw_kernel" in launched[1]
 
 
-def test_a_captured_step_counts_and_reads_new_rates_and_coefficients(device: KernelDevice) -> None:
-    p, gradient, mean, square = (torch.full((100,), value, device=device.torch) for value in (0.0, 1.0, 0.0, 0.0))
-    step, rate, coef = (torch.tensor(value, device=device.torch) for value in (0.0, 0.5, [1.0]))
-    state = [p], [gradient], [mean], [square], [step], [0], [rate], [0.0], coef, None, None
+def test_a_captured_step_counts_and_reads_new_rates_and_coefficients(
+    device: KernelDevice,
+) -> None:
+    p, gradient, mean, square = (
+        torch.full((100,), value, device=device.torch) for value in (0.0, 1.0, 0.0, 0.0)
+    )
+    step, rate, coef = (
+        torch.tensor(value, device=device.torch) for value in (0.0, 0.5, [1.0])
+    )
+    state = (
+        [p],
+        [gradient],
+        [mean],
+        [square],
+        [step],
+        [0],
+        [rate],
+        [0.0],
+        coef,
+        None,
+        None,
+    )
 
     def run() -> None:
         torch.ops.esper.adamw_step_(*state, 0.5, 0.5, 0.0)

@@ -35,13 +35,19 @@ def sample(
     return logits.to(device.torch), targets.to(device.torch)
 
 
-def assert_equals_twin(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> None:
+def assert_equals_twin(
+    logits: Tensor, targets: Tensor, label_smoothing: float = 0.0
+) -> None:
     own = logits.detach().clone().requires_grad_()
     other = logits.detach().cpu().double().requires_grad_()
     result = cross_entropy(own, targets, label_smoothing=label_smoothing)
-    loss, correct, stats = cross_entropy_twin(other, targets.cpu(), label_smoothing=label_smoothing)
+    loss, correct, stats = cross_entropy_twin(
+        other, targets.cpu(), label_smoothing=label_smoothing
+    )
     tolerance = LOSS_TOLERANCE.get(logits.dtype, FLOAT32_LOSS)
-    torch.testing.assert_close(result.loss.detach().double().cpu(), loss.detach(), equal_nan=True, **tolerance)
+    torch.testing.assert_close(
+        result.loss.detach().double().cpu(), loss.detach(), equal_nan=True, **tolerance
+    )
     torch.testing.assert_close(result.stats.cpu(), stats, equal_nan=True, **tolerance)
     assert torch.equal(result.stats[1:].cpu(), stats[1:])
     assert torch.equal(result.correct.cpu(), correct)
@@ -49,8 +55,12 @@ def assert_equals_twin(logits: Tensor, targets: Tensor, label_smoothing: float =
     (3 * loss).backward()
     assert own.grad is not None
     assert other.grad is not None
-    gradient = {name: 3 * value for name, value in GRADIENT_TOLERANCE[logits.dtype].items()}
-    torch.testing.assert_close(own.grad.double().cpu(), other.grad, equal_nan=True, **gradient)
+    gradient = {
+        name: 3 * value for name, value in GRADIENT_TOLERANCE[logits.dtype].items()
+    }
+    torch.testing.assert_close(
+        own.grad.double().cpu(), other.grad, equal_nan=True, **gradient
+    )
 
 
 SIZES = (
@@ -66,10 +76,16 @@ SANITIZED_SIZES = (
 )
 
 
-@pytest.mark.parametrize(("dtype", "classes", "rows"), with_sanitizer(SIZES, SANITIZED_SIZES))
-def test_sizes_around_warps_and_blocks(device: KernelDevice, dtype: torch.dtype, classes: int, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "classes", "rows"), with_sanitizer(SIZES, SANITIZED_SIZES)
+)
+def test_sizes_around_warps_and_blocks(
+    device: KernelDevice, dtype: torch.dtype, classes: int, rows: int
+) -> None:
     assert_equals_twin(*sample(device, rows, classes, dtype=dtype, seed=rows))
-    assert_equals_twin(*sample(device, rows, classes, dtype=dtype, seed=rows), label_smoothing=0.1)
+    assert_equals_twin(
+        *sample(device, rows, classes, dtype=dtype, seed=rows), label_smoothing=0.1
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,20 +98,28 @@ def test_sizes_around_warps_and_blocks(device: KernelDevice, dtype: torch.dtype,
         ((2, 3, 50_257), (2, 3, 50_257)),
     ],
 )
-def test_blocks_that_take_several_rows(device: KernelDevice, shape: tuple[int, ...], full: tuple[int, ...]) -> None:
+def test_blocks_that_take_several_rows(
+    device: KernelDevice, shape: tuple[int, ...], full: tuple[int, ...]
+) -> None:
     """The forward grid has at most 1024 blocks, of 256 rows up to 64 classes, 8 up to 4096, and 1 above; ``full`` is a
     shape that exceeds it."""
     with device.few_blocks("forward_kernel", 3):
-        assert_equals_twin(*sample(device, *(full if device.torch.type == "cuda" else shape)))
+        assert_equals_twin(
+            *sample(device, *(full if device.torch.type == "cuda" else shape))
+        )
 
 
-@pytest.mark.parametrize(("shape", "full"), [((200, 10), (1_700_000, 10)), ((40, 300), (66_000, 300))])
+@pytest.mark.parametrize(
+    ("shape", "full"), [((200, 10), (1_700_000, 10)), ((40, 300), (66_000, 300))]
+)
 def test_backward_blocks_that_take_several_turns(
     device: KernelDevice, shape: tuple[int, int], full: tuple[int, int]
 ) -> None:
     """The backward grid has at most 65536 blocks; ``full`` is a shape that exceeds it."""
     with device.few_blocks("backward_kernel", 3):
-        assert_equals_twin(*sample(device, *(full if device.torch.type == "cuda" else shape)))
+        assert_equals_twin(
+            *sample(device, *(full if device.torch.type == "cuda" else shape))
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -107,13 +131,20 @@ def test_extremes_ties_and_what_is_not_finite(
     rows = difficult_rows(classes).to(device.torch, dtype)
     for target in (0, classes // 2, classes - 1):
         for row in rows:
-            assert_equals_twin(row[None], torch.tensor([target], device=device.torch), label_smoothing)
+            assert_equals_twin(
+                row[None], torch.tensor([target], device=device.torch), label_smoothing
+            )
 
 
-@pytest.mark.parametrize("shape", [pytest.param((0, 10), marks=pytest.mark.sanitizer), (0, 4, 10), (4, 0, 10)])
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param((0, 10), marks=pytest.mark.sanitizer), (0, 4, 10), (4, 0, 10)],
+)
 def test_empty_batches(device: KernelDevice, shape: tuple[int, ...]) -> None:
     logits = torch.zeros(shape, device=device.torch, requires_grad=True)
-    result = cross_entropy(logits, torch.zeros(shape[:-1], dtype=torch.int64, device=device.torch))
+    result = cross_entropy(
+        logits, torch.zeros(shape[:-1], dtype=torch.int64, device=device.torch)
+    )
     assert result.loss.isnan()
     assert result.stats.tolist() == [0, 0, 0, 1, 0]
     result.loss.backward()
@@ -121,8 +152,12 @@ def test_empty_batches(device: KernelDevice, shape: tuple[int, ...]) -> None:
     assert logits.grad.shape == shape
 
 
-@pytest.mark.parametrize("classes", [10, pytest.param(300, marks=pytest.mark.sanitizer), 5000])
-def test_a_target_that_is_no_class_is_not_finite(device: KernelDevice, classes: int) -> None:
+@pytest.mark.parametrize(
+    "classes", [10, pytest.param(300, marks=pytest.mark.sanitizer), 5000]
+)
+def test_a_target_that_is_no_class_is_not_finite(
+    device: KernelDevice, classes: int
+) -> None:
     logits, targets = sample(device, 4, classes)
     targets[:] = torch.tensor([0, classes, -1, 1])
     logits.requires_grad_()
@@ -135,7 +170,9 @@ def test_a_target_that_is_no_class_is_not_finite(device: KernelDevice, classes: 
 
 
 @pytest.mark.parametrize("shape", [(40, 10), (40, 300), (4000, 10), (30, 50_000)])
-def test_into_writes_what_the_functional_form_returns(device: KernelDevice, shape: tuple[int, int]) -> None:
+def test_into_writes_what_the_functional_form_returns(
+    device: KernelDevice, shape: tuple[int, int]
+) -> None:
     accumulators = Accumulators(2, 2, shape[0] + 5, device=device.torch)
     case = sample(device, *shape)
     result = cross_entropy(*case)
@@ -148,13 +185,24 @@ def test_into_writes_what_the_functional_form_returns(device: KernelDevice, shap
     assert not accumulators.block[0].any()
 
 
-@pytest.mark.parametrize("shape", [(4, 30, 5), (3, 700, 65), pytest.param((40, 3, 2000), marks=pytest.mark.sanitizer)])
-def test_into_counts_the_right_tokens_of_each_sequence(device: KernelDevice, shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (4, 30, 5),
+        (3, 700, 65),
+        pytest.param((40, 3, 2000), marks=pytest.mark.sanitizer),
+    ],
+)
+def test_into_counts_the_right_tokens_of_each_sequence(
+    device: KernelDevice, shape: tuple[int, int, int]
+) -> None:
     accumulators = Accumulators(1, 1, shape[0], dtype=torch.int16, device=device.torch)
     case = sample(device, *shape)
     result = cross_entropy(*case)
     cross_entropy_into(*case, accumulators, 0, first=0)
-    assert torch.equal(accumulators.correct[0, 0].long(), result.correct.long().sum(dim=1))
+    assert torch.equal(
+        accumulators.correct[0, 0].long(), result.correct.long().sum(dim=1)
+    )
     assert torch.equal(accumulators.read().block[0, 0], result.stats.cpu())
 
 
@@ -162,7 +210,9 @@ def test_same_bits_every_time(device: KernelDevice) -> None:
     case = sample(device, 20_000, 10)
     first = cross_entropy(*case)
     for _ in range(10):
-        assert all(torch.equal(a, b) for a, b in zip(first, cross_entropy(*case), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(first, cross_entropy(*case), strict=True)
+        )
 
 
 @pytest.mark.parametrize("shape", [(512, 10), (4096, 10), (128, 100), (64, 50_257)])
@@ -170,7 +220,9 @@ def test_at_most_three_kernels(device: KernelDevice, shape: tuple[int, int]) -> 
     logits, targets = sample(device, *shape)
     logits.requires_grad_()
     accumulators = Accumulators(1, device=device.torch)
-    ones = torch.ones((), device=device.torch)  # or autograd would launch a fill of its own
+    ones = torch.ones(
+        (), device=device.torch
+    )  # or autograd would launch a fill of its own
 
     def step() -> None:
         result = cross_entropy(logits, targets)
@@ -188,4 +240,6 @@ def test_gradcheck_and_opcheck(device: KernelDevice) -> None:
     logits, targets = sample(device, 5, 4, dtype=torch.float64)
     logits.requires_grad_()
     assert torch.autograd.gradcheck(lambda x: cross_entropy(x, targets).loss, (logits,))
-    torch.library.opcheck(torch.ops.esper.cross_entropy.default, (logits, targets, -100, 0.1))
+    torch.library.opcheck(
+        torch.ops.esper.cross_entropy.default, (logits, targets, -100, 0.1)
+    )

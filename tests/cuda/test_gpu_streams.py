@@ -25,7 +25,10 @@ from esper.training.host_training import HostTraining
 from tests.run.run_helpers import Does, same_run, stop, within_round
 from tests.training.growing import KINDS, Dropping, Growing, Kind, assert_same, validate
 
-pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore:.*deterministic.*:UserWarning")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.filterwarnings("ignore:.*deterministic.*:UserWarning"),
+]
 
 # cuBLAS looks here when it is first used, and adds up in a fixed order then.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -38,7 +41,12 @@ def deterministic() -> Iterator[None]:
     """Libraries choose algorithms that give the same bits every time, and compute with all of float32."""
     cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
     before = (cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, cublas.allow_tf32)
-    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, cublas.allow_tf32 = True, False, False, False
+    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, cublas.allow_tf32 = (
+        True,
+        False,
+        False,
+        False,
+    )
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     with sdpa_kernel(SDPBackend.MATH):
@@ -48,8 +56,19 @@ def deterministic() -> Iterator[None]:
     cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, cublas.allow_tf32 = before
 
 
-def growing(kind: str, n: int = 2, capture: bool = True, registry: BlueprintRegistry = BLUEPRINTS) -> Growing:
-    made = Growing(KINDS[kind], StreamExecutor(Gpu(torch.device("cuda")), capture), n, "cuda", registry)
+def growing(
+    kind: str,
+    n: int = 2,
+    capture: bool = True,
+    registry: BlueprintRegistry = BLUEPRINTS,
+) -> Growing:
+    made = Growing(
+        KINDS[kind],
+        StreamExecutor(Gpu(torch.device("cuda")), capture),
+        n,
+        "cuda",
+        registry,
+    )
     made.reset()
     return made
 
@@ -88,7 +107,10 @@ def test_a_few_captured_epochs() -> None:
 @pytest.mark.parametrize("kind", ["float images", "ste", "bytes", "text"])
 def test_a_gpu_and_a_cpu_train_the_same_hosts_but_for_rounding(kind: str) -> None:
     found = []
-    for world in (Growing(KINDS[kind], WorkerExecutor(1)), growing(kind, capture=False)):
+    for world in (
+        Growing(KINDS[kind], WorkerExecutor(1)),
+        growing(kind, capture=False),
+    ):
         with world as made:
             made.reset()
             slots = [slot.name for slot in made.hosts[0].sites]
@@ -100,10 +122,20 @@ def test_a_gpu_and_a_cpu_train_the_same_hosts_but_for_rounding(kind: str) -> Non
         assert cpu.keys() == cuda.keys()
         assert torch.equal(cpu["order"], cuda["order"])
         for name, tensor in cpu.items():
-            if tensor.is_floating_point() and not name.endswith("gradients") and name not in ("stats", "training"):
-                torch.testing.assert_close(cuda[name], tensor, rtol=1e-2, atol=2e-3, msg=name)
-        torch.testing.assert_close(cuda["training"][0], cpu["training"][0], rtol=1e-3, atol=0)
-        torch.testing.assert_close(cuda["stats"][:, 0], cpu["stats"][:, 0], rtol=1e-2, atol=0)
+            if (
+                tensor.is_floating_point()
+                and not name.endswith("gradients")
+                and name not in ("stats", "training")
+            ):
+                torch.testing.assert_close(
+                    cuda[name], tensor, rtol=1e-2, atol=2e-3, msg=name
+                )
+        torch.testing.assert_close(
+            cuda["training"][0], cpu["training"][0], rtol=1e-3, atol=0
+        )
+        torch.testing.assert_close(
+            cuda["stats"][:, 0], cpu["stats"][:, 0], rtol=1e-2, atol=0
+        )
 
 
 class OneStream(Gpu):
@@ -157,9 +189,13 @@ class HeldUp(Growing):
 @pytest.mark.finding("C1")
 @pytest.mark.parametrize("capture", [True, False], ids=["captured", "queued"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_many_streams_with_delays_equal_one(capture: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_streams_with_delays_equal_one(
+    capture: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind = KINDS["bytes"]
-    with Growing(kind, StreamExecutor(OneStream(torch.device("cuda")), captures=False), 6, "cuda") as plain:
+    with Growing(
+        kind, StreamExecutor(OneStream(torch.device("cuda")), captures=False), 6, "cuda"
+    ) as plain:
         expected = plain.episodes(2, 4, seed)
     delays, inner = Delays(seed), host_step.train_step
 
@@ -169,7 +205,9 @@ def test_many_streams_with_delays_equal_one(capture: bool, seed: int, monkeypatc
         delays()
 
     monkeypatch.setattr("esper.training.execution.streams.train_step", train_step)
-    with HeldUp(kind, StreamExecutor(Gpu(torch.device("cuda")), capture), 6, "cuda") as made:
+    with HeldUp(
+        kind, StreamExecutor(Gpu(torch.device("cuda")), capture), 6, "cuda"
+    ) as made:
         made.delays = delays
         assert_same(made.episodes(2, 4, seed), expected)
         assert (captured(made) > 6) is capture
@@ -206,7 +244,9 @@ def test_captured_work_serves_later_rounds() -> None:
 
 @pytest.mark.trap(33)
 @pytest.mark.parametrize("capture", [True, False], ids=["captured", "queued"])
-@pytest.mark.parametrize("kind", ["float images", "bytes in bfloat16, micro-batches", "text"])
+@pytest.mark.parametrize(
+    "kind", ["float images", "bytes in bfloat16, micro-batches", "text"]
+)
 def test_nothing_waits_for_the_gpu_within_an_epoch(kind: str, capture: bool) -> None:
     with growing(kind, capture=capture) as made:
         slot = made.hosts[0].sites[0].name
@@ -225,7 +265,9 @@ def test_nothing_waits_for_the_gpu_within_an_epoch(kind: str, capture: bool) -> 
         assert executor_of(made).reasons() == {}
 
 
-def test_work_that_is_dropped_all_at_once_leaves_nothing_behind_that_others_need() -> None:
+def test_work_that_is_dropped_all_at_once_leaves_nothing_behind_that_others_need() -> (
+    None
+):
     """When a graph is destroyed, torch frees the workspaces of cuBLAS on its stream, and an empty pool is lost."""
     with growing("text", capture=False) as plain:
         expected = plain.episodes(3, 6)
@@ -252,7 +294,9 @@ def test_memory_is_flat_over_topologies() -> None:
                 allocated.append(torch.cuda.memory_allocated())
                 reserved.append(torch.cuda.memory_reserved())
     mib = 2**20
-    assert allocated[1] <= allocated[0] + 48 * mib, allocated  # cuBLAS has its workspace at one of them, or not
+    assert allocated[1] <= allocated[0] + 48 * mib, (
+        allocated
+    )  # cuBLAS has its workspace at one of them, or not
     assert reserved[1] <= reserved[0] + 128 * mib, reserved
 
 
@@ -265,7 +309,9 @@ def test_forty_envs_have_forty_streams() -> None:
             assert_same(made.epoch(), records)
         handles = {stream.cuda_stream for stream in executor_of(made)._streams.values()}
         assert len(handles) == 40
-        assert all(stream.query() for stream in executor_of(made)._streams.values())  # read: they were waited for
+        assert all(
+            stream.query() for stream in executor_of(made)._streams.values()
+        )  # read: they were waited for
 
 
 class Waiting(nn.Module):
@@ -306,14 +352,21 @@ ODD: dict[str, tuple[Callable[[int], nn.Module], int, str]] = {
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_seeds_that_cannot_be_captured_train_as_ever_and_leave_no_trace(odd: str) -> None:
+def test_seeds_that_cannot_be_captured_train_as_ever_and_leave_no_trace(
+    odd: str,
+) -> None:
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if odd == "blunt" and version < (2, 13):
-        pytest.skip("before 2.13, torch's allocator does not get over a capture that was cut off")
+        pytest.skip(
+            "before 2.13, torch's allocator does not get over a capture that was cut off"
+        )
     build, each, reason = ODD[odd]
     registry = BLUEPRINTS.copy()
     registry.register("cnn", "odd", parameters=lambda c: each * c)(build)
-    worlds = [growing("float images", capture=capture, registry=registry) for capture in (False, True)]
+    worlds = [
+        growing("float images", capture=capture, registry=registry)
+        for capture in (False, True)
+    ]
     plain, made = worlds
     with plain, made:
         for world in worlds:
@@ -328,9 +381,13 @@ def test_seeds_that_cannot_be_captured_train_as_ever_and_leave_no_trace(odd: str
             world.hosts[0].remove(world.hosts[0].site_by_name["r0c0"])
         for _ in range(3):
             assert_same(made.epoch(), plain.epoch())
-        assert captured(made) == before + 2  # the step and the validation of the env without that seed
+        assert (
+            captured(made) == before + 2
+        )  # the step and the validation of the env without that seed
         assert executor_of(made).reasons() == reasons
-    assert torch.randn(4, device="cuda").isfinite().all()  # torch's own generator draws as before
+    assert (
+        torch.randn(4, device="cuda").isfinite().all()
+    )  # torch's own generator draws as before
 
 
 def test_a_host_without_gradients_trains_and_is_captured() -> None:
@@ -344,7 +401,9 @@ def test_a_host_without_gradients_trains_and_is_captured() -> None:
 
 
 @pytest.mark.finding("M12")
-def test_an_error_on_a_stream_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_on_a_stream_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     inner = host_step.train_step
 
     def train_step(env: HostTraining, *rest: object) -> None:
@@ -354,14 +413,22 @@ def test_an_error_on_a_stream_leaves_the_others(monkeypatch: pytest.MonkeyPatch)
 
     with growing("bytes", n=3, capture=False) as plain:
         plain.trainer.epoch(plain.hosts)
-        expected = [{name: tensor.cpu() for name, tensor in env.host.state_dict().items()} for env in plain.hosts]
+        expected = [
+            {name: tensor.cpu() for name, tensor in env.host.state_dict().items()}
+            for env in plain.hosts
+        ]
     with growing("bytes", n=3) as made:
         with monkeypatch.context() as patch:
             patch.setattr("esper.training.execution.streams.train_step", train_step)
-            with pytest.raises(HostError, match="env 1, epoch 0, batch 2: ZeroDivisionError: by zero"):
+            with pytest.raises(
+                HostError, match="env 1, epoch 0, batch 2: ZeroDivisionError: by zero"
+            ):
                 made.trainer.epoch(made.hosts)
         for index in (0, 2):
-            found = {name: tensor.cpu() for name, tensor in made.hosts[index].host.state_dict().items()}
+            found = {
+                name: tensor.cpu()
+                for name, tensor in made.hosts[index].host.state_dict().items()
+            }
             assert_same([found], [expected[index]])
         assert [env.epoch for env in made.hosts] == [1, 0, 1]
         made.trainer.epoch([made.hosts[1]])  # it continues
@@ -387,7 +454,9 @@ def run_config() -> TrainingConfig:
 
 
 @pytest.mark.trap(30)
-def test_a_run_that_was_stopped_and_resumed_ends_as_if_it_had_not(tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_and_resumed_ends_as_if_it_had_not(
+    tmp_path: Path,
+) -> None:
     """The resumed run captures again what the other one captured long before."""
     Experiment(run_config(), tmp_path / "whole", []).run()
     with pytest.MonkeyPatch.context() as patch:

@@ -25,8 +25,12 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
-        self.body = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()
+        )
+        self.body = nn.Sequential(
+            nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()
+        )
         self.head = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -40,7 +44,12 @@ class Text(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(20, 16)
         layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-        self.blocks = nn.ModuleList([layer, nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)])
+        self.blocks = nn.ModuleList(
+            [
+                layer,
+                nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True),
+            ]
+        )
         self.head = nn.Linear(16, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,7 +71,11 @@ def texts() -> Made:
 
 SEEDS = {
     "pictures": ({"r0c0": "body", "r2c0": "stem.0 -> body.0"}, pictures, "conv_small"),
-    "texts": ({"r0c0": "blocks.0", "r2c0": "blocks.0.linear1 -> blocks.0.linear2"}, texts, "mlp_small"),
+    "texts": (
+        {"r0c0": "blocks.0", "r2c0": "blocks.0.linear1 -> blocks.0.linear2"},
+        texts,
+        "mlp_small",
+    ),
 }
 """Sites, the network and a blueprint for the first of them."""
 WIDENED = {"pictures": 16, "texts": 40}
@@ -99,9 +112,17 @@ class Loop:
         self.labels = torch.arange(64, device=DEVICE) % 3
         self.optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
         self.scaler = torch.amp.GradScaler(DEVICE.type, enabled=precision == "float16")
-        self.precision = torch.autocast(DEVICE.type, getattr(torch, precision), enabled=precision != "float32")
+        self.precision = torch.autocast(
+            DEVICE.type, getattr(torch, precision), enabled=precision != "float32"
+        )
         self.grower = esper.Grower(
-            model, sites, self.optimizer, controller(blueprint), EPOCHS, example=self.inputs[:4], config=LENIENT
+            model,
+            sites,
+            self.optimizer,
+            controller(blueprint),
+            EPOCHS,
+            example=self.inputs[:4],
+            config=LENIENT,
         )
 
     def evaluate(self, network: nn.Module) -> Tensor:
@@ -116,7 +137,9 @@ class Loop:
         for rows in torch.arange(64, device=DEVICE).split(16):
             self.optimizer.zero_grad()
             with self.precision:
-                loss = nn.functional.cross_entropy(self.model(self.inputs[rows]), self.labels[rows])
+                loss = nn.functional.cross_entropy(
+                    self.model(self.inputs[rows]), self.labels[rows]
+                )
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -136,8 +159,15 @@ def test_seeds_are_kept_and_merged_on_the_gpu(kind: str, precision: str) -> None
         before = loop.model(loop.inputs)
         grown = loop.grower.finish(merge=True)
         after = grown(loop.inputs)
-    torch.testing.assert_close(after, before, rtol=1e-2, atol=1e-2)  # convolutions round to TF32
-    assert loop.model.get_submodule(SEEDS[kind][0]["r2c0"].split(" -> ")[0]).weight.shape[0] == WIDENED[kind]
+    torch.testing.assert_close(
+        after, before, rtol=1e-2, atol=1e-2
+    )  # convolutions round to TF32
+    assert (
+        loop.model.get_submodule(SEEDS[kind][0]["r2c0"].split(" -> ")[0]).weight.shape[
+            0
+        ]
+        == WIDENED[kind]
+    )
     assert all(bool(value.isfinite().all()) for value in grown.state_dict().values())
 
 
@@ -149,7 +179,9 @@ def test_a_loop_that_was_stopped_goes_on_with_the_same_bits(kind: str) -> None:
         loop = Loop(kind)
         for _ in range(6):
             loop.epoch()
-        saved = [part.state_dict() for part in (loop.model, loop.optimizer, loop.grower)]
+        saved = [
+            part.state_dict() for part in (loop.model, loop.optimizer, loop.grower)
+        ]
         saved = torch.load(stored(saved), map_location="cpu", weights_only=False)
         other = Loop(kind)
         other.grower.load_state_dict(saved[2])

@@ -14,10 +14,18 @@ from esper.ops.grad_stats import grad_stats
 from esper.ops.norm_relu_pool import NormReluPool, norm_relu_pool
 from esper.ops.sgd import SGD, sgd_step
 from esper.ops.stage_batch import normalisation_table, stage_images
-from tests.cuda.test_cross_entropy import assert_equals_twin as assert_equals_cross_entropy_twin
+from tests.cuda.test_cross_entropy import (
+    assert_equals_twin as assert_equals_cross_entropy_twin,
+)
 from tests.cuda.test_cross_entropy import sample
 from tests.emulation.device import GPU
-from tests.ops.norm_relu_pool_cases import DTYPES, assert_equals_twin, assert_same_bits, by_operator, case
+from tests.ops.norm_relu_pool_cases import (
+    DTYPES,
+    assert_equals_twin,
+    assert_same_bits,
+    by_operator,
+    case,
+)
 
 pytestmark = pytest.mark.cuda
 
@@ -34,7 +42,9 @@ def no_sync() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(mode)
 
 
-def captured(run: Callable[[], tuple[Tensor, Tensor]]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]:
+def captured(
+    run: Callable[[], tuple[Tensor, Tensor]],
+) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]:
     """A graph of ``run``, and the tensors that it writes."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -120,7 +130,9 @@ def test_grad_stats_runs_on_the_current_stream() -> None:
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)  # on another stream the kernel would not wait for this and see zeros
+        torch.cuda._sleep(
+            50_000_000
+        )  # on another stream the kernel would not wait for this and see zeros
         g.fill_(2.0)
         grad_stats([[g]], out=out)
     stream.synchronize()
@@ -134,7 +146,9 @@ def test_norm_relu_pool_runs_on_the_current_stream() -> None:
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)  # on another stream the kernel would not wait for this and see zeros
+        torch.cuda._sleep(
+            50_000_000
+        )  # on another stream the kernel would not wait for this and see zeros
         x.fill_(3.0)
         _, statistics, _ = norm_relu_pool(x, ones, ones)
     stream.synchronize()
@@ -145,7 +159,9 @@ def test_norm_relu_pool_runs_on_the_current_stream() -> None:
 
 
 @pytest.mark.parametrize("shape", [(512, 10), (4096, 10), (40, 3000)])
-def test_a_captured_cross_entropy_can_be_replayed_on_new_values(shape: tuple[int, int]) -> None:
+def test_a_captured_cross_entropy_can_be_replayed_on_new_values(
+    shape: tuple[int, int],
+) -> None:
     logits, targets = sample(GPU(), *shape)
     logits.requires_grad_()
     accumulators = Accumulators(1, 1, shape[0], device="cuda")
@@ -176,7 +192,9 @@ def test_a_captured_cross_entropy_can_be_replayed_on_new_values(shape: tuple[int
 
 def test_a_captured_adamw_step_reads_new_coefficients_of_each_optimizer() -> None:
     params = [nn.Parameter(torch.ones(2, 3, device="cuda")) for _ in range(2)]
-    optimizers = [AdamW([p], torch.tensor(0.25, device="cuda"), weight_decay=0.0) for p in params]
+    optimizers = [
+        AdamW([p], torch.tensor(0.25, device="cuda"), weight_decay=0.0) for p in params
+    ]
     for p in params:
         p.grad = torch.ones_like(p)
     coef = torch.ones(2, dtype=torch.float64, device="cuda")
@@ -186,20 +204,27 @@ def test_a_captured_adamw_step_reads_new_coefficients_of_each_optimizer() -> Non
         return params[0], params[1]
 
     graph, _ = captured(step)
-    done = [optimizer.state_of(p)[0].item() for optimizer, p in zip(optimizers, params, strict=True)]
+    done = [
+        optimizer.state_of(p)[0].item()
+        for optimizer, p in zip(optimizers, params, strict=True)
+    ]
     for coefficients in ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (1.0, 0.0)):
         coef.copy_(torch.tensor(coefficients))
         graph.replay()
         for index, (optimizer, p) in enumerate(zip(optimizers, params, strict=True)):
             done[index] += coefficients[index]
             assert optimizer.state_of(p)[0].item() == done[index]
-            torch.testing.assert_close(p.detach().cpu(), torch.full((2, 3), 1 - 0.25 * done[index]))
+            torch.testing.assert_close(
+                p.detach().cpu(), torch.full((2, 3), 1 - 0.25 * done[index])
+            )
 
 
 def test_a_captured_norm_relu_pool_can_be_replayed_on_new_values() -> None:
     module = NormReluPool(8, pool=True).cuda()
     x = case((32, 8, 16, 16), torch.bfloat16, device="cuda").x.requires_grad_()
-    gradient = torch.ones(32, 8, 8, 8, dtype=torch.bfloat16, device="cuda").to(memory_format=torch.channels_last)
+    gradient = torch.ones(32, 8, 8, 8, dtype=torch.bfloat16, device="cuda").to(
+        memory_format=torch.channels_last
+    )
 
     def step() -> tuple[Tensor, Tensor]:
         output = module(x)
@@ -223,7 +248,10 @@ def test_a_captured_cursor_moves_on_by_itself() -> None:
     table = torch.arange(256.0, device="cuda")[None]
     indices = torch.arange(40, device="cuda")
     out = torch.empty(8, 1, 1, 1, device="cuda").to(memory_format=torch.channels_last)
-    cursor, step = torch.tensor([0, 0], device="cuda"), torch.tensor([0, 8], device="cuda")
+    cursor, step = (
+        torch.tensor([0, 0], device="cuda"),
+        torch.tensor([0, 8], device="cuda"),
+    )
 
     def run() -> tuple[Tensor, Tensor]:
         stage_images(images, indices, table, cursor=cursor, out=out)
@@ -243,21 +271,27 @@ def test_a_captured_cursor_moves_on_by_itself() -> None:
 @pytest.mark.parametrize("batch", [True, False])
 @pytest.mark.parametrize("pool", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(64, 8, 32, 32), (3, 256, 33, 31), (2, 1000, 3, 4), (70_000, 3, 2, 3)])
+@pytest.mark.parametrize(
+    "shape", [(64, 8, 32, 32), (3, 256, 33, 31), (2, 1000, 3, 4), (70_000, 3, 2, 3)]
+)
 def test_norm_relu_pool_of_large_shapes(
     shape: tuple[int, int, int, int], dtype: torch.dtype, pool: bool, batch: bool
 ) -> None:
     assert_equals_twin(case(shape, dtype, batch, device="cuda"), pool)
     if pool:
         c = case(shape, dtype, batch, seed=3, device="cuda")
-        assert_same_bits(by_operator(c, pool=True), by_operator(c, pool=False, pool_outside=True))
+        assert_same_bits(
+            by_operator(c, pool=True), by_operator(c, pool=False, pool_outside=True)
+        )
 
 
 @pytest.mark.parametrize("rows", [300, 1000])
 @pytest.mark.parametrize("classes", [4096, 4097, 9000])
 def test_cross_entropy_of_many_rows_and_classes(classes: int, rows: int) -> None:
     assert_equals_cross_entropy_twin(*sample(GPU(), rows, classes))
-    assert_equals_cross_entropy_twin(*sample(GPU(), rows, classes, dtype=torch.bfloat16), label_smoothing=0.1)
+    assert_equals_cross_entropy_twin(
+        *sample(GPU(), rows, classes, dtype=torch.bfloat16), label_smoothing=0.1
+    )
 
 
 # --- several devices ------------------------------------------------------------------------------------------------
@@ -272,7 +306,9 @@ def test_grad_stats_runs_on_the_gradients_device() -> None:
 
 def test_cross_entropy_refuses_tensors_on_two_devices() -> None:
     logits, targets = sample(GPU(), 8, 10)
-    with pytest.raises(RuntimeError, match="logits and targets are on different devices"):
+    with pytest.raises(
+        RuntimeError, match="logits and targets are on different devices"
+    ):
         cross_entropy(logits, targets.cpu())
     with pytest.raises(RuntimeError, match="block is on another device"):
         cross_entropy_into(logits, targets, Accumulators(1), 0)
@@ -303,12 +339,16 @@ def test_adamw_refuses_steps_on_the_cpu() -> None:
     optimizer = AdamW([p], torch.tensor(0.1, device="cuda"))
     optimizer.zero_state()
     optimizer.state[p]["step"] = torch.zeros(())
-    with pytest.raises(RuntimeError, match="step 0 must be 1 float32 on the parameters' device"):
+    with pytest.raises(
+        RuntimeError, match="step 0 must be 1 float32 on the parameters' device"
+    ):
         optimizer.step()
 
 
 def test_staging_refuses_a_table_on_another_device() -> None:
     images = torch.zeros(3, 8, 8, 3, dtype=torch.uint8, device="cuda")
     table = normalisation_table([0.5] * 3, [0.25] * 3)
-    with pytest.raises(RuntimeError, match="stage_images: table is on another device than the dataset"):
+    with pytest.raises(
+        RuntimeError, match="stage_images: table is on another device than the dataset"
+    ):
         stage_images(images, torch.arange(3, device="cuda"), table)

@@ -12,21 +12,36 @@ from esper.training.host_training import HostTraining
 from esper.training.step import train_epoch
 from esper.training.validate import evaluate
 from tests.training.growing import configurations_of
-from tests.training.kernels_used import assert_nothing_falls_back, calls_of, channels_last_training
+from tests.training.kernels_used import (
+    assert_nothing_falls_back,
+    calls_of,
+    channels_last_training,
+)
 
 pytestmark = pytest.mark.cuda
 
 
 def validate(training: HostTraining) -> None:
-    evaluate(training, training.task.validation, configurations_of(training), None, training.totals)
+    evaluate(
+        training,
+        training.task.validation,
+        configurations_of(training),
+        None,
+        training.totals,
+    )
 
 
-@pytest.mark.parametrize(("precision", "optimizer"), [("float32", "sgd"), ("bfloat16", "sgd"), ("float32", "adamw")])
+@pytest.mark.parametrize(
+    ("precision", "optimizer"),
+    [("float32", "sgd"), ("bfloat16", "sgd"), ("float32", "adamw")],
+)
 def test_a_channels_last_host_with_seeds_takes_no_fallback(
     precision: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
-    training = channels_last_training("cuda", precision=precision, optimizer=optimizer, learning_rate=0.01)
+    training = channels_last_training(
+        "cuda", precision=precision, optimizer=optimizer, learning_rate=0.01
+    )
 
     def work() -> None:
         train_epoch(training)
@@ -36,10 +51,14 @@ def test_a_channels_last_host_with_seeds_takes_no_fallback(
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_a_channels_last_host_is_captured_without_a_fallback(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_channels_last_host_is_captured_without_a_fallback(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Steps and validation are captured from the same kernels, and Python queues nothing."""
     monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
-    training = channels_last_training("cuda", samples_per_epoch=256, optimizer=optimizer, learning_rate=0.01)
+    training = channels_last_training(
+        "cuda", samples_per_epoch=256, optimizer=optimizer, learning_rate=0.01
+    )
     with StreamExecutor(Gpu(torch.device("cuda"))) as executor:
         trainer = HostTrainer(training.task, [training], executor)
 

@@ -28,7 +28,11 @@ from tests.ops.norm_relu_pool_cases import (
 
 
 def on(
-    device: KernelDevice, shape: tuple[int, int, int, int], dtype: torch.dtype, batch: bool = True, seed: int = 0
+    device: KernelDevice,
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    batch: bool = True,
+    seed: int = 0,
 ) -> Case:
     return case(shape, dtype, batch, seed, device=device.torch)
 
@@ -44,10 +48,16 @@ SANITIZED_SIZES = (
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "pool", "batch"),
-    with_sanitizer(product(SHAPES, DTYPES, (True, False), (True, False)), SANITIZED_SIZES),
+    with_sanitizer(
+        product(SHAPES, DTYPES, (True, False), (True, False)), SANITIZED_SIZES
+    ),
 )
 def test_values_and_gradients(
-    device: KernelDevice, shape: tuple[int, int, int, int], dtype: torch.dtype, pool: bool, batch: bool
+    device: KernelDevice,
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    pool: bool,
+    batch: bool,
 ) -> None:
     assert_equals_twin(on(device, shape, dtype, batch), pool)
 
@@ -57,14 +67,19 @@ def test_values_and_gradients(
 @pytest.mark.parametrize(
     ("shape", "dtype", "pool"),
     [
-        pytest.param((12_000, 3, 2, 3), torch.float32, True, marks=pytest.mark.sanitizer),
+        pytest.param(
+            (12_000, 3, 2, 3), torch.float32, True, marks=pytest.mark.sanitizer
+        ),
         ((12_000, 3, 2, 3), torch.bfloat16, False),
         ((16, 128, 24, 24), torch.float32, True),
         ((2, 1000, 3, 4), torch.bfloat16, True),
     ],
 )
 def test_more_pixels_and_channels_than_the_sums_have_blocks(
-    device: KernelDevice, shape: tuple[int, int, int, int], dtype: torch.dtype, pool: bool
+    device: KernelDevice,
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    pool: bool,
 ) -> None:
     assert_equals_twin(on(device, shape, dtype), pool)
 
@@ -72,11 +87,16 @@ def test_more_pixels_and_channels_than_the_sums_have_blocks(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels", [3, 16])
 @pytest.mark.parametrize("pool", [True, False])
-def test_blocks_that_take_several_turns(device: KernelDevice, channels: int, pool: bool, dtype: torch.dtype) -> None:
+def test_blocks_that_take_several_turns(
+    device: KernelDevice, channels: int, pool: bool, dtype: torch.dtype
+) -> None:
     """The second launches have at most 528 blocks; the full shapes exceed what these take at once."""
     full = (70_000, channels, 2, 3) if channels == 3 else (1_100, channels, 32, 32)
     shape = full if device.torch.type == "cuda" else (40, channels, 10, 14)
-    with device.few_blocks("normalise_kernel", 2), device.few_blocks("gradient_kernel", 2):
+    with (
+        device.few_blocks("normalise_kernel", 2),
+        device.few_blocks("gradient_kernel", 2),
+    ):
         assert_equals_twin(on(device, shape, dtype), pool)
 
 
@@ -84,10 +104,15 @@ def test_blocks_that_take_several_turns(device: KernelDevice, channels: int, poo
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [*SHAPES, (8, 72, 20, 20)])
 def test_same_bits_with_the_pool_outside(
-    device: KernelDevice, shape: tuple[int, int, int, int], dtype: torch.dtype, batch: bool
+    device: KernelDevice,
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    batch: bool,
 ) -> None:
     c = on(device, shape, dtype, batch, seed=3)
-    assert_same_bits(by_operator(c, pool=True), by_operator(c, pool=False, pool_outside=True))
+    assert_same_bits(
+        by_operator(c, pool=True), by_operator(c, pool=False, pool_outside=True)
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -98,13 +123,17 @@ def test_the_cpu_computes_the_same(device: KernelDevice, dtype: torch.dtype) -> 
         theirs = by_operator(case(shape, dtype), True)
     rtol, atol = (1.6e-2, 1e-2) if dtype == torch.bfloat16 else (1e-5, 1e-5)
     for cuda, cpu in zip(mine, theirs, strict=True):
-        assert_close_but_for_ties(cuda.cpu(), cpu, rtol, max(atol, 2e-5 * float(cpu.abs().max())))
+        assert_close_but_for_ties(
+            cuda.cpu(), cpu, rtol, max(atol, 2e-5 * float(cpu.abs().max()))
+        )
 
 
 @pytest.mark.sanitizer
 def test_a_view_that_is_not_aligned(device: KernelDevice) -> None:
     c = on(device, (4, 8, 6, 6), torch.bfloat16)
-    storage = torch.empty(c.x.numel() + 1, dtype=torch.bfloat16, device=device.torch)[1:]
+    storage = torch.empty(c.x.numel() + 1, dtype=torch.bfloat16, device=device.torch)[
+        1:
+    ]
     x = storage.view(4, 6, 6, 8).permute(0, 3, 1, 2).copy_(c.x)
     assert x.data_ptr() % 16 != 0
     assert_equals_twin(c._replace(x=x), pool=True)
@@ -112,10 +141,14 @@ def test_a_view_that_is_not_aligned(device: KernelDevice) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pool", [True, False])
-def test_nan_and_inf_go_where_pytorch_sends_them(device: KernelDevice, dtype: torch.dtype, pool: bool) -> None:
+def test_nan_and_inf_go_where_pytorch_sends_them(
+    device: KernelDevice, dtype: torch.dtype, pool: bool
+) -> None:
     c = on(device, (6, 16, 8, 8), dtype, batch=False)
     flat = c.x.permute(0, 2, 3, 1).reshape(-1)
-    chosen = torch.rand(flat.shape, generator=torch.Generator().manual_seed(2)).to(device.torch)
+    chosen = torch.rand(flat.shape, generator=torch.Generator().manual_seed(2)).to(
+        device.torch
+    )
     flat[chosen < 0.2] = math.nan
     flat[(chosen > 0.2) & (chosen < 0.25)] = math.inf
     flat[(chosen > 0.25) & (chosen < 0.3)] = -math.inf
@@ -126,14 +159,20 @@ def test_nan_and_inf_go_where_pytorch_sends_them(device: KernelDevice, dtype: to
 
 
 @pytest.mark.parametrize("offset", [1e3, -1e4])
-def test_a_mean_far_above_the_spread_loses_nothing(device: KernelDevice, offset: float) -> None:
+def test_a_mean_far_above_the_spread_loses_nothing(
+    device: KernelDevice, offset: float
+) -> None:
     c = on(device, (64, 8, 32, 32), torch.float32)
     x = c.x + offset
     x[0, :, 0, 0] = 2 * offset
     _, statistics, _ = norm_relu_pool(x, c.weight, c.bias, eps=EPS)
     exact = x.double()
-    torch.testing.assert_close(statistics[0].double(), exact.mean(dim=(0, 2, 3)), rtol=1e-7, atol=0)
-    torch.testing.assert_close(statistics[2].double(), exact.var(dim=(0, 2, 3)), rtol=2e-5, atol=0)
+    torch.testing.assert_close(
+        statistics[0].double(), exact.mean(dim=(0, 2, 3)), rtol=1e-7, atol=0
+    )
+    torch.testing.assert_close(
+        statistics[2].double(), exact.var(dim=(0, 2, 3)), rtol=2e-5, atol=0
+    )
 
 
 def test_same_bits_every_time(device: KernelDevice) -> None:
@@ -151,34 +190,62 @@ def test_two_launches_each_way(device: KernelDevice, pool: bool) -> None:
     backward = torch.ops.esper.norm_relu_pool_backward.default
     forward = device.launched(lambda: norm_relu_pool(c.x, c.weight, c.bias, pool=pool))
     assert len(forward) == 2, forward
-    back = device.launched(lambda: backward(gradient, c.x, c.weight, c.bias, statistics, choice, True, pool))
+    back = device.launched(
+        lambda: backward(
+            gradient, c.x, c.weight, c.bias, statistics, choice, True, pool
+        )
+    )
     assert len(back) == 2, back
     variance = c.weight.abs()
-    evaluated = device.launched(lambda: norm_relu_pool(c.x, c.weight, c.bias, c.bias, variance, pool=pool))
+    evaluated = device.launched(
+        lambda: norm_relu_pool(c.x, c.weight, c.bias, c.bias, variance, pool=pool)
+    )
     assert len(evaluated) == 1, evaluated
 
 
-@pytest.mark.parametrize("channels", [16, pytest.param(600, marks=pytest.mark.sanitizer)])
+@pytest.mark.parametrize(
+    "channels", [16, pytest.param(600, marks=pytest.mark.sanitizer)]
+)
 def test_the_module_follows_batch_norm(device: KernelDevice, channels: int) -> None:
     """The kernel that updates the running statistics has one block of 512 threads."""
-    fused, average = NormReluPool(channels, pool=True), NormReluPool(channels, momentum=None)
-    plain, plain_average = torch.nn.BatchNorm2d(channels), torch.nn.BatchNorm2d(channels, momentum=None)
-    modules = [module.to(device.torch) for module in (fused, average, plain, plain_average)]
-    inputs = [on(device, (16, channels, 4, 4), torch.float32, seed=i).x for i in range(4)]
+    fused, average = (
+        NormReluPool(channels, pool=True),
+        NormReluPool(channels, momentum=None),
+    )
+    plain, plain_average = (
+        torch.nn.BatchNorm2d(channels),
+        torch.nn.BatchNorm2d(channels, momentum=None),
+    )
+    modules = [
+        module.to(device.torch) for module in (fused, average, plain, plain_average)
+    ]
+    inputs = [
+        on(device, (16, channels, 4, 4), torch.float32, seed=i).x for i in range(4)
+    ]
     for x in inputs:
         for module in modules:
             module(x)
     for mine, theirs in ((fused, plain), (average, plain_average)):
         assert mine.num_batches_tracked.item() == 4
-        torch.testing.assert_close(mine.running_mean, theirs.running_mean, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(mine.running_var, theirs.running_var, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            mine.running_mean, theirs.running_mean, rtol=1e-5, atol=1e-6
+        )
+        torch.testing.assert_close(
+            mine.running_var, theirs.running_var, rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.sanitizer
 def test_an_empty_input(device: KernelDevice) -> None:
-    x = torch.empty(0, 8, 4, 4, device=device.torch).to(memory_format=torch.channels_last).requires_grad_()
+    x = (
+        torch.empty(0, 8, 4, 4, device=device.torch)
+        .to(memory_format=torch.channels_last)
+        .requires_grad_()
+    )
     weight = torch.ones(8, device=device.torch, requires_grad=True)
-    output, statistics, _ = norm_relu_pool(x, weight, torch.zeros(8, device=device.torch))
+    output, statistics, _ = norm_relu_pool(
+        x, weight, torch.zeros(8, device=device.torch)
+    )
     assert output.shape == (0, 8, 2, 2)
     assert not statistics.any()
     output.sum().backward()
@@ -189,5 +256,11 @@ def test_an_empty_input(device: KernelDevice) -> None:
 @pytest.mark.parametrize("pool", [True, False])
 def test_opcheck(device: KernelDevice, pool: bool) -> None:
     c = on(device, (2, 8, 6, 5), torch.float32)
-    x, weight, bias = c.x.requires_grad_(), c.weight.requires_grad_(), c.bias.requires_grad_()
-    torch.library.opcheck(torch.ops.esper.norm_relu_pool.default, (x, weight, bias, None, None, EPS, pool))
+    x, weight, bias = (
+        c.x.requires_grad_(),
+        c.weight.requires_grad_(),
+        c.bias.requires_grad_(),
+    )
+    torch.library.opcheck(
+        torch.ops.esper.norm_relu_pool.default, (x, weight, bias, None, None, EPS, pool)
+    )

@@ -29,7 +29,9 @@ def busy() -> None:
 
 
 def test_a_pinned_copy_is_taken_and_put_back_in_stream_order_without_a_wait() -> None:
-    images = torch.randn(4, 8, 16, 16, device="cuda").to(memory_format=torch.channels_last)
+    images = torch.randn(4, 8, 16, 16, device="cuda").to(
+        memory_format=torch.channels_last
+    )
     count = torch.arange(5, device="cuda")
     live, expected = [("images", images), ("count", count)], images.cpu()
     copies = TensorCopies(pinned=True)
@@ -75,20 +77,26 @@ def test_what_is_saved_of_a_pinned_copy_waits_until_it_is_there() -> None:
 def test_rollbacks_are_exact_wherever_snapshots_lie(pinned: int) -> None:
     """The newest snapshot is restored, then the older one, then one taken afterwards; saved copies give the same."""
     training = channels_last_training("cuda")
-    config = TrainingConfig.parse({"governor": {"snapshot_every": 1, "max_rollbacks": 100}})
+    config = TrainingConfig.parse(
+        {"governor": {"snapshot_every": 1, "max_rollbacks": 100}}
+    )
     governor = Governor(config.governor, Durations.of(config, 60), 10, pinned)
     states = []
 
     def take() -> None:
         busy()
-        assert governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
+        assert governor.snapshot_if_due(
+            training, RECORD, unmeasured_fossils(training), fossilized=False
+        )
         states.append(tensors_of(training))
         train_epoch(training)
 
     for _ in range(4):
         take()
     saved = governor.state_dict()
-    places = ["pinned" if pinned > others else "cuda:0" for others in (1, 0)]  # the older one first
+    places = [
+        "pinned" if pinned > others else "cuda:0" for others in (1, 0)
+    ]  # the older one first
     assert [snapshot.copies.place for snapshot in governor._generations] == places
     for expected in (states[3], states[2]):
         governor.roll_back(training)
@@ -141,6 +149,8 @@ def test_an_env_keeps_to_the_limit() -> None:
         training.step(wait_actions(2))
         assert [host.governor.rollbacks for host in training.backend.each] == [1, 0]
         same_bits(tensors_of(training.training[0]), good)
-        assert all(set(held) == {"pinned"} for held in training.backend.of_each(copies_held))
+        assert all(
+            set(held) == {"pinned"} for held in training.backend.of_each(copies_held)
+        )
     finally:
         training.close()

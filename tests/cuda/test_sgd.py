@@ -25,8 +25,12 @@ OPTIONS_AND_DTYPES = product(OPTIONS, (torch.float32, torch.float64, torch.bfloa
 SANITIZED = ((OPTIONS[4], torch.float64), (OPTIONS[4], torch.bfloat16))
 
 
-@pytest.mark.parametrize(("options", "dtype"), with_sanitizer(OPTIONS_AND_DTYPES, SANITIZED))
-def test_many_steps_equal_the_cpu(device: KernelDevice, options: dict[str, Any], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("options", "dtype"), with_sanitizer(OPTIONS_AND_DTYPES, SANITIZED)
+)
+def test_many_steps_equal_the_cpu(
+    device: KernelDevice, options: dict[str, Any], dtype: torch.dtype
+) -> None:
     cpu = parameters(dtype=dtype)
     mine = on(device, cpu)
     optimizers = SGD(cpu, **options), SGD(mine, **options)
@@ -42,10 +46,17 @@ def test_many_steps_equal_the_cpu(device: KernelDevice, options: dict[str, Any],
 
 
 # 40 and 352 tensors fill a table.
-@pytest.mark.parametrize("count", [1, 39, 40, pytest.param(41, marks=pytest.mark.sanitizer), 352, 353, 1000])
+@pytest.mark.parametrize(
+    "count", [1, 39, 40, pytest.param(41, marks=pytest.mark.sanitizer), 352, 353, 1000]
+)
 def test_more_tensors_than_one_table_holds(device: KernelDevice, count: int) -> None:
-    mine = [nn.Parameter(torch.full((1 + i % 50,), float(i), device=device.torch)) for i in range(count)]
-    optimizer = SGD([{"params": [p], "lr": 1.0 + i} for i, p in enumerate(mine)], momentum=0.9)
+    mine = [
+        nn.Parameter(torch.full((1 + i % 50,), float(i), device=device.torch))
+        for i in range(count)
+    ]
+    optimizer = SGD(
+        [{"params": [p], "lr": 1.0 + i} for i, p in enumerate(mine)], momentum=0.9
+    )
     for p in mine:
         p.grad = torch.ones_like(p)
     optimizer.step()
@@ -54,7 +65,14 @@ def test_more_tensors_than_one_table_holds(device: KernelDevice, count: int) -> 
 
 
 @pytest.mark.parametrize(
-    "n", [1, CHUNK - 1, CHUNK, pytest.param(CHUNK + 1, marks=pytest.mark.sanitizer), 5 * CHUNK + 3]
+    "n",
+    [
+        1,
+        CHUNK - 1,
+        CHUNK,
+        pytest.param(CHUNK + 1, marks=pytest.mark.sanitizer),
+        5 * CHUNK + 3,
+    ],
 )
 def test_sizes_around_chunks(device: KernelDevice, n: int) -> None:
     start = torch.randn(n, generator=torch.Generator().manual_seed(n))
@@ -73,12 +91,20 @@ def test_coefficients_come_from_grad_stats(device: KernelDevice) -> None:
     assert params[1][0].grad is not None
     params[1][0].grad.fill_(math.nan)
     before = [[parameter.detach().clone() for parameter in p] for p in params]
-    stats = grad_stats([[parameter.grad for parameter in p] for p in params], max_norm=1.0)
+    stats = grad_stats(
+        [[parameter.grad for parameter in p] for p in params], max_norm=1.0
+    )
     sgd_step(optimizers, stats.clip_coef)
     for i, p in enumerate(params):
-        changed = [not torch.equal(a.detach(), b) for a, b in zip(p, before[i], strict=True) if a.numel() > 0]
+        changed = [
+            not torch.equal(a.detach(), b)
+            for a, b in zip(p, before[i], strict=True)
+            if a.numel() > 0
+        ]
         assert any(changed) is (i != 1)
-    norms = grad_stats([[(a.detach() - b) / 0.1 for a, b in zip(params[2], before[2], strict=True)]]).norm
+    norms = grad_stats(
+        [[(a.detach() - b) / 0.1 for a, b in zip(params[2], before[2], strict=True)]]
+    ).norm
     assert norms.item() == pytest.approx(1.0, rel=1e-3)
 
 

@@ -15,7 +15,9 @@ pytestmark = pytest.mark.cuda
 @pytest.mark.finding("L10")
 @pytest.mark.parametrize("current", ["the default stream", "another"])
 def test_a_block_is_timed_without_a_wait_until_it_is_read(current: str) -> None:
-    stream = torch.cuda.Stream() if current == "another" else torch.cuda.default_stream()
+    stream = (
+        torch.cuda.Stream() if current == "another" else torch.cuda.default_stream()
+    )
     timer = CUDATimer("cuda")
     torch.cuda._sleep(1)  # its code is loaded
     torch.cuda.synchronize()
@@ -46,7 +48,11 @@ def test_ranges_add_no_kernel_and_no_wait() -> None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
         torch.cuda.synchronize()
-    on_gpu = [event.name for event in trace.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    on_gpu = [
+        event.name
+        for event in trace.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
     assert len([name for name in on_gpu if not name.startswith("esper/")]) == 1, (
         on_gpu
     )  # ranges may be shown there, too

@@ -17,7 +17,9 @@ from tests.core_helpers import wait_actions
 pytestmark = pytest.mark.cuda
 
 
-def test_the_phase_of_training_lasts_as_long_as_the_gpu_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_phase_of_training_lasts_as_long_as_the_gpu_trains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The GPU is busy for a while after everything is queued. Its own events within the phase are the reference."""
     inner, elapsed = HostTrainer.epoch, list[float]()
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -48,7 +50,9 @@ def test_the_phase_of_training_lasts_as_long_as_the_gpu_trains(monkeypatch: pyte
         for _ in range(3):
             before = training.phase_seconds
             training.step(wait_actions(2))
-            spent = {name: now - before[name] for name, now in training.phase_seconds.items()}
+            spent = {
+                name: now - before[name] for name, now in training.phase_seconds.items()
+            }
             elapsed.append(began.elapsed_time(ended) / 1000)
             assert spent["train"] > 0.99 * elapsed[-1]
             assert spent["validate"] >= 0.0

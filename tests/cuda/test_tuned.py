@@ -33,8 +33,13 @@ def test_hosts_learn_from_replayed_steps(optimizer: Optimizer) -> None:
 
 def test_an_epoch_replays_a_step_for_each_batch_of_a_new_order() -> None:
     x, y = data()
-    loop = Loop(Way(captured=True), Work(Recipe(partial(plain_cnn, 3, 10, 4, 2)), 1, x, y, batch=16))
+    loop = Loop(
+        Way(captured=True),
+        Work(Recipe(partial(plain_cnn, 3, 10, 4, 2)), 1, x, y, batch=16),
+    )
     graph = loop.graphs[0]
     loop.train(0, 4)
     assert int(graph.position) == 4
-    assert torch.equal(graph.order.flatten().sort().values, torch.arange(64, device=x.device))
+    assert torch.equal(
+        graph.order.flatten().sort().values, torch.arange(64, device=x.device)
+    )

@@ -16,7 +16,9 @@ CPU = torch.device("cpu")
 def colours(count: int = 40, side: int = 6) -> Split:
     """Random images of three channels, each normalised by its own numbers."""
     generator = torch.Generator().manual_seed(count)
-    x = torch.randint(256, (count, side, side, 3), generator=generator, dtype=torch.uint8)
+    x = torch.randint(
+        256, (count, side, side, 3), generator=generator, dtype=torch.uint8
+    )
     y = torch.randint(10, (count,), generator=generator)
     return Split(x, y, normalisation_table([0.2, 0.4, 0.6], [0.1, 0.2, 0.3]))
 
@@ -24,7 +26,13 @@ def colours(count: int = 40, side: int = 6) -> Split:
 def looked_up(split: Split, rows: Tensor) -> Tensor:
     """Pixels through the table, one channel at a time: float32 [B, C, H, W]."""
     assert split.table is not None
-    return torch.stack([split.table[c][split.x[rows][..., c].long()] for c in range(split.x.shape[-1])], dim=1)
+    return torch.stack(
+        [
+            split.table[c][split.x[rows][..., c].long()]
+            for c in range(split.x.shape[-1])
+        ],
+        dim=1,
+    )
 
 
 class Rows(Dataset[tuple[Tensor, Tensor]]):

@@ -34,7 +34,14 @@ def md5(file: Path) -> str:
 
 
 def small(source: ImageSource, dataset: Any) -> ImageSource:
-    return replace(source, train=TRAIN, held_out=HELD_OUT, validation=VALIDATION, test=TEST, dataset=lambda: dataset)
+    return replace(
+        source,
+        train=TRAIN,
+        held_out=HELD_OUT,
+        validation=VALIDATION,
+        test=TEST,
+        dataset=lambda: dataset,
+    )
 
 
 def write_cifar10(folder: Path) -> ImageSource:
@@ -49,7 +56,10 @@ def write_cifar10(folder: Path) -> ImageSource:
         }
         for i in range(5)
     }
-    files["test_batch"] = {"data": pixels(TEST, 3072, seed=1), "labels": [i % 10 for i in range(TEST)]}
+    files["test_batch"] = {
+        "data": pixels(TEST, 3072, seed=1),
+        "labels": [i % 10 for i in range(TEST)],
+    }
     files["batches.meta"] = {"label_names": [f"class {i}" for i in range(10)]}
     _pickle(folder / "cifar-10-batches-py", files)
     return cifar10_as_it_lies(folder)
@@ -63,7 +73,11 @@ def cifar10_as_it_lies(folder: Path) -> ImageSource:
         return [(name, md5(folder / cifar.base_folder / name)) for name, _ in files]
 
     meta = {**cifar.meta, "md5": md5(folder / cifar.base_folder / "batches.meta")}
-    lists = {"train_list": sums(cifar.train_list), "test_list": sums(cifar.test_list), "meta": meta}
+    lists = {
+        "train_list": sums(cifar.train_list),
+        "test_list": sums(cifar.test_list),
+        "meta": meta,
+    }
     return small(CIFAR10, type("CIFAR10", (cifar,), lists))
 
 
@@ -72,7 +86,11 @@ def write_cifar100(folder: Path) -> ImageSource:
 
     def batch(count: int, seed: int) -> dict[str, Any]:
         fine = [i % 100 for i in range(count)]
-        return {"data": pixels(count, 3072, seed=seed), "fine_labels": fine, "coarse_labels": [0] * count}
+        return {
+            "data": pixels(count, 3072, seed=seed),
+            "fine_labels": fine,
+            "coarse_labels": [0] * count,
+        }
 
     names = {"fine_label_names": [str(i) for i in range(100)]}
     base = folder / "cifar-100-python"
@@ -92,10 +110,19 @@ def write_fashion_mnist(folder: Path, unpacked: bool = False) -> ImageSource:
     raw.mkdir(parents=True)
     resources = []
     for part, count, seed in (("train", TRAIN, 0), ("t10k", TEST, 1)):
-        x, y = pixels(count, 28, 28, seed=seed), (np.arange(count) % 10).astype(np.uint8)
+        x, y = (
+            pixels(count, 28, 28, seed=seed),
+            (np.arange(count) % 10).astype(np.uint8),
+        )
         for name, content in (
-            (f"{part}-images-idx3-ubyte", struct.pack(">IIII", 0x803, count, 28, 28) + x.tobytes()),
-            (f"{part}-labels-idx1-ubyte", struct.pack(">II", 0x801, count) + y.tobytes()),
+            (
+                f"{part}-images-idx3-ubyte",
+                struct.pack(">IIII", 0x803, count, 28, 28) + x.tobytes(),
+            ),
+            (
+                f"{part}-labels-idx1-ubyte",
+                struct.pack(">II", 0x801, count) + y.tobytes(),
+            ),
         ):
             packed = gzip.compress(content)
             resources.append((f"{name}.gz", hashlib.md5(packed).hexdigest()))

@@ -23,9 +23,13 @@ from tests.training.byte_images import byte_digits
 from tests.training.test_foreign_hosts import training_of
 
 
-def trained(task_values: dict[str, object], workers: int, batch: int = 32) -> list[HostTraining]:
+def trained(
+    task_values: dict[str, object], workers: int, batch: int = 32
+) -> list[HostTraining]:
     task = byte_digits(**task_values)
-    envs = [training_of(task, index=index, task={"batch_size": batch}) for index in range(3)]
+    envs = [
+        training_of(task, index=index, task={"batch_size": batch}) for index in range(3)
+    ]
     with WorkerExecutor(workers) as pool:
         trainer = HostTrainer(task, envs, pool)
         for _ in range(2):
@@ -33,12 +37,16 @@ def trained(task_values: dict[str, object], workers: int, batch: int = 32) -> li
     return envs
 
 
-def test_augmented_hosts_are_the_same_for_any_number_of_workers_and_not_those_of_plain_images() -> None:
+def test_augmented_hosts_are_the_same_for_any_number_of_workers_and_not_those_of_plain_images() -> (
+    None
+):
     augmented = {"augmentation": Augmentation(crop=1, flip=True)}
     one, three, plain = trained(augmented, 1), trained(augmented, 3), trained({}, 1)
     for a, b, c in zip(one, three, plain, strict=True):
         same_bits(tensors_of(a), tensors_of(b))
-        assert not torch.equal(tensors_of(a)["host.parameter.0"], tensors_of(c)["host.parameter.0"])
+        assert not torch.equal(
+            tensors_of(a)["host.parameter.0"], tensors_of(c)["host.parameter.0"]
+        )
 
 
 def test_streamed_images_train_the_hosts_that_bytes_in_memory_do() -> None:
@@ -52,7 +60,9 @@ def test_streamed_images_train_the_hosts_that_bytes_in_memory_do() -> None:
             trainer = HostTrainer(task, [env], pool)
             trainer.epoch([env])
             trainer.close()
-        found.append(tensors_of(env, ("r0c0",)) | {"totals": env.totals.training.clone()})
+        found.append(
+            tensors_of(env, ("r0c0",)) | {"totals": env.totals.training.clone()}
+        )
     for name, tensor in found[0].items():
         torch.testing.assert_close(tensor, found[1][name], rtol=1e-4, atol=1e-6)
 
@@ -99,7 +109,12 @@ def test_an_env_of_bytes_is_the_same_for_any_number_of_workers() -> None:
             for _ in range(3):
                 env.action_space.seed(1)
                 observation = env.step(env.action_space.sample() * 0)[0]
-            found.append((torch.as_tensor(observation), env.training[0].totals.accumulators.read().block))
+            found.append(
+                (
+                    torch.as_tensor(observation),
+                    env.training[0].totals.accumulators.read().block,
+                )
+            )
         finally:
             env.close()
     for a, b in zip(*found, strict=True):

@@ -26,13 +26,23 @@ def chars() -> Task:
 def decode(tokens: torch.Tensor) -> str:
     """The text of tokens of the training part's vocabulary."""
     characters = sorted(set(read_parts()[0]))
-    return "".join(characters[token - 1] if token else "\ufffd" for token in tokens.tolist())
+    return "".join(
+        characters[token - 1] if token else "\ufffd" for token in tokens.tolist()
+    )
 
 
 def test_sizes() -> None:
     task = chars()
-    assert (task.samples_per_epoch * LENGTH, task.batch_size, task.learning_rate) == (64_000, 8, 0.006)
-    assert (task.optimizer, task.warmup_epochs, task.weight_decay) == ("adamw", 1.0, 0.1)
+    assert (task.samples_per_epoch * LENGTH, task.batch_size, task.learning_rate) == (
+        64_000,
+        8,
+        0.006,
+    )
+    assert (task.optimizer, task.warmup_epochs, task.weight_decay) == (
+        "adamw",
+        1.0,
+        0.1,
+    )
     assert (task.n_envs, task.episode_length) == (4, 20)
     assert task.train.x.shape[1] == 64
     assert len(task.train) >= task.samples_per_epoch
@@ -45,7 +55,10 @@ def test_sizes() -> None:
 def test_the_host() -> None:
     host = chars().build_host()
     assert host.slot_names == ("r0c0", "r0c1")
-    assert host.parameter_count == (chars().classes + 64) * 64 + 2 * (12 * 64**2 + 13 * 64) + 128
+    assert (
+        host.parameter_count
+        == (chars().classes + 64) * 64 + 2 * (12 * 64**2 + 13 * 64) + 128
+    )
     assert build_host().parameter_count == host.parameter_count
     assert host(chars().train.x[:3]).shape == (3, 64, chars().classes)
 
@@ -55,7 +68,9 @@ def test_the_parts_are_disjoint_by_position_and_together_they_are_the_text() -> 
     parts = read_parts()
     assert "".join(parts) == read_text()
     total = len(read_text())
-    assert [len(part) / total for part in parts] == [pytest.approx(share, abs=0.001) for share in (0.8, 0.1, 0.1)]
+    assert [len(part) / total for part in parts] == [
+        pytest.approx(share, abs=0.001) for share in (0.8, 0.1, 0.1)
+    ]
 
 
 def test_the_vocabulary_is_the_training_characters_and_one_unknown() -> None:
@@ -63,7 +78,9 @@ def test_the_vocabulary_is_the_training_characters_and_one_unknown() -> None:
     tokens = vocabulary(train)
     assert chars().classes == len(tokens) + 1 == len(set(train)) + 1
     assert UNKNOWN not in encode(train, tokens)
-    assert sorted(set(encode(train, tokens).tolist())) == list(range(1, len(tokens) + 1))
+    assert sorted(set(encode(train, tokens).tolist())) == list(
+        range(1, len(tokens) + 1)
+    )
     assert encode("oh no", vocabulary("hello")).tolist() == [4, 2, UNKNOWN, UNKNOWN, 4]
 
 
@@ -96,7 +113,9 @@ def test_targets_are_the_next_tokens() -> None:
     split = Split.of_text(torch.arange(10), 3)
     assert split.x.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     assert split.y.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
-    assert len(Split.of_text(torch.arange(9), 3)) == 2  # the last window would want a tenth token
+    assert (
+        len(Split.of_text(torch.arange(9), 3)) == 2
+    )  # the last window would want a tenth token
     with pytest.raises(ValueError, match="3 tokens make no sequence of 3"):
         Split.of_text(torch.arange(3), 3)
 
@@ -104,12 +123,16 @@ def test_targets_are_the_next_tokens() -> None:
 def test_cross_entropy_ignores_padding() -> None:
     logits = torch.randn(4, 3)
     y = torch.tensor([0, PAD, 2, PAD])
-    torch.testing.assert_close(F.cross_entropy(logits, y), F.cross_entropy(logits[[0, 2]], y[[0, 2]]))
+    torch.testing.assert_close(
+        F.cross_entropy(logits, y), F.cross_entropy(logits[[0, 2]], y[[0, 2]])
+    )
     assert not bool((chars().train.y == PAD).any())
 
 
 def test_no_data_folder_is_asked_for(tmp_path: Path) -> None:
-    assert len(load_task("chars", DataOptions(tmp_path / "nowhere")).train) == len(chars().train)
+    assert len(load_task("chars", DataOptions(tmp_path / "nowhere")).train) == len(
+        chars().train
+    )
 
 
 def test_the_host_learns_from_text() -> None:
@@ -124,12 +147,16 @@ def test_the_host_learns_from_text() -> None:
     order = torch.randperm(len(task.train))
     for step in range(60):
         rows = order[step * 32 : (step + 1) * 32]
-        loss = F.cross_entropy(host(task.train.x[rows]).flatten(0, 1), task.train.y[rows].flatten())
+        loss = F.cross_entropy(
+            host(task.train.x[rows]).flatten(0, 1), task.train.y[rows].flatten()
+        )
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(host.parameters(), 1.0)
         optimizer.step()
     with torch.no_grad():
         logits = host(task.validation.x)
-        after = float(F.cross_entropy(logits.flatten(0, 1), task.validation.y.flatten()))
+        after = float(
+            F.cross_entropy(logits.flatten(0, 1), task.validation.y.flatten())
+        )
     assert after < entropy - 0.2 < math.log(task.classes)

@@ -15,8 +15,15 @@ from esper.data.text import LENGTH
 def test_each_file_is_in_one_part_and_eight_of_ten_train() -> None:
     parts = code.read_parts()
     for place, file in ((0, 0), (0, 7), (1, 8), (2, 9)):
-        text = code.find_files()[file].read_text(encoding="utf-8").encode("ascii", "ignore").decode("ascii")
-        assert [text in part for part in parts] == [place == other for other in range(3)]
+        text = (
+            code.find_files()[file]
+            .read_text(encoding="utf-8")
+            .encode("ascii", "ignore")
+            .decode("ascii")
+        )
+        assert [text in part for part in parts] == [
+            place == other for other in range(3)
+        ]
     sizes = [len(part) for part in parts]
     assert all(0.02 < size / sum(sizes) < 0.25 for size in sizes[1:])
 

@@ -18,7 +18,13 @@ def test_sizes_and_shapes() -> None:
     assert task.train.x.shape == (997, 1, 8, 8)
     assert task.train.x.dtype == torch.float32
     assert task.train.y.dtype == torch.int64
-    assert (task.classes, task.n_envs, task.episode_length, task.batch_size, task.samples_per_epoch) == (
+    assert (
+        task.classes,
+        task.n_envs,
+        task.episode_length,
+        task.batch_size,
+        task.samples_per_epoch,
+    ) == (
         10,
         8,
         30,
@@ -26,7 +32,12 @@ def test_sizes_and_shapes() -> None:
         997,
     )
     task = load_task("digits")
-    assert (task.optimizer, task.learning_rate, task.weight_decay, task.label_smoothing) == ("sgd", 0.4, 0.0, 0.1)
+    assert (
+        task.optimizer,
+        task.learning_rate,
+        task.weight_decay,
+        task.label_smoothing,
+    ) == ("sgd", 0.4, 0.0, 0.1)
 
 
 @pytest.mark.trap(24)
@@ -53,9 +64,13 @@ def _sorted(rows: np.ndarray) -> np.ndarray:
     return rows[np.lexsort(rows.T)]
 
 
-def test_another_scikit_learn_without_the_table_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_scikit_learn_without_the_table_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("esper.data.digits.find_spec", lambda _name: None)
-    with pytest.raises(ConfigError, match=r"scikit-learn, which has no datasets/data/digits\.csv\.gz"):
+    with pytest.raises(
+        ConfigError, match=r"scikit-learn, which has no datasets/data/digits\.csv\.gz"
+    ):
         load_task("digits")
 
 

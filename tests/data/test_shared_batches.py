@@ -18,7 +18,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from esper.data.shared_batches import Batch, Permutations, SharedBatchError, SharedBatchIterator
+from esper.data.shared_batches import (
+    Batch,
+    Permutations,
+    SharedBatchError,
+    SharedBatchIterator,
+)
 from esper.data.token_file import TokenWindows
 from esper.telemetry.span import Spans
 
@@ -75,7 +80,12 @@ def rows_of(made: SharedBatchIterator, epochs: int = 2) -> list[list[list[int]]]
             for x, y in step:
                 assert x.shape == (BATCH, 2)
                 assert torch.equal(x[:, 1], 10 * y)
-        found.append([[row for step in steps for row in step[env][1].tolist()] for env in range(len(made.streams))])
+        found.append(
+            [
+                [row for step in steps for row in step[env][1].tolist()]
+                for env in range(len(made.streams))
+            ]
+        )
     return found
 
 
@@ -85,7 +95,10 @@ def test_each_env_gets_the_rows_of_its_own_stream() -> None:
     for env, seed in enumerate((5, 6)):
         generator = torch.Generator().manual_seed(seed)
         for epoch in found:
-            assert epoch[env] == torch.randperm(ROWS, generator=generator)[: BATCH * STEPS].tolist()
+            assert (
+                epoch[env]
+                == torch.randperm(ROWS, generator=generator)[: BATCH * STEPS].tolist()
+            )
     assert found[0] != found[1]
 
 
@@ -118,7 +131,9 @@ def test_a_batch_may_be_written_over_by_its_env(workers: int) -> None:
                 assert torch.equal(y, expected)
                 x.fill_(-1)
                 y.fill_(-1)
-                assert torch.equal(other_x, 2.0 * expected[:, None] + torch.tensor([0.0, 1.0]))
+                assert torch.equal(
+                    other_x, 2.0 * expected[:, None] + torch.tensor([0.0, 1.0])
+                )
                 assert torch.equal(other_y, expected)
     assert torch.equal(table, torch.arange(2.0 * ROWS).view(ROWS, 2))
 
@@ -149,7 +164,9 @@ def test_without_workers_this_process_reads() -> None:
         assert made.worker_pids == {os.getpid()}
 
 
-def test_waiting_for_data_is_a_phase_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_data_is_a_phase_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The clock advances by 3 seconds for each row read."""
     now = [0.0]
     monkeypatch.setattr("esper.telemetry.span.perf_counter", lambda: now[0])
@@ -164,11 +181,18 @@ def test_waiting_for_data_is_a_phase_of_its_own(monkeypatch: pytest.MonkeyPatch)
         with made.spans("train"):
             for _ in made.epoch():
                 now[0] += 100.0
-    assert made.spans.seconds == {"stage": 3.0 * 2 * BATCH * STEPS, "train": 100.0 * STEPS}
+    assert made.spans.seconds == {
+        "stage": 3.0 * 2 * BATCH * STEPS,
+        "train": 100.0 * STEPS,
+    }
 
 
 def alive(pids: frozenset[int]) -> set[int]:
-    return {child.pid for child in multiprocessing.active_children() if child.pid is not None} & pids
+    return {
+        child.pid
+        for child in multiprocessing.active_children()
+        if child.pid is not None
+    } & pids
 
 
 @pytest.mark.parametrize("unfinished", [False, True])
@@ -207,11 +231,17 @@ def test_an_epoch_that_is_left_is_over_when_the_next_begins(workers: int) -> Non
 
 
 WRONG: dict[str, tuple[Tensor, str]] = {
-    "too few": (torch.arange(BATCH * STEPS - 1), r"env 1 gave torch.int64 \[11\], not torch.int64 \[12\]"),
+    "too few": (
+        torch.arange(BATCH * STEPS - 1),
+        r"env 1 gave torch.int64 \[11\], not torch.int64 \[12\]",
+    ),
     "too many": (torch.arange(BATCH * STEPS + 1), r"\[13\]"),
     "not a row": (torch.zeros(BATCH * STEPS, 1, dtype=torch.int64), r"\[12, 1\]"),
     "no integers": (torch.zeros(BATCH * STEPS), "torch.float32"),
-    "beyond the data": (torch.full((BATCH * STEPS,), ROWS), "rows 40 to 40; the data has 0 to 39"),
+    "beyond the data": (
+        torch.full((BATCH * STEPS,), ROWS),
+        "rows 40 to 40; the data has 0 to 39",
+    ),
     "before the data": (torch.full((BATCH * STEPS,), -1), "rows -1 to -1"),
 }
 
@@ -228,15 +258,22 @@ def test_a_stream_that_gives_other_counts_raises(case: str) -> None:
 
 
 @pytest.mark.finding("M18")
-@pytest.mark.parametrize("spoil", ["drop an env", "short batch", "short targets", "short inputs and targets"])
-def test_a_step_without_one_equal_batch_an_env_raises(spoil: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "spoil", ["drop an env", "short batch", "short targets", "short inputs and targets"]
+)
+def test_a_step_without_one_equal_batch_an_env_raises(
+    spoil: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from esper.data import shared_batches
 
     changes: dict[str, Callable[[list[Batch]], list[Batch]]] = {
         "drop an env": lambda found: found[:-1],
         "short batch": lambda found: [found[0], (found[1][0][:-1], found[1][1])],
         "short targets": lambda found: [(found[0][0], found[0][1][:-1]), found[1]],
-        "short inputs and targets": lambda found: [found[0], (found[1][0][:-1], found[1][1][:-1])],
+        "short inputs and targets": lambda found: [
+            found[0],
+            (found[1][0][:-1], found[1][1][:-1]),
+        ],
     }
     messages = {
         "drop an env": "1 batches for 2 envs",
@@ -246,7 +283,9 @@ def test_a_step_without_one_equal_batch_an_env_raises(spoil: str, monkeypatch: p
     }
     read = shared_batches._Steps.__getitem__
 
-    def spoiled(self: shared_batches._Steps, requests: list[shared_batches.Request]) -> shared_batches._Step:
+    def spoiled(
+        self: shared_batches._Steps, requests: list[shared_batches.Request]
+    ) -> shared_batches._Step:
         step = read(self, requests)
         return shared_batches._Step(step.pid, changes[spoil](step.batches))
 
@@ -263,7 +302,10 @@ def test_a_row_that_cannot_be_read_is_named(workers: int) -> None:
     rows = Given(torch.arange(BATCH * STEPS))
     with (
         batches(Numbers(bad=7), [Given(torch.arange(12) + 20), rows], workers) as made,
-        pytest.raises(SharedBatchError, match="step 2 of 4, env 1, row 7: OSError: the disk is gone"),
+        pytest.raises(
+            SharedBatchError,
+            match="step 2 of 4, env 1, row 7: OSError: the disk is gone",
+        ),
     ):
         list(made.epoch())
 
@@ -271,7 +313,10 @@ def test_a_row_that_cannot_be_read_is_named(workers: int) -> None:
 def test_rows_of_unequal_shapes_are_named() -> None:
     with (
         batches(Numbers(wide=7), [Given(torch.arange(BATCH * STEPS))]) as made,
-        pytest.raises(SharedBatchError, match="step 2 of 4, env 0, putting rows together: RuntimeError"),
+        pytest.raises(
+            SharedBatchError,
+            match="step 2 of 4, env 0, putting rows together: RuntimeError",
+        ),
     ):
         list(made.epoch())
 
@@ -298,21 +343,31 @@ def test_a_worker_that_dies_is_reported() -> None:
         (([], 3, 4, 0), "0 streams"),
     ],
 )
-def test_impossible_numbers_are_refused(arguments: tuple[list[Permutations], int, int, int], message: str) -> None:
+def test_impossible_numbers_are_refused(
+    arguments: tuple[list[Permutations], int, int, int], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         SharedBatchIterator(Numbers(), *arguments)
 
 
 @pytest.mark.finding("G1")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_for_a_gpu_are_pinned(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_for_a_gpu_are_pinned(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each batch once, in this process; a marked copy stands in for page-locked memory."""
     monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
-    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: torch.device("cpu"))
+    monkeypatch.setattr(
+        "torch.accelerator.current_accelerator", lambda: torch.device("cpu")
+    )
     monkeypatch.setattr("torch.accelerator.current_device_index", lambda: 0)
     monkeypatch.setattr("torch.accelerator.set_device_index", lambda _index: None)
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor + 1000)
-    with closing(SharedBatchIterator(Numbers(), permutations(1, 2), BATCH, STEPS, workers, pinned=True)) as made:
+    with closing(
+        SharedBatchIterator(
+            Numbers(), permutations(1, 2), BATCH, STEPS, workers, pinned=True
+        )
+    ) as made:
         for step in made.epoch():
             for x, y in step:
                 assert bool(((x[:, 0] >= 1000) & (x[:, 0] < 1000 + ROWS)).all())
@@ -331,7 +386,12 @@ def test_a_program_that_forgets_to_close_ends() -> None:
     )
     root = Path(__file__).resolve().parents[2]
     found = subprocess.run(
-        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", script],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert (found.returncode, found.stdout) == (0, "1\n"), found.stderr
 
@@ -339,7 +399,9 @@ def test_a_program_that_forgets_to_close_ends() -> None:
 def test_a_memory_mapped_file_serves_all_envs(tmp_path: Path) -> None:
     (tmp_path / "train.bin").write_bytes(np.arange(401, dtype="<u2").tobytes())
     data = TokenWindows(tmp_path / "train.bin", 401, 10)
-    streams = [Permutations(len(data), torch.Generator().manual_seed(seed)) for seed in (1, 2)]
+    streams = [
+        Permutations(len(data), torch.Generator().manual_seed(seed)) for seed in (1, 2)
+    ]
     seen: list[set[int]] = [set(), set()]
     with closing(SharedBatchIterator(data, streams, 8, 5, 2)) as made:
         for step in made.epoch():
@@ -368,13 +430,28 @@ def test_random_draws_depend_neither_on_workers_nor_on_earlier_reads() -> None:
             for stream in made:
                 stream.draw(STEPS * BATCH)
         with batches(Noise(), made, workers) as iterator:
-            epochs = [[step[seeds.index(1)][0].clone() for step in iterator.epoch()] for _ in range(2 - skipped)]
+            epochs = [
+                [step[seeds.index(1)][0].clone() for step in iterator.epoch()]
+                for _ in range(2 - skipped)
+            ]
         return epochs[-1]
 
-    generators = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
+    generators = (
+        torch.get_rng_state(),
+        random.getstate(),
+        np.random.get_state()[1].copy(),  # noqa: NPY002
+    )
     expected = read(0, (1, 2))
-    assert len({float(value) for batch in expected for value in batch.flatten()}) == STEPS * BATCH * 3
-    for other in (read(0, (1, 2)), read(2, (1, 2)), read(1, (3, 1)), read(0, (1, 2), skipped=1)):
+    assert (
+        len({float(value) for batch in expected for value in batch.flatten()})
+        == STEPS * BATCH * 3
+    )
+    for other in (
+        read(0, (1, 2)),
+        read(2, (1, 2)),
+        read(1, (3, 1)),
+        read(0, (1, 2), skipped=1),
+    ):
         for one, two in zip(expected, other, strict=True):
             assert torch.equal(one, two)
     assert torch.equal(generators[0], torch.get_rng_state())
@@ -388,7 +465,11 @@ def test_a_signal_to_the_group_of_the_process_is_not_for_its_workers() -> None:
     with batches(Numbers(), permutations(0), 2) as iterator:
         reading = iterator.epoch()
         next(reading), next(reading)  # one step of each worker, which has begun then
-        pids = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
+        pids = [
+            child.pid
+            for child in multiprocessing.active_children()
+            if child.pid is not None
+        ]
         assert len(pids) == 2
         assert os.getpgid(0) not in {os.getpgid(pid) for pid in pids}
         assert len(list(reading)) == STEPS - 2

@@ -41,7 +41,10 @@ def model() -> nn.Module:
 
 
 def task() -> esper.Task:
-    parts = (esper.Split(X[rows], Y[rows]) for rows in (slice(0, 50), slice(50, 70), slice(70, 90)))
+    parts = (
+        esper.Split(X[rows], Y[rows])
+        for rows in (slice(0, 50), slice(50, 70), slice(70, 90))
+    )
     train, validation, test = parts
     return esper.Task(
         name="rows",
@@ -61,16 +64,29 @@ def streamed() -> tuple[esper.Task, Rows]:
 
 
 def test_a_streamed_validation_measures_the_same() -> None:
-    grown, same = (esper.grow(each, "random", epochs=5) for each in (task(), streamed()[0]))
-    assert (grown.accuracy, grown.alone, grown.seeds) == (same.accuracy, same.alone, same.seeds)
-    assert [p.tolist() for p in grown.network.parameters()] == [p.tolist() for p in same.network.parameters()]
+    grown, same = (
+        esper.grow(each, "random", epochs=5) for each in (task(), streamed()[0])
+    )
+    assert (grown.accuracy, grown.alone, grown.seeds) == (
+        same.accuracy,
+        same.alone,
+        same.seeds,
+    )
+    assert [p.tolist() for p in grown.network.parameters()] == [
+        p.tolist() for p in same.network.parameters()
+    ]
 
 
 def test_each_validation_reads_each_sample_once() -> None:
     """This holds for captured passes, which would otherwise see the first samples forever."""
     each, data = streamed()
     config = esper.TrainingConfig().with_values(env={"n_envs": 1, "episode_length": 2})
-    training = HostTraining(0, each, esper.data.task.resolve(config, each), make_metrics(1, each.device, 4, 20)[0])
+    training = HostTraining(
+        0,
+        each,
+        esper.data.task.resolve(config, each),
+        make_metrics(1, each.device, 4, 20)[0],
+    )
     training.reset(0, 0)
     training.repeat = lambda _key, _work: pytest.fail("captured")
     data.reads = 0
@@ -82,7 +98,10 @@ def test_each_validation_reads_each_sample_once() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda x, y: (x, y + 1), "rows, validation split: sample 0: target 2 is not between 0 and 1"),
+        (
+            lambda x, y: (x, y + 1),
+            "rows, validation split: sample 0: target 2 is not between 0 and 1",
+        ),
         (lambda x, y: (x / 0, y), "sample 0: its inputs are not finite"),
         (lambda x, y: (x[:0], y[:0]), "it has no samples"),
         (lambda x, y: (x[:5], y), "reading rows from 0 on: IndexError"),

@@ -21,7 +21,10 @@ from tests.training.byte_images import byte_digits
 @pytest.mark.parametrize(
     ("augmentation", "words"),
     [
-        (Augmentation(crop=8), "crop is 8; for images of this size it must be 0 to 7 pixels"),
+        (
+            Augmentation(crop=8),
+            "crop is 8; for images of this size it must be 0 to 7 pixels",
+        ),
         (Augmentation(crop=-1), "crop is -1"),
     ],
 )
@@ -34,7 +37,9 @@ def test_augmentation_is_refused_unless_images_are_bytes() -> None:
     base = byte_digits()
     rows = Rows()
     for train in (Split(rows.x, rows.y), rows):
-        with pytest.raises(ConfigError, match="augmentation needs uint8 training images with a table"):
+        with pytest.raises(
+            ConfigError, match="augmentation needs uint8 training images with a table"
+        ):
             replace(base, train=train, augmentation=Augmentation(flip=True))
 
 
@@ -42,14 +47,22 @@ def test_validation_and_calibration_see_images_as_they_are() -> None:
     task = byte_digits(augmentation=Augmentation(crop=3, flip=True))
     assert isinstance(task.train, Split)
     assert torch.equal(task.sample, looked_up(task.validation, torch.arange(3)))
-    assert torch.equal(task.calibration_inputs(), looked_up(task.train, torch.arange(256)))
-    assert torch.equal(task.calibration_inputs(5), looked_up(task.train, torch.arange(5)))
+    assert torch.equal(
+        task.calibration_inputs(), looked_up(task.train, torch.arange(256))
+    )
+    assert torch.equal(
+        task.calibration_inputs(5), looked_up(task.train, torch.arange(5))
+    )
 
 
 def test_the_task_provides_the_sizes_that_the_config_leaves_open() -> None:
     config = resolve(TrainingConfig(), load_task("digits"))
     assert (config.task.batch_size, config.task.samples_per_epoch) == (64, 997)
-    assert (config.task.learning_rate, config.task.weight_decay, config.task.label_smoothing) == (0.4, 0.0, 0.1)
+    assert (
+        config.task.learning_rate,
+        config.task.weight_decay,
+        config.task.label_smoothing,
+    ) == (0.4, 0.0, 0.1)
     assert (config.env.n_envs, config.env.episode_length) == (8, 30)
 
 
@@ -76,20 +89,32 @@ def test_an_impossible_batch_is_refused(task: dict[str, int], message: str) -> N
 
 
 def test_targets_that_are_not_classes_need_a_loss_of_their_own() -> None:
-    splits = [esper.Split(X[rows], Y[rows]) for rows in (slice(0, 64), slice(64, 80), slice(80, 96))]
+    splits = [
+        esper.Split(X[rows], Y[rows])
+        for rows in (slice(0, 64), slice(64, 80), slice(80, 96))
+    ]
     words = r"mine, train split: targets are torch.float32 of shape \(64, 1\); .*classes=None with a loss"
     with pytest.raises(esper.ConfigError, match=words):
         esper.Task("mine", 3, task().build_host, *splits)
-    with pytest.raises(esper.ConfigError, match="mine: the loss cross_entropy needs classes"):
+    with pytest.raises(
+        esper.ConfigError, match="mine: the loss cross_entropy needs classes"
+    ):
         esper.Task("mine", None, task().build_host, *splits)
 
 
 def test_another_optimizer_needs_its_own_rate() -> None:
     config = esper.TrainingConfig.parse({"task": {"optimizer": "adamw"}})
-    with pytest.raises(esper.ConfigError, match=r"rate of mine, 0\.05, is for sgd: set task.learning_rate, too"):
+    with pytest.raises(
+        esper.ConfigError,
+        match=r"rate of mine, 0\.05, is for sgd: set task.learning_rate, too",
+    ):
         resolve(config, task())
     resolved = resolve(config.with_values(task={"learning_rate": 0.003}), task())
-    assert (resolved.task.optimizer, resolved.task.weight_decay, resolved.task.warmup_epochs) == ("adamw", 5e-4, 0.0)
+    assert (
+        resolved.task.optimizer,
+        resolved.task.weight_decay,
+        resolved.task.warmup_epochs,
+    ) == ("adamw", 5e-4, 0.0)
     assert resolve(config, task(optimizer="adamw")).task.learning_rate == 0.05
     with pytest.raises(esper.ConfigError, match="must be below 1"):
         resolve(config.with_values(task={"beta2": 1.0}), task(optimizer="adamw"))
@@ -99,9 +124,17 @@ def test_another_optimizer_needs_its_own_rate() -> None:
 
 def test_labels_are_smoothed_only_where_they_are_classes() -> None:
     config = esper.TrainingConfig.parse({"task": {"label_smoothing": 0.1}})
-    with pytest.raises(esper.ConfigError, match=r"label_smoothing is 0\.1, but .* cross_entropy .*; mine needs 0"):
+    with pytest.raises(
+        esper.ConfigError,
+        match=r"label_smoothing is 0\.1, but .* cross_entropy .*; mine needs 0",
+    ):
         resolve(config, task())
-    assert resolve(config.with_values(task={"label_smoothing": 0.0}), task()).task.label_smoothing == 0
+    assert (
+        resolve(
+            config.with_values(task={"label_smoothing": 0.0}), task()
+        ).task.label_smoothing
+        == 0
+    )
     with pytest.raises(esper.ConfigError, match=r"task\.label_smoothing"):
         esper.TrainingConfig.parse({"task": {"label_smoothing": 1.5}})
 
@@ -109,5 +142,8 @@ def test_labels_are_smoothed_only_where_they_are_classes() -> None:
 def test_targets_that_are_not_finite_are_refused() -> None:
     y = Y.clone()
     y[5] = float("nan")
-    with pytest.raises(esper.ConfigError, match="mine, train split: sample 5: its targets are not finite"):
+    with pytest.raises(
+        esper.ConfigError,
+        match="mine, train split: sample 5: its targets are not finite",
+    ):
         task(y=y)

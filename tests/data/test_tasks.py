@@ -7,5 +7,8 @@ from esper.data.tasks import load_task
 
 
 def test_an_unknown_task_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"unknown task 'digit' \(did you mean 'digits'\?\); known: .*digits"):
+    with pytest.raises(
+        ConfigError,
+        match=r"unknown task 'digit' \(did you mean 'digits'\?\); known: .*digits",
+    ):
         load_task("digit")

@@ -12,7 +12,14 @@ import torch
 from esper.config import ConfigError
 from esper.data.task import DataOptions, Task
 from esper.data.tasks import TASKS, load_task
-from esper.data.tinystories import END, LENGTH, MEASURED, VOCABULARY, token_files, write_tokens
+from esper.data.tinystories import (
+    END,
+    LENGTH,
+    MEASURED,
+    VOCABULARY,
+    token_files,
+    write_tokens,
+)
 from esper.data.token_file import TokenWindows
 from tests.data.token_files import write_bins
 
@@ -34,7 +41,10 @@ def write_tokenizer(folder: Path, *more: str, end: str = END) -> Path:
 def write_texts(folder: Path, stories: int = 700) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for part, count in (("train", stories), ("validation", stories)):
-        texts = [f"\nonce upon a time there was a {'cat' if i % 2 else 'dog'}.\n" for i in range(count)]
+        texts = [
+            f"\nonce upon a time there was a {'cat' if i % 2 else 'dog'}.\n"
+            for i in range(count)
+        ]
         (folder / f"{part}.txt").write_text(END.join(texts), encoding="utf-8")
 
 
@@ -84,7 +94,8 @@ def test_validation_and_test_are_two_halves(tmp_path: Path) -> None:
     write_bins(folder, tokens=2 * (3 * LENGTH + 1))
     task = load_task("tinystories", DataOptions(tmp_path))
     validation, test = (
-        set(split.x.flatten().tolist()) | set(split.y.flatten().tolist()) for split in (task.validation, task.test)
+        set(split.x.flatten().tolist()) | set(split.y.flatten().tolist())
+        for split in (task.validation, task.test)
     )
     assert len(task.validation) == len(task.test) == 3
     assert not validation & test
@@ -130,11 +141,16 @@ def test_only_needed_files_are_reported_missing(tmp_path: Path) -> None:
     [
         (b"", "has 0 bytes"),
         (b"\1\2\3", "has 3 bytes"),
-        (b"\1\0" * LENGTH, f"{LENGTH} tokens; a sequence with its targets needs {LENGTH + 1}"),
+        (
+            b"\1\0" * LENGTH,
+            f"{LENGTH} tokens; a sequence with its targets needs {LENGTH + 1}",
+        ),
         (b"\xff\xff" * 2 * LENGTH, "token 65535; the host's vocabulary has 0 to 50256"),
     ],
 )
-def test_an_invalid_token_file_is_named(content: bytes, message: str, tmp_path: Path) -> None:
+def test_an_invalid_token_file_is_named(
+    content: bytes, message: str, tmp_path: Path
+) -> None:
     write_bins(tmp_path / "tinystories")
     (tmp_path / "tinystories" / "train.bin").write_bytes(content)
     text = refused(tmp_path)
@@ -144,7 +160,9 @@ def test_an_invalid_token_file_is_named(content: bytes, message: str, tmp_path: 
 
 def test_too_few_validation_tokens_are_refused(tmp_path: Path) -> None:
     write_bins(tmp_path / "tinystories")
-    np.zeros(2 * LENGTH + 1, dtype="<u2").tofile(tmp_path / "tinystories" / "validation.bin")
+    np.zeros(2 * LENGTH + 1, dtype="<u2").tofile(
+        tmp_path / "tinystories" / "validation.bin"
+    )
     assert f"{2 * LENGTH + 2} or more are needed" in refused(tmp_path)
 
 
@@ -172,8 +190,12 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
 def test_a_tokenizer_with_more_tokens_than_the_host_is_refused(tmp_path: Path) -> None:
     tokenizer = write_tokenizer(tmp_path)
     write_texts(tmp_path)
-    with pytest.raises(ConfigError, match="has 11 tokens; the host's vocabulary has 10"):
-        write_tokens(tmp_path / "train.txt", tokenizer, tmp_path / "train.bin", vocabulary=10)
+    with pytest.raises(
+        ConfigError, match="has 11 tokens; the host's vocabulary has 10"
+    ):
+        write_tokens(
+            tmp_path / "train.txt", tokenizer, tmp_path / "train.bin", vocabulary=10
+        )
     assert not (tmp_path / "train.bin").exists()
 
 
@@ -186,13 +208,27 @@ def test_a_text_that_is_not_utf8_leaves_no_tokens_behind(tmp_path: Path) -> None
     assert not list(folder.glob("train.bin*"))
 
 
-def test_stories_are_whole_wherever_a_chunk_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stories_are_whole_wherever_a_chunk_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizer = write_tokenizer(tmp_path)
-    (tmp_path / "t.txt").write_text(f"once upon{END}{END} \n {END}a time .{END}was", encoding="utf-8")
+    (tmp_path / "t.txt").write_text(
+        f"once upon{END}{END} \n {END}a time .{END}was", encoding="utf-8"
+    )
     for size in (1, 2, 5, 1_000):
         monkeypatch.setattr("esper.data.tinystories.READ", size)
         write_tokens(tmp_path / "t.txt", tokenizer, tmp_path / "t.bin", VOCABULARY)
-        assert np.fromfile(tmp_path / "t.bin", dtype="<u2").tolist() == [2, 3, 0, 4, 5, 10, 0, 7, 0], size
+        assert np.fromfile(tmp_path / "t.bin", dtype="<u2").tolist() == [
+            2,
+            3,
+            0,
+            4,
+            5,
+            10,
+            0,
+            7,
+            0,
+        ], size
 
 
 def test_the_preset_is_known_without_its_data() -> None:

@@ -19,7 +19,9 @@ from tests.data.user_files import GOOD
 
 def test_an_edited_file_is_read_again(file: Path) -> None:
     load_task(f"{file}:make_task")
-    file.write_text(GOOD.replace("rate: float = 0.5", "rate: float = 0.2"))  # as long as before
+    file.write_text(
+        GOOD.replace("rate: float = 0.5", "rate: float = 0.2")
+    )  # as long as before
     assert load_task(f"{file}:make_task").learning_rate == 0.2
     assert [found.name for found in file.parent.iterdir()] == ["mine.py"]
 
@@ -81,7 +83,9 @@ def make_task():
 def neighbourly(folder: Path, rate: float) -> str:
     folder.mkdir()
     (folder / "mine.py").write_text(NEIGHBOURLY)
-    (folder / "helpers.py").write_text(f"from numbers_of_mine import ONE\nRATE = {rate} * ONE")
+    (folder / "helpers.py").write_text(
+        f"from numbers_of_mine import ONE\nRATE = {rate} * ONE"
+    )
     (folder / "numbers_of_mine.py").write_text("ONE = 1")
     (folder / "helpers_later.py").write_text("FACTOR = 2")
     return f"{folder}/mine.py:make_task"
@@ -93,9 +97,14 @@ def test_a_file_imports_its_neighbours_at_once_and_later(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("import_state")
-def test_a_neighbour_is_never_confused_with_another_module_of_its_name(tmp_path: Path) -> None:
+def test_a_neighbour_is_never_confused_with_another_module_of_its_name(
+    tmp_path: Path,
+) -> None:
     load_task(neighbourly(tmp_path / "a", 0.25))
-    with pytest.raises(ConfigError, match=rf"imports helpers, .* from {tmp_path}/a/helpers.py before: rename"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"imports helpers, .* from {tmp_path}/a/helpers.py before: rename",
+    ):
         load_task(neighbourly(tmp_path / "b", 0.5))
 
 
@@ -108,7 +117,10 @@ def test_a_neighbour_of_a_neighbour_is_not_confused_either(tmp_path: Path) -> No
         "other.py": "import numbers_of_mine",
     }.items():
         (tmp_path / "b" / file).write_text(text)
-    with pytest.raises(ConfigError, match=rf"numbers_of_mine, .* from {tmp_path}/a/numbers_of_mine.py before"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"numbers_of_mine, .* from {tmp_path}/a/numbers_of_mine.py before",
+    ):
         load_task(name)
 
 
@@ -127,7 +139,9 @@ def test_the_function_makes_the_task(file: Path) -> None:
     assert build_host(name).parameter_count == 277
 
 
-def test_a_path_is_relative_to_the_working_directory(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_is_relative_to_the_working_directory(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(file.parent)
     assert load_task("mine.py:make_task").name == "mine.py:make_task"
 
@@ -147,9 +161,18 @@ def test_untrusted_code_is_not_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "wanted"),
-    [("digits", False), ("cifar10_wide", False), ("planted", False), ("x.py:f", True), ("a/b.py", True), ("x:f", True)],
+    [
+        ("digits", False),
+        ("cifar10_wide", False),
+        ("planted", False),
+        ("x.py:f", True),
+        ("a/b.py", True),
+        ("x:f", True),
+    ],
 )
-def test_names_of_files_are_distinguished_from_names_of_tasks(name: str, wanted: bool) -> None:
+def test_names_of_files_are_distinguished_from_names_of_tasks(
+    name: str, wanted: bool
+) -> None:
     assert is_user_task(name) is wanted
 
 

@@ -26,7 +26,16 @@ CSRC = ROOT / "csrc"
 OWN = Path(__file__).resolve().parent
 FOLDER = ROOT / "build" / "emulation"
 
-COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-g1", "-Wall", "-Wextra", "-Werror")
+COMMON = (
+    "-std=c++17",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-gnu-unique",
+    "-g1",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+)
 # The handlers of these two checks are in bounds.cpp.
 CHECKED = ("-O1", "-fsanitize=alignment,bounds")
 SANITIZED = (
@@ -66,13 +75,17 @@ def compiler() -> str:
     """
     name = os.environ.get("CXX", "g++")
     if shutil.which(name) is None:
-        raise RuntimeError(f"the emulated CUDA kernels need a C++ compiler, and {name} is not on the PATH; set CXX")
+        raise RuntimeError(
+            f"the emulated CUDA kernels need a C++ compiler, and {name} is not on the PATH; set CXX"
+        )
     return name
 
 
 @cache
 def _compiler_version(name: str) -> str:
-    return subprocess.run([name, "--version"], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [name, "--version"], capture_output=True, text=True, check=True
+    ).stdout
 
 
 def _digest(*parts: str) -> str:
@@ -80,7 +93,16 @@ def _digest(*parts: str) -> str:
 
 
 def _cuda_sources() -> list[Path]:
-    return sorted([*CSRC.glob("*.h"), *(path for path in CSRC.glob("cuda/*") if path.suffix in (".cu", ".cuh", ".h"))])
+    return sorted(
+        [
+            *CSRC.glob("*.h"),
+            *(
+                path
+                for path in CSRC.glob("cuda/*")
+                if path.suffix in (".cu", ".cuh", ".h")
+            ),
+        ]
+    )
 
 
 def _cpp_name(name: str) -> str:
@@ -92,7 +114,9 @@ def _edited(sources: dict[str, str], edits: Sequence[Edit]) -> dict[str, str]:
     for edit in edits:
         count = sources[edit.file].count(edit.old)
         if count != 1:
-            raise ValueError(f"the text to replace occurs {count} times in csrc/{edit.file}, not once: {edit.old!r}")
+            raise ValueError(
+                f"the text to replace occurs {count} times in csrc/{edit.file}, not once: {edit.old!r}"
+            )
         sources[edit.file] = sources[edit.file].replace(edit.old, edit.new)
     return sources
 
@@ -144,18 +168,27 @@ def build(
         RuntimeError: no compiler, or an error of the compiler, with its output.
         ValueError: an edit does not fit its file, or a source has syntax that is not translated.
     """
-    sources = {path.relative_to(CSRC).as_posix(): path.read_text() for path in _cuda_sources()}
+    sources = {
+        path.relative_to(CSRC).as_posix(): path.read_text() for path in _cuda_sources()
+    }
     shown = {name: f"csrc/{name}" for name in sources}
     for path in extra:
         sources[f"cuda/{path.name}"] = path.read_text()
         shown[f"cuda/{path.name}"] = path.relative_to(ROOT).as_posix()
     sources = _edited(sources, edits)
     units = units or [Path(name).stem for name in sources if name.endswith(".cu")]
-    translated = {_cpp_name(name): translate(text, shown[name], namespace) for name, text in sources.items()}
+    translated = {
+        _cpp_name(name): translate(text, shown[name], namespace)
+        for name, text in sources.items()
+    }
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
-        objects = _compile_all(translated, units, [*COMMON, *(SANITIZED if sanitizers else CHECKED), *WARNINGS_OFF])
+        objects = _compile_all(
+            translated,
+            units,
+            [*COMMON, *(SANITIZED if sanitizers else CHECKED), *WARNINGS_OFF],
+        )
         library = FOLDER / f"{namespace}-{_digest(*(path.name for path in objects))}.so"
         if not library.is_file():
             _link(objects, library, sanitizers)
@@ -163,23 +196,38 @@ def build(
     return EmulatedLibrary(library, namespace, tuple(names))
 
 
-def _compile_all(translated: dict[str, str], units: Sequence[str], flags: list[str]) -> list[Path]:
+def _compile_all(
+    translated: dict[str, str], units: Sequence[str], flags: list[str]
+) -> list[Path]:
     """Objects of the units and of the emulator, on all cores."""
-    headers = [text for name, text in sorted(translated.items()) if not name.endswith(".cpp")]
+    headers = [
+        text for name, text in sorted(translated.items()) if not name.endswith(".cpp")
+    ]
     headers += [path.read_text() for path in sorted(OWN.glob("include/*.h"))]
     own_headers = [path.read_text() for path in sorted(OWN.rglob("*.h"))]
     made_with = [*flags, _compiler_version(compiler()), torch.__version__]
     folder = FOLDER / f"source-{_digest(*translated, *translated.values())}"
     _write(folder, translated)
-    includes = [f"-I{OWN / 'include'}", *(f"-isystem{path}" for path in cpp_extension.include_paths())]
+    includes = [
+        f"-I{OWN / 'include'}",
+        *(f"-isystem{path}" for path in cpp_extension.include_paths()),
+    ]
     # The emulator itself runs unchecked: it switches stacks and looks at the guards around shared memory.
     plain = [flag for flag in flags if not flag.startswith(("-fsanitize", "-O"))]
     jobs = [
-        (source, [*flags, TORCH_TARGET, *includes], _digest(source.read_text(), *headers, *made_with))
+        (
+            source,
+            [*flags, TORCH_TARGET, *includes],
+            _digest(source.read_text(), *headers, *made_with),
+        )
         for source in (folder / "cuda" / f"{unit}.cpp" for unit in units)
     ]
     jobs += [
-        (source, [*plain, "-O2", *includes], _digest(source.read_text(), *own_headers, *made_with))
+        (
+            source,
+            [*plain, "-O2", *includes],
+            _digest(source.read_text(), *own_headers, *made_with),
+        )
         for source in (OWN / "runtime.cpp", OWN / "bounds.cpp")
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -189,7 +237,17 @@ def _compile_all(translated: dict[str, str], units: Sequence[str], flags: list[s
 def _link(objects: Sequence[Path], library: Path, sanitizers: bool) -> None:
     new = library.with_suffix(f".{os.getpid()}")
     folder = cpp_extension.library_paths()[0]
-    links = [f"-L{folder}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{folder}", "-Wl,-Bsymbolic"]
-    checks = [flag for flag in SANITIZED if flag.startswith("-fsanitize")] if sanitizers else []
+    links = [
+        f"-L{folder}",
+        "-ltorch_cpu",
+        "-lc10",
+        f"-Wl,-rpath,{folder}",
+        "-Wl,-Bsymbolic",
+    ]
+    checks = (
+        [flag for flag in SANITIZED if flag.startswith("-fsanitize")]
+        if sanitizers
+        else []
+    )
     _run([compiler(), "-shared", *checks, *map(str, objects), *links, "-o", str(new)])
     new.replace(library)

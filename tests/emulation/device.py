@@ -38,7 +38,9 @@ class KernelDevice(ABC):
         """A context in which tensors on the CPU go to the CPU kernels."""
 
     @abstractmethod
-    def few_blocks(self, kernel: str, most: int) -> contextlib.AbstractContextManager[None]:
+    def few_blocks(
+        self, kernel: str, most: int
+    ) -> contextlib.AbstractContextManager[None]:
         """A context in which launches of ``kernel`` have at most ``most`` blocks; a GPU launches them all."""
 
 
@@ -52,10 +54,16 @@ class GPU(KernelDevice):
         """Names as the profiler reports them."""
         run()
         torch.cuda.synchronize()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CUDA]
+        ) as profile:
             run()
             torch.cuda.synchronize()
-        return [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+        return [
+            event.name
+            for event in profile.events()
+            if event.device_type == torch.autograd.DeviceType.CUDA
+        ]
 
     def captured(self, run: Callable[[], object]) -> Callable[[], None]:
         """A replay of a CUDA graph."""
@@ -69,7 +77,9 @@ class GPU(KernelDevice):
         """Nothing to do."""
         return contextlib.nullcontext()
 
-    def few_blocks(self, kernel: str, most: int) -> contextlib.AbstractContextManager[None]:
+    def few_blocks(
+        self, kernel: str, most: int
+    ) -> contextlib.AbstractContextManager[None]:
         """Nothing to do."""
         return contextlib.nullcontext()
 
@@ -115,10 +125,13 @@ class Emulator(KernelDevice):
         self._overrides = torch.library.Library("esper", "IMPL")
         with warnings.catch_warnings():
             warnings.filterwarnings(
-                "ignore", "Warning only once for all operators,  other operators may also be overrid"
+                "ignore",
+                "Warning only once for all operators,  other operators may also be overrid",
             )
             for name in self.library.operators:
-                self._overrides.impl(name, _operator(self.library.namespace, name), "CPU")
+                self._overrides.impl(
+                    name, _operator(self.library.namespace, name), "CPU"
+                )
 
     def _restore(self) -> None:
         assert self._overrides is not None
@@ -166,12 +179,17 @@ class Emulator(KernelDevice):
 
 def _operator(namespace: str, name: str) -> torch._ops.OpOverload:
     packet, _, overload = name.partition(".")
-    return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    return getattr(
+        getattr(getattr(torch.ops, namespace), packet), overload or "default"
+    )
 
 
 @contextlib.contextmanager
 def _garbage_in_new_tensors() -> Iterator[None]:
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield

@@ -17,10 +17,14 @@ _RENAMED = {
 }
 _LAUNCH = re.compile(r"(\w+(?:<[\w\s,]+>)?)\s*<<<(.*?)>>>\(([^()]*)\);", re.DOTALL)
 _LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\((\w+)\)(\s*)(\w+\([^{]*\)) \{")
-_DYNAMIC_SHARED = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?unsigned char (\w+)\[\];")
+_DYNAMIC_SHARED = re.compile(
+    r"extern __shared__ (?:__align__\(\d+\) )?unsigned char (\w+)\[\];"
+)
 _SHARED = re.compile(r"(?<!extern )__shared__ ([\w:<> ]+?) (\w+)((?:\[[^\]]*\])*);")
 _GRID_CONSTANT = re.compile(r"const __grid_constant__ ([\w:<>]+) (\w+)")
-_NOT_TRANSLATED = re.compile(r"__shared__|__grid_constant__|__launch_bounds__|<<<|__constant__|__managed__")
+_NOT_TRANSLATED = re.compile(
+    r"__shared__|__grid_constant__|__launch_bounds__|<<<|__constant__|__managed__"
+)
 _COMMENT = re.compile(r"//.*")
 _REGISTRATION = re.compile(r"STABLE_TORCH_LIBRARY_IMPL\(esper, CUDA, m\)")
 _OPERATOR = re.compile(r'm\.impl\("([\w.]+)"')
@@ -45,7 +49,10 @@ def _shared(match: re.Match[str]) -> str:
 
 _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (_LAUNCH_BOUNDS, r"\2\3 { emulated::check_launch_bounds(\1, EMULATED_HERE);"),
-    (_DYNAMIC_SHARED, r"unsigned char* \1 = emulated::dynamic_shared_memory(EMULATED_HERE);"),
+    (
+        _DYNAMIC_SHARED,
+        r"unsigned char* \1 = emulated::dynamic_shared_memory(EMULATED_HERE);",
+    ),
     (_SHARED, _shared),
     # By reference: a copy for each thread would fill its stack, and nobody may write to it anyway.
     (_GRID_CONSTANT, r"const \1& \2"),

@@ -25,11 +25,32 @@ def first_light(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     Hosts learn slowly, so that growing pays in so few epochs.
     """
     folder = tmp_path_factory.mktemp("light")
-    arguments = ["run", "--controller", "schedule", "--envs", "10", "--rounds", "1", "--episode-length", "9"]
-    slow = {"learning_rate": 0.05, "warmup_epochs": 0, "weight_decay": 5e-4, "label_smoothing": 0}
+    arguments = [
+        "run",
+        "--controller",
+        "schedule",
+        "--envs",
+        "10",
+        "--rounds",
+        "1",
+        "--episode-length",
+        "9",
+    ]
+    slow = {
+        "learning_rate": 0.05,
+        "warmup_epochs": 0,
+        "weight_decay": 5e-4,
+        "label_smoothing": 0,
+    }
     arguments += ["--set", "env.baseline_episodes=1"]
-    arguments += [word for name, value in slow.items() for word in ("--set", f"task.{name}={value}")]
-    found = subprocess.run([ESPER, *arguments], cwd=folder, capture_output=True, text=True)
+    arguments += [
+        word
+        for name, value in slow.items()
+        for word in ("--set", f"task.{name}={value}")
+    ]
+    found = subprocess.run(
+        [ESPER, *arguments], cwd=folder, capture_output=True, text=True
+    )
     assert found.returncode == 0, found.stderr
     (run,) = (folder / "runs").iterdir()
     return found.stdout, run
@@ -47,11 +68,17 @@ def test_growing_pays_and_the_run_says_so(first_light: tuple[str, Path]) -> None
 
 def test_hosts_learn_and_seeds_are_kept(first_light: tuple[str, Path]) -> None:
     _, folder = first_light
-    ended = [event for event in read_events(folder / "events.jsonl") if event["event"] == "EpisodeCompleted"]
+    ended = [
+        event
+        for event in read_events(folder / "events.jsonl")
+        if event["event"] == "EpisodeCompleted"
+    ]
     assert len(ended) == 10
     assert all(event["epochs"] == 9 and event["rollbacks"] == 0 for event in ended)
     assert sum(bool(event["fossils"]) for event in ended) >= 8
-    assert sorted(event["committed_accuracy"] for event in ended)[5] > 60  # chance is 10 %
+    assert (
+        sorted(event["committed_accuracy"] for event in ended)[5] > 60
+    )  # chance is 10 %
 
 
 def test_every_fossil_went_through_its_stages(first_light: tuple[str, Path]) -> None:
@@ -59,9 +86,14 @@ def test_every_fossil_went_through_its_stages(first_light: tuple[str, Path]) -> 
     ways: dict[tuple[int, str], list[str]] = {}
     for event in read_events(folder / "events.jsonl"):
         if event["event"] == "StageChanged":
-            ways.setdefault((event["env"], event["slot"]), [event["before"]]).append(event["after"])
+            ways.setdefault((event["env"], event["slot"]), [event["before"]]).append(
+                event["after"]
+            )
     grown = [way for way in ways.values() if way[-1] == "FOSSILIZED"]
-    tried, at_once = ["GERMINATED", "TRAINING", "BLENDING", "HOLDING"], ["DORMANT", "FOSSILIZED"]
+    tried, at_once = (
+        ["GERMINATED", "TRAINING", "BLENDING", "HOLDING"],
+        ["DORMANT", "FOSSILIZED"],
+    )
     assert at_once in grown  # a widening changes nothing at first, and needs no trial
     assert all(way in (at_once, ["DORMANT", *tried, "FOSSILIZED"]) for way in grown)
 

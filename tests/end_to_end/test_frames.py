@@ -21,7 +21,11 @@ MAX_FRAMES = 13
 
 
 def own_frames(stack: traceback.StackSummary) -> list[str]:
-    return [f"{Path(frame.filename).name}:{frame.name}" for frame in stack if PACKAGE in Path(frame.filename).parents]
+    return [
+        f"{Path(frame.filename).name}:{frame.name}"
+        for frame in stack
+        if PACKAGE in Path(frame.filename).parents
+    ]
 
 
 def test_few_frames_lie_between_the_command_and_a_training_step(
@@ -40,9 +44,23 @@ def test_few_frames_lie_between_the_command_and_a_training_step(
         train_step(training, *rest)
 
     monkeypatch.setattr(step, "train_step", noted)
-    sizes = ["env.n_envs=1", "env.episode_length=1", "env.baseline_episodes=1", "task.samples_per_epoch=64"]
+    sizes = [
+        "env.n_envs=1",
+        "env.episode_length=1",
+        "env.baseline_episodes=1",
+        "task.samples_per_epoch=64",
+    ]
     settings = [part for size in sizes for part in ("--set", size)]
-    arguments = ["run", "--controller", "heuristic", "--rounds", "1", "--out", str(tmp_path / "run"), *settings]
+    arguments = [
+        "run",
+        "--controller",
+        "heuristic",
+        "--rounds",
+        "1",
+        "--out",
+        str(tmp_path / "run"),
+        *settings,
+    ]
     group.main(arguments, standalone_mode=False)
     (way,) = ways
     assert way[0] == "run.py:command"

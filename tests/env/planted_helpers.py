@@ -16,7 +16,12 @@ from esper.spaces.action import Op
 Step = tuple[NDArray[np.float32], NDArray[np.float64], dict[str, Any]]
 
 
-def planted(n_envs: int = 4, horizon: int = 50, law: Law | None = None, **sections: dict[str, Any]) -> PlantedVectorEnv:
+def planted(
+    n_envs: int = 4,
+    horizon: int = 50,
+    law: Law | None = None,
+    **sections: dict[str, Any],
+) -> PlantedVectorEnv:
     env = {"n_envs": n_envs, "episode_length": horizon, **sections.pop("env", {})}
     return PlantedVectorEnv(TrainingConfig.parse({"env": env, **sections}), law)
 
@@ -27,12 +32,16 @@ def play(env: PlantedVectorEnv, player: Controller, seed: int | None = 0) -> lis
     player.begin()
     steps: list[Step] = [(observation, np.zeros(env.num_envs), info)]
     while not env.done.all():
-        observation, rewards, _, _, info = env.step(player.act(observation, info["action_mask"]))
+        observation, rewards, _, _, info = env.step(
+            player.act(observation, info["action_mask"])
+        )
         steps.append((observation, rewards, info))
     return steps
 
 
-def life(env: PlantedVectorEnv, start: int, blueprint: str, incubation: int = 4, **heads: Any) -> dict[int, Any]:
+def life(
+    env: PlantedVectorEnv, start: int, blueprint: str, incubation: int = 4, **heads: Any
+) -> dict[int, Any]:
     """One seed in r0c0 from ``start`` to a fossil, at a tempo of 3 epochs if ``heads`` do not say."""
     encode, tempo = env.action_spec.encode, heads.pop("tempo", 3)
     blended = start + 1 + incubation

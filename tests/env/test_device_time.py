@@ -57,7 +57,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def steps(clock: Clock, spans: Spans, devices: list[torch.device], queue: float, wait: float, count: int = 1) -> None:
+def steps(
+    clock: Clock,
+    spans: Spans,
+    devices: list[torch.device],
+    queue: float,
+    wait: float,
+    count: int = 1,
+) -> None:
     time = TrainingTime(spans, devices)
     for _ in range(count):
         with spans("train"), time.queueing():
@@ -102,7 +109,9 @@ def test_time_from_before_the_step_is_not_moved(clock: Clock) -> None:
     assert spans.seconds == {"validate": 30.0, "train": 9.0}
 
 
-def test_nothing_is_timed_on_a_cpu(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_timed_on_a_cpu(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spans = Spans()
     monkeypatch.setattr(device_time, "perf_counter", None)  # not even the clock is read
     steps(clock, spans, [CPU], queue=1.0, wait=8.0)
@@ -110,7 +119,9 @@ def test_nothing_is_timed_on_a_cpu(clock: Clock, monkeypatch: pytest.MonkeyPatch
     assert StandIn.log == []
 
 
-def test_a_waiting_phase_within_training_is_part_of_the_time_to_queue(clock: Clock) -> None:
+def test_a_waiting_phase_within_training_is_part_of_the_time_to_queue(
+    clock: Clock,
+) -> None:
     """Data that streams: 4 s to queue, 3 of them spent on waiting for batches."""
     StandIn.stated[FIRST] = 6.0
     spans = Spans()
@@ -129,7 +140,9 @@ def test_a_waiting_phase_within_training_is_part_of_the_time_to_queue(clock: Clo
 def on_a_gpu(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     """An env in step, that seems to train on a GPU: 1 s to queue, 8 s of waiting."""
 
-    def takes(seconds: float, name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+    def takes(
+        seconds: float, name: str, inner: Callable[..., Any]
+    ) -> Callable[..., Any]:
         def work(*arguments: Any) -> Any:
             StandIn.log.append(name)
             clock.now += seconds
@@ -139,18 +152,35 @@ def on_a_gpu(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 
     with rig(n_envs=2) as world:
         world.env.backend.training_time = TrainingTime(world.env.spans, [FIRST])
-        monkeypatch.setattr(HostTrainer, "epoch", takes(1.0, "train", HostTrainer.epoch))
-        monkeypatch.setattr(training_backend, "_transfer", takes(8.0, "transfer", training_backend._transfer))
+        monkeypatch.setattr(
+            HostTrainer, "epoch", takes(1.0, "train", HostTrainer.epoch)
+        )
+        monkeypatch.setattr(
+            training_backend,
+            "_transfer",
+            takes(8.0, "transfer", training_backend._transfer),
+        )
         yield world
 
 
-def test_a_step_reads_the_timer_after_its_transfer_and_keeps_the_sum(on_a_gpu: Rig, clock: Clock) -> None:
+def test_a_step_reads_the_timer_after_its_transfer_and_keeps_the_sum(
+    on_a_gpu: Rig, clock: Clock
+) -> None:
     StandIn.stated[FIRST] = 5.0
     before, began = on_a_gpu.env.phase_seconds, clock.now
     StandIn.log.clear()
     on_a_gpu.step()
-    spent = {name: now - before.get(name, 0.0) for name, now in on_a_gpu.env.phase_seconds.items()}
-    assert StandIn.log == ["cuda:0 begins", "train", "cuda:0 ends", "transfer", "cuda:0 is read"]
+    spent = {
+        name: now - before.get(name, 0.0)
+        for name, now in on_a_gpu.env.phase_seconds.items()
+    }
+    assert StandIn.log == [
+        "cuda:0 begins",
+        "train",
+        "cuda:0 ends",
+        "transfer",
+        "cuda:0 is read",
+    ]
     assert (spent["train"], spent["validate"]) == (5.0, 4.0)
     assert sum(spent.values()) == clock.now - began == 9.0
 
@@ -169,4 +199,10 @@ def test_an_epoch_that_fails_leaves_the_timer_ready_for_the_next(
             on_a_gpu.step()
     StandIn.log.clear()
     on_a_gpu.step()
-    assert StandIn.log == ["cuda:0 begins", "train", "cuda:0 ends", "transfer", "cuda:0 is read"]
+    assert StandIn.log == [
+        "cuda:0 begins",
+        "train",
+        "cuda:0 ends",
+        "transfer",
+        "cuda:0 is read",
+    ]

@@ -21,16 +21,31 @@ from esper.lifecycle.stage import SeedStage as S
 from esper.rewards.modes import MODES, POTENTIALS
 from esper.rollout.rollout import play_round
 from esper.telemetry.event import EpisodeCompleted
-from tests.core_helpers import DAMAGE, digits, flat_baseline, rig, same_bits, tensors_of, tiny_config, wait_actions
+from tests.core_helpers import (
+    DAMAGE,
+    digits,
+    flat_baseline,
+    rig,
+    same_bits,
+    tensors_of,
+    tiny_config,
+    wait_actions,
+)
 
 FROZEN: dict[str, Any] = {"task": {"learning_rate": 1e-30}}
 """Hosts that learn nothing: a plateau from the start."""
-PLATEAU: dict[str, Any] = {"stop_on": ["plateau"], "plateau_epochs": 3, "plateau_margin": 0.5}
+PLATEAU: dict[str, Any] = {
+    "stop_on": ["plateau"],
+    "plateau_epochs": 3,
+    "plateau_margin": 0.5,
+}
 
 
 @pytest.mark.finding("L1")
 def test_a_panic_cuts_the_episode_short_after_its_rollback() -> None:
-    with rig(2, 8, env={"stop_on": ["divergence"]}, governor={"snapshot_every": 1}) as world:
+    with rig(
+        2, 8, env={"stop_on": ["divergence"]}, governor={"snapshot_every": 1}
+    ) as world:
         world.step()
         good = tensors_of(world.training(1))
         DAMAGE["NaN weight"](world.training(1))
@@ -39,7 +54,10 @@ def test_a_panic_cuts_the_episode_short_after_its_rollback() -> None:
         assert world.terminated.tolist() == [False, False]
         assert world.info["idle"].tolist() == [False, False]  # both made this step
         assert world.info["reward_terms"]["governor"].tolist() == [0, -10]
-        assert world.info["reward_terms"]["benefit"].tolist() == [0, 0]  # V(s') stands for it
+        assert world.info["reward_terms"]["benefit"].tolist() == [
+            0,
+            0,
+        ]  # V(s') stands for it
         same_bits(good, tensors_of(world.training(1)))
         (event,) = world.of_kind(EpisodeCompleted)
         assert (event.env, event.epochs, event.rollbacks) == (1, 2, 1)
@@ -66,12 +84,20 @@ def test_true_ends_come_first() -> None:
         world.step()
         DAMAGE["NaN weight"](world.training())
         world.step()
-        assert (world.terminated.tolist(), world.truncated.tolist()) == ([True], [False])
+        assert (world.terminated.tolist(), world.truncated.tolist()) == (
+            [True],
+            [False],
+        )
         assert world.of_kind(EpisodeCompleted)[0].stopped is None
-    with rig(1, 5, env={"stop_on": ["divergence"]}, governor={"max_rollbacks": 1}) as world:
+    with rig(
+        1, 5, env={"stop_on": ["divergence"]}, governor={"max_rollbacks": 1}
+    ) as world:
         DAMAGE["NaN weight"](world.training())
         world.step()
-        assert (world.terminated.tolist(), world.truncated.tolist()) == ([True], [False])
+        assert (world.terminated.tolist(), world.truncated.tolist()) == (
+            [True],
+            [False],
+        )
 
 
 @pytest.mark.finding("L1")
@@ -90,7 +116,9 @@ def test_a_plateau_cuts_the_episode_short() -> None:
 
 @pytest.mark.finding("L1")
 def test_a_host_with_a_living_seed_is_on_no_plateau() -> None:
-    with rig(1, 12, env={**PLATEAU, "embargo": 1, "min_prune_age": 1}, **FROZEN) as world:
+    with rig(
+        1, 12, env={**PLATEAU, "embargo": 1, "min_prune_age": 1}, **FROZEN
+    ) as world:
         world.grow("r0c0", S.TRAINING, "norm")
         for _ in range(4):
             world.step()
@@ -115,26 +143,40 @@ def test_an_anomalous_loss_is_the_governors_to_judge_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("margin", "epochs"), [(20.0, 2), (19.0, 3), (1.0, 3), (0.9, 5), (0.5, 5), (0.4, None), (0.0, None)]
+    ("margin", "epochs"),
+    [(20.0, 2), (19.0, 3), (1.0, 3), (0.9, 5), (0.5, 5), (0.4, None), (0.0, None)],
 )
-def test_a_plateau_is_seen_by_the_best_so_far(margin: float, epochs: int | None) -> None:
+def test_a_plateau_is_seen_by_the_best_so_far(
+    margin: float, epochs: int | None
+) -> None:
     """Over the last two epochs the best accuracy rises by 20, 1, 1, 0.5 and 0.5; no episode ends before the second."""
-    law = Law(noise=0.0, paired_noise=0.0, curve=(10.0, 30.0, 20.0, 31.0, 29.0, 31.5, 30.0))
+    law = Law(
+        noise=0.0, paired_noise=0.0, curve=(10.0, 30.0, 20.0, 31.0, 29.0, 31.5, 30.0)
+    )
     limits = {"stop_on": ["plateau"], "plateau_epochs": 2, "plateau_margin": margin}
-    env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 1, "episode_length": 6, **limits}}), law)
+    env = PlantedVectorEnv(
+        TrainingConfig.parse({"env": {"n_envs": 1, "episode_length": 6, **limits}}), law
+    )
     env.reset(seed=0)
     while not env.done.all():
         _, _, terminated, truncated, _ = env.step(wait_actions(1))
-    assert (terminated.tolist(), truncated.tolist()) == ([epochs is None], [epochs is not None])
+    assert (terminated.tolist(), truncated.tolist()) == (
+        [epochs is None],
+        [epochs is not None],
+    )
     assert env.state.epoch.tolist() == [epochs or 6]
     assert env.state.best_accuracy == max(law.curve[: (epochs or 6) + 1])  # type: ignore[index]
 
 
 def test_the_plateau_scales_with_the_horizon_and_unknown_reasons_are_refused() -> None:
-    assert [Durations.of(TrainingConfig(), t).plateau_epochs for t in (5, 15, 30, 150)] == [3, 3, 6, 30]
+    assert [
+        Durations.of(TrainingConfig(), t).plateau_epochs for t in (5, 15, 30, 150)
+    ] == [3, 3, 6, 30]
     with pytest.raises(ConfigError, match=r"stop_on.*divergence.*plateau"):
         tiny_config(env={"stop_on": ["boredom"]})
-    with pytest.raises(ConfigError, match=r"plateau_epochs.*greater than or equal to 1, not 0"):
+    with pytest.raises(
+        ConfigError, match=r"plateau_epochs.*greater than or equal to 1, not 0"
+    ):
         tiny_config(env={"plateau_epochs": 0})
 
 
@@ -147,8 +189,19 @@ def play(env: Any, seed: int) -> list[dict[str, NDArray[Any]]]:
     while not (steps and (steps[-1]["ended"] | steps[-1]["truncated"]).all()):
         actions = player.act(observation, info["action_mask"])
         observation, rewards, ended, truncated, info = env.step(actions)
-        told = {"ended": ended, "truncated": truncated, "rewards": rewards, "observation": observation}
-        steps.append({**told, "potential": env.reward.potential + np.zeros(env.num_envs), **info["reward_terms"]})
+        told = {
+            "ended": ended,
+            "truncated": truncated,
+            "rewards": rewards,
+            "observation": observation,
+        }
+        steps.append(
+            {
+                **told,
+                "potential": env.reward.potential + np.zeros(env.num_envs),
+                **info["reward_terms"],
+            }
+        )
     return steps
 
 
@@ -168,16 +221,28 @@ def test_early_stops_are_off_by_default_and_change_no_bit_until_one_happens() ->
 
 
 def planted(n_envs: int = 16, **sections: dict[str, Any]) -> PlantedVectorEnv:
-    sections["env"] = {"n_envs": n_envs, "episode_length": 30, **sections.get("env", {})}
+    sections["env"] = {
+        "n_envs": n_envs,
+        "episode_length": 30,
+        **sections.get("env", {}),
+    }
     return PlantedVectorEnv(TrainingConfig.parse(sections))
 
 
 @pytest.mark.finding("L1")
 @pytest.mark.parametrize("mode", MODES)
-def test_potentials_of_an_episode_that_is_cut_short_telescope_to_what_is_still_owed(mode: str) -> None:
+def test_potentials_of_an_episode_that_is_cut_short_telescope_to_what_is_still_owed(
+    mode: str,
+) -> None:
     """Σ γ^t (γ Φ(s') − Φ(s)) = γ^n Φ(s_n), Φ of the state that it stopped in; and no outcome is paid."""
     env = planted(
-        reward={"mode": mode}, env={"stop_on": ["plateau"], "plateau_epochs": 3, "plateau_margin": 1.0, "embargo": 1}
+        reward={"mode": mode},
+        env={
+            "stop_on": ["plateau"],
+            "plateau_epochs": 3,
+            "plateau_margin": 1.0,
+            "embargo": 1,
+        },
     )
     steps = play(env, 5)
     truncated = steps[-1]["truncated"]
@@ -186,7 +251,10 @@ def test_potentials_of_an_episode_that_is_cut_short_telescope_to_what_is_still_o
     assert set(lengths[~truncated]) <= {30}
     assert len(set(lengths[truncated])) > 1, "they stopped at different times"
     gamma = env.config.reward.gamma
-    paid = sum(np.array([step[name] for step in steps]) for name in set(MODES[mode]) & set(POTENTIALS))
+    paid = sum(
+        np.array([step[name] for step in steps])
+        for name in set(MODES[mode]) & set(POTENTIALS)
+    )
     for e, length in enumerate(lengths):
         if set(MODES[mode]) & set(POTENTIALS):
             owed = steps[length - 1]["potential"][e] if truncated[e] else 0.0
@@ -202,7 +270,9 @@ def test_potentials_of_an_episode_that_is_cut_short_telescope_to_what_is_still_o
 def test_simulated_hosts_are_cut_short_alike() -> None:
     """Without noise a host left alone follows a known curve, which gives the epoch of its plateau."""
     law = Law(noise=0.0, paired_noise=0.0)
-    config = TrainingConfig.parse({"env": {"n_envs": 2, "episode_length": 30, **PLATEAU, "plateau_margin": 2.0}})
+    config = TrainingConfig.parse(
+        {"env": {"n_envs": 2, "episode_length": 30, **PLATEAU, "plateau_margin": 2.0}}
+    )
     env = PlantedVectorEnv(config, law)
     env.reset(seed=0)
     accuracies = [env.state.accuracy[0]]
@@ -239,7 +309,9 @@ def test_the_single_env_is_cut_short_too() -> None:
 @pytest.mark.finding("L1")
 def test_envs_that_reset_themselves_show_what_the_episode_stopped_in() -> None:
     config = tiny_config(2, 8, env={"stop_on": ["divergence"]})
-    env = GrowthVectorEnv(digits(), config, baseline=flat_baseline(8), autoreset_mode="SameStep")
+    env = GrowthVectorEnv(
+        digits(), config, baseline=flat_baseline(8), autoreset_mode="SameStep"
+    )
     env.reset(seed=0)
     env.step(wait_actions(2))
     DAMAGE["NaN weight"](env.training[0])
@@ -253,7 +325,15 @@ def test_envs_that_reset_themselves_show_what_the_episode_stopped_in() -> None:
 @pytest.mark.finding("L1")
 def test_the_agent_bootstraps_what_was_cut_short() -> None:
     """It bootstraps with its own value of the state in which each episode stopped."""
-    env = planted(8, env={"stop_on": ["plateau"], "plateau_epochs": 3, "plateau_margin": 100.0, "max_seeds": 1})
+    env = planted(
+        8,
+        env={
+            "stop_on": ["plateau"],
+            "plateau_epochs": 3,
+            "plateau_margin": 100.0,
+            "max_seeds": 1,
+        },
+    )
     agent = PPOAgent(env.action_spec, env.layout, 8, PPOConfig(width=16), run_seed=1)
     seen: list[tuple[NDArray[np.bool_], NDArray[np.float32]]] = []
     record = agent.record
@@ -261,7 +341,12 @@ def test_the_agent_bootstraps_what_was_cut_short() -> None:
     def watch(*arguments: Any) -> None:
         record(*arguments)
         if arguments[3].any():
-            seen.append((arguments[3] & ~arguments[4], agent.value_of(arguments[5]).numpy().copy()))
+            seen.append(
+                (
+                    arguments[3] & ~arguments[4],
+                    agent.value_of(arguments[5]).numpy().copy(),
+                )
+            )
 
     agent.record = watch  # type: ignore[method-assign]
     played = play_round(env, agent, seed=1, learner=agent)

@@ -38,13 +38,22 @@ def test_only_the_panicking_env_is_rolled_back() -> None:
     with rig(n_envs=4, horizon=6) as healthy, rig(n_envs=4, horizon=6) as hurt:
         expected, got = play(healthy, 6, {}), play(hurt, 6, {3: 2})
         (event,) = hurt.of_kind(GovernorRollback)
-        assert (event.env, event.epoch, event.reason, event.rollbacks) == (2, 4, "not finite", 1)
+        assert (event.env, event.epoch, event.reason, event.rollbacks) == (
+            2,
+            4,
+            "not finite",
+            1,
+        )
         for index in (0, 1, 3):
             for one, other in zip(expected, got, strict=True):
-                assert np.array_equal(one["observation"][index], other["observation"][index])
+                assert np.array_equal(
+                    one["observation"][index], other["observation"][index]
+                )
                 assert one["rewards"][index] == other["rewards"][index]
                 same_bits(one["weights"][index], other["weights"][index])
-        assert not np.array_equal(expected[3]["observation"][2], got[3]["observation"][2])
+        assert not np.array_equal(
+            expected[3]["observation"][2], got[3]["observation"][2]
+        )
         ended = {event.env: event.rollbacks for event in hurt.of_kind(EpisodeCompleted)}
         assert ended == {0: 0, 1: 0, 2: 1, 3: 0}
 
@@ -74,7 +83,9 @@ def test_the_penalty_is_paid_in_that_step_whatever_follows(mode: str) -> None:
                 break_host(world.training())
             world.step()
             paid.append(float(world.info["reward_terms"]["governor"][0]))
-            total = sum(float(values[0]) for values in world.info["reward_terms"].values())
+            total = sum(
+                float(values[0]) for values in world.info["reward_terms"].values()
+            )
             assert total == pytest.approx(float(world.rewards[0]), abs=1e-12)
         assert paid == [0, 0, -10, 0, 0, 0]
         ending = float(sum(values[0] for values in world.info["reward_terms"].values()))
@@ -101,7 +112,9 @@ def test_a_broken_host_never_shows_in_the_observation() -> None:
             before = [world.value(name) for name in seen]
             broken = step in (1, 3)
             if broken:
-                DAMAGE["infinite weight" if step == 3 else "NaN weight"](world.training())
+                DAMAGE["infinite weight" if step == 3 else "NaN weight"](
+                    world.training()
+                )
             world.step()
             assert ([world.value(name) for name in seen] == before) == broken
             assert np.isfinite(world.observation).all()
@@ -123,9 +136,16 @@ def test_three_rollbacks_end_the_episode_as_terminated_and_the_env_idles() -> No
         assert ended == [[False, False], [False, False], [False, True]]
         assert world.truncated.tolist() == [False, False]
         assert world.info["reward_terms"]["governor"].tolist() == [0, -10]
-        assert world.info["reward_terms"]["benefit"][1] != 0  # paid at termination, at whatever epoch
+        assert (
+            world.info["reward_terms"]["benefit"][1] != 0
+        )  # paid at termination, at whatever epoch
         (event,) = world.of_kind(EpisodeCompleted)
-        assert (event.env, event.epochs, event.rollbacks, event.terminated) == (1, 3, 3, True)
+        assert (event.env, event.epochs, event.rollbacks, event.terminated) == (
+            1,
+            3,
+            3,
+            True,
+        )
         still, weights = world.observation[1].copy(), tensors_of(world.training(1))
         world.do("GERMINATE", "r0c0", "norm", env=1)
         assert world.terminated.tolist() == [False, True]
@@ -145,8 +165,13 @@ def test_clocks_schedules_and_generators_do_not_rewind() -> None:
         for world in (healthy, hurt):
             world.step()
         assert hurt.training().epoch == 3
-        assert torch.equal(healthy.training().order.get_state(), hurt.training().order.get_state())
+        assert torch.equal(
+            healthy.training().order.get_state(), hurt.training().order.get_state()
+        )
         for world in (healthy, hurt):
             world.step()
-        rates = [w.training().host_group.optimizer.param_groups[0]["lr"] for w in (healthy, hurt)]
+        rates = [
+            w.training().host_group.optimizer.param_groups[0]["lr"]
+            for w in (healthy, hurt)
+        ]
         assert rates[0] == rates[1]

@@ -23,10 +23,14 @@ def test_a_step_spends_its_time_in_these_phases() -> None:
         assert set(seconds) == STEP
         assert all(value > 0 for value in seconds.values())
         world.step()
-        assert all(world.env.phase_seconds[name] > value for name, value in seconds.items())
+        assert all(
+            world.env.phase_seconds[name] > value for name, value in seconds.items()
+        )
 
 
-def test_the_time_of_events_is_in_no_other_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_events_is_in_no_other_phase(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Only the receiver of events moves the clock; events come from several phases."""
     now, got = [0.0], list[Event]()
     monkeypatch.setattr("esper.telemetry.span.perf_counter", lambda: now[0])
@@ -35,7 +39,9 @@ def test_the_time_of_events_is_in_no_other_phase(monkeypatch: pytest.MonkeyPatch
         now[0] += 1.0
         got.append(event)
 
-    env = GrowthVectorEnv(digits(), tiny_config(2, 2), emit=receive, baseline=flat_baseline(2))
+    env = GrowthVectorEnv(
+        digits(), tiny_config(2, 2), emit=receive, baseline=flat_baseline(2)
+    )
     try:
         env.reset(seed=0)
         actions = wait_actions(2)
@@ -45,7 +51,10 @@ def test_the_time_of_events_is_in_no_other_phase(monkeypatch: pytest.MonkeyPatch
     finally:
         env.close()
     assert len({type(event).__name__ for event in got}) >= 4
-    assert env.phase_seconds == {**dict.fromkeys(STEP, 0.0), "telemetry": float(len(got))}
+    assert env.phase_seconds == {
+        **dict.fromkeys(STEP, 0.0),
+        "telemetry": float(len(got)),
+    }
 
 
 def test_streamed_data_is_waited_for_in_a_phase_of_its_own() -> None:
@@ -60,7 +69,10 @@ def test_streamed_data_is_waited_for_in_a_phase_of_its_own() -> None:
 
 @pytest.mark.parametrize("marked", [True, False])
 def test_the_config_puts_the_phases_into_traces(marked: bool) -> None:
-    with rig(run={"lanes": 1, "mark_phases": marked}) as world, profile(activities=[ProfilerActivity.CPU]) as trace:
+    with (
+        rig(run={"lanes": 1, "mark_phases": marked}) as world,
+        profile(activities=[ProfilerActivity.CPU]) as trace,
+    ):
         world.step()
     named = {event.name for event in trace.events() if event.name.startswith("esper/")}
     assert named == ({f"esper/{name}" for name in STEP} if marked else set())

@@ -19,7 +19,15 @@ from esper.rewards.modes import MODES
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.telemetry.event import EpisodeCompleted, GovernorRollback, SeedCut
 from esper.training.host_training import HostTraining
-from tests.core_helpers import DAMAGE, Rig, all_finite, digits, rig, same_bits, tensors_of
+from tests.core_helpers import (
+    DAMAGE,
+    Rig,
+    all_finite,
+    digits,
+    rig,
+    same_bits,
+    tensors_of,
+)
 from tests.selection import slow_except
 
 S = SeedStage
@@ -37,7 +45,11 @@ def state_of(training: HostTraining) -> dict[str, Tensor]:
 
 
 def last_norm(training: HostTraining) -> nn.BatchNorm2d:
-    return [module for module in training.host.modules() if isinstance(module, nn.BatchNorm2d)][-1]
+    return [
+        module
+        for module in training.host.modules()
+        if isinstance(module, nn.BatchNorm2d)
+    ][-1]
 
 
 @dataclass
@@ -54,15 +66,26 @@ class Pair:
             row = world.action(**action) if action else None
             world.step({} if row is None else dict.fromkeys(range(3), row))
         for index in OTHERS:
-            same_bits(state_of(self.healthy.training(index)), state_of(self.hurt.training(index)))
-            assert np.array_equal(self.healthy.observation[index], self.hurt.observation[index])
+            same_bits(
+                state_of(self.healthy.training(index)),
+                state_of(self.hurt.training(index)),
+            )
+            assert np.array_equal(
+                self.healthy.observation[index], self.hurt.observation[index]
+            )
             assert self.healthy.rewards[index] == self.hurt.rewards[index]
-            stages = [w.env.state.slots.stage[index].tolist() for w in (self.healthy, self.hurt)]
+            stages = [
+                w.env.state.slots.stage[index].tolist()
+                for w in (self.healthy, self.hurt)
+            ]
             assert stages[0] == stages[1]
         assert np.isfinite(self.hurt.observation).all()
         assert np.isfinite(self.hurt.rewards).all()
         assert all_finite(self.hurt.training(VICTIM))
-        assert all(np.isfinite(values).all() for values in self.hurt.info["reward_terms"].values())
+        assert all(
+            np.isfinite(values).all()
+            for values in self.hurt.info["reward_terms"].values()
+        )
         self.penalties.append(float(self.hurt.info["reward_terms"]["governor"][VICTIM]))
 
     @property
@@ -83,7 +106,9 @@ def pair(horizon: int = 12, **sections: dict[str, Any]) -> Iterator[Pair]:
 
 
 @contextmanager
-def grown_pair(horizon: int = 14, fossil: bool = False, **sections: dict[str, Any]) -> Iterator[Pair]:
+def grown_pair(
+    horizon: int = 14, fossil: bool = False, **sections: dict[str, Any]
+) -> Iterator[Pair]:
     """Every env has a blended seed with momentum, or a fossil, in ``r0c1``."""
     sections.setdefault("governor", {"snapshot_every": 1})
     with pair(horizon, **sections) as both:
@@ -104,7 +129,9 @@ def next_rows(training: HostTraining, batch: int) -> Tensor:
     assert size is not None
     order = torch.Generator()
     order.set_state(training.order.get_state())
-    return torch.randperm(len(training.task.train), generator=order)[batch * size : (batch + 1) * size]
+    return torch.randperm(len(training.task.train), generator=order)[
+        batch * size : (batch + 1) * size
+    ]
 
 
 def poison_second_batch(training: HostTraining) -> None:
@@ -118,7 +145,9 @@ def poison_validation(training: HostTraining) -> None:
     x = training.task.validation.x.clone()
     x[17, 0, 2, 2] = NAN
     task = copy.copy(training.task)
-    object.__setattr__(task, "validation", Split(x, task.validation.y))  # a task that is made of this is refused
+    object.__setattr__(
+        task, "validation", Split(x, task.validation.y)
+    )  # a task that is made of this is refused
     training.task = task
 
 
@@ -145,18 +174,29 @@ FAULTS: dict[str, Callable[[HostTraining], None]] = {
 
 
 @pytest.mark.parametrize("fossil", [False, True], ids=["living seed", "fossil"])
-@pytest.mark.parametrize("fault", slow_except(["NaN weight", "NaN in one training batch"], FAULTS))
-def test_a_fault_that_is_not_finite_costs_one_rollback_and_touches_one_env(fault: str, fossil: bool) -> None:
+@pytest.mark.parametrize(
+    "fault", slow_except(["NaN weight", "NaN in one training batch"], FAULTS)
+)
+def test_a_fault_that_is_not_finite_costs_one_rollback_and_touches_one_env(
+    fault: str, fossil: bool
+) -> None:
     with grown_pair(fossil=fossil) as both:
         kept = ("r0c1",) if fossil else ()
         good, at = tensors_of(both.victim, kept), both.victim.epoch
         FAULTS[fault](both.victim)
         both.step()
         (event,) = both.rollbacks()
-        assert (event.reason, event.epoch, event.restored_epoch, event.rollbacks) == ("not finite", at + 1, at, 1)
+        assert (event.reason, event.epoch, event.restored_epoch, event.rollbacks) == (
+            "not finite",
+            at + 1,
+            at,
+            1,
+        )
         assert not event.value <= event.threshold  # a NaN is not, either
         same_bits(good, tensors_of(both.victim, kept))
-        assert both.hurt.slot("r0c1", VICTIM).stage is (S.FOSSILIZED if fossil else S.PRUNED)
+        assert both.hurt.slot("r0c1", VICTIM).stage is (
+            S.FOSSILIZED if fossil else S.PRUNED
+        )
         both.victim.task = digits()  # clean again
         for _ in range(2):
             both.step()
@@ -165,7 +205,11 @@ def test_a_fault_that_is_not_finite_costs_one_rollback_and_touches_one_env(fault
         assert not both.hurt.of_kind(SeedCut)
         assert not both.hurt.terminated.any()
         restored = tensors_of(both.victim)
-        assert any(not torch.equal(good[name], restored[name]) for name in restored if "parameter" in name)
+        assert any(
+            not torch.equal(good[name], restored[name])
+            for name in restored
+            if "parameter" in name
+        )
 
 
 @pytest.mark.parametrize("stage", ["TRAINING", "BLENDING"])
@@ -186,7 +230,9 @@ def test_a_living_seed_that_breaks_costs_nothing_but_itself(stage: str) -> None:
         assert not both.rollbacks()
         assert set(both.penalties) == {0.0}
         if stage == "TRAINING":  # the host did not change
-            same_bits(tensors_of(both.healthy.training(VICTIM)), tensors_of(both.victim))
+            same_bits(
+                tensors_of(both.healthy.training(VICTIM)), tensors_of(both.victim)
+            )
 
 
 def test_a_fossil_that_breaks_one_epoch_after_its_fossilization_is_restored() -> None:
@@ -205,7 +251,10 @@ def test_a_fossil_that_breaks_one_epoch_after_its_fossilization_is_restored() ->
         same_bits(good, tensors_of(both.victim, ("r0c1",)))
         assert slot.stage is S.FOSSILIZED
         # What the broken epoch measured of it is gone, too.
-        assert slot.measured == {**measured, "epochs_since_measured": measured["epochs_since_measured"] + 1}
+        assert slot.measured == {
+            **measured,
+            "epochs_since_measured": measured["epochs_since_measured"] + 1,
+        }
         both.step()
         assert both.penalties == [-10, 0]
         assert slot.epochs_since_measured == 0
@@ -230,9 +279,14 @@ def test_a_learning_rate_that_explodes_ends_the_episode_of_that_env_alone() -> N
 
 def test_a_learning_rate_that_explodes_from_the_first_epoch_on_is_seen() -> None:
     """The reference is the loss of the untrained host, not that after the first epoch."""
-    with rig(horizon=9, task={"learning_rate": 10.0, "schedule": "constant", "samples_per_epoch": 320}) as world:
+    with rig(
+        horizon=9,
+        task={"learning_rate": 10.0, "schedule": "constant", "samples_per_epoch": 320},
+    ) as world:
         while not world.of_kind(GovernorRollback):
-            assert world.training().epoch < 9, "the episode is over and nothing was seen"
+            assert world.training().epoch < 9, (
+                "the episode is over and nothing was seen"
+            )
             world.step()
         event = world.of_kind(GovernorRollback)[0]
         assert event.epoch <= 5  # at first the training loss still falls
@@ -240,7 +294,9 @@ def test_a_learning_rate_that_explodes_from_the_first_epoch_on_is_seen() -> None
 
 
 @pytest.mark.parametrize(("gap", "second"), [(1, 2), (2, 4), (3, 6)])
-def test_the_second_panic_within_snapshot_every_restores_the_older_generation(gap: int, second: int) -> None:
+def test_the_second_panic_within_snapshot_every_restores_the_older_generation(
+    gap: int, second: int
+) -> None:
     """Snapshots at epochs 0, 2 and 4; the first panic in epoch 5 restores 4. A healthy epoch 6 is a snapshot, too: the
     next panic restores what is older than the newest one, unless it comes three epochs after the first."""
     with rig(horizon=14, governor={"snapshot_every": 2}) as world:
@@ -256,7 +312,9 @@ def test_the_second_panic_within_snapshot_every_restores_the_older_generation(ga
         weights, measured = kept[second]
         same_bits(weights, tensors_of(world.training()))
         assert world.measurement().committed == measured.committed
-        assert world.value("validation_accuracy") == pytest.approx(measured.committed / 100)
+        assert world.value("validation_accuracy") == pytest.approx(
+            measured.committed / 100
+        )
 
 
 def blow_up(training: HostTraining) -> None:
@@ -275,7 +333,11 @@ def test_divergence_rolls_back_to_before_its_first_anomaly() -> None:
             both.step()
             pending.append(both.hurt.value("anomaly_pending", VICTIM))
         (event,) = both.rollbacks()
-        assert (event.reason, event.epoch, event.restored_epoch) == ("divergence", at + 3, at)
+        assert (event.reason, event.epoch, event.restored_epoch) == (
+            "divergence",
+            at + 3,
+            at,
+        )
         assert event.value > event.threshold > 0
         assert pending == [1, 1, 0]
         assert both.penalties == [0, 0, -10]
@@ -305,7 +367,9 @@ def test_a_fossil_made_while_the_host_diverges_is_revoked() -> None:
 @pytest.mark.trap(13)
 def test_a_host_that_falls_back_to_chance_is_restored_at_once() -> None:
     """Its last block is dead: every image gets the same logits, and no gradient reaches the features again."""
-    with pair(horizon=16, task={"samples_per_epoch": 640}, governor={"snapshot_every": 1}) as both:
+    with pair(
+        horizon=16, task={"samples_per_epoch": 640}, governor={"snapshot_every": 1}
+    ) as both:
         chance = both.hurt.host().governor.chance
         while np.mean(both.hurt.host(VICTIM).governor.losses) >= 0.6 * chance:
             assert both.victim.epoch < 14
@@ -335,12 +399,21 @@ class Eraser(nn.Module):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_host_that_is_finite_only_with_a_living_seed_is_rolled_back(mode: str) -> None:
+def test_a_host_that_is_finite_only_with_a_living_seed_is_rolled_back(
+    mode: str,
+) -> None:
     """The loss with everything on is finite; that of the committed network, in rewards and snapshots, is not."""
-    eraser = Blueprint("cnn", "eraser", "a test's own", Eraser, lambda channels: channels)
+    eraser = Blueprint(
+        "cnn", "eraser", "a test's own", Eraser, lambda channels: channels
+    )
     registry = BlueprintRegistry((BLUEPRINTS.get("cnn", "conv_light"), eraser))
-    sections: dict[str, Any] = {"reward": {"mode": mode}, "env": {"baseline_episodes": 2}}
-    with rig(horizon=12, blueprints=registry, task={"learning_rate": 1e-30}, **sections) as world:
+    sections: dict[str, Any] = {
+        "reward": {"mode": mode},
+        "env": {"baseline_episodes": 2},
+    }
+    with rig(
+        horizon=12, blueprints=registry, task={"learning_rate": 1e-30}, **sections
+    ) as world:
         world.grow("r1c1", S.HOLDING, "eraser")
         overflow_in_the_forward_pass(world.training())
         world.step()
@@ -356,7 +429,9 @@ def test_a_host_that_was_never_finite_is_refused() -> None:
     """No snapshot exists that a rollback could restore."""
     with rig(n_envs=2) as world:
         poison_validation(world.training(1))
-        with pytest.raises(ValueError, match="env 1: the host is not finite before any training"):
+        with pytest.raises(
+            ValueError, match="env 1: the host is not finite before any training"
+        ):
             world.reset()
 
 
@@ -396,4 +471,11 @@ def test_the_cooldown_of_a_seed_that_the_governor_removed(removal: str) -> None:
         for _ in range(6):
             world.step()
             stages.append(world.slot("r0c0").stage)
-        assert stages == [S.PRUNED, S.EMBARGOED, S.EMBARGOED, S.RESETTING, S.DORMANT, S.DORMANT]
+        assert stages == [
+            S.PRUNED,
+            S.EMBARGOED,
+            S.EMBARGOED,
+            S.RESETTING,
+            S.DORMANT,
+            S.DORMANT,
+        ]

@@ -22,14 +22,18 @@ PLANTED = ActionSpec(("r0c0", "r1c0", "r2c0"), ("fern", "moss", "oak", "vine"))
 
 
 def vector(n_envs: int = 4, **keywords: Any) -> SlotVectorEnv:
-    made = gymnasium.make_vec("esper/Growth-v0", num_envs=n_envs, task="planted", **keywords)
+    made = gymnasium.make_vec(
+        "esper/Growth-v0", num_envs=n_envs, task="planted", **keywords
+    )
     assert isinstance(made, SlotVectorEnv)
     return made
 
 
 def canonical(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Rows [N, 8] with the heads that do not matter for their op set to 0."""
-    matters = np.array([[head == "op" or head in RELEVANT[op] for head in HEADS] for op in Op])
+    matters = np.array(
+        [[head == "op" or head in RELEVANT[op] for head in HEADS] for op in Op]
+    )
     return rows * matters[rows[:, 0]]
 
 
@@ -44,7 +48,10 @@ def test_the_number_of_joint_actions_of_planted_by_op() -> None:
     assert counted == {
         "WAIT": 1,
         "GERMINATE": 3 * 4 * 4 * 3 * 3,  # slot, blueprint, style, tempo, alpha target
-        "SET_ALPHA_TARGET": 3 * 3 * 4 * 5,  # slot, alpha target, alpha speed, alpha curve
+        "SET_ALPHA_TARGET": 3
+        * 3
+        * 4
+        * 5,  # slot, alpha target, alpha speed, alpha curve
         "PRUNE": 3 * 4 * 5,  # slot, alpha speed, alpha curve
         "FOSSILIZE": 3,
         "ADVANCE": 3,
@@ -52,7 +59,10 @@ def test_the_number_of_joint_actions_of_planted_by_op() -> None:
     assert table[0].tolist() == [0] * 8
 
 
-@pytest.mark.parametrize("spec", [PLANTED, ActionSpec(("a", "b"), ("x",)), ActionSpec(("a",), ("x", "y", "z"))])
+@pytest.mark.parametrize(
+    "spec",
+    [PLANTED, ActionSpec(("a", "b"), ("x",)), ActionSpec(("a",), ("x", "y", "z"))],
+)
 def test_every_joint_action_is_there_once(spec: ActionSpec) -> None:
     table = joint_actions(spec)
     everything = np.unique(canonical(every_row(spec)), axis=0)
@@ -63,18 +73,31 @@ def test_every_joint_action_is_there_once(spec: ActionSpec) -> None:
 EASY_GATE = {"gates": {"trial_standard_errors": 1000.0}}
 
 
-def choose(table: NDArray[np.int64], legal: NDArray[np.bool_], random: np.random.Generator) -> int:
+def choose(
+    table: NDArray[np.int64], legal: NDArray[np.bool_], random: np.random.Generator
+) -> int:
     """The number of a legal action: any op, but PRUNE and SET_ALPHA_TARGET seldom, so that seeds come of age."""
     ops = np.unique(table[legal, 0])
     if random.random() < 0.8:
         ops = ops[~np.isin(ops, [Op.PRUNE, Op.SET_ALPHA_TARGET])]
-    return int(random.choice(np.flatnonzero(legal & (table[:, 0] == random.choice(ops)))))
+    return int(
+        random.choice(np.flatnonzero(legal & (table[:, 0] == random.choice(ops))))
+    )
 
 
-@pytest.mark.parametrize("config", [{}, {"one_incubating": False, "parameter_budget": 1.0}], ids=["default", "tight"])
-def test_the_mask_is_exact_in_every_state_that_play_reaches(config: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"one_incubating": False, "parameter_budget": 1.0}],
+    ids=["default", "tight"],
+)
+def test_the_mask_is_exact_in_every_state_that_play_reaches(
+    config: dict[str, Any],
+) -> None:
     """The mask is compared with the op × slot and slot × blueprint tables, action by action, for two episodes."""
-    env, random = vector(2, env=EASY_GATE | config, episode_length=30), np.random.default_rng(0)
+    env, random = (
+        vector(2, env=EASY_GATE | config, episode_length=30),
+        np.random.default_rng(0),
+    )
     table = joint_actions(env.action_spec)
     _, info = env.reset(seed=0)
     seen = dict.fromkeys(Op, 0)
@@ -82,7 +105,9 @@ def test_the_mask_is_exact_in_every_state_that_play_reaches(config: dict[str, An
         masks = info["action_mask"]
         flat = legal_joint_actions(table, masks)
         for index in range(2):
-            for (op, slot, blueprint), legal in zip(table[:, :3].tolist(), flat[index].tolist(), strict=True):
+            for (op, slot, blueprint), legal in zip(
+                table[:, :3].tolist(), flat[index].tolist(), strict=True
+            ):
                 wanted = op == Op.WAIT or masks["op_slot"][index, op, slot]
                 if op == Op.GERMINATE:
                     wanted = wanted and masks["slot_blueprint"][index, slot, blueprint]
@@ -93,7 +118,10 @@ def test_the_mask_is_exact_in_every_state_that_play_reaches(config: dict[str, An
 
 
 def test_the_env_takes_what_the_mask_allows_and_counts_the_rest() -> None:
-    env, random = FlatActionVector(vector(16, env=EASY_GATE, episode_length=24)), np.random.default_rng(0)
+    env, random = (
+        FlatActionVector(vector(16, env=EASY_GATE, episode_length=24)),
+        np.random.default_rng(0),
+    )
     table = env.table.actions
     _, info = env.reset(seed=0)
     illegal, taken = np.zeros(16, dtype=np.int64), set()
@@ -106,7 +134,11 @@ def test_the_env_takes_what_the_mask_allows_and_counts_the_rest() -> None:
         taken |= set(table[chosen[legal[np.arange(16), chosen]], 0].tolist())
         *_, terminated, _, info = env.step(chosen)
         assert terminated.all() == (step % 24 == 0)
-        counted = info["final_info"]["illegal_actions"] if terminated.all() else info["illegal_actions"]
+        counted = (
+            info["final_info"]["illegal_actions"]
+            if terminated.all()
+            else info["illegal_actions"]
+        )
         assert counted.tolist() == illegal.tolist()
         if terminated.all():
             assert illegal.sum() > 16
@@ -125,14 +157,20 @@ def test_hosts_in_training_are_masked_as_exactly() -> None:
             flat = legal_joint_actions(table, world.info["action_mask"])
             for index in range(2):
                 legal = world.env.mask.legal(index, rows)
-                np.testing.assert_array_equal(np.unique(numbers[legal]), np.sort(table_numbers[flat[index]]))
-            world.step({index: table[choose(table, flat[index], random)] for index in range(2)})
+                np.testing.assert_array_equal(
+                    np.unique(numbers[legal]), np.sort(table_numbers[flat[index]])
+                )
+            world.step(
+                {index: table[choose(table, flat[index], random)] for index in range(2)}
+            )
 
 
 def test_one_host_and_many_take_the_same_actions() -> None:
     one = FlatAction(gymnasium.make("esper/Growth-v0", task="planted"))
     many = FlatActionVector(vector(1))
-    assert one.action_space == many.single_action_space == gymnasium.spaces.Discrete(679)
+    assert (
+        one.action_space == many.single_action_space == gymnasium.spaces.Discrete(679)
+    )
     (observation, info), (observations, infos) = one.reset(seed=0), many.reset(seed=0)
     one.action_space.seed(0)
     for step in range(1, 51):
@@ -147,7 +185,9 @@ def test_one_host_and_many_take_the_same_actions() -> None:
         assert terminated == (step == 50)
         assert info["illegal_actions"] == 0
         if terminated:
-            np.testing.assert_array_equal(info["action_mask"], infos["final_info"]["action_mask"][0])
+            np.testing.assert_array_equal(
+                info["action_mask"], infos["final_info"]["action_mask"][0]
+            )
             observations = infos["final_obs"]
         np.testing.assert_array_equal(observation, observations[0])
 
@@ -167,7 +207,10 @@ def test_final_masks_are_those_of_ended_episodes_only() -> None:
 
 @pytest.mark.parametrize("wrong", [-1, 679, 1.0])
 def test_a_number_that_is_no_action_is_refused(wrong: Any) -> None:
-    many, one = FlatActionVector(vector(2)), FlatAction(gymnasium.make("esper/Growth-v0", task="planted"))
+    many, one = (
+        FlatActionVector(vector(2)),
+        FlatAction(gymnasium.make("esper/Growth-v0", task="planted")),
+    )
     many.reset(seed=0)
     one.reset(seed=0)
     with pytest.raises(ValueError, match="an integer from 0 to 678"):
@@ -177,7 +220,9 @@ def test_a_number_that_is_no_action_is_refused(wrong: Any) -> None:
 
 
 def test_other_wrappers_may_lie_between() -> None:
-    env: VectorEnv[Any, Any, Any] = FlatActionVector(RecordEpisodeStatistics(vector(2, episode_length=2)))
+    env: VectorEnv[Any, Any, Any] = FlatActionVector(
+        RecordEpisodeStatistics(vector(2, episode_length=2))
+    )
     env.reset(seed=0)
     for _ in range(2):
         *_, info = env.step(np.zeros(2, dtype=np.int64))

@@ -27,8 +27,13 @@ def storage_of(training: HostTraining) -> dict[str, int]:
     found: dict[str, Tensor] = dict(training.host.named_parameters())
     found |= dict(training.host.named_buffers())
     state = training.host_group.optimizer.state
-    found |= {f"momentum.{i}": state[p]["momentum_buffer"] for i, p in enumerate(training.host_group.parameters)}
-    return {name: tensor.data_ptr() for name, tensor in found.items()} | {"row": training.totals.training.data_ptr()}
+    found |= {
+        f"momentum.{i}": state[p]["momentum_buffer"]
+        for i, p in enumerate(training.host_group.parameters)
+    }
+    return {name: tensor.data_ptr() for name, tensor in found.items()} | {
+        "row": training.totals.training.data_ptr()
+    }
 
 
 @pytest.mark.finding("M20")
@@ -45,7 +50,9 @@ def test_reset_fills_the_storage_of_the_host_before() -> None:
             world.step()
             assert [storage_of(world.training(i)) for i in range(2)] == places
             assert [id(world.training(i).host) for i in range(2)] == hosts
-            weights.add(float(next(world.training().host.parameters()).detach().flatten()[0]))
+            weights.add(
+                float(next(world.training().host.parameters()).detach().flatten()[0])
+            )
         assert len(weights) == 5  # other values, each time, in the same place
 
 
@@ -78,20 +85,33 @@ class Changing:
             2,
             HORIZON,
             task={"samples_per_epoch": 16, "batch_size": 16},
-            env={"embargo": 1, "one_incubating": False, "min_prune_age": 1, "auto_advance": ["G1", "G2", "G3"]},
+            env={
+                "embargo": 1,
+                "one_incubating": False,
+                "min_prune_age": 1,
+                "auto_advance": ["G1", "G2", "G3"],
+            },
             governor={"snapshot_every": 1},
         )
         self.stages: dict[str, int] = {}
-        self.env = GrowthVectorEnv(task, config, emit=self.count, baseline=flat_baseline(HORIZON))
+        self.env = GrowthVectorEnv(
+            task, config, emit=self.count, baseline=flat_baseline(HORIZON)
+        )
         for training in self.env.training:
             training.pool = SeedPool(max_kinds=0)  # removed seeds keep nothing
-            for slot in training.sites:  # what is kept of each slot is made before anything is counted
+            for slot in (
+                training.sites
+            ):  # what is kept of each slot is made before anything is counted
                 training.pool.shadows[slot.name] = ShadowBuffers(training.host)
         self.player = RandomController(self.env.action_spec, self.env.layout, 2)
 
     def count(self, event: Event) -> None:
         """A change of topology: a seed that appears, becomes part of the host, or disappears."""
-        if isinstance(event, StageChanged) and event.after in ("GERMINATED", "FOSSILIZED", "PRUNED"):
+        if isinstance(event, StageChanged) and event.after in (
+            "GERMINATED",
+            "FOSSILIZED",
+            "PRUNED",
+        ):
             self.stages[event.after] = self.stages.get(event.after, 0) + 1
 
     @property
@@ -104,7 +124,9 @@ class Changing:
             observation, info = self.env.reset()
             self.player.begin()
             while not info["idle"].all():
-                if self.env.state.episode[0] % 2:  # otherwise pruning leaves hardly any fossil
+                if (
+                    self.env.state.episode[0] % 2
+                ):  # otherwise pruning leaves hardly any fossil
                     info["action_mask"]["op"][:, Op.PRUNE] = False
                 actions = self.player.act(observation, info["action_mask"])
                 observation, _, terminated, truncated, info = self.env.step(actions)
@@ -116,9 +138,13 @@ class Changing:
 
 
 @pytest.mark.parametrize(
-    ("changes", "slack"), [(30, None), pytest.param(1000, 4.0, marks=pytest.mark.slow)], ids=["30", "1000"]
+    ("changes", "slack"),
+    [(30, None), pytest.param(1000, 4.0, marks=pytest.mark.slow)],
+    ids=["30", "1000"],
 )
-def test_changes_of_topology_leave_no_tensor_behind(changes: int, slack: float | None) -> None:
+def test_changes_of_topology_leave_no_tensor_behind(
+    changes: int, slack: float | None
+) -> None:
     """``slack``: MiB that the process may grow by after the first tenth of them; None where these are too few."""
     if slack is not None and not STATM.exists():
         pytest.skip("resident memory is read from /proc")

@@ -26,7 +26,10 @@ from esper.spaces.action import ActionSpec, Op
 from tests.core_helpers import flat_baseline, rig, tiny_config
 from tests.lifecycle.grown import made
 
-PLACES = [Place("r0c0", 6), Place("r1c0", 6, True, (nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 6)))]
+PLACES = [
+    Place("r0c0", 6),
+    Place("r1c0", 6, True, (nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 6))),
+]
 HOST_FLOPS = 2 * (3 * 9 * 64 + 6 * 3 * 9 * 16 + 6 * 10)
 """The host of `digits`, by hand: 3 kernels of 9 weights on 8×8 pixels, 6 of 27 on 4×4, and a head of 6 by 10."""
 
@@ -34,7 +37,9 @@ HOST_FLOPS = 2 * (3 * 9 * 64 + 6 * 3 * 9 * 16 + 6 * 10)
 def rules(slots: int = 2, host_flops: float = 1000.0, **tables: Any) -> Rules:
     """Two blueprints, one that is small and computes much, and one that is large and computes little."""
     flops = np.array([[900.0, 100.0]] * slots)
-    choices = Choices(100, host_flops, np.array([[10, 80]] * slots), flops, np.zeros((2, 6)))
+    choices = Choices(
+        100, host_flops, np.array([[10, 80]] * slots), flops, np.zeros((2, 6))
+    )
     return Rules(TrainingConfig.parse(tables), flat_baseline(30), 30, choices)
 
 
@@ -43,13 +48,20 @@ def holding(*blueprints: int) -> Slots:
     slots = made(1, len(blueprints))
     slots.stage[0] = [S.DORMANT if number < 0 else S.HOLDING for number in blueprints]
     slots.blueprint[0] = blueprints
-    slots.parameters[0] = [0 if number < 0 else (10, 80)[number] for number in blueprints]
+    slots.parameters[0] = [
+        0 if number < 0 else (10, 80)[number] for number in blueprints
+    ]
     return slots
 
 
-def test_the_operations_of_seeds_are_those_of_their_weights_where_they_are_used() -> None:
+def test_the_operations_of_seeds_are_those_of_their_weights_where_they_are_used() -> (
+    None
+):
     spec = ActionSpec(("r0c0", "r1c0"), ("mlp", "widen_whole"))
-    features = {"r0c0": Features.at_sink(torch.zeros(3, 6)), "r1c0": Features(torch.zeros(3, 6), torch.zeros(3, 5))}
+    features = {
+        "r0c0": Features.at_sink(torch.zeros(3, 6)),
+        "r1c0": Features(torch.zeros(3, 6), torch.zeros(3, 5)),
+    }
     found = flops_of_seeds("mlp", PLACES, spec, BLUEPRINTS, features)
     body = BLUEPRINTS.get("mlp", "mlp").build(6)
     weights = sum(p.numel() for p in body.parameters() if p.dim() == 2)
@@ -64,11 +76,24 @@ def test_a_convolution_computes_at_every_position() -> None:
         assert found.tolist() == [[2 * 9 * 3 * 3 * side * side]]
 
 
-def test_a_body_that_cannot_run_counts_as_nothing_and_is_refused_only_when_it_is_planted() -> None:
+def test_a_body_that_cannot_run_counts_as_nothing_and_is_refused_only_when_it_is_planted() -> (
+    None
+):
     registry = BlueprintRegistry()
-    registry.register("mlp", "wrong", parameters=lambda channels: 7 * channels)(lambda channels: nn.Linear(6, channels))
+    registry.register("mlp", "wrong", parameters=lambda channels: 7 * channels)(
+        lambda channels: nn.Linear(6, channels)
+    )
     features = {"r0c0": Features.at_sink(torch.zeros(3, 5))}
-    assert flops_of_seeds("mlp", [Place("r0c0", 5)], ActionSpec(("r0c0",), ("wrong",)), registry, features) == 0
+    assert (
+        flops_of_seeds(
+            "mlp",
+            [Place("r0c0", 5)],
+            ActionSpec(("r0c0",), ("wrong",)),
+            registry,
+            features,
+        )
+        == 0
+    )
 
 
 def test_counting_draws_nothing_global() -> None:
@@ -88,27 +113,39 @@ def test_the_env_knows_the_operations_of_its_hosts_and_shows_them() -> None:
         assert shown == pytest.approx(math.log1p(2 * 9 * 3 * 3 * 64 / HOST_FLOPS))
         assert world.value("r2c0/conv_light/flops_share") == 0  # it does not fit
         world.grow("r0c0", S.GERMINATED, "conv_light")
-        assert world.value("r0c0/flops") == world.value("added_flops") == pytest.approx(shown)
+        assert (
+            world.value("r0c0/flops")
+            == world.value("added_flops")
+            == pytest.approx(shown)
+        )
 
 
 def test_rent_in_flops_is_for_what_seeds_compute() -> None:
     by_size, by_work = rules(), rules(reward={"rent_in": "flops"})
     seed = np.array([[10, 80]]), np.array([[900.0, 100.0]])
-    assert by_size.share(*seed).tolist() == [[10 / 200, 80 / 200]]  # a host counts as 200 parameters at least
+    assert by_size.share(*seed).tolist() == [
+        [10 / 200, 80 / 200]
+    ]  # a host counts as 200 parameters at least
     assert by_work.share(*seed).tolist() == [[0.9, 0.1]]
     with rig(reward={"rent_in": "flops", "rent_rate": 0.2}) as world:
         world.grow("r0c0", S.HOLDING, "conv_light")
         alpha = world.slot("r0c0").alpha
         share = alpha * 2 * 9 * 3 * 3 * 64 / HOST_FLOPS
         assert world.value("rent") == pytest.approx(0.2 * math.log1p(share), rel=1e-5)
-        assert world.env.reward_terms["rent"][0] == pytest.approx(-0.2 * math.log1p(share) / 8)
+        assert world.env.reward_terms["rent"][0] == pytest.approx(
+            -0.2 * math.log1p(share) / 8
+        )
 
 
 def test_profits_subtract_the_rent_in_flops() -> None:
     with rig(reward={"rent_in": "flops", "rent_rate": 0.2}) as world:
         share = 2 * 9 * 3 * 3 * 64 / HOST_FLOPS
-        price = rent_price(share, world.env.config.reward) / float(world.env.gatherer.scale[0])
-        worth, profit = (world.value(f"r0c0/conv_light/{name}") for name in ("worth", "profit"))
+        price = rent_price(share, world.env.config.reward) / float(
+            world.env.gatherer.scale[0]
+        )
+        worth, profit = (
+            world.value(f"r0c0/conv_light/{name}") for name in ("worth", "profit")
+        )
         assert worth - profit == pytest.approx(price, rel=1e-4)
 
 
@@ -130,7 +167,9 @@ def test_a_budget_in_flops_limits_what_is_planted(
 
 
 def test_both_budgets_hold() -> None:
-    found = rules(env={"flop_budget": 0.5, "parameter_budget": 0.5}).affordable(holding(-1, -1))
+    found = rules(env={"flop_budget": 0.5, "parameter_budget": 0.5}).affordable(
+        holding(-1, -1)
+    )
     assert not found.any()
 
 
@@ -143,9 +182,16 @@ def test_the_mask_of_an_env_keeps_the_budget_in_flops() -> None:
         assert not mask.all()
 
 
-@pytest.mark.parametrize("tables", [{"reward": {"rent_in": "flops"}}, {"env": {"flop_budget": 1.0}}])
-def test_prices_in_flops_need_a_host_whose_operations_are_known(tables: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"not known, so reward.rent_in must be parameters, and env.flop_budget"):
+@pytest.mark.parametrize(
+    "tables", [{"reward": {"rent_in": "flops"}}, {"env": {"flop_budget": 1.0}}]
+)
+def test_prices_in_flops_need_a_host_whose_operations_are_known(
+    tables: dict[str, Any],
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"not known, so reward.rent_in must be parameters, and env.flop_budget",
+    ):
         PlantedVectorEnv(TrainingConfig.parse(tables), Law(host_flops=0.0))
 
 
@@ -157,16 +203,22 @@ def test_shares_of_a_host_whose_operations_are_not_known_are_zero() -> None:
 def test_simulated_hosts_for_practice_cost_what_real_ones_do() -> None:
     with rig(env={"slots": ["r0", "r2"]}) as world:
         real = world.env.prepare().choices
-        simulated = practice_env(world.env, tiny_config(env={"slots": ["r0", "r2"]})).choices
+        simulated = practice_env(
+            world.env, tiny_config(env={"slots": ["r0", "r2"]})
+        ).choices
     assert simulated.host_flops == real.host_flops
     fits = real.parameters > 0
     mean = real.flops.sum(axis=0) / fits.sum(axis=0)
     np.testing.assert_allclose(simulated.flops, np.where(fits, mean, 0))
 
 
-def test_a_planted_seed_costs_two_operations_for_each_parameter_unless_its_law_says_otherwise() -> None:
+def test_a_planted_seed_costs_two_operations_for_each_parameter_unless_its_law_says_otherwise() -> (
+    None
+):
     law = Law()
-    assert law.choices.flops[0].tolist() == [2.0 * (size + law.gate_parameters) for size in law.parameters]
+    assert law.choices.flops[0].tolist() == [
+        2.0 * (size + law.gate_parameters) for size in law.parameters
+    ]
     assert law.only(("oak",)).choices.flops.shape == (3, 1)
     given = Law(flops=(1.0, 2.0, 3.0, 4.0)).only(("oak", "moss"))
     assert given.choices.flops.tolist() == [[3.0, 1.0]] * 3

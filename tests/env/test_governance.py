@@ -24,21 +24,34 @@ def test_a_rollback_restores_bit_for_bit(damage: str) -> None:
         assert event.restored_epoch == 6
         same_bits(good, tensors_of(world.training(), ("r0c0",)))
         now = world.measurement()
-        assert (now.loss, now.committed, now.all_off) == (before.committed_loss, before.committed, before.all_off)
-        assert now.accuracy == before.committed  # fossils only: all on is what is committed
-        assert world.value("validation_accuracy") == pytest.approx(before.committed / 100)
+        assert (now.loss, now.committed, now.all_off) == (
+            before.committed_loss,
+            before.committed,
+            before.all_off,
+        )
+        assert (
+            now.accuracy == before.committed
+        )  # fossils only: all on is what is committed
+        assert world.value("validation_accuracy") == pytest.approx(
+            before.committed / 100
+        )
         world.step()
         assert len(world.of_kind(GovernorRollback)) == 1
 
 
 def test_living_seeds_are_pruned_into_cooldown_and_a_fossil_lives() -> None:
-    with rig(horizon=20, governor=EVERY_EPOCH, env={"embargo": 2, "one_incubating": False}) as world:
+    with rig(
+        horizon=20, governor=EVERY_EPOCH, env={"embargo": 2, "one_incubating": False}
+    ) as world:
         world.grow("r0c0", S.FOSSILIZED)
         world.grow("r1c0", S.HOLDING)
         world.grow("r0c1", S.TRAINING)
         break_host(world.training())
         world.step()
-        assert [world.slot(name).stage is S.FOSSILIZED for name in ("r0c0", "r1c0", "r0c1", "r1c1")] == [
+        assert [
+            world.slot(name).stage is S.FOSSILIZED
+            for name in ("r0c0", "r1c0", "r0c1", "r1c1")
+        ] == [
             True,
             False,
             False,
@@ -61,7 +74,11 @@ def test_seeds_of_a_broken_host_are_not_to_blame() -> None:
         world.step()
         assert len(world.of_kind(GovernorRollback)) == 1
         assert world.of_kind(SeedCut) == []
-        causes = [change.cause for change in world.of_kind(StageChanged) if change.after == "PRUNED"]
+        causes = [
+            change.cause
+            for change in world.of_kind(StageChanged)
+            if change.after == "PRUNED"
+        ]
         assert causes == ["rollback"]
 
 

@@ -39,7 +39,11 @@ def test_final_entries_are_those_of_ended_episodes(info: dict[str, Any]) -> None
     assert found["final_obs"][1].tolist() == [2, 3]
     assert found["final_info"]["accuracy"].tolist() == [0, 2.5, 3.5]
     assert found["final_info"]["mask"]["op"].tolist() == [[0, 0], [2, 3], [4, 5]]
-    for valid in (found["_final_obs"], found["final_info"]["_accuracy"], found["final_info"]["mask"]["_op"]):
+    for valid in (
+        found["_final_obs"],
+        found["final_info"]["_accuracy"],
+        found["final_info"]["mask"]["_op"],
+    ):
         assert valid.tolist() == [False, True, True]
 
 

@@ -18,7 +18,11 @@ S = SeedStage
 
 def history(world: Rig, slot: str) -> list[tuple[int, str, str]]:
     """(epochs done, stage entered, cause)."""
-    return [(e.epoch, e.after, e.cause) for e in world.of_kind(StageChanged) if e.slot == slot]
+    return [
+        (e.epoch, e.after, e.cause)
+        for e in world.of_kind(StageChanged)
+        if e.slot == slot
+    ]
 
 
 def test_a_seeds_life_by_actions() -> None:
@@ -60,7 +64,9 @@ def test_a_stage_entered_by_an_action_counts_its_epoch_and_the_ramp_starts_at_on
         assert world.value("r0c0/epochs_in_stage") == pytest.approx(1 / 8)
         assert world.value("r0c0/age") == pytest.approx(2 / 8)
         trained_at: list[float] = []
-        before_training(monkeypatch, lambda: trained_at.append(world.slot("r0c0").alpha))
+        before_training(
+            monkeypatch, lambda: trained_at.append(world.slot("r0c0").alpha)
+        )
         shown = []
         for op in ("ADVANCE", "WAIT", "WAIT"):
             world.do(op, "r0c0")
@@ -82,7 +88,9 @@ def test_the_cooldown_of_a_prune_by_action(embargo: int) -> None:
             stages.append(world.slot("r0c0").stage)
         assert stages == [*[S.EMBARGOED] * embargo, S.RESETTING, S.DORMANT]
         entered = [
-            (epoch, after) for epoch, after, _ in history(world, "r0c0") if after not in ("GERMINATED", "TRAINING")
+            (epoch, after)
+            for epoch, after, _ in history(world, "r0c0")
+            if after not in ("GERMINATED", "TRAINING")
         ]
         assert entered == [
             (2, "PRUNED"),
@@ -139,7 +147,12 @@ def test_automatic_gates_open_by_themselves_one_a_step(gates: set[str]) -> None:
 @pytest.mark.trap(6)
 def test_a_seed_that_blocks_an_automatic_g2_is_pruned_in_the_end() -> None:
     with rig(
-        horizon=10, env={"auto_advance": ["G2"], "max_training_epochs": 3, "gates": {"min_training_epochs": 9}}
+        horizon=10,
+        env={
+            "auto_advance": ["G2"],
+            "max_training_epochs": 3,
+            "gates": {"min_training_epochs": 9},
+        },
     ) as world:
         world.grow("r0c0", S.TRAINING)
         world.step()
@@ -157,14 +170,21 @@ def momentum(world: Rig, slot: str) -> dict[str, Any]:
     return {
         name: (
             group.optimizer,
-            [group.optimizer.state[p].get("momentum_buffer") for p in group.parameters if p in group.optimizer.state],
+            [
+                group.optimizer.state[p].get("momentum_buffer")
+                for p in group.parameters
+                if p in group.optimizer.state
+            ],
         )
         for name, group in groups.items()
     }
 
 
 def copies(found: dict[str, Any]) -> dict[str, list[torch.Tensor]]:
-    return {name: [buffer.clone() for buffer in buffers] for name, (_, buffers) in found.items()}
+    return {
+        name: [buffer.clone() for buffer in buffers]
+        for name, (_, buffers) in found.items()
+    }
 
 
 @pytest.mark.finding("H7")
@@ -186,7 +206,9 @@ def test_momentum_lives_through_every_stage(monkeypatch: pytest.MonkeyPatch) -> 
         ]
         moved = {"host": 0, "r0c0": 0}
         between: list[dict[str, Any]] = []
-        before_training(monkeypatch, lambda: between.append(copies(momentum(world, "r0c0"))))
+        before_training(
+            monkeypatch, lambda: between.append(copies(momentum(world, "r0c0")))
+        )
         for op, heads in script:
             before = momentum(world, "r0c0")
             values = copies(before)
@@ -194,19 +216,32 @@ def test_momentum_lives_through_every_stage(monkeypatch: pytest.MonkeyPatch) -> 
             world.do(op, "r0c0", **heads)
             for name, (optimizer, buffers) in momentum(world, "r0c0").items():
                 assert optimizer is before[name][0]
-                assert [b.data_ptr() for b in buffers] == [b.data_ptr() for b in before[name][1]]
-                assert all(torch.equal(a, b) for a, b in zip(between[-1][name], values[name], strict=True))
-                moved[name] += any(not torch.equal(a, b) for a, b in zip(buffers, values[name], strict=True))
+                assert [b.data_ptr() for b in buffers] == [
+                    b.data_ptr() for b in before[name][1]
+                ]
+                assert all(
+                    torch.equal(a, b)
+                    for a, b in zip(between[-1][name], values[name], strict=True)
+                )
+                moved[name] += any(
+                    not torch.equal(a, b)
+                    for a, b in zip(buffers, values[name], strict=True)
+                )
         assert world.slot("r0c0").stage is S.FOSSILIZED
         assert moved["host"] == len(script)
-        assert moved["r0c0"] == len(script) - 2  # frozen in the two epochs that trained with a falling alpha
+        assert (
+            moved["r0c0"] == len(script) - 2
+        )  # frozen in the two epochs that trained with a falling alpha
 
 
 @pytest.mark.trap(15)
 def test_the_next_seed_in_a_slot_starts_with_its_own_optimizer() -> None:
     with rig(horizon=14) as world:
         world.grow("r0c0", S.HOLDING)
-        assert all(s["momentum_buffer"].any() for s in world.training().seed_groups["r0c0"].optimizer.state.values())
+        assert all(
+            s["momentum_buffer"].any()
+            for s in world.training().seed_groups["r0c0"].optimizer.state.values()
+        )
         world.do("PRUNE", "r0c0")
         assert "r0c0" not in world.training().seed_groups
         world.step()
@@ -214,7 +249,10 @@ def test_the_next_seed_in_a_slot_starts_with_its_own_optimizer() -> None:
         assert world.slot("r0c0").stage is S.DORMANT
         world.do("GERMINATE", "r0c0", "conv_light")
         new = world.training().seed_groups["r0c0"]
-        momenta = [new.optimizer.state[parameter]["momentum_buffer"] for parameter in new.parameters]
+        momenta = [
+            new.optimizer.state[parameter]["momentum_buffer"]
+            for parameter in new.parameters
+        ]
         assert momenta
         assert not any(bool(buffer.any()) for buffer in momenta)
         assert new.optimizer.state.keys() == set(new.parameters)

@@ -22,22 +22,36 @@ from tests.core_helpers import digits, tiny_config, wait_actions
 from tests.selection import slow_except
 
 ID = "esper/Growth-v0"
-SMALL: dict[str, Any] = {"episode_length": 2, "baseline_episodes": 1, "samples_per_epoch": 64, "batch_size": 32}
+SMALL: dict[str, Any] = {
+    "episode_length": 2,
+    "baseline_episodes": 1,
+    "samples_per_epoch": 64,
+    "batch_size": 32,
+}
 
 
 def run_python(script: str, folder: Path) -> str:
-    found = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True
+    )
     assert found.returncode == 0, found.stderr
     return found.stdout.strip()
 
 
 @pytest.mark.parametrize(
-    "first", slow_except(["import gymnasium, esper"], ["import gymnasium, esper", "import esper, gymnasium, esper.env"])
+    "first",
+    slow_except(
+        ["import gymnasium, esper"],
+        ["import gymnasium, esper", "import esper, gymnasium, esper.env"],
+    ),
 )
 def test_the_id_is_known_once_both_are_imported(first: str, tmp_path: Path) -> None:
     make = "print(gymnasium.make_vec({!r}, num_envs=2, task='planted'))"
     script = "\n".join([first, make.format(ID), make.format(f"esper:{ID}")])
-    assert run_python(script, tmp_path).splitlines() == [f"PlantedVectorEnv({ID}, num_envs=2)"] * 2
+    assert (
+        run_python(script, tmp_path).splitlines()
+        == [f"PlantedVectorEnv({ID}, num_envs=2)"] * 2
+    )
 
 
 @pytest.mark.slow
@@ -53,7 +67,9 @@ def test_gymnasium_finds_it_by_the_name_of_the_module_alone(tmp_path: Path) -> N
     assert run_python(script, tmp_path) == "2"
 
 
-def test_importing_esper_imports_no_library_and_changes_no_import(tmp_path: Path) -> None:
+def test_importing_esper_imports_no_library_and_changes_no_import(
+    tmp_path: Path,
+) -> None:
     script = """
 import sys
 before = list(sys.meta_path)
@@ -86,15 +102,34 @@ def test_make_vec_leaves_ended_envs_alone_if_asked(mode: Any) -> None:
 
 
 def test_make_vec_refuses_the_autoreset_mode_that_is_missing() -> None:
-    with pytest.raises(ValueError, match=r"SAME_STEP \('SameStep'\) or AutoresetMode.DISABLED \('Disabled'\)"):
-        gymnasium.make_vec(ID, num_envs=2, task="planted", autoreset_mode=AutoresetMode.NEXT_STEP)
+    with pytest.raises(
+        ValueError,
+        match=r"SAME_STEP \('SameStep'\) or AutoresetMode.DISABLED \('Disabled'\)",
+    ):
+        gymnasium.make_vec(
+            ID, num_envs=2, task="planted", autoreset_mode=AutoresetMode.NEXT_STEP
+        )
 
 
 def test_keywords_reach_the_config_and_override_it() -> None:
-    config = TrainingConfig.parse({"task": {"name": "planted"}, "env": {"max_seeds": 1}, "run": {"seed": 5}})
-    env = make_vector(2, config=config, episode_length=7, reward={"mode": "sparse"}, env={"embargo": 3}, momentum=0.5)
+    config = TrainingConfig.parse(
+        {"task": {"name": "planted"}, "env": {"max_seeds": 1}, "run": {"seed": 5}}
+    )
+    env = make_vector(
+        2,
+        config=config,
+        episode_length=7,
+        reward={"mode": "sparse"},
+        env={"embargo": 3},
+        momentum=0.5,
+    )
     assert (env.config.task.name, env.config.task.momentum) == ("planted", 0.5)
-    assert (env.config.env.max_seeds, env.config.env.embargo, env.horizon, env.num_envs) == (1, 3, 7, 2)
+    assert (
+        env.config.env.max_seeds,
+        env.config.env.embargo,
+        env.horizon,
+        env.num_envs,
+    ) == (1, 3, 7, 2)
     assert (env.config.run.seed, env.config.reward.mode) == (5, "sparse")
     tables = make_vector(2, task="planted", config={"env": {"max_seeds": 1}}).config
     assert (tables.env.max_seeds, tables.env.n_envs) == (1, 2)
@@ -103,7 +138,9 @@ def test_keywords_reach_the_config_and_override_it() -> None:
 
 def test_no_keyword_stands_for_two_fields() -> None:
     sections = TrainingConfig.model_fields
-    both = set(sections["task"].annotation.model_fields) & set(sections["env"].annotation.model_fields)  # type: ignore[union-attr]
+    both = set(sections["task"].annotation.model_fields) & set(
+        sections["env"].annotation.model_fields
+    )  # type: ignore[union-attr]
     assert not both
     assert not set(PLAIN) & set(sections)
 
@@ -111,7 +148,11 @@ def test_no_keyword_stands_for_two_fields() -> None:
 @pytest.mark.parametrize(
     ("keywords", "error", "message"),
     [
-        ({"episode_lenght": 3}, TypeError, "unexpected keyword argument 'episode_lenght'; known: .*episode_length"),
+        (
+            {"episode_lenght": 3},
+            TypeError,
+            "unexpected keyword argument 'episode_lenght'; known: .*episode_length",
+        ),
         ({"render_mode": "rgb_array"}, TypeError, "render_mode is None"),
         ({"reward": "sparse"}, TypeError, "reward must be a dict"),
         (
@@ -119,12 +160,22 @@ def test_no_keyword_stands_for_two_fields() -> None:
             ConfigError,
             r"unknown key reward.mod \(did you mean 'mode'\?\); reward has: mode",
         ),
-        ({"episode_length": 0}, ConfigError, "env.episode_length: .*greater than or equal to 1"),
+        (
+            {"episode_length": 0},
+            ConfigError,
+            "env.episode_length: .*greater than or equal to 1",
+        ),
         ({"task": "nope"}, ConfigError, "unknown task 'nope'"),
-        ({"config": {"env": {"n_envs": 7}}}, ConfigError, "num_envs is 2, but env.n_envs of the config is 7"),
+        (
+            {"config": {"env": {"n_envs": 7}}},
+            ConfigError,
+            "num_envs is 2, but env.n_envs of the config is 7",
+        ),
     ],
 )
-def test_impossible_settings_are_refused(keywords: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_impossible_settings_are_refused(
+    keywords: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         gymnasium.make_vec(ID, num_envs=2, **keywords)
 
@@ -134,15 +185,22 @@ def test_make_makes_one_host() -> None:
     assert isinstance(env.unwrapped, SingleEnv)
     assert env.unwrapped.env.horizon == 3
     for keyword in ("num_envs", "autoreset_mode"):
-        with pytest.raises(TypeError, match=rf"{keyword}: not available for one env; use gymnasium.make_vec"):
+        with pytest.raises(
+            TypeError,
+            match=rf"{keyword}: not available for one env; use gymnasium.make_vec",
+        ):
             make_single(**{keyword: 2})
 
 
 def test_gymnasiums_own_vector_env_takes_the_one_env_view() -> None:
-    env = gymnasium.make_vec(ID, num_envs=2, vectorization_mode="sync", task="planted", episode_length=2)
+    env = gymnasium.make_vec(
+        ID, num_envs=2, vectorization_mode="sync", task="planted", episode_length=2
+    )
     assert isinstance(env, SyncVectorEnv)
     observation, _ = env.reset(seed=0)
-    assert not np.array_equal(observation[0], observation[1]), "each has a seed of its own"
+    assert not np.array_equal(observation[0], observation[1]), (
+        "each has a seed of its own"
+    )
 
 
 def test_a_spec_makes_the_same_env_again() -> None:
@@ -158,5 +216,7 @@ def test_make_env_takes_a_users_task() -> None:
     env = make_env(tiny_config(2, 3), task=task)
     assert isinstance(env, GrowthVectorEnv)
     assert (env.num_envs, env.config.task.name, env.task.name) == (2, "mine", "mine")
-    assert env.action_spec.slots == ("r0c0", "r0c1", "r1c0", "r1c1"), "those of the given host"
+    assert env.action_spec.slots == ("r0c0", "r0c1", "r1c0", "r1c1"), (
+        "those of the given host"
+    )
     env.close()

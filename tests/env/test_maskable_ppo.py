@@ -31,7 +31,11 @@ from esper.spaces.mask import legal_joint_actions
 
 HELD_OUT = 999
 N_ENVS = 64
-SHORT: dict[str, Any] = {"episode_length": 25, "min_prune_age": 25, "auto_advance": ["G1", "G2", "G3"]}
+SHORT: dict[str, Any] = {
+    "episode_length": 25,
+    "min_prune_age": 25,
+    "auto_advance": ["G1", "G2", "G3"],
+}
 """No pruning, and gates that open by themselves: what is left is what to plant, where, and when to keep it."""
 UNPRUNED: dict[str, Any] = {"min_prune_age": 50}
 """The task as it ships, but for pruning."""
@@ -44,7 +48,9 @@ Lesson = tuple[dict[str, Any], int, float]
 class Player:
     """A model behind the API of controllers."""
 
-    def __init__(self, model: MaskablePPO, norm: VecNormalize, flat: bool, env: PlantedVectorEnv) -> None:
+    def __init__(
+        self, model: MaskablePPO, norm: VecNormalize, flat: bool, env: PlantedVectorEnv
+    ) -> None:
         self.model, self.norm, self.flat = model, norm, flat
         self.env, self.table = env, joint_actions(env.action_spec)
 
@@ -54,13 +60,25 @@ class Player:
         self.episode += 1
 
     def act(self, observation: NDArray[np.float32], masks: Any) -> NDArray[np.int64]:
-        legal = legal_joint_actions(self.table, masks) if self.flat else self.env.action_masks()
-        chosen, _ = self.model.predict(self.norm.normalize_obs(observation), action_masks=legal)
+        legal = (
+            legal_joint_actions(self.table, masks)
+            if self.flat
+            else self.env.action_masks()
+        )
+        chosen, _ = self.model.predict(
+            self.norm.normalize_obs(observation), action_masks=legal
+        )
         return self.table[chosen] if self.flat else chosen
 
 
 def make(settings: dict[str, Any], mode: str) -> VectorEnv[Any, Any, Any]:
-    return gymnasium.make_vec("esper/Growth-v0", num_envs=N_ENVS, task="planted", autoreset_mode=mode, **settings)
+    return gymnasium.make_vec(
+        "esper/Growth-v0",
+        num_envs=N_ENVS,
+        task="planted",
+        autoreset_mode=mode,
+        **settings,
+    )
 
 
 def trained(flat: bool, seed: int, *lessons: Lesson) -> dict[str, float]:
@@ -72,7 +90,9 @@ def trained(flat: bool, seed: int, *lessons: Lesson) -> dict[str, float]:
     def school(settings: dict[str, Any]) -> VecNormalize:
         nonlocal lesson
         lesson = env = make(settings, "SameStep")
-        return VecNormalize(SB3VecEnv(FlatActionVector(env) if flat else env), norm_reward=False)
+        return VecNormalize(
+            SB3VecEnv(FlatActionVector(env) if flat else env), norm_reward=False
+        )
 
     lesson: VectorEnv[Any, Any, Any] = exam
     venv = school(lessons[0][0])
@@ -103,7 +123,10 @@ def trained(flat: bool, seed: int, *lessons: Lesson) -> dict[str, float]:
     assert exam.gatherer.give(lesson.gatherer.experiences[0].state_dict())
     results["after"] = float(play_round(exam, player, HELD_OUT).returns.mean())
     results["illegal"] = float(exam.illegal_actions.mean())
-    print(f"flat {flat}, seed {seed}: " + ", ".join(f"{name} {value:.3f}" for name, value in results.items()))
+    print(
+        f"flat {flat}, seed {seed}: "
+        + ", ".join(f"{name} {value:.3f}" for name, value in results.items())
+    )
     return results
 
 
@@ -123,5 +146,10 @@ def test_maskable_ppo_learns_what_to_plant(flat: bool, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_maskable_ppo_learns_the_task_as_it_ships_after_a_lesson_without_pruning(seed: int) -> None:
-    assert trained(False, seed, (UNPRUNED, 150_000, 0.05), (WHOLE, 100_000, 0.01))["after"] > 1.0
+def test_maskable_ppo_learns_the_task_as_it_ships_after_a_lesson_without_pruning(
+    seed: int,
+) -> None:
+    assert (
+        trained(False, seed, (UNPRUNED, 150_000, 0.05), (WHOLE, 100_000, 0.01))["after"]
+        > 1.0
+    )

@@ -27,8 +27,16 @@ class Known:
         self.env = world.env.config.env
         self.slots = [world.slot(name, index) for name in world.env.action_spec.slots]
         self.stages = [slot.stage for slot in self.slots]
-        self.age, self.steady = [slot.age for slot in self.slots], [slot.steady for slot in self.slots]
-        self.used = sum(p.numel() for slot in self.slots if slot.seed is not None for p in slot.seed.parameters())
+        self.age, self.steady = (
+            [slot.age for slot in self.slots],
+            [slot.steady for slot in self.slots],
+        )
+        self.used = sum(
+            p.numel()
+            for slot in self.slots
+            if slot.seed is not None
+            for p in slot.seed.parameters()
+        )
 
 
 def expected(known: Known, op: Op, place: int, blueprint: str) -> bool:
@@ -38,21 +46,35 @@ def expected(known: Known, op: Op, place: int, blueprint: str) -> bool:
     if op is Op.WAIT:
         return True
     if op is Op.GERMINATE:
-        living, fossils = sum(stage in LIVING for stage in stages), stages.count(S.FOSSILIZED)
+        living, fossils = (
+            sum(stage in LIVING for stage in stages),
+            stages.count(S.FOSSILIZED),
+        )
         busy = any(stage in (S.GERMINATED, S.TRAINING, *COOLDOWN) for stage in stages)
-        room = living < env.max_seeds and living + fossils < (env.max_fossils or len(stages))
+        room = living < env.max_seeds and living + fossils < (
+            env.max_fossils or len(stages)
+        )
         c = known.slots[place].site.place.channels
         hidden = max(8, c // 4)
         cost = FORMULAS[blueprint](c) + c * hidden + hidden + hidden + 1
         affordable = known.used + cost <= env.parameter_budget * 277
-        return stage is S.DORMANT and room and affordable and not (env.one_incubating and busy)
+        return (
+            stage is S.DORMANT
+            and room
+            and affordable
+            and not (env.one_incubating and busy)
+        )
     if op is Op.ADVANCE:
         gate = {S.GERMINATED: "G1", S.TRAINING: "G2", S.BLENDING: "G3"}.get(stage)
         return gate is not None and gate not in auto
     if op is Op.FOSSILIZE:
         return stage is S.HOLDING
     if op is Op.PRUNE:
-        return stage in LIVING and known.age[place] >= (env.min_prune_age or 1) and known.steady[place]
+        return (
+            stage in LIVING
+            and known.age[place] >= (env.min_prune_age or 1)
+            and known.steady[place]
+        )
     return stage in (S.BLENDING, S.HOLDING) and known.steady[place]
 
 
@@ -60,15 +82,27 @@ def expected(known: Known, op: Op, place: int, blueprint: str) -> bool:
 def undone(world: Rig, index: int) -> Iterator[None]:
     """Restores the arrays, and the seeds of one host, after the block."""
     training, state = world.training(index), world.env.state
-    arrays = [(values, values.copy()) for holder in (state, state.slots) for values in holder.arrays().values()]
+    arrays = [
+        (values, values.copy())
+        for holder in (state, state.slots)
+        for values in holder.arrays().values()
+    ]
     sites = [(site, dict(vars(site))) for site in training.sites]
-    groups, shadows, count = dict(training.seed_groups), dict(training.shadows), training.germinations
+    groups, shadows, count = (
+        dict(training.seed_groups),
+        dict(training.shadows),
+        training.germinations,
+    )
     yield
     for values, before in arrays:
         values[...] = before
     for site, attributes in sites:
         vars(site).update(attributes)
-    training.seed_groups, training.shadows, training.germinations = groups, shadows, count
+    training.seed_groups, training.shadows, training.germinations = (
+        groups,
+        shadows,
+        count,
+    )
 
 
 def brute_force(world: Rig, index: int, planted: int) -> set[tuple[Op, bool]]:
@@ -78,12 +112,20 @@ def brute_force(world: Rig, index: int, planted: int) -> set[tuple[Op, bool]]:
     """
     spec, seen, known = world.env.action_spec, set(), Known(world, index)
     masks = {name: mask[index] for name, mask in world.info["action_mask"].items()}
-    for op, place, b in itertools.product(Op, range(len(spec.slots)), range(len(spec.blueprints))):
+    for op, place, b in itertools.product(
+        Op, range(len(spec.slots)), range(len(spec.blueprints))
+    ):
         row = np.array([op, place, b, b % 4, 0, 2, 0, 0])
         want = expected(known, op, place, spec.blueprints[b])
         seen.add((op, want))
-        assert world.env.mask.legal(index, row) == want, (op.name, spec.slots[place], spec.blueprints[b])
-        joint = masks["op_slot"][op, place] and (op is not Op.GERMINATE or masks["slot_blueprint"][place, b])
+        assert world.env.mask.legal(index, row) == want, (
+            op.name,
+            spec.slots[place],
+            spec.blueprints[b],
+        )
+        joint = masks["op_slot"][op, place] and (
+            op is not Op.GERMINATE or masks["slot_blueprint"][place, b]
+        )
         assert joint == want
         if want:
             assert masks["op"][op]
@@ -99,13 +141,19 @@ def brute_force(world: Rig, index: int, planted: int) -> set[tuple[Op, bool]]:
                 assert state.succeeded[index] or op in (Op.ADVANCE, Op.FOSSILIZE)
     for op in Op:
         assert masks["op"][op] == any(
-            expected(known, op, place, name) for place in range(4) for name in spec.blueprints
+            expected(known, op, place, name)
+            for place in range(4)
+            for name in spec.blueprints
         )
-    assert all(masks[head].any() for head in HEADS)  # a mask without any True allows no action
+    assert all(
+        masks[head].any() for head in HEADS
+    )  # a mask without any True allows no action
     return seen
 
 
-def leaning_forward(world: Rig, index: int, draw: np.random.Generator) -> NDArray[np.int64]:
+def leaning_forward(
+    world: Rig, index: int, draw: np.random.Generator
+) -> NDArray[np.int64]:
     """A random legal action that prefers advancing to pruning, so that late stages are reached."""
     masks = {name: mask[index] for name, mask in world.info["action_mask"].items()}
     weights = np.array([1.0, 3.0, 0.5, 0.2, 0.5, 6.0]) * masks["op"]
@@ -122,7 +170,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
     "several incubate": {"one_incubating": False, "max_seeds": 2},
     "automatic": {"auto_advance": ["G1", "G3"], "min_prune_age": 3},
-    "poor": {"parameter_budget": 0.7, "one_incubating": False, "max_fossils": 2, "embargo": 3},
+    "poor": {
+        "parameter_budget": 0.7,
+        "one_incubating": False,
+        "max_fossils": 2,
+        "embargo": 3,
+    },
 }
 
 
@@ -134,9 +187,13 @@ def test_masks_are_exact_in_every_state_of_random_play(setting: str) -> None:
         for step in range(30):
             for index in range(2):
                 seen |= brute_force(world, index, planted=step % len(FORMULAS))
-            world.step({index: leaning_forward(world, index, draw) for index in range(2)})
+            world.step(
+                {index: leaning_forward(world, index, draw) for index in range(2)}
+            )
             assert world.info["illegal_actions"].tolist() == [0, 0]
-        assert seen >= {(op, legal) for op in Op for legal in (True, False)} - {(Op.WAIT, False)}
+        assert seen >= {(op, legal) for op in Op for legal in (True, False)} - {
+            (Op.WAIT, False)
+        }
 
 
 def test_a_forbidden_action_is_executed_as_wait_and_counted() -> None:
@@ -165,7 +222,16 @@ def test_masks_of_heads_are_joined_as_other_libraries_read_them() -> None:
         assert flat.dtype == np.bool_
         place = 0
         for name, size in zip(
-            ("op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"),
+            (
+                "op",
+                "slot",
+                "blueprint",
+                "style",
+                "tempo",
+                "alpha_target",
+                "alpha_speed",
+                "alpha_curve",
+            ),
             (6, 4, len(FORMULAS), 4, 3, 3, 4, 5),
             strict=True,
         ):
@@ -181,5 +247,9 @@ def test_the_mask_in_info_is_that_of_the_state_in_the_observation() -> None:
         legal = world.info["action_mask"]["op_slot"][0]
         place = world.env.action_spec.slots.index("r1c0")
         assert world.value("r1c0/stage_germinated") == 1
-        assert [op.name for op in Op if legal[op, place]] == ["WAIT", "PRUNE", "ADVANCE"]
+        assert [op.name for op in Op if legal[op, place]] == [
+            "WAIT",
+            "PRUNE",
+            "ADVANCE",
+        ]
         assert not legal[Op.GERMINATE].any()

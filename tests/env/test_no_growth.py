@@ -16,9 +16,18 @@ HORIZON = 3
 
 
 def measured(hosts: int, counted: list[int], run_seed: int = 4) -> Baseline:
-    config = resolve(tiny_config(horizon=HORIZON, env={"baseline_episodes": hosts}), digits())
+    config = resolve(
+        tiny_config(horizon=HORIZON, env={"baseline_episodes": hosts}), digits()
+    )
     with WorkerExecutor(1) as executor:
-        return measure_baseline([digits()], config, executor, run_seed, MicroBatchPolicy(config), counted.append)
+        return measure_baseline(
+            [digits()],
+            config,
+            executor,
+            run_seed,
+            MicroBatchPolicy(config),
+            counted.append,
+        )
 
 
 def test_curves_start_at_the_untrained_host_and_every_epoch_is_counted() -> None:
@@ -30,10 +39,14 @@ def test_curves_start_at_the_untrained_host_and_every_epoch_is_counted() -> None
     assert counted == [2] * HORIZON
 
 
-def test_curves_are_means_of_hosts_and_the_spread_is_that_of_their_last_losses() -> None:
+def test_curves_are_means_of_hosts_and_the_spread_is_that_of_their_last_losses() -> (
+    None
+):
     both, alone = measured(2, []), measured(1, [])
     second = 2 * np.array(both.loss) - np.array(alone.loss)
-    assert both.final_loss_std == pytest.approx(abs(alone.loss[-1] - second[-1]) / np.sqrt(2))
+    assert both.final_loss_std == pytest.approx(
+        abs(alone.loss[-1] - second[-1]) / np.sqrt(2)
+    )
     assert alone.final_loss_std == MIN_STD
     assert measured(2, []) == both
     assert measured(2, [], run_seed=5) != both

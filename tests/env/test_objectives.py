@@ -28,10 +28,16 @@ SPLITS = (slice(0, 96), slice(96, 144), slice(144, 192))
 
 def task(y: Tensor, outputs: int, **fields: Any) -> Task:
     def build() -> esper.hosts.graft.GraftedHost:
-        net = nn.Sequential(nn.Sequential(nn.Linear(6, 4), nn.ReLU()), nn.Linear(4, 4), nn.Linear(4, outputs))
+        net = nn.Sequential(
+            nn.Sequential(nn.Linear(6, 4), nn.ReLU()),
+            nn.Linear(4, 4),
+            nn.Linear(4, outputs),
+        )
         return esper.graft(net, {"r0c0": "0", "r0c1": "1"}, "mlp")
 
-    return Task("mine", None, build, *(Split(X[rows], y[rows]) for rows in SPLITS), **fields)
+    return Task(
+        "mine", None, build, *(Split(X[rows], y[rows]) for rows in SPLITS), **fields
+    )
 
 
 def regression(**fields: Any) -> Task:
@@ -39,7 +45,9 @@ def regression(**fields: Any) -> Task:
 
 
 def labels() -> Task:
-    return task((X[:, :3] > 0).float(), 3, loss="bce", optimizer="adamw", learning_rate=0.02)
+    return task(
+        (X[:, :3] > 0).float(), 3, loss="bce", optimizer="adamw", learning_rate=0.02
+    )
 
 
 def masks() -> Task:
@@ -59,19 +67,28 @@ def masks() -> Task:
 
 def config(horizon: int = 6, **sections: dict[str, Any]) -> TrainingConfig:
     sizes = {"samples_per_epoch": 96, "batch_size": 16}
-    return tiny_config(1, horizon, **{"task": sizes, "env": {"parameter_budget": 100.0}, **sections})
+    return tiny_config(
+        1, horizon, **{"task": sizes, "env": {"parameter_budget": 100.0}, **sections}
+    )
 
 
-def played(made: Task, settings: TrainingConfig, steps: int = 6) -> tuple[GrowthVectorEnv, list[Any]]:
+def played(
+    made: Task, settings: TrainingConfig, steps: int = 6
+) -> tuple[GrowthVectorEnv, list[Any]]:
     """An env with a blended seed after ``steps`` epochs, closed, and its events."""
     events: list[Any] = []
     horizon = settings.env.episode_length
     assert horizon is not None
-    env = GrowthVectorEnv(made, settings, emit=events.append, baseline=flat_baseline(horizon))
+    env = GrowthVectorEnv(
+        made, settings, emit=events.append, baseline=flat_baseline(horizon)
+    )
     with closing(env):
         env.reset(seed=0)
         plant_in(
-            env, "r0c0", "norm" if env.training[0].host.topology == "cnn" else "mlp_small", stage=SeedStage.HOLDING
+            env,
+            "r0c0",
+            "norm" if env.training[0].host.topology == "cnn" else "mlp_small",
+            stage=SeedStage.HOLDING,
         )
         wait = env.action_spec.encode(esper.spaces.action.Op.WAIT)[None]
         for _ in range(steps):
@@ -104,7 +121,9 @@ def test_scores_are_in_percentage_points_of_their_unit() -> None:
         for score, points in ((fraction, 100.0), (large, 0.1))
     ]
     for name in ("accuracy", "train_accuracy", "committed", "total_reward"):
-        assert getattr(states[0], name) == pytest.approx(getattr(states[1], name), rel=1e-4), name
+        assert getattr(states[0], name) == pytest.approx(
+            getattr(states[1], name), rel=1e-4
+        ), name
     first, second = (state.slots.contribution[0] for state in states)
     assert first == pytest.approx(second, abs=1e-2, nan_ok=True)
 
@@ -113,7 +132,10 @@ def test_classes_by_functions_are_as_classes_by_the_fused_pass() -> None:
     """Only rounding differs after a few steps."""
     sections = {"task": {"samples_per_epoch": 64, "batch_size": 32, "micro_batches": 2}}
     by_functions = replace(digits(), loss=class_losses, score=class_accuracy)
-    states = [played(made, config(**sections), steps=2)[0].state for made in (digits(), by_functions)]
+    states = [
+        played(made, config(**sections), steps=2)[0].state
+        for made in (digits(), by_functions)
+    ]
     for name in ("loss", "accuracy", "train_loss", "train_accuracy", "total_reward"):
         first, second = (float(getattr(state, name)[0]) for state in states)
         assert first == pytest.approx(second, rel=1e-3, abs=0.3), name
@@ -121,7 +143,12 @@ def test_classes_by_functions_are_as_classes_by_the_fused_pass() -> None:
 
 def test_chance_of_an_own_loss_is_that_of_the_untrained_host() -> None:
     """A loss of 100 times the size is no collapse, and one that explodes is rolled back."""
-    large = replace(regression(), loss=lambda o, y: 100 * (o - y) ** 2, score="r2", learning_rate=5e-4)
+    large = replace(
+        regression(),
+        loss=lambda o, y: 100 * (o - y) ** 2,
+        score="r2",
+        learning_rate=5e-4,
+    )
     env, events = played(large, config())
     assert not any(isinstance(event, GovernorRollback) for event in events)
     governor = env.backend.each[0].governor
@@ -140,5 +167,9 @@ def test_a_score_that_is_not_finite_is_a_panic() -> None:
         return (o - y).abs().mean(1) + (float("nan") if next(calls) > 30 else 0.0)
 
     env, events = played(replace(regression(), score=fails_later), config())
-    assert any(event.reason == "not finite" for event in events if isinstance(event, GovernorRollback))
+    assert any(
+        event.reason == "not finite"
+        for event in events
+        if isinstance(event, GovernorRollback)
+    )
     assert bool(torch.isfinite(torch.from_numpy(env.state.total_reward)).all())

@@ -32,7 +32,12 @@ def chance(env: PlantedVectorEnv, seed: int = 0) -> Controller:
 
 
 def script(env: PlantedVectorEnv) -> Controller:
-    return ScriptedController(read_schedule(shipped_schedule("planted")), env.action_spec, env.layout, env.num_envs)
+    return ScriptedController(
+        read_schedule(shipped_schedule("planted")),
+        env.action_spec,
+        env.layout,
+        env.num_envs,
+    )
 
 
 def waits(env: PlantedVectorEnv) -> NDArray[np.int64]:
@@ -44,13 +49,20 @@ def test_the_env_is_a_gymnasium_vector_env_with_the_spaces_of_its_layout() -> No
     assert isinstance(env, gymnasium.vector.VectorEnv)
     assert (env.num_envs, env.horizon) == (64, 50)
     assert env.metadata["autoreset_mode"] is AutoresetMode.DISABLED
-    assert env.single_observation_space == gymnasium.spaces.Box(-LIMIT, LIMIT, (env.layout.size,), np.float32)
-    assert env.single_action_space == gymnasium.spaces.MultiDiscrete([6, 3, 4, 4, 3, 3, 4, 5])
+    assert env.single_observation_space == gymnasium.spaces.Box(
+        -LIMIT, LIMIT, (env.layout.size,), np.float32
+    )
+    assert env.single_action_space == gymnasium.spaces.MultiDiscrete(
+        [6, 3, 4, 4, 3, 3, 4, 5]
+    )
     observation, info = env.reset(seed=0)
     assert observation in env.observation_space
     assert env.action_masks().shape == (64, 6 + 3 + 4 + 4 + 3 + 3 + 4 + 5)
     assert set(info["action_mask"]) == {*HEADS, "op_slot", "slot_blueprint"}
-    assert np.flatnonzero(info["action_mask"]["op"][0]).tolist() == [Op.WAIT, Op.GERMINATE]
+    assert np.flatnonzero(info["action_mask"]["op"][0]).tolist() == [
+        Op.WAIT,
+        Op.GERMINATE,
+    ]
 
 
 def test_a_task_that_is_simulated_has_nothing_to_load() -> None:
@@ -78,7 +90,9 @@ def test_the_order_of_calls_and_the_shape_of_actions_are_checked() -> None:
 def test_an_illegal_action_is_wait_and_counted() -> None:
     env = planted(2)
     env.reset(seed=0)
-    rows = np.stack([env.action_spec.encode(Op.FOSSILIZE, "r0c0"), env.action_spec.encode(Op.WAIT)])
+    rows = np.stack(
+        [env.action_spec.encode(Op.FOSSILIZE, "r0c0"), env.action_spec.encode(Op.WAIT)]
+    )
     observation, _, _, _, info = env.step(rows)
     assert info["illegal_actions"].tolist() == [1, 0]
     assert env.layout.read(observation, "last_op_wait").tolist() == [1, 1]
@@ -91,15 +105,21 @@ def test_rewards_are_the_sum_of_their_terms_and_potentials_telescope(mode: str) 
     steps = play(env, chance(env))
     discounts = env.config.reward.gamma ** np.arange(env.horizon)
     for _, rewards, info in steps[1:]:
-        np.testing.assert_allclose(sum(info["reward_terms"].values()), rewards, atol=1e-12)
+        np.testing.assert_allclose(
+            sum(info["reward_terms"].values()), rewards, atol=1e-12
+        )
     for name in set(MODES[mode]) & set(POTENTIALS):
-        paid = np.array([info["reward_terms"][name] for _, _, info in steps[1:]])  # [T, E]
+        paid = np.array(
+            [info["reward_terms"][name] for _, _, info in steps[1:]]
+        )  # [T, E]
         assert np.abs(paid).max() > 0.01
         np.testing.assert_allclose(discounts @ paid, 0.0, atol=1e-12)
 
 
 def test_the_same_seed_is_the_same_run_and_another_one_is_not() -> None:
-    first, second, other = (play(planted(), chance(planted()), seed) for seed in (3, 3, 4))
+    first, second, other = (
+        play(planted(), chance(planted()), seed) for seed in (3, 3, 4)
+    )
     for a, b in zip(first, second, strict=True):
         np.testing.assert_array_equal(a[0], b[0])
         np.testing.assert_array_equal(a[1], b[1])
@@ -132,11 +152,18 @@ def test_an_ended_env_idles_until_it_is_reset_and_leaves_the_others_alone() -> N
     assert info["idle"].tolist() == [False, True]
     np.testing.assert_array_equal(observation[1], last[1])
     assert env.layout.read(observation, "epoch").tolist() == [0, 1]
-    first_episode = play(planted(2, horizon=3), NoGrowth(env.action_spec, env.layout, 2))[0][0]
-    assert (observation[0] != first_episode[0]).any(), "the second episode has noise of its own"
+    first_episode = play(
+        planted(2, horizon=3), NoGrowth(env.action_spec, env.layout, 2)
+    )[0][0]
+    assert (observation[0] != first_episode[0]).any(), (
+        "the second episode has noise of its own"
+    )
     observation, rewards, terminated, _, info = env.step(grow)
     assert terminated.tolist() == [False, True]
-    assert env.state.slots.stage[:, 0].tolist() == [SeedStage.GERMINATED, SeedStage.DORMANT]
+    assert env.state.slots.stage[:, 0].tolist() == [
+        SeedStage.GERMINATED,
+        SeedStage.DORMANT,
+    ]
     np.testing.assert_array_equal(observation[1], last[1])
 
 
@@ -155,7 +182,9 @@ def test_gate_two_refuses_a_harmful_seed_and_charges_for_it() -> None:
     env.reset(seed=0)
     rows = life(env, 0, "oak")
     for epoch in range(6):
-        _, _, _, _, info = env.step(rows.get(epoch, env.action_spec.encode(Op.WAIT))[None])
+        _, _, _, _, info = env.step(
+            rows.get(epoch, env.action_spec.encode(Op.WAIT))[None]
+        )
     assert env.state.slots.stage[0, 0] == SeedStage.TRAINING
     assert not env.state.succeeded[0]
     assert info["reward_terms"]["action_cost"][0] == -env.config.reward.refused_cost
@@ -166,10 +195,17 @@ def test_waiting_returns_zero_chance_no_more_and_a_rule_and_a_script_more() -> N
     spec, layout = env.action_spec, env.layout
     alone, random, rule, scripted = (
         play_round(env, player, seed=0).returns
-        for player in (NoGrowth(spec, layout, 32), chance(env), HeuristicController(spec, layout, 32), script(env))
+        for player in (
+            NoGrowth(spec, layout, 32),
+            chance(env),
+            HeuristicController(spec, layout, 32),
+            script(env),
+        )
     )
     assert abs(alone.mean()) < 0.03
     assert random.mean() < alone.mean()
     assert alone.mean() < rule.mean() < scripted.mean()
     assert scripted.mean() > 1
-    assert np.all(env.state.slots.stage == SeedStage.FOSSILIZED), "the script's gates open in every env"
+    assert np.all(env.state.slots.stage == SeedStage.FOSSILIZED), (
+        "the script's gates open in every env"
+    )

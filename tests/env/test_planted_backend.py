@@ -19,13 +19,24 @@ from tests.env.planted_helpers import life, planted, play
 QUIET = Law(noise=0.0, paired_noise=0.0)
 
 
-def test_noise_has_its_standard_deviation_and_moves_all_configurations_together() -> None:
+def test_noise_has_its_standard_deviation_and_moves_all_configurations_together() -> (
+    None
+):
     env = planted(64)
     steps = play(env, NoGrowth(env.action_spec, env.layout, 64))
-    errors = np.array([info["validation_accuracy"] - info["baseline_accuracy"] for _, _, info in steps])
-    assert errors.std() == pytest.approx(0.3, rel=0.1)  # 3264 draws: 1.2 % standard error
+    errors = np.array(
+        [
+            info["validation_accuracy"] - info["baseline_accuracy"]
+            for _, _, info in steps
+        ]
+    )
+    assert errors.std() == pytest.approx(
+        0.3, rel=0.1
+    )  # 3264 draws: 1.2 % standard error
     assert abs(errors.mean()) < 0.03
-    np.testing.assert_array_equal(steps[-1][2]["validation_accuracy"], steps[-1][2]["committed_accuracy"])
+    np.testing.assert_array_equal(
+        steps[-1][2]["validation_accuracy"], steps[-1][2]["committed_accuracy"]
+    )
 
 
 def test_the_loss_of_every_configuration_follows_its_accuracy() -> None:
@@ -81,7 +92,9 @@ def test_every_simulated_host_has_worths_of_its_own() -> None:
 def test_without_a_spread_all_hosts_have_the_worths_of_the_law() -> None:
     env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 3}}))
     env.reset(seed=0)
-    np.testing.assert_array_equal(env.backend.worth, np.tile(np.array(env.law.worth), (3, 1, 1)))
+    np.testing.assert_array_equal(
+        env.backend.worth, np.tile(np.array(env.law.worth), (3, 1, 1))
+    )
 
 
 def test_a_host_leans_on_what_is_blended_until_it_is_kept() -> None:
@@ -94,10 +107,16 @@ def test_a_host_leans_on_what_is_blended_until_it_is_kept() -> None:
     seeds.stage[0] = [SeedStage.FOSSILIZED, SeedStage.HOLDING, SeedStage.TRAINING]
     for hosts in (leaning, free):
         hosts.experience[:] = 1e9
-    with_it, without = (hosts.true_accuracies(seeds, np.array([50])) for hosts in (leaning, free))
+    with_it, without = (
+        hosts.true_accuracies(seeds, np.array([50])) for hosts in (leaning, free)
+    )
     np.testing.assert_allclose(with_it.accuracy, without.accuracy)
-    np.testing.assert_allclose(with_it.contribution - without.contribution, [[10.0, 5.0, 0.0]])
-    np.testing.assert_allclose(with_it.committed, without.committed - 5.0)  # the fossil stays, the other one goes
+    np.testing.assert_allclose(
+        with_it.contribution - without.contribution, [[10.0, 5.0, 0.0]]
+    )
+    np.testing.assert_allclose(
+        with_it.committed, without.committed - 5.0
+    )  # the fossil stays, the other one goes
     np.testing.assert_allclose(with_it.all_off, without.all_off - 15.0)
 
 

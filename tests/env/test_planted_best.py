@@ -25,8 +25,12 @@ HORIZON = 24
 """Enough for three seeds, one after the other; the search takes half as long as at 30 epochs."""
 
 
-def config(mode: str = "shaped", n_envs: int = 1, horizon: int = HORIZON) -> TrainingConfig:
-    return TrainingConfig.parse({"env": {"n_envs": n_envs, "episode_length": horizon}, "reward": {"mode": mode}})
+def config(
+    mode: str = "shaped", n_envs: int = 1, horizon: int = HORIZON
+) -> TrainingConfig:
+    return TrainingConfig.parse(
+        {"env": {"n_envs": n_envs, "episode_length": horizon}, "reward": {"mode": mode}}
+    )
 
 
 @cache
@@ -38,7 +42,9 @@ def random_schedule(random: np.random.Generator, env: PlantedVectorEnv) -> Sched
     """Some slots in some order with any blueprints, each seed's life at a pace of its own; some seeds are not kept."""
     schedule = np.zeros((env.horizon, 8), dtype=np.int64)
     start, encode = int(random.integers(8)), env.action_spec.encode
-    for slot in random.permutation(env.action_spec.slots)[: random.integers(1, 4)].tolist():
+    for slot in random.permutation(env.action_spec.slots)[
+        : random.integers(1, 4)
+    ].tolist():
         tempo, incubation = int(random.choice([3, 5, 8])), int(random.integers(4, 9))
         name = str(random.choice(env.action_spec.blueprints))
         style = str(random.choice(env.action_spec.choices("style")))
@@ -49,7 +55,9 @@ def random_schedule(random: np.random.Generator, env: PlantedVectorEnv) -> Sched
             start + 1: encode(Op.ADVANCE, slot),
             blended: encode(Op.ADVANCE, slot),
             held: encode(Op.ADVANCE, slot),
-            held + 1: encode(Op.FOSSILIZE, slot) if random.random() < 0.8 else encode(Op.PRUNE, slot),
+            held + 1: encode(Op.FOSSILIZE, slot)
+            if random.random() < 0.8
+            else encode(Op.PRUNE, slot),
         }
         for epoch, action in life.items():
             if epoch < env.horizon:
@@ -58,7 +66,9 @@ def random_schedule(random: np.random.Generator, env: PlantedVectorEnv) -> Sched
     return schedule
 
 
-def random_schedules(count: int, seed: int = 0, horizon: int = HORIZON) -> NDArray[np.int64]:
+def random_schedules(
+    count: int, seed: int = 0, horizon: int = HORIZON
+) -> NDArray[np.int64]:
     random, env = np.random.default_rng(seed), PlantedVectorEnv(config(horizon=horizon))
     return np.array([random_schedule(random, env) for _ in range(count)])
 
@@ -111,7 +121,9 @@ def test_a_schedule_is_worth_what_an_env_pays_for_it() -> None:
             return np.tile(best().schedule[self.epoch], (256, 1))
 
     returns = play_round(env, Replay(), seed=0).returns
-    kept = (env.state.slots.fossil).sum(axis=1) == (best().schedule[:, 0] == Op.FOSSILIZE).sum()
+    kept = (env.state.slots.fossil).sum(axis=1) == (
+        best().schedule[:, 0] == Op.FOSSILIZE
+    ).sum()
     assert kept.mean() > 0.8, "noise seldom shuts a gate"
     assert returns[kept].mean() == pytest.approx(best().discounted, abs=0.02)
 
@@ -126,13 +138,18 @@ def test_under_every_mode_the_best_return_beats_waiting(mode: str) -> None:
     assert grown > 0.5
 
 
-def returns_and_outcomes(mode: str, loss_scale: float = 5.0, seed: int = 1) -> tuple[Floats, Floats, Floats]:
+def returns_and_outcomes(
+    mode: str, loss_scale: float = 5.0, seed: int = 1
+) -> tuple[Floats, Floats, Floats]:
     """Discounted returns, outcomes and leads before any action of 50 random schedules with noise, each [50].
 
     Outcomes are final committed accuracies in the units of the mode's benefit, less its charges for fossils.
     """
     chosen = config(mode, n_envs=50, horizon=50).with_values(
-        reward={"loss_benefit_scale": loss_scale, "loss_contribution_potential": 0.5 / loss_scale}
+        reward={
+            "loss_benefit_scale": loss_scale,
+            "loss_contribution_potential": 0.5 / loss_scale,
+        }
     )
     env = PlantedVectorEnv(chosen)
     schedules = random_schedules(50, seed=seed, horizon=50)
@@ -145,7 +162,9 @@ def returns_and_outcomes(mode: str, loss_scale: float = 5.0, seed: int = 1) -> t
     gained = info["committed_accuracy"] - info["baseline_accuracy"]
     # The law's loss falls by ln(10)/90 a point, and its standard deviation is that of 0.3 points.
     benefit = gained / 0.3 / loss_scale if mode.startswith("loss_") else gained / 10
-    fossils = np.where(env.state.slots.fossil, env.state.slots.parameters, 0).sum(axis=1)
+    fossils = np.where(env.state.slots.fossil, env.state.slots.parameters, 0).sum(
+        axis=1
+    )
     assert len(np.unique(fossils)) > 5
     rent = np.minimum(0.2 * np.log1p(fossils / 1000), 0.6)
     cost = {"rent": rent, "fossil_cost": 0.1 * fossils / 10_000}
@@ -160,7 +179,9 @@ def test_returns_rank_schedules_as_their_outcomes_do(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["loss_shaped", "loss_sparse"])
-def test_losses_rank_schedules_where_the_rent_matters_as_much_as_on_real_hosts(mode: str) -> None:
+def test_losses_rank_schedules_where_the_rent_matters_as_much_as_on_real_hosts(
+    mode: str,
+) -> None:
     """Planted hosts hardly differ, so that a point is many standard deviations; here ten points are worth 1."""
     returns, outcomes, _ = returns_and_outcomes(mode, loss_scale=10 / 0.3)
     assert spearmanr(returns, outcomes).statistic >= 0.9
@@ -181,7 +202,9 @@ def test_the_scale_runs_from_chance_to_the_best() -> None:
     assert scale.best == best().discounted
     assert PlantedScale(random=-1.0, best=3.0).score(1.0) == 0.5
     env = PlantedVectorEnv(config(n_envs=16))
-    rule = play_round(env, HeuristicController(env.action_spec, env.layout, 16), seed=0).returns.mean()
+    rule = play_round(
+        env, HeuristicController(env.action_spec, env.layout, 16), seed=0
+    ).returns.mean()
     assert 0 < scale.score(float(rule)) < 0.9
 
 
@@ -205,4 +228,6 @@ def test_the_scale_of_losses_stays_when_noise_is_switched_off() -> None:
     env.reset(seed=0)
     for _ in range(env.horizon):
         env.step(np.zeros((256, 8), dtype=np.int64))
-    assert env.state.loss.std() == pytest.approx(noisy.baseline(HORIZON, 8).final_loss_std, rel=0.1)
+    assert env.state.loss.std() == pytest.approx(
+        noisy.baseline(HORIZON, 8).final_loss_std, rel=0.1
+    )

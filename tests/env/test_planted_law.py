@@ -20,8 +20,12 @@ QUIET = Law(noise=0.0, paired_noise=0.0)
 def test_a_host_alone_follows_the_baseline() -> None:
     env = planted(2, law=QUIET)
     assert env.horizon == 50
-    for epoch, (_, _, info) in enumerate(play(env, NoGrowth(env.action_spec, env.layout, 2))):
-        curve = 10 + 55 * (1 - np.exp(-epoch / 10))  # floor, ceiling − floor, host_time · T
+    for epoch, (_, _, info) in enumerate(
+        play(env, NoGrowth(env.action_spec, env.layout, 2))
+    ):
+        curve = 10 + 55 * (
+            1 - np.exp(-epoch / 10)
+        )  # floor, ceiling − floor, host_time · T
         np.testing.assert_allclose(info["validation_accuracy"], curve)
         np.testing.assert_allclose(info["baseline_accuracy"], curve)
 
@@ -36,23 +40,38 @@ def grown(env: PlantedVectorEnv, rows: dict[int, NDArray[np.int64]]) -> float:
 
 def test_the_law_rewards_the_right_blueprint_early() -> None:
     # Trials have errors, so that the gate can tolerate any of them; committed accuracy has none.
-    env = planted(1, law=replace(QUIET, paired_noise=0.3), env={"gates": {"trial_standard_errors": 1000.0}})
-    fern, moss, oak = (grown(env, life(env, 0, name)) for name in ("fern", "moss", "oak"))
+    env = planted(
+        1,
+        law=replace(QUIET, paired_noise=0.3),
+        env={"gates": {"trial_standard_errors": 1000.0}},
+    )
+    fern, moss, oak = (
+        grown(env, life(env, 0, name)) for name in ("fern", "moss", "oak")
+    )
     assert fern > moss > 0 > oak
     assert fern > grown(env, life(env, 10, "fern")) > grown(env, life(env, 25, "fern"))
     assert fern > grown(env, life(env, 0, "fern", style="GATED_GATE")) > moss
 
 
 def test_blending_too_early_and_pruning_in_a_jump_hurt() -> None:
-    patient, hasty = (planted(1, law=replace(QUIET, worth=((0.0,) * 4,) * 3, rising_shock=r)) for r in (0.0, 9.0))
+    patient, hasty = (
+        planted(1, law=replace(QUIET, worth=((0.0,) * 4,) * 3, rising_shock=r))
+        for r in (0.0, 9.0)
+    )
     assert grown(patient, life(patient, 0, "fern")) == pytest.approx(0.0)
-    early, late = (grown(hasty, life(hasty, 0, "fern", incubation)) for incubation in (4, 12))
+    early, late = (
+        grown(hasty, life(hasty, 0, "fern", incubation)) for incubation in (4, 12)
+    )
     assert early < late < 0
     env = planted(1, law=QUIET)
     kept = life(env, 0, "fern")
     *_, fossilized = kept
     prune = {
-        speed: {**kept, fossilized: env.action_spec.encode(Op.PRUNE, "r0c0", alpha_speed=speed)} for speed in (0, 8)
+        speed: {
+            **kept,
+            fossilized: env.action_spec.encode(Op.PRUNE, "r0c0", alpha_speed=speed),
+        }
+        for speed in (0, 8)
     }
     assert grown(env, prune[0]) < grown(env, prune[8]) < 0
 

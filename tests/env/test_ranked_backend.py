@@ -22,12 +22,17 @@ def full() -> EnvState:
             values[...] = dice.standard_normal(values.shape)
             values[1], values[2], values[3] = np.nan, -0.0, np.inf
         else:
-            values[...] = dice.integers(0, 2 if values.dtype.kind == "b" else 2**50, values.shape)
+            values[...] = dice.integers(
+                0, 2 if values.dtype.kind == "b" else 2**50, values.shape
+            )
     return state
 
 
 def bits(state: EnvState, rows: slice) -> dict[str, bytes]:
-    arrays = {**state.arrays(), **{f"slots {name}": values for name, values in state.slots.arrays().items()}}
+    arrays = {
+        **state.arrays(),
+        **{f"slots {name}": values for name, values in state.slots.arrays().items()},
+    }
     return {name: values[rows].tobytes() for name, values in arrays.items()}
 
 
@@ -43,12 +48,20 @@ def test_only_what_differs_between_two_tables_is_written() -> None:
     state, there = full(), empty(3)
     sent = table_of(state, ROWS)
     write_table(there, slice(0, 3), sent)
-    there.loss[0], there.slots.alpha[2, 0], there.rolled_back[1] = 3.5, -0.0, ~there.rolled_back[1]
+    there.loss[0], there.slots.alpha[2, 0], there.rolled_back[1] = (
+        3.5,
+        -0.0,
+        ~there.rolled_back[1],
+    )
     state.epoch += 1  # meanwhile
     before = bits(state, slice(None))
     write_changes(state, ROWS, sent, table_of(there, slice(0, 3)))
     after = bits(state, slice(None))
-    assert {name for name in after if after[name] != before[name]} == {"loss", "slots alpha", "rolled_back"}
+    assert {name for name in after if after[name] != before[name]} == {
+        "loss",
+        "slots alpha",
+        "rolled_back",
+    }
     assert state.loss[1] == 3.5
     assert np.signbit(state.slots.alpha[3, 0])
     assert state.rolled_back[2] == there.rolled_back[1]

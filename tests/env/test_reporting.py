@@ -12,7 +12,13 @@ from esper.spaces.mask import legal_joint_actions
 from esper.telemetry.event import ActionTaken
 from tests.core_helpers import Rig, rig
 
-FREE = {"style": "GATED_GATE", "tempo": 8, "alpha_target": 0.7, "alpha_speed": 5, "alpha_curve": "logistic_12"}
+FREE = {
+    "style": "GATED_GATE",
+    "tempo": 8,
+    "alpha_target": 0.7,
+    "alpha_speed": 5,
+    "alpha_curve": "logistic_12",
+}
 
 
 def told(world: Rig) -> dict[str, object]:
@@ -37,9 +43,16 @@ def test_the_event_names_every_head_that_matters(op: Op, stage: SeedStage) -> No
             world.grow("r0c0", stage)
         world.do(op.name, "r0c0", "conv_light", **FREE)
         values = {"op": op.name, "slot": "r0c0", "blueprint": "conv_light", **FREE}
-        expected = {head: values[head] if head == "op" or head in RELEVANT[op] else None for head in HEADS}
+        expected = {
+            head: values[head] if head == "op" or head in RELEVANT[op] else None
+            for head in HEADS
+        }
         assert told(world) == expected
-        assert all(value in world.env.action_spec.choices(head) for head, value in told(world).items() if value)
+        assert all(
+            value in world.env.action_spec.choices(head)
+            for head, value in told(world).items()
+            if value
+        )
 
 
 def test_the_event_has_the_masked_ops_and_slots() -> None:
@@ -50,7 +63,10 @@ def test_the_event_has_the_masked_ops_and_slots() -> None:
         world.do("PRUNE", "r0c0")
         world.do("PRUNE", "r0c1")
         masked = world.of_kind(ActionTaken)[-1].masked
-        assert masked == {"op": ("SET_ALPHA_TARGET", "FOSSILIZE"), "slot": ("r0c0", "r1c0", "r1c1")}
+        assert masked == {
+            "op": ("SET_ALPHA_TARGET", "FOSSILIZE"),
+            "slot": ("r0c0", "r1c0", "r1c1"),
+        }
 
 
 def test_masked_choices_are_those_that_no_legal_action_continues_with() -> None:
@@ -70,11 +86,17 @@ def test_masked_choices_are_those_that_no_legal_action_continues_with() -> None:
                 possible, expected = joint[legal[event.env]], {}
                 for place, head in enumerate(HEADS):
                     choices = spec.choices(head)
-                    names = {str(choices[i]) for i in range(len(choices)) if i not in possible[:, place]}
+                    names = {
+                        str(choices[i])
+                        for i in range(len(choices))
+                        if i not in possible[:, place]
+                    }
                     if names and (head == "op" or head in RELEVANT[Op[event.op]]):
                         expected[head] = names
                     possible = possible[possible[:, place] == actions[event.env, place]]
-                assert {head: set(names) for head, names in event.masked.items()} == expected
+                assert {
+                    head: set(names) for head, names in event.masked.items()
+                } == expected
                 seen |= set(expected)
         assert seen == {"op", "slot", "blueprint"}
 

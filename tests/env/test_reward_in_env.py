@@ -23,17 +23,30 @@ S = SeedStage
 @pytest.mark.trap(21)
 @pytest.mark.parametrize("mode", slow_except(list(MODES)[:2], MODES))
 @pytest.mark.parametrize("broken", [(), (3, 9)], ids=["healthy", "rolled back"])
-def test_a_whole_episode_telescopes_and_terms_sum_to_the_reward(mode: str, broken: tuple[int, ...]) -> None:
-    sections = {"env": {"one_incubating": False, "baseline_episodes": 2}, "task": {"samples_per_epoch": 256}}
-    with rig(n_envs=2, horizon=14, reward={"mode": mode, "gamma": 0.9}, **sections) as world:
-        chooser = RandomController(world.env.action_spec, world.env.layout, 2, run_seed=6)
+def test_a_whole_episode_telescopes_and_terms_sum_to_the_reward(
+    mode: str, broken: tuple[int, ...]
+) -> None:
+    sections = {
+        "env": {"one_incubating": False, "baseline_episodes": 2},
+        "task": {"samples_per_epoch": 256},
+    }
+    with rig(
+        n_envs=2, horizon=14, reward={"mode": mode, "gamma": 0.9}, **sections
+    ) as world:
+        chooser = RandomController(
+            world.env.action_spec, world.env.layout, 2, run_seed=6
+        )
         chooser.begin()
         discounted = {name: np.zeros(2) for name in MODES[mode] if name in POTENTIALS}
         moved = dict.fromkeys(discounted, 0.0)
         for step in range(14):
             if step in broken:
                 DAMAGE["NaN weight"](world.training(0))
-            world.step(dict(enumerate(chooser.act(world.observation, world.info["action_mask"]))))
+            world.step(
+                dict(
+                    enumerate(chooser.act(world.observation, world.info["action_mask"]))
+                )
+            )
             terms = world.info["reward_terms"]
             assert set(terms) == set(MODES[mode])
             np.testing.assert_array_equal(sum(terms.values()), world.rewards)
@@ -55,7 +68,9 @@ def test_the_benefit_is_what_the_committed_network_leads_by() -> None:
         committed = float(world.info["committed_accuracy"][0])
         helper = world.host().counterfactual
         assert committed == helper.accuracy(helper.committed)
-        assert world.info["reward_terms"]["benefit"][0] == pytest.approx((committed - 10.0) / 10)
+        assert world.info["reward_terms"]["benefit"][0] == pytest.approx(
+            (committed - 10.0) / 10
+        )
 
 
 def test_a_seed_that_only_holds_is_not_in_the_benefit() -> None:
@@ -79,8 +94,13 @@ def test_the_loss_benefit_is_what_the_committed_network_leads_by() -> None:
         assert world.terminated.all()
         helper = world.host().counterfactual
         committed = helper.loss_of(helper.committed)
-        assert len({committed, helper.loss_of(helper.all_on), helper.loss_of(ALL_OFF)}) == 3
-        assert world.info["reward_terms"]["loss_benefit"][0] == pytest.approx((2.3 - committed) / 0.1 / 5)
+        assert (
+            len({committed, helper.loss_of(helper.all_on), helper.loss_of(ALL_OFF)})
+            == 3
+        )
+        assert world.info["reward_terms"]["loss_benefit"][0] == pytest.approx(
+            (2.3 - committed) / 0.1 / 5
+        )
 
 
 def test_the_loss_contribution_is_what_all_seeds_take_off_the_loss() -> None:
@@ -111,7 +131,12 @@ def test_the_host_whose_tracked_loss_is_lowest_is_paid_most() -> None:
 
 def test_after_a_rollback_the_loss_reward_reads_the_restored_network() -> None:
     """Measurements of the bad epoch are dropped: accuracy and loss are those of the committed network."""
-    with rig(horizon=14, governor={"snapshot_every": 1}, task={"samples_per_epoch": 512}, **LOSS) as world:
+    with rig(
+        horizon=14,
+        governor={"snapshot_every": 1},
+        task={"samples_per_epoch": 512},
+        **LOSS,
+    ) as world:
         world.grow("r0c0", S.FOSSILIZED)
         world.grow("r1c0", S.HOLDING)
         good = world.measurement()
@@ -130,8 +155,15 @@ def test_after_a_rollback_the_loss_reward_reads_the_restored_network() -> None:
 @pytest.mark.parametrize("mode", ["shaped", "simplified", "loss_shaped"])
 def test_a_refused_action_is_charged_as_refused_and_gains_no_stage(mode: str) -> None:
     """The gate requires five epochs in TRAINING: the reward is that of the refused action."""
-    gates = {"min_training_epochs": 5, "min_gradient_health": 0.0, "trial_standard_errors": 1000.0}
-    sections = {"reward": {"mode": mode, "gamma": 1.0}, "env": {"baseline_episodes": 2, "gates": gates}}
+    gates = {
+        "min_training_epochs": 5,
+        "min_gradient_health": 0.0,
+        "trial_standard_errors": 1000.0,
+    }
+    sections = {
+        "reward": {"mode": mode, "gamma": 1.0},
+        "env": {"baseline_episodes": 2, "gates": gates},
+    }
     with rig(horizon=30, **sections) as world:
         world.do("GERMINATE", "r0c0", "norm")
         world.do("ADVANCE", "r0c0")
@@ -152,19 +184,28 @@ HOSTS = 16
 @pytest.mark.slow
 def test_on_digits_growing_pays_under_every_mode() -> None:
     """The shipped schedule is compared with the same hosts left alone, in one play for all modes."""
-    config = TrainingConfig.parse({"task": {"name": "digits"}, "env": {"n_envs": HOSTS}})
+    config = TrainingConfig.parse(
+        {"task": {"name": "digits"}, "env": {"n_envs": HOSTS}}
+    )
     env = GrowthVectorEnv(load_task("digits"), config)
     env.prepare()
     returns = {}
     for player in (
-        ScriptedController(read_schedule(shipped_schedule("digits")), env.action_spec, env.layout, HOSTS),
+        ScriptedController(
+            read_schedule(shipped_schedule("digits")),
+            env.action_spec,
+            env.layout,
+            HOSTS,
+        ),
         NoGrowth(env.action_spec, env.layout, HOSTS),
     ):
         env.reward = Ledger(config, env.horizon)
         observation, info = env.reset(seed=0)
         player.begin()
         while not env.done.all():
-            observation, _, _, _, info = env.step(player.act(observation, info["action_mask"]))
+            observation, _, _, _, info = env.step(
+                player.act(observation, info["action_mask"])
+            )
         returns[type(player)] = env.reward.returns
     env.close()
     for mode in MODES:
@@ -180,12 +221,19 @@ class Ledger(Reward):
     def __init__(self, config: TrainingConfig, horizon: int) -> None:
         dwell = Durations.of(config, horizon).stage_dwell
         super().__init__(config.reward, dwell, HOSTS)
-        self.others = {mode: Reward(config.reward.model_copy(update={"mode": mode}), dwell, HOSTS) for mode in MODES}
+        self.others = {
+            mode: Reward(config.reward.model_copy(update={"mode": mode}), dwell, HOSTS)
+            for mode in MODES
+        }
         self.returns = {mode: np.zeros(HOSTS) for mode in MODES}
         self.discount = 1.0
 
-    def pay(self, transition: Transition, active: Bools | bool = True) -> dict[str, Floats]:
+    def pay(
+        self, transition: Transition, active: Bools | bool = True
+    ) -> dict[str, Floats]:
         for mode, other in self.others.items():
-            self.returns[mode] += self.discount * np.sum(list(other.pay(transition, active).values()), axis=0)
+            self.returns[mode] += self.discount * np.sum(
+                list(other.pay(transition, active).values()), axis=0
+            )
         self.discount *= self.config.gamma
         return super().pay(transition, active)

@@ -20,7 +20,13 @@ from tests.core_helpers import DAMAGE, rig
 from tests.selection import slow_except
 
 Floats = NDArray[np.float64]
-PHI = {"germinated": 1.0, "training": 2.0, "blending": 3.5, "holding": 5.5, "fossilized": 6.0}
+PHI = {
+    "germinated": 1.0,
+    "training": 2.0,
+    "blending": 3.5,
+    "holding": 5.5,
+    "fossilized": 6.0,
+}
 
 
 class Seen:
@@ -47,11 +53,18 @@ class Seen:
 
     def climb(self, dwell: int) -> Floats:
         """Φ of the stages."""
-        total, after = np.zeros(len(self.observation)), dict(zip(PHI, [*PHI.values()][1:], strict=False))
+        total, after = (
+            np.zeros(len(self.observation)),
+            dict(zip(PHI, [*PHI.values()][1:], strict=False)),
+        )
         for slot in self.env.action_spec.slots:
-            done = np.minimum(self(f"{slot}/epochs_in_stage") * self.env.horizon / dwell, 1)
+            done = np.minimum(
+                self(f"{slot}/epochs_in_stage") * self.env.horizon / dwell, 1
+            )
             for stage, phi in PHI.items():
-                total += self(f"{slot}/stage_{stage}") * (phi + 0.9 * (after.get(stage, phi) - phi) * done)
+                total += self(f"{slot}/stage_{stage}") * (
+                    phi + 0.9 * (after.get(stage, phi) - phi) * done
+                )
         return total
 
 
@@ -63,18 +76,33 @@ def reward(before: Seen, after: Seen, config: RewardConfig, dwell: int) -> Float
     if "stage_potential" in names:
         potential += c.stage_potential * after.climb(dwell)
     if "contribution_potential" in names:
-        potential += c.contribution_potential * 100 * (after("validation_accuracy") - after("all_off_accuracy"))
+        potential += (
+            c.contribution_potential
+            * 100
+            * (after("validation_accuracy") - after("all_off_accuracy"))
+        )
     if "loss_contribution_potential" in names:
-        potential += c.loss_contribution_potential * (after.nats("loss_lead") - after.nats("all_off_loss_lead"))
+        potential += c.loss_contribution_potential * (
+            after.nats("loss_lead") - after.nats("all_off_loss_lead")
+        )
     waited, germinated = after("last_op_wait") == 1, after("last_op_germinate") == 1
     refused = after("last_op_succeeded") == 0
     # A germination costs the same when it fails, as on a host that is broken.
-    cost = np.where(germinated, c.germinate_cost, np.where(refused, c.refused_cost, c.action_cost))
+    cost = np.where(
+        germinated, c.germinate_cost, np.where(refused, c.refused_cost, c.action_cost)
+    )
     paid: dict[str, Callable[[], Floats]] = {
         "benefit": lambda: ended * after.lead("committed") / c.benefit_scale,
-        "loss_benefit": lambda: ended * after.nats("committed_loss_lead") / c.loss_benefit_scale,
-        "fossil_cost": lambda: ended * -c.sparse_parameter_cost * after("fossil_parameters"),
-        "advantage": lambda: (np.where(ended, after.lead("committed"), after.lead()) - before.lead()) / c.benefit_scale,
+        "loss_benefit": lambda: (
+            ended * after.nats("committed_loss_lead") / c.loss_benefit_scale
+        ),
+        "fossil_cost": lambda: (
+            ended * -c.sparse_parameter_cost * after("fossil_parameters")
+        ),
+        "advantage": lambda: (
+            (np.where(ended, after.lead("committed"), after.lead()) - before.lead())
+            / c.benefit_scale
+        ),
         "rent": lambda: -after("rent") / after.env.horizon,
         "action_cost": lambda: -np.where(waited, 0.0, cost),
         "governor": lambda: -c.rollback_penalty * after("rolled_back"),
@@ -83,20 +111,36 @@ def reward(before: Seen, after: Seen, config: RewardConfig, dwell: int) -> Float
     return shaping + sum(paid[name]() for name in names if name in paid)
 
 
-def follow(env: SlotVectorEnv, player: Controller, disturb: Callable[[int], None] = lambda _step: None) -> set[str]:
+def follow(
+    env: SlotVectorEnv,
+    player: Controller,
+    disturb: Callable[[int], None] = lambda _step: None,
+) -> set[str]:
     """Plays one episode and computes every reward from the observations; returns the terms that were not 0."""
     dwell = Durations.of(env.config, env.horizon).stage_dwell
     observation, info = env.reset(seed=0)
     player.begin()
-    before, running, moved = Seen(env, observation), np.ones(env.num_envs, dtype=bool), set[str]()
+    before, running, moved = (
+        Seen(env, observation),
+        np.ones(env.num_envs, dtype=bool),
+        set[str](),
+    )
     for step in range(env.horizon):
         disturb(step)
-        observation, rewards, terminated, _, info = env.step(player.act(observation, info["action_mask"]))
+        observation, rewards, terminated, _, info = env.step(
+            player.act(observation, info["action_mask"])
+        )
         after = Seen(env, observation)
-        expected = np.where(running, reward(before, after, env.config.reward, dwell), 0.0)
+        expected = np.where(
+            running, reward(before, after, env.config.reward, dwell), 0.0
+        )
         # float32 in the observation; symlog keeps seven digits of the logarithm
         np.testing.assert_allclose(expected, rewards, rtol=1e-4, atol=1e-4)
-        moved |= {name for name, term in info["reward_terms"].items() if np.abs(term).max() > 1e-4}
+        moved |= {
+            name
+            for name, term in info["reward_terms"].items()
+            if np.abs(term).max() > 1e-4
+        }
         running = ~terminated
         before = after
     assert not running.any()
@@ -104,7 +148,9 @@ def follow(env: SlotVectorEnv, player: Controller, disturb: Callable[[int], None
 
 
 def planted(mode: str, **env: Any) -> PlantedVectorEnv:
-    return PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 6, **env}, "reward": {"mode": mode}}))
+    return PlantedVectorEnv(
+        TrainingConfig.parse({"env": {"n_envs": 6, **env}, "reward": {"mode": mode}})
+    )
 
 
 @pytest.mark.trap(23)
@@ -121,7 +167,10 @@ def test_rewards_of_planted_follow_from_what_is_observed(mode: str) -> None:
 @pytest.mark.parametrize("mode", slow_except(list(MODES)[:2], MODES))
 def test_rewards_of_hosts_in_training_follow_from_what_is_observed(mode: str) -> None:
     """There are rollbacks, and three of them end the episode of env 0 early."""
-    sections = {"env": {"one_incubating": False, "baseline_episodes": 2}, "task": {"samples_per_epoch": 256}}
+    sections = {
+        "env": {"one_incubating": False, "baseline_episodes": 2},
+        "task": {"samples_per_epoch": 256},
+    }
     with rig(n_envs=2, horizon=14, reward={"mode": mode}, **sections) as world:
         broken = (3, 8, 10)
 
@@ -129,9 +178,13 @@ def test_rewards_of_hosts_in_training_follow_from_what_is_observed(mode: str) ->
             if step in broken:
                 DAMAGE["NaN weight"](world.training(0))
 
-        chooser = RandomController(world.env.action_spec, world.env.layout, 2, run_seed=2)
+        chooser = RandomController(
+            world.env.action_spec, world.env.layout, 2, run_seed=2
+        )
         moved = follow(world.env, chooser, disturb)
-        assert {"governor", "benefit", "loss_benefit", "advantage"} & set(MODES[mode]) <= moved
+        assert {"governor", "benefit", "loss_benefit", "advantage"} & set(
+            MODES[mode]
+        ) <= moved
         assert world.host(0).governor.rollbacks == 3
 
 
@@ -143,6 +196,11 @@ def test_the_baseline_of_the_next_epoch_is_seen_one_epoch_ahead() -> None:
         before = Seen(env, observation)
         observation = env.step(np.zeros((6, 8), dtype=np.int64))[0]
         after = Seen(env, observation)
-        for now, ahead in (("baseline_accuracy", "baseline_next"), ("baseline_loss", "baseline_loss_next")):
+        for now, ahead in (
+            ("baseline_accuracy", "baseline_next"),
+            ("baseline_loss", "baseline_loss_next"),
+        ):
             np.testing.assert_array_equal(after(now), before(ahead))
-        assert (before("baseline_loss") > after("baseline_loss")).all(), "the law's loss falls all the time"
+        assert (before("baseline_loss") > after("baseline_loss")).all(), (
+            "the law's loss falls all the time"
+        )

@@ -23,7 +23,9 @@ S = SeedStage
         (S.FOSSILIZED, 1.0, Role.FOSSIL),
     ],
 )
-def test_a_role_follows_from_the_stage_and_the_share(stage: SeedStage, alpha: float, role: Role) -> None:
+def test_a_role_follows_from_the_stage_and_the_share(
+    stage: SeedStage, alpha: float, role: Role
+) -> None:
     assert role_of(int(stage), alpha) is role
 
 
@@ -34,6 +36,14 @@ def test_seeds_get_the_roles_of_their_row_and_empty_sites_get_none() -> None:
         site = training.site_by_name["r0c0"]
         target = site.target
         site.assign(Role.ABSENT)
-        assign_roles(training, world.env.local.each[0].slot_sites, world.env.state.slots, row=0)
-        assert (site.role, site.target, site.learning) == (Role.INCUBATING, target, True)
-        assert {other.role for other in training.sites if other is not site} == {Role.ABSENT}
+        assign_roles(
+            training, world.env.local.each[0].slot_sites, world.env.state.slots, row=0
+        )
+        assert (site.role, site.target, site.learning) == (
+            Role.INCUBATING,
+            target,
+            True,
+        )
+        assert {other.role for other in training.sites if other is not site} == {
+            Role.ABSENT
+        }

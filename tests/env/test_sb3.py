@@ -24,7 +24,9 @@ from tests.core_helpers import DAMAGE, digits, flat_baseline, tiny_config, wait_
 
 
 def vector(n_envs: int = 3, **keywords: Any) -> SlotVectorEnv:
-    made = gymnasium.make_vec("esper/Growth-v0", num_envs=n_envs, task="planted", **keywords)
+    made = gymnasium.make_vec(
+        "esper/Growth-v0", num_envs=n_envs, task="planted", **keywords
+    )
     assert isinstance(made, SlotVectorEnv)
     return made
 
@@ -40,14 +42,26 @@ def test_the_wrapper_passes_on_results_of_the_vector_env() -> None:
         np.testing.assert_array_equal(observation, expected)
         np.testing.assert_array_equal(rewards, wanted.astype(np.float32))
         assert done.tolist() == terminated.tolist() == [step % 3 == 0] * 3
-        assert [i["TimeLimit.truncated"] for i in infos] == [False] * 3, "the horizon is a true end"
+        assert [i["TimeLimit.truncated"] for i in infos] == [False] * 3, (
+            "the horizon is a true end"
+        )
         for index in range(3):
             assert ("terminal_observation" in infos[index]) == done[index]
             if done[index]:
-                np.testing.assert_array_equal(infos[index]["terminal_observation"], info["final_obs"][index])
-                assert infos[index]["validation_accuracy"] == info["final_info"]["validation_accuracy"][index]
-                assert venv.reset_infos[index]["validation_accuracy"] == info["validation_accuracy"][index]
-            assert sum(infos[index]["reward_terms"].values()) == pytest.approx(wanted[index])
+                np.testing.assert_array_equal(
+                    infos[index]["terminal_observation"], info["final_obs"][index]
+                )
+                assert (
+                    infos[index]["validation_accuracy"]
+                    == info["final_info"]["validation_accuracy"][index]
+                )
+                assert (
+                    venv.reset_infos[index]["validation_accuracy"]
+                    == info["validation_accuracy"][index]
+                )
+            assert sum(infos[index]["reward_terms"].values()) == pytest.approx(
+                wanted[index]
+            )
 
 
 def test_a_seed_holds_for_one_reset() -> None:
@@ -65,12 +79,18 @@ def test_sb3_contrib_reads_the_masks() -> None:
         venv.reset()
         assert is_masking_supported(venv)
         np.testing.assert_array_equal(get_action_masks(venv), env.action_masks())
-        np.testing.assert_array_equal(venv.env_method("action_masks", indices=[2, 0]), env.action_masks()[[2, 0]])
-        np.testing.assert_array_equal(venv.env_method("action_masks", indices=1), env.action_masks()[[1]])
+        np.testing.assert_array_equal(
+            venv.env_method("action_masks", indices=[2, 0]), env.action_masks()[[2, 0]]
+        )
+        np.testing.assert_array_equal(
+            venv.env_method("action_masks", indices=1), env.action_masks()[[1]]
+        )
 
 
 def test_attributes_are_those_of_the_vector_env_through_its_wrappers() -> None:
-    venv = SB3VecEnv(FlatActionVector(RecordEpisodeStatistics(vector(episode_length=7))))
+    venv = SB3VecEnv(
+        FlatActionVector(RecordEpisodeStatistics(vector(episode_length=7)))
+    )
     assert venv.get_attr("horizon", indices=[0, 2]) == [7, 7]
     assert venv.get_attr("render_mode") == [None] * 3
     assert not venv.has_attr("no_such_thing")
@@ -84,7 +104,10 @@ def test_attributes_are_those_of_the_vector_env_through_its_wrappers() -> None:
 
 
 def test_an_env_that_is_not_reset_by_itself_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"needs autoreset_mode=AutoresetMode\.SAME_STEP, the env has DISABLED"):
+    with pytest.raises(
+        ValueError,
+        match=r"needs autoreset_mode=AutoresetMode\.SAME_STEP, the env has DISABLED",
+    ):
         SB3VecEnv(vector(autoreset_mode="Disabled"))
 
 
@@ -109,7 +132,9 @@ def test_an_episode_that_was_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) 
     observation, _, done, infos = venv.step(wait_actions(2))
     assert done.tolist() == [True, False]
     assert [info["TimeLimit.truncated"] for info in infos] == [True, False]
-    assert env.layout.read(infos[0]["terminal_observation"], "epoch") == pytest.approx(1 / env.horizon)
+    assert env.layout.read(infos[0]["terminal_observation"], "epoch") == pytest.approx(
+        1 / env.horizon
+    )
     assert env.layout.read(observation[0], "epoch") == 0
     assert "terminal_observation" not in infos[1]
     assert env.state.episode.tolist() == [1, 0]  # only the first was reset
@@ -119,7 +144,9 @@ def test_a_rollback_that_ends_the_episode_is_no_time_limit() -> None:
     from esper.env.vector_env import GrowthVectorEnv
 
     config = tiny_config(2, 5, governor={"max_rollbacks": 1})
-    env = GrowthVectorEnv(digits(), config, baseline=flat_baseline(5), autoreset_mode="SameStep")
+    env = GrowthVectorEnv(
+        digits(), config, baseline=flat_baseline(5), autoreset_mode="SameStep"
+    )
     venv = SB3VecEnv(env)
     venv.seed(0)
     venv.reset()
@@ -133,23 +160,35 @@ def test_a_rollback_that_ends_the_episode_is_no_time_limit() -> None:
 
 
 def test_wrappers_and_evaluation_of_stable_baselines_work() -> None:
-    venv = VecMonitor(VecNormalize(SB3VecEnv(vector(episode_length=5)), norm_reward=False))
+    venv = VecMonitor(
+        VecNormalize(SB3VecEnv(vector(episode_length=5)), norm_reward=False)
+    )
     model = PPO("MlpPolicy", venv, n_steps=10, batch_size=15, n_epochs=1, device="cpu")
     model.learn(60)
     assert [episode["l"] for episode in model.ep_info_buffer or ()] == [5] * 12
-    returns, lengths = evaluate_policy(model, venv, n_eval_episodes=3, return_episode_rewards=True)
+    returns, lengths = evaluate_policy(
+        model, venv, n_eval_episodes=3, return_episode_rewards=True
+    )
     assert lengths == [5] * 3
     assert np.isfinite(returns).all()
 
 
 def test_maskable_ppo_plays_heads_and_illegal_actions_are_counted() -> None:
     """The mask of the slot head is a union over ops, so a pair of choices that are legal by themselves may not be."""
-    venv = SB3VecEnv(vector(16, episode_length=10, env={"gates": {"trial_standard_errors": 1000.0}}))
-    model = MaskablePPO("MlpPolicy", venv, n_steps=10, batch_size=160, n_epochs=1, device="cpu", seed=0)
+    venv = SB3VecEnv(
+        vector(16, episode_length=10, env={"gates": {"trial_standard_errors": 1000.0}})
+    )
+    model = MaskablePPO(
+        "MlpPolicy", venv, n_steps=10, batch_size=160, n_epochs=1, device="cpu", seed=0
+    )
     counted: list[int] = []
 
     def count(local: dict[str, Any], _global: dict[str, Any]) -> bool:
-        counted.extend(info["illegal_actions"] for info in local["infos"] if "terminal_observation" in info)
+        counted.extend(
+            info["illegal_actions"]
+            for info in local["infos"]
+            if "terminal_observation" in info
+        )
         return True
 
     model.learn(640, callback=count)
@@ -160,11 +199,23 @@ def test_maskable_ppo_plays_heads_and_illegal_actions_are_counted() -> None:
 def test_a_plain_dqn_plays_flat_actions() -> None:
     """It has no masks: an illegal action is executed as WAIT, and is counted."""
     venv = SB3VecEnv(FlatActionVector(vector(4, episode_length=5)))
-    model = DQN("MlpPolicy", venv, learning_starts=20, buffer_size=200, batch_size=16, device="cpu", seed=0)
+    model = DQN(
+        "MlpPolicy",
+        venv,
+        learning_starts=20,
+        buffer_size=200,
+        batch_size=16,
+        device="cpu",
+        seed=0,
+    )
     counted: list[int] = []
 
     def count(local: dict[str, Any], _global: dict[str, Any]) -> bool:
-        counted.extend(info["illegal_actions"] for info in local["infos"] if "terminal_observation" in info)
+        counted.extend(
+            info["illegal_actions"]
+            for info in local["infos"]
+            if "terminal_observation" in info
+        )
         return True
 
     model.learn(60, callback=count)
@@ -172,7 +223,14 @@ def test_a_plain_dqn_plays_flat_actions() -> None:
     assert sum(counted) > 0
 
 
-def test_without_stable_baselines_the_error_names_the_install_command(tmp_path: Path) -> None:
+def test_without_stable_baselines_the_error_names_the_install_command(
+    tmp_path: Path,
+) -> None:
     script = "import sys; sys.modules['stable_baselines3'] = None; import esper.env.make; import esper.env.sb3"
-    found = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
-    assert "ImportError: esper.env.sb3 needs Stable-Baselines3; pip install" in found.stderr
+    found = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (
+        "ImportError: esper.env.sb3 needs Stable-Baselines3; pip install"
+        in found.stderr
+    )

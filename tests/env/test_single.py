@@ -23,7 +23,12 @@ from esper.spaces.action import Op
 
 TASKS: dict[str, dict[str, Any]] = {
     "planted": {"task": "planted"},
-    "digits": {"episode_length": 3, "baseline_episodes": 1, "samples_per_epoch": 64, "batch_size": 32},
+    "digits": {
+        "episode_length": 3,
+        "baseline_episodes": 1,
+        "samples_per_epoch": 64,
+        "batch_size": 32,
+    },
 }
 
 
@@ -39,7 +44,9 @@ def planted(horizon: int = 50, seed: int = 0) -> SingleEnv:
     return SingleEnv(PlantedVectorEnv(TrainingConfig.parse(tables)))
 
 
-@pytest.mark.parametrize("checker", [gymnasium.utils.env_checker, stable_baselines3.common.env_checker])
+@pytest.mark.parametrize(
+    "checker", [gymnasium.utils.env_checker, stable_baselines3.common.env_checker]
+)
 def test_the_checkers_find_nothing_to_warn_of(env: SingleEnv, checker: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -52,19 +59,28 @@ def test_the_checkers_pass_a_flat_action_too() -> None:
         warnings.simplefilter("error")
         stable_baselines3.common.env_checker.check_env(FlatAction(env.unwrapped))
         # Gymnasium's would have a wrapper unwrapped, which would leave nothing to check.
-        warnings.filterwarnings("ignore", message=".*is different from the unwrapped version")
-        gymnasium.utils.env_checker.check_env(FlatAction(env.unwrapped), skip_close_check=True)
+        warnings.filterwarnings(
+            "ignore", message=".*is different from the unwrapped version"
+        )
+        gymnasium.utils.env_checker.check_env(
+            FlatAction(env.unwrapped), skip_close_check=True
+        )
 
 
 @pytest.mark.finding("M2")
 def test_one_env_is_the_vector_env_of_one_host() -> None:
-    env, vector = planted(), PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 1}}))
+    env, vector = (
+        planted(),
+        PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 1}})),
+    )
     observation, info = env.reset(seed=3)
     wanted, wanted_info = vector.reset(seed=3)
     action = env.action_spec.encode(Op.GERMINATE, "r0c0", "fern")
     for _ in range(3):
         np.testing.assert_array_equal(observation, wanted[0])
-        np.testing.assert_array_equal(info["action_mask"]["op_slot"], wanted_info["action_mask"]["op_slot"][0])
+        np.testing.assert_array_equal(
+            info["action_mask"]["op_slot"], wanted_info["action_mask"]["op_slot"][0]
+        )
         assert info["validation_accuracy"] == wanted_info["validation_accuracy"][0]
         assert type(info["illegal_actions"]) is int
         np.testing.assert_array_equal(env.action_masks(), vector.action_masks()[0])
@@ -77,23 +93,37 @@ def test_one_env_is_the_vector_env_of_one_host() -> None:
 
 @pytest.mark.finding("M2")
 @pytest.mark.parametrize("stops", [False, True])
-def test_a_single_host_in_training_is_the_vector_env_of_one_host_to_the_end(stops: bool) -> None:
+def test_a_single_host_in_training_is_the_vector_env_of_one_host_to_the_end(
+    stops: bool,
+) -> None:
     """This holds if a plateau truncates the episode, too."""
     env: dict[str, Any] = {"n_envs": 1, "episode_length": 4, "baseline_episodes": 1}
     if stops:
         env |= {"stop_on": ["plateau"], "plateau_epochs": 2, "plateau_margin": 100.0}
     task = {"name": "digits", "samples_per_epoch": 64, "batch_size": 32}
     config = TrainingConfig.parse({"env": env, "task": task, "run": {"lanes": 1}})
-    with closing(make_env(config)) as vector, closing(SingleEnv(make_env(config))) as one:
-        (observation, info), (wanted, wanted_info) = one.reset(seed=3), vector.reset(seed=3)
+    with (
+        closing(make_env(config)) as vector,
+        closing(SingleEnv(make_env(config))) as one,
+    ):
+        (observation, info), (wanted, wanted_info) = (
+            one.reset(seed=3),
+            vector.reset(seed=3),
+        )
         wait = one.action_spec.encode(Op.WAIT)
         ended, steps = False, 0
         while not ended:
             np.testing.assert_array_equal(observation, wanted[0])
             assert info["validation_accuracy"] == wanted_info["validation_accuracy"][0]
             observation, reward, terminated, truncated, info = one.step(wait)
-            wanted, rewards, terminations, truncations, wanted_info = vector.step(wait[None])
-            assert (reward, terminated, truncated) == (rewards[0], terminations[0], truncations[0])
+            wanted, rewards, terminations, truncations, wanted_info = vector.step(
+                wait[None]
+            )
+            assert (reward, terminated, truncated) == (
+                rewards[0],
+                terminations[0],
+                truncations[0],
+            )
             ended, steps = terminated or truncated, steps + 1
         assert (truncated, steps < 4) == (stops, stops)
         np.testing.assert_array_equal(observation, wanted[0])
@@ -105,11 +135,15 @@ def test_a_seed_starts_the_same_episodes_and_no_seed_the_next_one() -> None:
     again = [env.reset(seed=3)[0], env.reset()[0], env.reset()[0]]
     np.testing.assert_array_equal(first, again)
     assert len({observation.tobytes() for observation in first}) == 3
-    assert env.reset(seed=4)[0].tobytes() not in {observation.tobytes() for observation in first}
+    assert env.reset(seed=4)[0].tobytes() not in {
+        observation.tobytes() for observation in first
+    }
 
 
 def test_without_a_seed_the_run_seed_is_that_of_the_config() -> None:
-    np.testing.assert_array_equal(planted(seed=3).reset()[0], planted(seed=0).reset(seed=3)[0])
+    np.testing.assert_array_equal(
+        planted(seed=3).reset()[0], planted(seed=0).reset(seed=3)[0]
+    )
 
 
 def test_an_ended_episode_needs_a_reset() -> None:
@@ -137,42 +171,63 @@ def test_an_action_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
 def test_a_view_of_many_or_of_what_resets_itself_is_refused() -> None:
     two = TrainingConfig.parse({"env": {"n_envs": 2}})
     one = TrainingConfig.parse({"env": {"n_envs": 1}})
-    for env in (PlantedVectorEnv(two), PlantedVectorEnv(one, autoreset_mode="SameStep")):
+    for env in (
+        PlantedVectorEnv(two),
+        PlantedVectorEnv(one, autoreset_mode="SameStep"),
+    ):
         with pytest.raises(ValueError, match="one env, autoreset DISABLED"):
             SingleEnv(env)
 
 
 def test_stable_baselines_makes_several_by_their_id() -> None:
     """It first tries a render mode, and falls back on a TypeError."""
-    venv = make_vec_env("esper/Growth-v0", n_envs=2, seed=0, env_kwargs={"task": "planted"})
+    venv = make_vec_env(
+        "esper/Growth-v0", n_envs=2, seed=0, env_kwargs={"task": "planted"}
+    )
     observation = venv.reset()
     assert not np.array_equal(observation[0], observation[1])
     assert np.array(venv.env_method("action_masks")).shape == (2, 32)
 
 
 def made(**keywords: Any) -> Any:
-    return gymnasium.make("esper.env:esper/Growth-v0", task="planted", episode_length=6, **keywords).unwrapped
+    return gymnasium.make(
+        "esper.env:esper/Growth-v0", task="planted", episode_length=6, **keywords
+    ).unwrapped
 
 
-def test_envs_made_without_a_seed_play_different_hosts_and_those_with_one_the_same() -> None:
+def test_envs_made_without_a_seed_play_different_hosts_and_those_with_one_the_same() -> (
+    None
+):
     one, two = (made().reset()[0] for _ in range(2))
     assert not np.array_equal(one, two)
     for keywords in ({"run": {"seed": 3}}, {"config": {"run": {"seed": 3}}}):
-        np.testing.assert_array_equal(made(**keywords).reset()[0], made().reset(seed=3)[0])
-    config = TrainingConfig.parse({"run": {"seed": 3}, "task": {"name": "planted"}, "env": {"episode_length": 6}})
+        np.testing.assert_array_equal(
+            made(**keywords).reset()[0], made().reset(seed=3)[0]
+        )
+    config = TrainingConfig.parse(
+        {"run": {"seed": 3}, "task": {"name": "planted"}, "env": {"episode_length": 6}}
+    )
     env = gymnasium.make("esper.env:esper/Growth-v0", config=config).unwrapped
     np.testing.assert_array_equal(env.reset()[0], made().reset(seed=3)[0])
 
 
-@pytest.mark.parametrize("make", [planted, lambda: planted().env], ids=["single", "vector"])
-@pytest.mark.parametrize("seed", [(1, 2), [1, 2], -1, 3.7, "3", float("nan"), np.array([1, 2]), np.int64(-1)], ids=str)
+@pytest.mark.parametrize(
+    "make", [planted, lambda: planted().env], ids=["single", "vector"]
+)
+@pytest.mark.parametrize(
+    "seed",
+    [(1, 2), [1, 2], -1, 3.7, "3", float("nan"), np.array([1, 2]), np.int64(-1)],
+    ids=str,
+)
 def test_a_seed_that_is_refused_leaves_the_env_as_it_was(make: Any, seed: Any) -> None:
     env = make()
     with pytest.raises(ValueError, match="seed"):
         env.reset(seed=seed)
     np.testing.assert_array_equal(env.reset()[0], make().reset()[0])
     for number in (7, np.int64(7), np.uint8(7), np.array(7)):
-        np.testing.assert_array_equal(env.reset(seed=number)[0], make().reset(seed=7)[0])
+        np.testing.assert_array_equal(
+            env.reset(seed=number)[0], make().reset(seed=7)[0]
+        )
 
 
 def test_the_vector_env_has_the_attribute_of_gymnasiums_own() -> None:

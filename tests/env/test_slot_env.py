@@ -25,13 +25,24 @@ SAME, DISABLED = AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
 Make = Callable[..., SlotVectorEnv]
 
 
-def trained(n_envs: int, horizon: int, mode: AutoresetMode = DISABLED, **sections: dict[str, Any]) -> SlotVectorEnv:
+def trained(
+    n_envs: int,
+    horizon: int,
+    mode: AutoresetMode = DISABLED,
+    **sections: dict[str, Any],
+) -> SlotVectorEnv:
     config = tiny_config(n_envs, horizon, **sections)
-    return GrowthVectorEnv(digits(), config, baseline=flat_baseline(horizon), autoreset_mode=mode)
+    return GrowthVectorEnv(
+        digits(), config, baseline=flat_baseline(horizon), autoreset_mode=mode
+    )
 
 
-def simulated(n_envs: int, horizon: int, mode: AutoresetMode = DISABLED) -> SlotVectorEnv:
-    config = TrainingConfig.parse({"env": {"n_envs": n_envs, "episode_length": horizon}})
+def simulated(
+    n_envs: int, horizon: int, mode: AutoresetMode = DISABLED
+) -> SlotVectorEnv:
+    config = TrainingConfig.parse(
+        {"env": {"n_envs": n_envs, "episode_length": horizon}}
+    )
     return PlantedVectorEnv(config, autoreset_mode=mode)
 
 
@@ -51,7 +62,9 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
 def germinate(env: SlotVectorEnv) -> NDArray[np.int64]:
     """GERMINATE in every env: something to be seen in observation, mask and reward."""
     first = env.action_spec.blueprints[0]
-    return np.stack([env.action_spec.encode(Op.GERMINATE, "r0c0", first)] * env.num_envs)
+    return np.stack(
+        [env.action_spec.encode(Op.GERMINATE, "r0c0", first)] * env.num_envs
+    )
 
 
 def same(first: Any, second: Any, path: str = "") -> None:
@@ -65,7 +78,9 @@ def same(first: Any, second: Any, path: str = "") -> None:
         np.testing.assert_array_equal(first, second, err_msg=path)
 
 
-def test_the_mode_belongs_to_the_instance_and_is_disabled_unless_asked_for(make: Make) -> None:
+def test_the_mode_belongs_to_the_instance_and_is_disabled_unless_asked_for(
+    make: Make,
+) -> None:
     asked, default = make(1, 2, SAME), make(1, 2)
     assert asked.metadata["autoreset_mode"] is SAME
     assert default.metadata["autoreset_mode"] is DISABLED
@@ -74,12 +89,17 @@ def test_the_mode_belongs_to_the_instance_and_is_disabled_unless_asked_for(make:
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, "NextStep", "same"])
 def test_an_unknown_autoreset_mode_is_refused_with_the_known_ones(mode: Any) -> None:
-    with pytest.raises(ValueError, match=r"AutoresetMode.SAME_STEP \('SameStep'\) or AutoresetMode.DISABLED"):
+    with pytest.raises(
+        ValueError,
+        match=r"AutoresetMode.SAME_STEP \('SameStep'\) or AutoresetMode.DISABLED",
+    ):
         PlantedVectorEnv(autoreset_mode=mode)
 
 
 def test_a_mode_may_be_given_by_its_value() -> None:
-    assert PlantedVectorEnv(autoreset_mode="SameStep").metadata["autoreset_mode"] is SAME
+    assert (
+        PlantedVectorEnv(autoreset_mode="SameStep").metadata["autoreset_mode"] is SAME
+    )
 
 
 def test_same_step_is_disabled_with_a_reset_after_every_end(make: Make) -> None:
@@ -99,20 +119,35 @@ def test_same_step_is_disabled_with_a_reset_after_every_end(make: Make) -> None:
         assert ("final_obs" in info) == (step % 3 == 0)
         if step % 3 == 0:
             np.testing.assert_array_equal(np.stack(info["final_obs"]), expected)
-            final = {key: value for key, value in info["final_info"].items() if not key.startswith("_")}
-            final["action_mask"] = {k: v for k, v in final["action_mask"].items() if not k.startswith("_")}
-            final["reward_terms"] = {k: v for k, v in final["reward_terms"].items() if not k.startswith("_")}
+            final = {
+                key: value
+                for key, value in info["final_info"].items()
+                if not key.startswith("_")
+            }
+            final["action_mask"] = {
+                k: v for k, v in final["action_mask"].items() if not k.startswith("_")
+            }
+            final["reward_terms"] = {
+                k: v for k, v in final["reward_terms"].items() if not k.startswith("_")
+            }
             same(final, expected_info)
-            expected, expected_info = manual.reset(options={"reset_mask": np.ones(3, dtype=np.bool_)})
+            expected, expected_info = manual.reset(
+                options={"reset_mask": np.ones(3, dtype=np.bool_)}
+            )
             assert auto.layout.read(observation, "epoch").tolist() == [0] * 3
         np.testing.assert_array_equal(observation, expected)
-        same({key: value for key, value in info.items() if "final" not in key}, expected_info)
+        same(
+            {key: value for key, value in info.items() if "final" not in key},
+            expected_info,
+        )
         np.testing.assert_array_equal(auto.action_masks(), manual.action_masks())
 
 
 def test_the_layout_is_that_of_gymnasiums_own_vector_env(make: Make) -> None:
     ours = make(2, 2, SAME)
-    theirs = SyncVectorEnv([lambda: SingleEnv(make(1, 2)) for _ in range(2)], autoreset_mode=SAME)
+    theirs = SyncVectorEnv(
+        [lambda: SingleEnv(make(1, 2)) for _ in range(2)], autoreset_mode=SAME
+    )
     infos = []
     for env in (ours, theirs):
         env.reset(seed=0)
@@ -128,16 +163,22 @@ def test_the_layout_is_that_of_gymnasiums_own_vector_env(make: Make) -> None:
     assert layout(infos[0]["final_info"]) == layout(infos[1]["final_info"])
     finals = {key for key in infos[1] if "final" in key}
     assert finals == {key for key in infos[0] if "final" in key}
-    assert layout({key: infos[0][key] for key in finals}) == layout({key: infos[1][key] for key in finals})
+    assert layout({key: infos[0][key] for key in finals}) == layout(
+        {key: infos[1][key] for key in finals}
+    )
     # Env 0 is the same env in both.
-    for path in (("validation_accuracy",), ("action_mask", "op_slot"), ("reward_terms", "action_cost")):
+    for path in (
+        ("validation_accuracy",),
+        ("action_mask", "op_slot"),
+        ("reward_terms", "action_cost"),
+    ):
         a, b = infos[0]["final_info"], infos[1]["final_info"]
         for key in path:
             a, b = a[key], b[key]
         np.testing.assert_array_equal(a[0], b[0])
-    assert set(infos[0]) == {key for key in infos[1] if not key.startswith("_") or "final" in key}, (
-        "what every env has needs no mask of its own"
-    )
+    assert set(infos[0]) == {
+        key for key in infos[1] if not key.startswith("_") or "final" in key
+    }, "what every env has needs no mask of its own"
 
 
 def test_envs_that_end_at_different_times(make: Make) -> None:
@@ -155,12 +196,25 @@ def test_envs_that_end_at_different_times(make: Make) -> None:
     final = info["final_info"]
     assert final["validation_accuracy"][0] > 0
     assert final["validation_accuracy"][1] == 0
-    assert final["action_mask"]["_op"].tolist() == final["_action_mask"].tolist() == [True, False]
-    assert sum(term[0] for name, term in final["reward_terms"].items() if name[0] != "_") == pytest.approx(rewards[0])
-    assert not final["action_mask"]["op"][0, Op.GERMINATE], "one seed is incubating in the ended state"
-    assert info["action_mask"]["op"][0, Op.GERMINATE], "and none in the first state of the next episode"
+    assert (
+        final["action_mask"]["_op"].tolist()
+        == final["_action_mask"].tolist()
+        == [True, False]
+    )
+    assert sum(
+        term[0] for name, term in final["reward_terms"].items() if name[0] != "_"
+    ) == pytest.approx(rewards[0])
+    assert not final["action_mask"]["op"][0, Op.GERMINATE], (
+        "one seed is incubating in the ended state"
+    )
+    assert info["action_mask"]["op"][0, Op.GERMINATE], (
+        "and none in the first state of the next episode"
+    )
     assert info["idle"].tolist() == [False, False]
-    assert [part.get("final_info", {}).keys() for part in DictInfoToList(env)._convert_info_to_list(info)][1] == set()
+    assert [
+        part.get("final_info", {}).keys()
+        for part in DictInfoToList(env)._convert_info_to_list(info)
+    ][1] == set()
 
 
 def test_returned_arrays_belong_to_the_caller(make: Make) -> None:
@@ -178,11 +232,18 @@ def test_returned_arrays_belong_to_the_caller(make: Make) -> None:
 
 @pytest.mark.parametrize(
     "mask",
-    [np.array([0, 2]), np.array([1, 0, 1]), np.array([True]), np.ones((3, 1), dtype=np.bool_)],
+    [
+        np.array([0, 2]),
+        np.array([1, 0, 1]),
+        np.array([True]),
+        np.ones((3, 1), dtype=np.bool_),
+    ],
     ids=["indices", "integers", "too short", "two axes"],
 )
 @pytest.mark.parametrize("everyone", [True, False], ids=["first reset", "later"])
-def test_an_invalid_reset_mask_is_refused(make: Make, mask: Any, everyone: bool) -> None:
+def test_an_invalid_reset_mask_is_refused(
+    make: Make, mask: Any, everyone: bool
+) -> None:
     env = make(3, 2)
     if not everyone:
         env.reset(seed=0)
@@ -198,11 +259,15 @@ def test_the_seed_reaches_gymnasiums_own_generator(make: Make) -> None:
 
 # Before 1.4 the wrapper leaves out what the first step of every episode but the first earns in this mode.
 COUNTS_ALL_STEPS = tuple(map(int, gymnasium.__version__.split(".")[:2])) >= (1, 4)
-SAME_COUNTED = pytest.param(SAME, marks=pytest.mark.skipif(not COUNTS_ALL_STEPS, reason="needs Gymnasium 1.4"))
+SAME_COUNTED = pytest.param(
+    SAME, marks=pytest.mark.skipif(not COUNTS_ALL_STEPS, reason="needs Gymnasium 1.4")
+)
 
 
 @pytest.mark.parametrize("mode", [SAME_COUNTED, DISABLED])
-def test_gymnasiums_episode_statistics_are_sums_of_rewards(make: Make, mode: AutoresetMode) -> None:
+def test_gymnasiums_episode_statistics_are_sums_of_rewards(
+    make: Make, mode: AutoresetMode
+) -> None:
     """Env 1 is reset after one epoch, so that episodes end at different times; each env plays two."""
     env = RecordEpisodeStatistics(make(3, 3, mode))
     env.reset(seed=0)
@@ -219,9 +284,16 @@ def test_gymnasiums_episode_statistics_are_sums_of_rewards(make: Make, mode: Aut
         assert ("episode" in info) == terminated.any()
         if terminated.any():
             assert info["_episode"].tolist() == terminated.tolist()
-            np.testing.assert_allclose(info["episode"]["r"][terminated], returns[terminated])
-            assert info["episode"]["l"][terminated].tolist() == lengths[terminated].tolist()
-            finished += [(float(returns[i]), int(lengths[i])) for i in np.flatnonzero(terminated)]
+            np.testing.assert_allclose(
+                info["episode"]["r"][terminated], returns[terminated]
+            )
+            assert (
+                info["episode"]["l"][terminated].tolist()
+                == lengths[terminated].tolist()
+            )
+            finished += [
+                (float(returns[i]), int(lengths[i])) for i in np.flatnonzero(terminated)
+            ]
             returns[terminated] = lengths[terminated] = 0
             if mode is DISABLED:
                 env.reset(options={"reset_mask": terminated})
@@ -232,7 +304,9 @@ def test_gymnasiums_episode_statistics_are_sums_of_rewards(make: Make, mode: Aut
 
 
 @pytest.mark.parametrize("mode", [SAME, DISABLED])
-def test_an_episode_that_the_governor_ends_early_is_counted_as_long_as_it_was(mode: AutoresetMode) -> None:
+def test_an_episode_that_the_governor_ends_early_is_counted_as_long_as_it_was(
+    mode: AutoresetMode,
+) -> None:
     vector = trained(2, 5, mode, governor={"max_rollbacks": 1})
     assert isinstance(vector, GrowthVectorEnv)
     env = RecordEpisodeStatistics(vector)
@@ -286,4 +360,8 @@ def test_only_hosts_in_training_have_an_execution(make: Make) -> None:
     if not isinstance(env, GrowthVectorEnv):
         assert env.execution is None
         return
-    assert (env.execution.tier, env.execution.refused, env.execution.pinned) == ("eager", None, 0)
+    assert (env.execution.tier, env.execution.refused, env.execution.pinned) == (
+        "eager",
+        None,
+        0,
+    )

@@ -37,16 +37,23 @@ from tests.core_helpers import digits, make_training, plant, rig, tiny_config, t
         (("r2c0", "r2c0"), ("r2c0",)),
     ],
 )
-def test_slots_are_chosen_by_name_row_and_column(names: tuple[str, ...], wanted: tuple[str, ...]) -> None:
+def test_slots_are_chosen_by_name_row_and_column(
+    names: tuple[str, ...], wanted: tuple[str, ...]
+) -> None:
     training = make_training(tiny_config(env={"slots": names}))
     assert training.host.slot_names == wanted
     assert training.host.parameter_count == make_training().host.parameter_count
 
 
 def test_a_slot_that_hosts_cannot_have_is_refused_with_the_list() -> None:
-    for names, reason in ((("r3c0",), "no slot r3c0"), (("row",), "no slot row"), ((), "name one or more")):
+    for names, reason in (
+        (("r3c0",), "no slot r3c0"),
+        (("row",), "no slot row"),
+        ((), "name one or more"),
+    ):
         with pytest.raises(
-            ConfigError, match=rf"env.slots: .*{reason}.*; possible: r0c0, r0c1, r1c0, r1c1, r2c0, r2c1"
+            ConfigError,
+            match=rf"env.slots: .*{reason}.*; possible: r0c0, r0c1, r1c0, r1c1, r2c0, r2c1",
         ):
             digits().new_host(names)
 
@@ -57,9 +64,14 @@ def test_by_default_hosts_have_the_slots_that_read_what_they_add_to() -> None:
 
 def test_each_slot_is_offered_the_blueprints_that_fit() -> None:
     with rig(env={"slots": ["r0c0", "r2"]}) as world:
-        spec, mask = world.env.action_spec, world.info["action_mask"]["slot_blueprint"][0]
+        spec, mask = (
+            world.env.action_spec,
+            world.info["action_mask"]["slot_blueprint"][0],
+        )
         offered = {
-            slot: {name for name, legal in zip(spec.blueprints, row, strict=True) if legal}
+            slot: {
+                name for name, legal in zip(spec.blueprints, row, strict=True) if legal
+            }
             for slot, row in zip(spec.slots, mask.tolist(), strict=True)
         }
     widen = {"widen_quarter", "widen_half", "widen_whole"}
@@ -92,7 +104,9 @@ def test_simulated_hosts_for_practice_offer_in_each_slot_what_real_ones_do() -> 
     assert (info["action_mask"]["slot_blueprint"][0] == (real > 0)).all()
 
 
-def test_calibration_estimates_the_statistics_of_seeds_too_and_leaves_their_own_as_they_were() -> None:
+def test_calibration_estimates_the_statistics_of_seeds_too_and_leaves_their_own_as_they_were() -> (
+    None
+):
     training = make_training(tiny_config(env={"slots": ["all"], "recalibrate": True}))
     seed = plant(training, "r2c0", "widen_whole", stage=S.HOLDING).seed
     assert seed is not None
@@ -102,12 +116,18 @@ def test_calibration_estimates_the_statistics_of_seeds_too_and_leaves_their_own_
     configuration = tuple(float(site.seed is not None) for site in training.sites)
 
     def loss(configuration: tuple[float, ...], calibrate: torch.Tensor | None) -> float:
-        return float(evaluate(training, training.task.validation, [configuration], calibrate).loss)
+        return float(
+            evaluate(
+                training, training.task.validation, [configuration], calibrate
+            ).loss
+        )
 
     found: list[float] = []
     for mean in (0.0, 1.0):
         norm.running_mean.fill_(mean)
-        found += [loss(configuration, calibrate) for calibrate in (None, training.calibration)]
+        found += [
+            loss(configuration, calibrate) for calibrate in (None, training.calibration)
+        ]
         assert bool((norm.running_mean == mean).all())
     (as_it_is, calibrated), (shifted, again) = found[:2], found[2:]
     assert as_it_is != shifted
@@ -115,23 +135,32 @@ def test_calibration_estimates_the_statistics_of_seeds_too_and_leaves_their_own_
 
 
 def test_a_blueprint_that_fits_nowhere_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'widen_half' fits in no slot .*known for cnn hosts: norm, attention"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'widen_half' fits in no slot .*known for cnn hosts: norm, attention",
+    ):
         rig(env={"blueprints": ["widen_half"]}).__enter__()
     with rig(env={"slots": ["r2"], "blueprints": ["widen_half"]}) as world:
         assert world.env.action_spec.blueprints == ("widen_half",)
 
 
 @pytest.mark.parametrize("incubation", ["shadow", "ste"])
-def test_a_widening_goes_through_all_stages_and_is_saved_with_its_host(incubation: str, tmp_path: Path) -> None:
+def test_a_widening_goes_through_all_stages_and_is_saved_with_its_host(
+    incubation: str, tmp_path: Path
+) -> None:
     with rig(env={"slots": ["r0c0", "r2c0"], "incubation": incubation}) as world:
         world.grow("r2c0", S.FOSSILIZED, "widen_whole")
         training = world.training()
         assert world.slot("r2c0").parameters == 195
-        assert torch.count_nonzero(training.site_by_name["r2c0"].seed.body[-1].weight) > 0  # type: ignore[union-attr, index]
+        assert (
+            torch.count_nonzero(training.site_by_name["r2c0"].seed.body[-1].weight) > 0
+        )  # type: ignore[union-attr, index]
         network = committed_network(training)
         x = training.task.test.inputs(0, 50)
         wanted = network(x)
-        found = 100 * float((wanted.argmax(1) == training.task.test.y[:50]).float().mean())
+        found = 100 * float(
+            (wanted.argmax(1) == training.task.test.y[:50]).float().mean()
+        )
         assert found > 0
     export(network, tmp_path / "host")
     again = load_host(tmp_path / "host", model=digits().build_host())
@@ -161,7 +190,11 @@ def test_random_actions_are_legal_and_change_only_what_they_may() -> None:
                 slot = int(generator.choice(np.flatnonzero(mask["op_slot"][env, op])))
                 blueprints = np.flatnonzero(mask["slot_blueprint"][env, slot])
                 row = np.zeros(8, dtype=np.int64)
-                row[:3] = op, slot, int(generator.choice(blueprints)) if op == Op.GERMINATE else 0
+                row[:3] = (
+                    op,
+                    slot,
+                    int(generator.choice(blueprints)) if op == Op.GERMINATE else 0,
+                )
                 actions[env] = row
             world.step(actions)
         assert not world.env.illegal_actions.any()
@@ -176,7 +209,9 @@ def test_seeds_that_read_a_source_have_it_while_the_host_is_alone_in_training() 
     assert first.in_channels == training.sample.shape[1]
 
 
-def test_a_grafted_host_grows_inside_its_layers_and_is_saved_with_its_seeds(tmp_path: Path) -> None:
+def test_a_grafted_host_grows_inside_its_layers_and_is_saved_with_its_seeds(
+    tmp_path: Path,
+) -> None:
     task = digits_table.load()
     config = resolve(tiny_config(env={"slots": ["r2"]}), task)
     training = HostTraining(0, task, config, make_metrics(1, torch.device("cpu"))[0])
@@ -190,7 +225,14 @@ def test_a_grafted_host_grows_inside_its_layers_and_is_saved_with_its_seeds(tmp_
     again = load_host(tmp_path / "host", model=digits_table.build_host())
     assert torch.equal(again(x), network(x))
     merged = esper.plain(again, x, merge=True)
-    assert [tuple(p.shape) for p in merged.parameters()] == [(16, 64), (16,), (16, 16), (16,), (10, 16), (10,)]
+    assert [tuple(p.shape) for p in merged.parameters()] == [
+        (16, 64),
+        (16,),
+        (16, 16),
+        (16,),
+        (10, 16),
+        (10,),
+    ]
     torch.testing.assert_close(merged(x), network(x), rtol=1e-4, atol=1e-5)
 
 

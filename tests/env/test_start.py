@@ -40,7 +40,9 @@ def saved(tmp_path: Path) -> Path:
     torch.save(host.state_dict(), tmp_path / "plain.pt")
     safetensors.torch.save_file(host.state_dict(), tmp_path / "plain.safetensors")
     kept = {"r0c1": KeptSeed("conv_light", "LINEAR_ADD", 1.0)}
-    grown = assemble(host, kept, {"r0c1": BLUEPRINTS.get("cnn", "conv_light")}, "digits")
+    grown = assemble(
+        host, kept, {"r0c1": BLUEPRINTS.get("cnn", "conv_light")}, "digits"
+    )
     with torch.no_grad():
         for parameter in grown.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -49,7 +51,9 @@ def saved(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["plain.pt", "plain.safetensors"])
-def test_a_host_that_starts_from_weights_scores_what_they_score(saved: Path, name: str) -> None:
+def test_a_host_that_starts_from_weights_scores_what_they_score(
+    saved: Path, name: str
+) -> None:
     host = build_host("digits")
     host.load_state_dict(torch.load(saved / "plain.pt", weights_only=True))
     validation = load_task("digits").validation
@@ -57,7 +61,9 @@ def test_a_host_that_starts_from_weights_scores_what_they_score(saved: Path, nam
     assert first_accuracy(saved / name) == wanted
 
 
-@pytest.mark.parametrize("name", [".", "best_host", "best_host.json", "best_host.safetensors"])
+@pytest.mark.parametrize(
+    "name", [".", "best_host", "best_host.json", "best_host.safetensors"]
+)
 def test_a_saved_host_starts_with_its_seeds(saved: Path, name: str) -> None:
     task = started(load_task("digits"), str(saved / name))
     host = task.build_host().eval()
@@ -69,7 +75,12 @@ def test_a_saved_host_starts_with_its_seeds(saved: Path, name: str) -> None:
 def test_a_saved_host_with_seeds_grows_on(saved: Path) -> None:
     sections = {
         "task": {"start": str(saved), "samples_per_epoch": 128},
-        "env": {"n_envs": 1, "episode_length": 3, "baseline_episodes": 1, "slots": ["r0", "r2"]},
+        "env": {
+            "n_envs": 1,
+            "episode_length": 3,
+            "baseline_episodes": 1,
+            "slots": ["r0", "r2"],
+        },
     }
     env = EnvMaker.of(TrainingConfig.parse(sections)).make()
     assert isinstance(env, GrowthVectorEnv)
@@ -85,12 +96,19 @@ def test_two_hosts_that_start_from_one_file_share_nothing(saved: Path) -> None:
     assert bool(next(other.parameters()).any())
 
 
-def test_nothing_to_start_from_is_an_error_that_lists_what_would_be_right(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"where no weights are; give one of: new; trained, .*a run folder"):
+def test_nothing_to_start_from_is_an_error_that_lists_what_would_be_right(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"where no weights are; give one of: new; trained, .*a run folder",
+    ):
         weights_file(str(tmp_path / "nowhere"))
 
 
-def test_weights_of_another_host_are_refused_before_anything_starts(saved: Path) -> None:
+def test_weights_of_another_host_are_refused_before_anything_starts(
+    saved: Path,
+) -> None:
     with pytest.raises(ConfigError, match="does not fit the host of digits_table"):
         started(load_task("digits_table"), str(saved / "plain.pt"))
 
@@ -109,7 +127,9 @@ def test_a_broken_file_is_refused(tmp_path: Path, suffix: str) -> None:
 
 
 def test_a_run_records_its_weights_and_is_not_resumed_from_others(saved: Path) -> None:
-    config = recorded(TrainingConfig.parse({"task": {"start": str(saved / "plain.pt")}}))
+    config = recorded(
+        TrainingConfig.parse({"task": {"start": str(saved / "plain.pt")}})
+    )
     assert config.task.start_sha256 is not None
     assert recorded(config) == config
     torch.save(build_host("digits").state_dict(), saved / "plain.pt")
@@ -118,7 +138,9 @@ def test_a_run_records_its_weights_and_is_not_resumed_from_others(saved: Path) -
 
 
 def test_hosts_of_another_width_cannot_start_from_a_file(saved: Path) -> None:
-    maker = EnvMaker.of(TrainingConfig.parse({"task": {"start": str(saved / "plain.pt")}}))
+    maker = EnvMaker.of(
+        TrainingConfig.parse({"task": {"start": str(saved / "plain.pt")}})
+    )
     with pytest.raises(ConfigError, match="hosts of another width cannot start from"):
         maker.with_width(4)
 

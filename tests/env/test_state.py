@@ -54,7 +54,10 @@ class Everything(nn.Module):
         h = self.drop(self.norm(torch.relu(self.conv(x))))
         if self.training:
             self.seen = self.seen + h.detach().mean()
-        return self.head(functional.dropout(h.mean(dim=(2, 3)), 0.1, self.training) + 1e-3 * self.seen)  # type: ignore[no-any-return]
+        return self.head(
+            functional.dropout(h.mean(dim=(2, 3)), 0.1, self.training)
+            + 1e-3 * self.seen
+        )  # type: ignore[no-any-return]
 
 
 def _everything() -> Host:
@@ -75,9 +78,18 @@ WORLDS: dict[str, Kind] = {
 
 
 def world(name: str, events: list[Event]) -> SlotVectorEnv:
-    sizes = {"n_envs": N_ENVS, "episode_length": HORIZON, "gates": EASY_GATES, "embargo": 1}
+    sizes = {
+        "n_envs": N_ENVS,
+        "episode_length": HORIZON,
+        "gates": EASY_GATES,
+        "embargo": 1,
+    }
     if "cut short" in name:
-        sizes |= {"stop_on": ["divergence", "plateau"], "plateau_epochs": 2, "plateau_margin": 50.0}
+        sizes |= {
+            "stop_on": ["divergence", "plateau"],
+            "plateau_epochs": 2,
+            "plateau_margin": 50.0,
+        }
     if name.startswith("planted"):
         config = TrainingConfig.parse({"env": sizes, "task": {"name": "planted"}})
         return PlantedVectorEnv(config, Law(noise=1.0, paired_noise=1.0, worth_std=2.0))
@@ -92,14 +104,22 @@ def world(name: str, events: list[Event]) -> SlotVectorEnv:
                 "precision": kind.precision,
                 "learning_rate": 0.05,
             },
-            "env": {**sizes, "incubation": kind.incubation, "recalibrate": name == "recalibrated"},
+            "env": {
+                **sizes,
+                "incubation": kind.incubation,
+                "recalibrate": name == "recalibrated",
+            },
             "governor": {"snapshot_every": 2},
         }
     )
     registry = BLUEPRINTS.copy()
     registry.register("cnn", "dropping", parameters=lambda c: 2 * c)(Dropping)
     return GrowthVectorEnv(
-        kind.task(), config, emit=events.append, baseline=flat_baseline(HORIZON), blueprints=registry
+        kind.task(),
+        config,
+        emit=events.append,
+        baseline=flat_baseline(HORIZON),
+        blueprints=registry,
     )
 
 
@@ -126,20 +146,37 @@ class Course:
             DAMAGE["NaN weight"](self.env.training[1])
         masks = {name: mask.copy() for name, mask in self.info["action_mask"].items()}
         if self.step_number % 5 != 4:
-            masks["op"][:, Op.PRUNE] = False  # pure chance removes seeds before they get anywhere
+            masks["op"][:, Op.PRUNE] = (
+                False  # pure chance removes seeds before they get anywhere
+            )
         if "cut short" in self.name:
-            masks["op"][1, Op.GERMINATE] = False  # a host with a living seed is on no plateau
+            masks["op"][1, Op.GERMINATE] = (
+                False  # a host with a living seed is on no plateau
+            )
         actions = self.chance.act(self.observation, masks)
-        self.observation, rewards, terminated, truncated, self.info = self.env.step(actions)
+        self.observation, rewards, terminated, truncated, self.info = self.env.step(
+            actions
+        )
         self.step_number += 1
-        return [self.observation, rewards, terminated, truncated, *_leaves(self.info), *self.inside()]
+        return [
+            self.observation,
+            rewards,
+            terminated,
+            truncated,
+            *_leaves(self.info),
+            *self.inside(),
+        ]
 
     def inside(self) -> list[Any]:
         return sorted(flat(self.env.state_dict()).items())
 
     def taken_away(self) -> dict[str, Any]:
         return saved_and_read(
-            {"env": self.env.state_dict(), "chance": self.chance.memory_state(), "number": self.step_number}
+            {
+                "env": self.env.state_dict(),
+                "chance": self.chance.memory_state(),
+                "number": self.step_number,
+            }
         )
 
     def go_on_from(self, state: dict[str, Any]) -> None:
@@ -157,7 +194,11 @@ def saved_and_read(state: dict[str, Any]) -> Any:
 
 
 def _leaves(info: dict[str, Any]) -> list[NDArray[Any]]:
-    return [leaf for value in info.values() for leaf in (value.values() if isinstance(value, dict) else (value,))]
+    return [
+        leaf
+        for value in info.values()
+        for leaf in (value.values() if isinstance(value, dict) else (value,))
+    ]
 
 
 def taken_up(name: str, count: int) -> range:
@@ -170,7 +211,10 @@ def taken_up(name: str, count: int) -> range:
 @pytest.mark.trap(30)
 @pytest.mark.parametrize(
     "name",
-    slow_except(["float images", "planted, cut short"], [*WORLDS, "planted", "planted, cut short"]),
+    slow_except(
+        ["float images", "planted, cut short"],
+        [*WORLDS, "planted", "planted, cut short"],
+    ),
 )
 def test_an_env_resumes_to_the_last_bit_from_any_step(name: str) -> None:
     """The other env is new, or has played other episodes.
@@ -180,7 +224,12 @@ def test_an_env_resumes_to_the_last_bit_from_any_step(name: str) -> None:
     """
     first = Course(name)
     first.begin(4)
-    states, observed, steps, marks = [first.taken_away()], [first.observation], [], [len(first.events)]
+    states, observed, steps, marks = (
+        [first.taken_away()],
+        [first.observation],
+        [],
+        [len(first.events)],
+    )
     while not first.env.done.all():
         steps.append(first.step())
         states.append(first.taken_away())
@@ -191,7 +240,9 @@ def test_an_env_resumes_to_the_last_bit_from_any_step(name: str) -> None:
     assert first.env.state.truncated.any() == ("cut short" in name)
     if name in KINDS:
         assert any(isinstance(event, GovernorRollback) for event in first.events)
-        assert {"TRAINING", "BLENDING", "HOLDING"} <= {e.after for e in first.events if isinstance(e, StageChanged)}
+        assert {"TRAINING", "BLENDING", "HOLDING"} <= {
+            e.after for e in first.events if isinstance(e, StageChanged)
+        }
     used = Course(name)
     used.begin(0)
     used.step()
@@ -204,7 +255,9 @@ def test_an_env_resumes_to_the_last_bit_from_any_step(name: str) -> None:
         np.testing.assert_array_equal(other.observation, observed[number])
         for expected in steps[number:]:
             assert_same_bits(other.step(), expected)
-        assert [stable_record(event) for event in other.events[heard:]] == told[marks[number] :]
+        assert [stable_record(event) for event in other.events[heard:]] == told[
+            marks[number] :
+        ]
         if other is not used:
             other.env.close()
     first.env.close()

@@ -20,8 +20,23 @@ from esper.data.task import Task
 from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.stage import LIVING, ON, TRANSITIONS, SeedStage
 from esper.spaces.action import Op
-from esper.telemetry.event import ActionTaken, Event, GateEvaluated, GovernorRollback, SeedCut, StageChanged
-from tests.core_helpers import SlotView, digits, flat_baseline, same_bits, tensors_of, tiny_config, wait_actions
+from esper.telemetry.event import (
+    ActionTaken,
+    Event,
+    GateEvaluated,
+    GovernorRollback,
+    SeedCut,
+    StageChanged,
+)
+from tests.core_helpers import (
+    SlotView,
+    digits,
+    flat_baseline,
+    same_bits,
+    tensors_of,
+    tiny_config,
+    wait_actions,
+)
 
 S = SeedStage
 HORIZON, MAX_SEEDS, MAX_FOSSILS = 24, 2, 3
@@ -93,9 +108,15 @@ class Lives(RuleBasedStateMachine):
         return {name: table[0] for name, table in self.info["action_mask"].items()}
 
     def legal_pairs(self, *ops: Op) -> list[tuple[int, int]]:
-        return [(op, slot) for op, slot in zip(*np.nonzero(self.mask["op_slot"]), strict=True) if Op(op) in ops]
+        return [
+            (op, slot)
+            for op, slot in zip(*np.nonzero(self.mask["op_slot"]), strict=True)
+            if Op(op) in ops
+        ]
 
-    def complete(self, pair: tuple[int, int], heads: tuple[int, ...], draw: int) -> NDArray[np.int64]:
+    def complete(
+        self, pair: tuple[int, int], heads: tuple[int, ...], draw: int
+    ) -> NDArray[np.int64]:
         """A legal action with this op and slot."""
         affordable = np.flatnonzero(self.mask["slot_blueprint"][pair[1]])
         blueprint = affordable[draw % len(affordable)] if len(affordable) else 0
@@ -108,8 +129,14 @@ class Lives(RuleBasedStateMachine):
     @rule(heads=HEADS, draw=st.integers(0, 99))
     def carry_on(self, heads: tuple[int, ...], draw: int) -> None:
         """An action that advances a seed, if one is legal."""
-        pairs = self.legal_pairs(Op.ADVANCE, Op.FOSSILIZE) or self.legal_pairs(Op.GERMINATE)
-        row = self.complete(pairs[draw % len(pairs)], heads, draw) if pairs else wait_actions(1)[0]
+        pairs = self.legal_pairs(Op.ADVANCE, Op.FOSSILIZE) or self.legal_pairs(
+            Op.GERMINATE
+        )
+        row = (
+            self.complete(pairs[draw % len(pairs)], heads, draw)
+            if pairs
+            else wait_actions(1)[0]
+        )
         self.step(row)
 
     @precondition(lambda self: not self.done)
@@ -117,7 +144,11 @@ class Lives(RuleBasedStateMachine):
     def act(self, heads: tuple[int, ...], draw: int) -> None:
         """Any legal action but WAIT, if there is one."""
         pairs = self.legal_pairs(*(op for op in Op if op is not Op.WAIT))
-        row = self.complete(pairs[draw % len(pairs)], heads, draw // 7) if pairs else wait_actions(1)[0]
+        row = (
+            self.complete(pairs[draw % len(pairs)], heads, draw // 7)
+            if pairs
+            else wait_actions(1)[0]
+        )
         self.step(row)
 
     @precondition(lambda self: not self.done)
@@ -133,7 +164,11 @@ class Lives(RuleBasedStateMachine):
             if not self.done:
                 self.step(wait_actions(1)[0])
 
-    @precondition(lambda self: not self.done and any(slot.seed is not None for slot in self.training.sites))
+    @precondition(
+        lambda self: (
+            not self.done and any(slot.seed is not None for slot in self.training.sites)
+        )
+    )
     @rule(draw=st.integers(0, 3))
     def break_a_seed(self, draw: int) -> None:
         grown = [slot for slot in self.training.sites if slot.seed is not None]
@@ -152,7 +187,9 @@ class Lives(RuleBasedStateMachine):
         legal = bool(self.env.mask.legal(0, row))
         counted, epoch = int(self.info["illegal_actions"][0]), self.training.epoch
         self.events.clear()
-        self.observation, rewards, terminated, truncated, self.info = self.env.step(row[None])
+        self.observation, rewards, terminated, truncated, self.info = self.env.step(
+            row[None]
+        )
         assert self.training.epoch == epoch + 1
         assert self.info["illegal_actions"][0] == counted + (not legal)
         self.done = bool(terminated[0])
@@ -173,10 +210,21 @@ class Lives(RuleBasedStateMachine):
 
     def check_rollback(self) -> bool:
         """A broken fossil costs a rollback, a broken living seed that takes part is cut."""
-        trained = {slot: stage for slot, stage in self.stage_in_training().items() if slot in self.broken}
+        trained = {
+            slot: stage
+            for slot, stage in self.stage_in_training().items()
+            if slot in self.broken
+        }
         fossils = [slot for slot, stage in trained.items() if stage is S.FOSSILIZED]
-        seeds = {slot for slot, stage in trained.items() if stage in (S.TRAINING, S.BLENDING, S.HOLDING)}
-        rollbacks, cuts = self.of(GovernorRollback), {event.slot for event in self.of(SeedCut)}
+        seeds = {
+            slot
+            for slot, stage in trained.items()
+            if stage in (S.TRAINING, S.BLENDING, S.HOLDING)
+        }
+        rollbacks, cuts = (
+            self.of(GovernorRollback),
+            {event.slot for event in self.of(SeedCut)},
+        )
         assert len(rollbacks) == bool(fossils)
         assert cuts == (set() if fossils else seeds)
         self.broken -= {*fossils, *seeds}
@@ -216,11 +264,19 @@ class Lives(RuleBasedStateMachine):
 
     def check_stages(self) -> None:
         """Every change is in the table and starts where the last one ended, and cooldowns have the right length."""
-        after_prune = {S.EMBARGOED: 1, S.RESETTING: 1 + self.embargo, S.DORMANT: 2 + self.embargo}
+        after_prune = {
+            S.EMBARGOED: 1,
+            S.RESETTING: 1 + self.embargo,
+            S.DORMANT: 2 + self.embargo,
+        }
         for event in self.of(StageChanged):
             before, after = S[event.before], S[event.after]
             assert before is self.known[event.slot]
-            revoked = (before, after, event.cause) == (S.FOSSILIZED, S.PRUNED, "rollback")
+            revoked = (before, after, event.cause) == (
+                S.FOSSILIZED,
+                S.PRUNED,
+                "rollback",
+            )
             assert revoked or after in TRANSITIONS[before]
             self.known[event.slot] = after
             if after is S.PRUNED:
@@ -234,20 +290,36 @@ class Lives(RuleBasedStateMachine):
         """Every parameter is in exactly one optimizer, and removed seeds have none."""
         training = self.training
         groups = [training.host_group, *training.seed_groups.values()]
-        owned = [id(p) for group in groups for options in group.optimizer.param_groups for p in options["params"]]
-        modules = [training.host, *(site.seed for site in training.sites if site.seed is not None)]
-        assert sorted(owned) == sorted(id(p) for module in modules for p in module.parameters())
+        owned = [
+            id(p)
+            for group in groups
+            for options in group.optimizer.param_groups
+            for p in options["params"]
+        ]
+        modules = [
+            training.host,
+            *(site.seed for site in training.sites if site.seed is not None),
+        ]
+        assert sorted(owned) == sorted(
+            id(p) for module in modules for p in module.parameters()
+        )
         assert len(set(owned)) == len(owned)
-        assert set(training.seed_groups) == {site.name for site in training.sites if site.seed is not None}
+        assert set(training.seed_groups) == {
+            site.name for site in training.sites if site.seed is not None
+        }
         for group in groups:
             assert set(group.optimizer.state) == set(group.parameters)
             assert group.site is None or group is training.seed_groups[group.site.name]
-        assert set(training.shadows) <= {site.name for site in training.sites if site.incubating}
+        assert set(training.shadows) <= {
+            site.name for site in training.sites if site.incubating
+        }
 
     def check_slots(self) -> None:
         slots = self.slots
         assert sum(slot.stage in LIVING for slot in slots) <= MAX_SEEDS
-        assert sum(slot.stage in {*LIVING, S.FOSSILIZED} for slot in slots) <= MAX_FOSSILS
+        assert (
+            sum(slot.stage in {*LIVING, S.FOSSILIZED} for slot in slots) <= MAX_FOSSILS
+        )
         for slot in slots:
             low, high = sorted((slot.alpha_start, slot.alpha_target))
             assert 0 <= low <= slot.alpha <= high <= 1
@@ -269,18 +341,28 @@ class Lives(RuleBasedStateMachine):
         for place, (slot, stage) in enumerate(zip(self.slots, stages, strict=True)):
             affordable = bool(self.mask["slot_blueprint"][place].any())
             steady = slot.steady
-            assert table[Op.GERMINATE, place] == (stage is S.DORMANT and room and affordable)
+            assert table[Op.GERMINATE, place] == (
+                stage is S.DORMANT and room and affordable
+            )
             automatic = manual.get(stage) in self.env.config.env.auto_advance
             assert table[Op.ADVANCE, place] == (stage in manual and not automatic)
             assert table[Op.FOSSILIZE, place] == (stage is S.HOLDING)
-            assert table[Op.PRUNE, place] == (stage in LIVING and slot.age >= 1 and steady)
-            assert table[Op.SET_ALPHA_TARGET, place] == (stage in (S.BLENDING, S.HOLDING) and steady)
-        assert self.mask["op"].tolist() == [op == Op.WAIT or bool(table[op].any()) for op in Op]
+            assert table[Op.PRUNE, place] == (
+                stage in LIVING and slot.age >= 1 and steady
+            )
+            assert table[Op.SET_ALPHA_TARGET, place] == (
+                stage in (S.BLENDING, S.HOLDING) and steady
+            )
+        assert self.mask["op"].tolist() == [
+            op == Op.WAIT or bool(table[op].any()) for op in Op
+        ]
 
     def check_numbers(self, reward: float, rolled_back: bool) -> None:
         assert self.env.single_observation_space.contains(self.observation[0])
         assert np.isfinite(self.observation).all()
-        terms = {name: float(values[0]) for name, values in self.info["reward_terms"].items()}
+        terms = {
+            name: float(values[0]) for name, values in self.info["reward_terms"].items()
+        }
         assert all(math.isfinite(value) for value in terms.values())
         assert reward == pytest.approx(sum(terms.values()), abs=1e-12)
         assert terms["governor"] == (-10 if rolled_back else 0)
@@ -290,7 +372,10 @@ class Lives(RuleBasedStateMachine):
 
     def check_twin(self, rolled_back: bool) -> None:
         """Until a seed is blended or a snapshot restored, the host has the bits of one left alone."""
-        blended = any(stage in ON for stage in {*self.known.values(), *self.stage_in_training().values()})
+        blended = any(
+            stage in ON
+            for stage in {*self.known.values(), *self.stage_in_training().values()}
+        )
         self.alone &= not (blended or rolled_back)
         if self.alone:
             self.twin.step(wait_actions(1))
@@ -307,6 +392,14 @@ TestLives.settings = settings(
     max_examples=5,
     stateful_step_count=40,
     deadline=None,
-    phases=(Phase.explicit, Phase.reuse, Phase.generate),  # shrinking an example of trained hosts takes minutes
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+    phases=(
+        Phase.explicit,
+        Phase.reuse,
+        Phase.generate,
+    ),  # shrinking an example of trained hosts takes minutes
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.filter_too_much,
+    ],
 )

@@ -20,12 +20,28 @@ from esper.training.host_training import HostTraining
 from tests.core_helpers import Rig, plant, rig
 
 READS = {
-    *("item", "tolist", "numpy", "nonzero", "equal", "allclose", "masked_select", "unique", "is_nonzero"),
+    *(
+        "item",
+        "tolist",
+        "numpy",
+        "nonzero",
+        "equal",
+        "allclose",
+        "masked_select",
+        "unique",
+        "is_nonzero",
+    ),
     *("__bool__", "__float__", "__int__", "__index__", "__array__", "__contains__"),
 }
 """Functions whose answer the host has to wait for."""
 
-SYNCS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero", "aten::masked_select"}
+SYNCS = {
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::equal",
+    "aten::is_nonzero",
+    "aten::masked_select",
+}
 
 
 class Reads(TorchFunctionMode):
@@ -43,7 +59,11 @@ class Reads(TorchFunctionMode):
         """Tensors on the host, by id; they are held so that no other tensor gets the same id."""
 
     def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         name = getattr(function, "__name__", "")
         given = list(tensors_in(args)) + list(tensors_in((kwargs or {}).values()))
@@ -75,14 +95,20 @@ class Syncs(TorchDispatchMode):
         self.found: list[str] = []
 
     def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        function: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if function.name().partition(".")[0] in SYNCS:
             self.found.append(function.name())
         return function(*args, **(kwargs or {}))
 
 
-def run_here(_lanes: WorkerExecutor, work: Callable[[Any], None], envs: Iterable[Any]) -> None:
+def run_here(
+    _lanes: WorkerExecutor, work: Callable[[Any], None], envs: Iterable[Any]
+) -> None:
     """`Executor.run` in the calling thread: modes of torch belong to a thread."""
     for env in envs:
         work(env)
@@ -110,7 +136,9 @@ def reads_of_a_step(world: Rig) -> Reads:
 
 @pytest.mark.trap(33)
 @pytest.mark.parametrize("n_envs", [1, 3])
-def test_a_step_brings_everything_over_in_two_transfers(n_envs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_brings_everything_over_in_two_transfers(
+    n_envs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with busy(n_envs, monkeypatch) as world:
         for _ in range(2):
             reads = reads_of_a_step(world)
@@ -133,7 +161,9 @@ def test_reads_do_not_depend_on_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.trap(33)
 @pytest.mark.parametrize("n_envs", [1, 3])
-def test_training_and_validation_wait_for_nothing(n_envs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_and_validation_wait_for_nothing(
+    n_envs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No operator inside waits either."""
     with busy(n_envs, monkeypatch) as world, Syncs() as syncs:
         world.env.backend.trainer.epoch(world.env.training)

@@ -15,13 +15,24 @@ from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import HEADS
 from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted
 from esper.telemetry.record import stable_record
-from tests.core_helpers import Rig, digits, flat_baseline, rig, same_bits, tensors_of, tiny_config, wait_actions
+from tests.core_helpers import (
+    Rig,
+    digits,
+    flat_baseline,
+    rig,
+    same_bits,
+    tensors_of,
+    tiny_config,
+    wait_actions,
+)
 
 S = SeedStage
 
 
 def controller(world: Rig, seed: int = 3) -> RandomController:
-    made = RandomController(world.env.action_spec, world.env.layout, world.env.num_envs, seed)
+    made = RandomController(
+        world.env.action_spec, world.env.layout, world.env.num_envs, seed
+    )
     made.begin()
     return made
 
@@ -29,11 +40,19 @@ def controller(world: Rig, seed: int = 3) -> RandomController:
 def play(world: Rig, steps: int, seed: int = 3) -> list[tuple[Any, ...]]:
     """Random play: observation, reward and weights of env 0, from the reset on."""
     chooser = controller(world, seed)
-    seen: list[tuple[Any, ...]] = [(world.observation[0].copy(), 0.0, tensors_of(world.training()))]
+    seen: list[tuple[Any, ...]] = [
+        (world.observation[0].copy(), 0.0, tensors_of(world.training()))
+    ]
     for _ in range(steps):
         actions = chooser.act(world.observation, world.info["action_mask"])
         world.step(dict(enumerate(actions)))
-        seen.append((world.observation[0].copy(), float(world.rewards[0]), tensors_of(world.training())))
+        seen.append(
+            (
+                world.observation[0].copy(),
+                float(world.rewards[0]),
+                tensors_of(world.training()),
+            )
+        )
     return seen
 
 
@@ -51,7 +70,9 @@ def test_spaces_shapes_and_dtypes() -> None:
         assert isinstance(env, VectorEnv)
         assert env.metadata["autoreset_mode"] == AutoresetMode.DISABLED
         assert env.num_envs == 3
-        assert env.single_action_space == gymnasium.spaces.MultiDiscrete([6, 4, blueprints, 4, 3, 3, 4, 5])
+        assert env.single_action_space == gymnasium.spaces.MultiDiscrete(
+            [6, 4, blueprints, 4, 3, 3, 4, 5]
+        )
         assert env.action_space.shape == (3, 8)
         assert env.observation_space.shape == (3, env.layout.size)
         assert world.observation.shape == (3, env.layout.size)
@@ -77,7 +98,9 @@ def test_step_before_reset_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "actions", [np.zeros(8), np.zeros((2, 8)), np.zeros((1, 7))], ids=["no batch", "two envs", "seven heads"]
+    "actions",
+    [np.zeros(8), np.zeros((2, 8)), np.zeros((1, 7))],
+    ids=["no batch", "two envs", "seven heads"],
 )
 def test_actions_of_another_shape_are_an_error(actions: Any) -> None:
     with rig() as world, pytest.raises(ValueError, match="shape"):
@@ -95,7 +118,9 @@ def test_an_action_out_of_range_raises_and_changes_nothing(head: int) -> None:
         assert world.training().epoch == 0
 
 
-def test_an_episode_terminates_at_its_horizon_and_the_env_idles_with_no_reward() -> None:
+def test_an_episode_terminates_at_its_horizon_and_the_env_idles_with_no_reward() -> (
+    None
+):
     with rig(n_envs=2, horizon=2) as world:
         world.step()
         assert world.terminated.tolist() == [False, False]
@@ -140,12 +165,18 @@ def test_a_reset_mask_restarts_only_the_chosen_envs() -> None:
         assert [t.epoch for t in world.env.training] == [2, 0, 2]
         assert [t.episode for t in world.env.training] == [0, 1, 0]
         for index in (0, 2):
-            assert np.array_equal(world.observation[index], reference.observation[index])
+            assert np.array_equal(
+                world.observation[index], reference.observation[index]
+            )
         world.step()
         reference.step()
         for index in (0, 2):
-            assert np.array_equal(world.observation[index], reference.observation[index])
-            same_bits(tensors_of(world.training(index)), tensors_of(reference.training(index)))
+            assert np.array_equal(
+                world.observation[index], reference.observation[index]
+            )
+            same_bits(
+                tensors_of(world.training(index)), tensors_of(reference.training(index))
+            )
         assert world.info["idle"].tolist() == [False] * 3
 
 
@@ -174,12 +205,18 @@ def test_one_env_for_one_epoch() -> None:
 @pytest.mark.trap(10)
 def test_seeds_pass_their_gates_without_any_sink() -> None:
     """Gates read gradients, which are measured whether or not a sink listens."""
-    gates = {"min_training_epochs": 1, "min_gradient_health": 0.5, "trial_standard_errors": 1000.0}
+    gates = {
+        "min_training_epochs": 1,
+        "min_gradient_health": 0.5,
+        "trial_standard_errors": 1000.0,
+    }
     worlds = [rig(horizon=12, env={"gates": gates}) for _ in range(3)]
     with worlds[0] as heard, worlds[1] as deaf, worlds[2] as mute:
         deaf.events.clear()
         deaf.env.emit = lambda _event: None
-        mute.env.loop.reporter = mute.env.reporter = None  # as in an env that is made without anyone to tell
+        mute.env.loop.reporter = mute.env.reporter = (
+            None  # as in an env that is made without anyone to tell
+        )
         for world in (heard, deaf, mute):
             world.grow("r0c0", SeedStage.HOLDING)
             assert (world.slot("r0c0").gradient_health or 0) >= 0.5
@@ -187,7 +224,10 @@ def test_seeds_pass_their_gates_without_any_sink() -> None:
         assert not deaf.events
         for silent in (deaf, mute):
             assert np.array_equal(heard.observation, silent.observation)
-            same_bits(tensors_of(heard.training(), ("r0c0",)), tensors_of(silent.training(), ("r0c0",)))
+            same_bits(
+                tensors_of(heard.training(), ("r0c0",)),
+                tensors_of(silent.training(), ("r0c0",)),
+            )
 
 
 @pytest.mark.trap(11)
@@ -229,7 +269,11 @@ def test_reset_with_a_seed_reproduces_a_run_from_its_first_observation_on() -> N
         second = play(world, 8)
         same_play(first[1:], second[1:])
         names = world.env.layout.entries
-        differing = [e.name for e, a, b in zip(names, first[0][0], second[0][0], strict=True) if a != b]
+        differing = [
+            e.name
+            for e, a, b in zip(names, first[0][0], second[0][0], strict=True)
+            if a != b
+        ]
         assert differing == []
 
 
@@ -251,13 +295,20 @@ def test_episodes_of_a_run_differ_and_so_do_runs() -> None:
         world.reset(seed=1)
         hosts.append(tensors_of(world.training())["host.parameter.0"])
         assert not any(
-            bool((a == b).all()) for a, b in [(hosts[0], hosts[1]), (hosts[0], hosts[2]), (hosts[1], hosts[2])]
+            bool((a == b).all())
+            for a, b in [
+                (hosts[0], hosts[1]),
+                (hosts[0], hosts[2]),
+                (hosts[1], hosts[2]),
+            ]
         )
 
 
 def test_the_baseline_is_measured_once_when_none_is_given() -> None:
     events: list[Any] = []
-    config = tiny_config(horizon=3, env={"n_envs": 1, "episode_length": 3, "baseline_episodes": 2})
+    config = tiny_config(
+        horizon=3, env={"n_envs": 1, "episode_length": 3, "baseline_episodes": 2}
+    )
     env = GrowthVectorEnv(digits(), config, emit=events.append)
     env.reset()
     env.reset()

@@ -17,19 +17,28 @@ from esper.rollout.rollout import play_round
 LAW = Law(noise=0.1, paired_noise=0.1)
 
 
-def hosts(law: Law = LAW, n_envs: int = 16, seed: int = 0, length: int = 20) -> PlantedVectorEnv:
-    config = TrainingConfig.parse({"env": {"n_envs": n_envs, "episode_length": length}, "run": {"seed": seed}})
+def hosts(
+    law: Law = LAW, n_envs: int = 16, seed: int = 0, length: int = 20
+) -> PlantedVectorEnv:
+    config = TrainingConfig.parse(
+        {"env": {"n_envs": n_envs, "episode_length": length}, "run": {"seed": seed}}
+    )
     return PlantedVectorEnv(config, law)
 
 
 def controller(name: str, env: PlantedVectorEnv) -> Controller:
-    return make_controller(name, "planted", env.action_spec, env.layout, env.num_envs, 0)
+    return make_controller(
+        name, "planted", env.action_spec, env.layout, env.num_envs, 0
+    )
 
 
 def test_plans_finds_what_pays_within_a_few_rounds() -> None:
     env = hosts()
     plans = controller("plans", env)
-    gains = [float((end.committed - end.baseline).mean()) for end in (play_round(env, plans) for _ in range(6))]
+    gains = [
+        float((end.committed - end.baseline).mean())
+        for end in (play_round(env, plans) for _ in range(6))
+    ]
     assert np.mean(gains[3:]) > gains[0] + 3
     worths = env.gatherer.experiences[0].worths
     assert worths.mean.argmax(axis=1).tolist() == np.argmax(LAW.worth, axis=1).tolist()
@@ -45,7 +54,9 @@ def test_observed_experience_changes_between_episodes_only() -> None:
     name = "r0c1/oak/worth"
     read = [env.layout.read(observation, name)]
     for _ in range(env.horizon):
-        observation, *_ = env.step(plans.act(observation, env.mask.heads(env.action_spec)))
+        observation, *_ = env.step(
+            plans.act(observation, env.mask.heads(env.action_spec))
+        )
         read.append(env.layout.read(observation, name))
     np.testing.assert_array_equal(read, [read[0]] * len(read))
     np.testing.assert_array_equal(env.gatherer.seen, start)
@@ -60,9 +71,14 @@ def test_in_evaluation_worths_are_means_and_nothing_is_added() -> None:
     env.configure(learns=False)
     before = env.gatherer.experiences[0].state_dict()
     play_round(env, controller("plans", env))
-    np.testing.assert_array_equal(env.gatherer.seen[..., WORTH], env.gatherer.seen[..., MEAN])
+    np.testing.assert_array_equal(
+        env.gatherer.seen[..., WORTH], env.gatherer.seen[..., MEAN]
+    )
     after = env.gatherer.experiences[0].state_dict()
-    assert all(before[key] is after[key] or np.array_equal(before[key], after[key]) for key in before)
+    assert all(
+        before[key] is after[key] or np.array_equal(before[key], after[key])
+        for key in before
+    )
 
 
 def test_a_new_run_seed_forgets_all_but_what_was_given() -> None:
@@ -80,19 +96,31 @@ def test_a_new_run_seed_forgets_all_but_what_was_given() -> None:
     assert other.gatherer.experiences[0].episodes == 0
 
 
-def test_an_episode_has_its_gain_in_accuracy_and_the_one_by_its_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_episode_has_its_gain_in_accuracy_and_the_one_by_its_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Law, "loss", lambda _, accuracy: ((100 - accuracy) / 40) ** 2)
     env = hosts()
     end = play_round(env, controller("plans", env))
     by_accuracy = np.maximum(end.committed - end.baseline, -10.0).sum()
-    by_loss = np.maximum(env.baseline.gain_by_loss(env.state.committed_loss), -10.0).sum()
+    by_loss = np.maximum(
+        env.baseline.gain_by_loss(env.state.committed_loss), -10.0
+    ).sum()
     assert abs(by_loss - by_accuracy) > 1
-    np.testing.assert_allclose(env.gatherer.experiences[0].moments[:, 0], [by_accuracy, by_loss])
+    np.testing.assert_allclose(
+        env.gatherer.experiences[0].moments[:, 0], [by_accuracy, by_loss]
+    )
 
 
 def test_only_whole_episodes_have_a_gain() -> None:
     config = {
-        "env": {"n_envs": 4, "episode_length": 20, "stop_on": ["plateau"], "plateau_epochs": 3, "plateau_margin": 99}
+        "env": {
+            "n_envs": 4,
+            "episode_length": 20,
+            "stop_on": ["plateau"],
+            "plateau_epochs": 3,
+            "plateau_margin": 99,
+        }
     }
     env = PlantedVectorEnv(TrainingConfig.parse(config), LAW)
     play_round(env, controller("none", env))
@@ -102,7 +130,9 @@ def test_only_whole_episodes_have_a_gain() -> None:
 
 @pytest.mark.parametrize("lasts", [1, 3])
 def test_worlds_end_in_turn_and_their_experience_with_them(lasts: int) -> None:
-    law = Law(worth_std=3.0, unknown=2.0, reliance=5.0, world_envs=2, world_episodes=lasts)
+    law = Law(
+        worth_std=3.0, unknown=2.0, reliance=5.0, world_envs=2, world_episodes=lasts
+    )
     env = hosts(law, n_envs=6, length=10)
     alone = controller("none", env)
     for episode in range(5):
@@ -110,8 +140,12 @@ def test_worlds_end_in_turn_and_their_experience_with_them(lasts: int) -> None:
         worth = env.backend.worth
         for world in range(3):
             age = (episode + world) % lasts
-            assert env.gatherer.experiences[world].episodes == 2 * (min(age, episode) + 1)
-            np.testing.assert_array_equal(worth[2 * world], worth[2 * world + 1])  # hosts of a world are alike
+            assert env.gatherer.experiences[world].episodes == 2 * (
+                min(age, episode) + 1
+            )
+            np.testing.assert_array_equal(
+                worth[2 * world], worth[2 * world + 1]
+            )  # hosts of a world are alike
         assert (worth[0] != worth[2]).all()
 
 
@@ -126,7 +160,10 @@ def test_a_resumed_env_shows_and_learns_the_same() -> None:
     for each in (env, again):
         while not each.done.all():
             each.step(np.zeros((16, 8), dtype=np.int64))
-    np.testing.assert_array_equal(env.gatherer.experiences[0].worths.mean, again.gatherer.experiences[0].worths.mean)
+    np.testing.assert_array_equal(
+        env.gatherer.experiences[0].worths.mean,
+        again.gatherer.experiences[0].worths.mean,
+    )
     assert env.gatherer.seen[..., ERROR].min() > 0
 
 
@@ -136,13 +173,19 @@ def test_the_gain_of_a_host_that_leans_on_a_seed_that_is_not_kept_is_left_out() 
     env.reset(seed=0)
     slots, ended, gains = env.state.slots, np.ones(4, dtype=np.bool_), np.ones((4, 2))
     slots.blueprint[:], slots.stage[:], slots.alpha[:] = 1, S.FOSSILIZED, 1.0
-    slots.stage[1, 2], slots.stage[2, 2], slots.stage[3, 2] = S.HOLDING, S.BLENDING, S.TRAINING
+    slots.stage[1, 2], slots.stage[2, 2], slots.stage[3, 2] = (
+        S.HOLDING,
+        S.BLENDING,
+        S.TRAINING,
+    )
     slots.alpha[3, 2] = 0.0
     slots.trial[:] = 0.5
     env.gatherer.watch(slots)
     env.gatherer.end(ended, gains, slots)
     experience = env.gatherer.experiences[0]
-    assert experience.episodes == 2  # the first, and the last, whose third seed is isolated
+    assert (
+        experience.episodes == 2
+    )  # the first, and the last, whose third seed is isolated
     assert experience.counts[0].sum() == slots.trial.size  # of all
 
 
@@ -151,7 +194,12 @@ def test_a_contribution_counts_while_alpha_stands_still() -> None:
     env = hosts(n_envs=3)
     env.reset(seed=0)
     slots = env.state.slots
-    slots.blueprint[:], slots.stage[:], slots.alpha[:], slots.contribution[:] = 1, S.HOLDING, 1.0, 4.0
+    slots.blueprint[:], slots.stage[:], slots.alpha[:], slots.contribution[:] = (
+        1,
+        S.HOLDING,
+        1.0,
+        4.0,
+    )
     env.gatherer.watch(slots)
     slots.contribution[:] = 0.25
     slots.fading[0], slots.alpha_steps[1] = True, 3

@@ -26,21 +26,37 @@ from esper.files import checkpoint
 from esper.rollout.rollout import play_round
 from esper.run.experiment import Experiment
 from esper.telemetry.event import RunResumed
-from tests.run.run_helpers import Does, Recorder, flat, learning, play, round_ends, same_run, tiny, within_round
+from tests.run.run_helpers import (
+    Does,
+    Recorder,
+    flat,
+    learning,
+    play,
+    round_ends,
+    same_run,
+    tiny,
+    within_round,
+)
 from tests.selection import slow_except
 
 
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run whose agent learned from simulated hosts."""
-    summary, _ = play(learning("planted", n_envs=4, rounds=2), tmp_path_factory.mktemp("runs") / "agent")
+    summary, _ = play(
+        learning("planted", n_envs=4, rounds=2),
+        tmp_path_factory.mktemp("runs") / "agent",
+    )
     return summary.folder
 
 
 @pytest.fixture(scope="module")
 def chance(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run whose controller does not learn."""
-    summary, _ = play(learning("planted", n_envs=4, rounds=1, controller="random"), tmp_path_factory.mktemp("r") / "c")
+    summary, _ = play(
+        learning("planted", n_envs=4, rounds=1, controller="random"),
+        tmp_path_factory.mktemp("r") / "c",
+    )
     return summary.folder
 
 
@@ -50,13 +66,19 @@ def planted(n_envs: int = 4, episode_length: int = 4, **law: Any) -> PlantedVect
     return PlantedVectorEnv(config, Law(**law))
 
 
-def test_the_file_on_disk_is_whole_while_the_next_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_on_disk_is_whole_while_the_next_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At every moment of a write there is one checkpoint that can be read: the old one or the new one."""
     seen: list[int] = []
     fsync = os.fsync
 
     def watching(descriptor: int) -> None:
-        seen.append(checkpoint.read(tmp_path / "r")["round"] if (tmp_path / "r" / checkpoint.NAME).exists() else -1)
+        seen.append(
+            checkpoint.read(tmp_path / "r")["round"]
+            if (tmp_path / "r" / checkpoint.NAME).exists()
+            else -1
+        )
         fsync(descriptor)
 
     sink = Does(within_round(1), lambda: monkeypatch.setattr(os, "fsync", watching))
@@ -87,7 +109,9 @@ def test_no_code_in_a_checkpoint_is_run(way: str, agent: Path, tmp_path: Path) -
     mark, folder = tmp_path / "was here", tmp_path / "r"
     folder.mkdir()
     state = checkpoint.read(agent)
-    poisoned = {"policy": {**state, "policy": Payload(mark)}}.get(way, {**state, "more": Payload(mark)})
+    poisoned = {"policy": {**state, "policy": Payload(mark)}}.get(
+        way, {**state, "more": Payload(mark)}
+    )
     if way == "pickle":
         (folder / checkpoint.NAME).write_bytes(pickle.dumps(poisoned, protocol=2))
     elif way == "torch":
@@ -125,7 +149,10 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "text": (b"dear diary\n", "is not a checkpoint"),
     "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(100), "is not a checkpoint"),
     "a zip": (b"PK\x03\x04" + bytes(100), "is not a checkpoint"),
-    "torch's": (saved({"layer.weight": torch.zeros(2)}), "it does not begin with the header of an Esper checkpoint"),
+    "torch's": (
+        saved({"layer.weight": torch.zeros(2)}),
+        "it does not begin with the header of an Esper checkpoint",
+    ),
     "weights": (
         sealed({"layer.weight": torch.zeros(2)}),
         "of a run: missing or invalid agent, baseline, best, collector",
@@ -139,7 +166,10 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
         sealed({"round": 1}),
         "missing or invalid agent, baseline, best, collector, config, env_steps, experience, fini",
     ),
-    "another content": (sealed({"round": 1})[:-1] + b"x", "it is truncated or was modified: its SHA-256 differs"),
+    "another content": (
+        sealed({"round": 1})[:-1] + b"x",
+        "it is truncated or was modified: its SHA-256 differs",
+    ),
 }
 
 
@@ -153,9 +183,16 @@ def test_a_foreign_file_is_refused_by_its_name(case: str, tmp_path: Path) -> Non
     assert len(str(found.value).splitlines()) == 1
 
 
-def test_a_torn_file_is_refused_wherever_it_was_torn(agent: Path, tmp_path: Path) -> None:
+def test_a_torn_file_is_refused_wherever_it_was_torn(
+    agent: Path, tmp_path: Path
+) -> None:
     whole = (agent / checkpoint.NAME).read_bytes()
-    for length in [1, 2, 100, *np.linspace(200, len(whole) - 1, 20).astype(int).tolist()]:
+    for length in [
+        1,
+        2,
+        100,
+        *np.linspace(200, len(whole) - 1, 20).astype(int).tolist(),
+    ]:
         (tmp_path / checkpoint.NAME).write_bytes(whole[:length])
         with pytest.raises(ConfigError, match=r"checkpoint\.pt is not a checkpoint"):
             checkpoint.read(tmp_path)
@@ -163,7 +200,9 @@ def test_a_torn_file_is_refused_wherever_it_was_torn(agent: Path, tmp_path: Path
 
 @settings(max_examples=200, deadline=None)
 @given(data=strategies.data())
-def test_no_change_of_a_checkpoint_is_read(data: strategies.DataObject, agent: Path) -> None:
+def test_no_change_of_a_checkpoint_is_read(
+    data: strategies.DataObject, agent: Path
+) -> None:
     """Any changed, removed or inserted bytes are a ConfigError that names the file."""
     whole = (agent / checkpoint.NAME).read_bytes()
     start = data.draw(strategies.integers(0, len(whole) - 1))
@@ -185,7 +224,10 @@ PLAIN = strategies.recursive(
     | strategies.floats()
     | strategies.text(max_size=5)
     | strategies.just(torch.zeros(2)),
-    lambda part: strategies.lists(part, max_size=3) | strategies.dictionaries(strategies.text(max_size=5), part),
+    lambda part: (
+        strategies.lists(part, max_size=3)
+        | strategies.dictionaries(strategies.text(max_size=5), part)
+    ),
     max_leaves=6,
 )
 
@@ -197,7 +239,9 @@ def places(value: Any) -> list[tuple[Any, Any]]:
         parts = list(value.items())
     elif isinstance(value, list):
         parts = list(enumerate(value))
-    return [(value, key) for key, _ in parts] + [place for _, part in parts for place in places(part)]
+    return [(value, key) for key, _ in parts] + [
+        place for _, part in parts for place in places(part)
+    ]
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -241,7 +285,9 @@ def gone(folder: Path) -> str:
 def foreign(folder: Path) -> str:
     """An intact checkpoint of another run."""
     file = folder / checkpoint.NAME
-    file.write_bytes(checkpoint.encode({**checkpoint.read_file(file), "config": "0" * 64}))
+    file.write_bytes(
+        checkpoint.encode({**checkpoint.read_file(file), "config": "0" * 64})
+    )
     return "was written by a run with a different configuration"
 
 
@@ -253,7 +299,8 @@ def test_a_checkpoint_that_cannot_be_used_is_named_and_the_one_before_it_is_used
     play(config, tmp_path / "whole")
     Experiment(config, tmp_path / "r", [Does(round_ends(3), enough)]).run()
     rounds = {
-        name: checkpoint.read_file(tmp_path / "r" / name)["round"] for name in (checkpoint.NAME, checkpoint.PREVIOUS)
+        name: checkpoint.read_file(tmp_path / "r" / name)["round"]
+        for name in (checkpoint.NAME, checkpoint.PREVIOUS)
     }
     assert rounds == {checkpoint.NAME: 2, checkpoint.PREVIOUS: 1}
     why = harm(tmp_path / "r")
@@ -262,9 +309,10 @@ def test_a_checkpoint_that_cannot_be_used_is_named_and_the_one_before_it_is_used
     resumed = sink.events[0]
     assert isinstance(resumed, RunResumed)
     assert resumed.round == 1
-    assert [str(tmp_path / "r" / checkpoint.NAME) in warning and why in warning for warning in resumed.warnings] == [
-        True
-    ] * bool(why)
+    assert [
+        str(tmp_path / "r" / checkpoint.NAME) in warning and why in warning
+        for warning in resumed.warnings
+    ] == [True] * bool(why)
     same_run(tmp_path / "r", tmp_path / "whole")
 
 
@@ -272,11 +320,15 @@ def enough() -> None:
     raise KeyboardInterrupt
 
 
-def test_two_checkpoints_that_cannot_be_used_are_both_named(agent: Path, tmp_path: Path) -> None:
+def test_two_checkpoints_that_cannot_be_used_are_both_named(
+    agent: Path, tmp_path: Path
+) -> None:
     shutil.copytree(agent, tmp_path / "r")
     for name in (checkpoint.NAME, checkpoint.PREVIOUS):
         (tmp_path / "r" / name).write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"checkpoint\.pt is not .*checkpoint\.previous\.pt is not"):
+    with pytest.raises(
+        ConfigError, match=r"checkpoint\.pt is not .*checkpoint\.previous\.pt is not"
+    ):
         Experiment.resume(tmp_path / "r")
 
 
@@ -284,7 +336,9 @@ def test_an_edited_configuration_is_not_resumed(agent: Path, tmp_path: Path) -> 
     shutil.copytree(agent, tmp_path / "r")
     config = tmp_path / "r" / "config.toml"
     config.write_text(config.read_text().replace("rounds = 2", "rounds = 9"))
-    with pytest.raises(ConfigError, match=r"different configuration than .*config\.toml"):
+    with pytest.raises(
+        ConfigError, match=r"different configuration than .*config\.toml"
+    ):
         Experiment.resume(tmp_path / "r")
 
 
@@ -299,7 +353,9 @@ def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
 
 
 def test_a_run_that_learned_nothing_has_no_policy_to_play(chance: Path) -> None:
-    with pytest.raises(ConfigError, match="contains no policy: its controller random does not learn") as found:
+    with pytest.raises(
+        ConfigError, match="contains no policy: its controller random does not learn"
+    ) as found:
         controller_for(f"checkpoint:{chance}", TrainingConfig(), planted(), 0)
     assert str(chance) in str(found.value)
 
@@ -308,10 +364,21 @@ ROWS = ((3.0, 8.0, -4.0), (-3.0, 3.0, 9.0))
 
 
 OTHER_HOSTS: dict[str, dict[str, Any]] = {
-    "fewer slots": {"slots": ("r0c0", "r1c0"), "worth": tuple((*row, -3.0) for row in ROWS)},
-    "more slots": {"slots": tuple("abcdef"), "worth": tuple((*row, -3.0) for row in ROWS * 3)},
+    "fewer slots": {
+        "slots": ("r0c0", "r1c0"),
+        "worth": tuple((*row, -3.0) for row in ROWS),
+    },
+    "more slots": {
+        "slots": tuple("abcdef"),
+        "worth": tuple((*row, -3.0) for row in ROWS * 3),
+    },
     "other blueprints": {"blueprints": ("oak", "reed", "moss", "rush")},
-    "both": {"slots": ("a", "b"), "blueprints": ("ivy", "reed", "oak"), "worth": ROWS, "parameters": (1, 2, 3)},
+    "both": {
+        "slots": ("a", "b"),
+        "blueprints": ("ivy", "reed", "oak"),
+        "worth": ROWS,
+        "parameters": (1, 2, 3),
+    },
 }
 
 
@@ -321,7 +388,9 @@ def test_a_policy_plays_hosts_that_share_a_blueprint(case: str, agent: Path) -> 
     returns = []
     for _ in range(2):
         env = planted(8, episode_length=6, **OTHER_HOSTS[case])
-        played = play_round(env, controller_for(f"checkpoint:{agent}", TrainingConfig(), env, 0), seed=5)
+        played = play_round(
+            env, controller_for(f"checkpoint:{agent}", TrainingConfig(), env, 0), seed=5
+        )
         assert played.illegal_actions.sum() == 0
         returns.append(played.returns)
     np.testing.assert_array_equal(*returns)
@@ -330,18 +399,30 @@ def test_a_policy_plays_hosts_that_share_a_blueprint(case: str, agent: Path) -> 
 
 def test_a_policy_plays_hosts_with_unknown_blueprints(agent: Path) -> None:
     strange = planted(blueprints=("a", "b", "c", "d"))
-    played = play_round(strange, controller_for(f"checkpoint:{agent}", TrainingConfig(), strange, 0), seed=5)
+    played = play_round(
+        strange,
+        controller_for(f"checkpoint:{agent}", TrainingConfig(), strange, 0),
+        seed=5,
+    )
     assert np.isfinite(played.returns).all()
     assert strange.gatherer.given is None  # its experience is of other seeds
 
 
 def test_a_run_folder_and_its_file_play_the_same_and_every_time(agent: Path) -> None:
     """The policy plays its likeliest actions, so the run seed does not matter."""
-    names = [(f"checkpoint:{agent}", 0), (f"checkpoint:{agent / checkpoint.NAME}", 0), (f"checkpoint:{agent}", 99)]
+    names = [
+        (f"checkpoint:{agent}", 0),
+        (f"checkpoint:{agent / checkpoint.NAME}", 0),
+        (f"checkpoint:{agent}", 99),
+    ]
     returns = []
     for name, seed in names:
         env = planted(8)
-        returns.append(play_round(env, controller_for(name, TrainingConfig(), env, seed), seed=5).returns)
+        returns.append(
+            play_round(
+                env, controller_for(name, TrainingConfig(), env, seed), seed=5
+            ).returns
+        )
     assert len(set(returns[0].tolist())) > 1
     for other in returns[1:]:
         np.testing.assert_array_equal(returns[0], other)
@@ -356,7 +437,9 @@ def test_a_policy_plays_as_its_agent_does(agent: Path) -> None:
     assert player.config.width == 16
 
 
-def test_a_run_of_a_checkpoint_is_compared_on_hosts_that_its_agent_never_saw(agent: Path, tmp_path: Path) -> None:
+def test_a_run_of_a_checkpoint_is_compared_on_hosts_that_its_agent_never_saw(
+    agent: Path, tmp_path: Path
+) -> None:
     """Same seed as in training, but other episodes: the run seed of the hosts is a held-out one."""
     config = learning("planted", n_envs=4, rounds=1, controller=f"checkpoint:{agent}")
     experiment = Experiment(config, tmp_path / "r")

@@ -26,7 +26,9 @@ except esper.ConfigError as error:
 
 def other(folder: Path) -> str:
     """The answer that another process gets."""
-    done = subprocess.run([sys.executable, "-c", OTHER, str(folder)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER, str(folder)], capture_output=True, text=True
+    )
     return done.stdout.strip() or done.stderr
 
 
@@ -49,7 +51,10 @@ def test_a_claim_ends_with_an_error(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file" / "x", tmp_path / ("x" * 300)):
-        with pytest.raises(esper.ConfigError, match="cannot be written"), claimed(folder):
+        with (
+            pytest.raises(esper.ConfigError, match="cannot be written"),
+            claimed(folder),
+        ):
             pass
         with pytest.raises(esper.ConfigError, match="cannot be written"):
             new_subfolder(folder.parent, folder.name)
@@ -61,7 +66,10 @@ def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
 
 
 def test_only_empty_folders_are_dropped(tmp_path: Path) -> None:
-    one, two = new_subfolder(tmp_path / "runs", "a"), new_subfolder(tmp_path / "runs", "b")
+    one, two = (
+        new_subfolder(tmp_path / "runs", "a"),
+        new_subfolder(tmp_path / "runs", "b"),
+    )
     (two / "file").touch()
     for folder in (one, two, one):
         drop_if_empty(folder)

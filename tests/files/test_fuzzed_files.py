@@ -28,10 +28,24 @@ from esper.training.metrics import make_metrics
 from tests.core_helpers import plant, tiny_config
 from tests.run.run_helpers import play, tiny
 
-quick = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(
+    max_examples=80,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 few, many = settings(quick, max_examples=2), settings(quick, max_examples=100)
-SECTIONS = {name: tuple(field.annotation.model_fields) for name, field in TrainingConfig.model_fields.items()}  # type: ignore[union-attr]
-NAMES = sorted({*SECTIONS, *(name for names in SECTIONS.values() for name in names), "gates", "level"})
+SECTIONS = {
+    name: tuple(field.annotation.model_fields)
+    for name, field in TrainingConfig.model_fields.items()
+}  # type: ignore[union-attr]
+NAMES = sorted(
+    {
+        *SECTIONS,
+        *(name for names in SECTIONS.values() for name in names),
+        "gates",
+        "level",
+    }
+)
 
 
 scalars = st.one_of(
@@ -41,25 +55,46 @@ scalars = st.one_of(
     st.sampled_from([2**31, 2**63, 10**20, 10**400, -1]),
     st.floats(),
     st.text(max_size=8),
-    st.sampled_from(["plateau", "divergence", "G1", "shaped", "ppo", "auto", "cosine", "conv_light", "nan", "\x00"]),
+    st.sampled_from(
+        [
+            "plateau",
+            "divergence",
+            "G1",
+            "shaped",
+            "ppo",
+            "auto",
+            "cosine",
+            "conv_light",
+            "nan",
+            "\x00",
+        ]
+    ),
 )
 
 
 junk = st.recursive(
     scalars,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
 
 known = st.sampled_from(sorted(SECTIONS)).flatmap(
     lambda section: st.tuples(
-        st.just(section), st.dictionaries(st.sampled_from(SECTIONS[section]), junk, min_size=1, max_size=3)
+        st.just(section),
+        st.dictionaries(
+            st.sampled_from(SECTIONS[section]), junk, min_size=1, max_size=3
+        ),
     )
 )
 
 
-configs = st.lists(known, max_size=3).map(dict) | st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=5), junk)
+configs = st.lists(known, max_size=3).map(dict) | st.dictionaries(
+    st.sampled_from(NAMES) | st.text(max_size=5), junk
+)
 
 
 def refusal(work: Callable[[], Any]) -> str:
@@ -88,13 +123,19 @@ def test_a_config_is_one_or_is_refused(tables: Any, tmp_path: Path) -> None:
 def mutated(content: bytes) -> st.SearchStrategy[bytes]:
     """``content`` with pieces cut out, put in, doubled or changed."""
     place = st.integers(0, len(content))
-    pieces = st.binary(max_size=12) | st.sampled_from([b"[[", b'"', b"\n", b"= {", b"1e999", b"\xff"])
+    pieces = st.binary(max_size=12) | st.sampled_from(
+        [b"[[", b'"', b"\n", b"= {", b"1e999", b"\xff"]
+    )
 
     def apply(edits: list[tuple[int, int, bytes]]) -> bytes:
         found = content
         for one, other, piece in edits:
             first, last = sorted((one, other))
-            found = found[:first] + piece + (found[last:] if last - first < 40 else found[first:])
+            found = (
+                found[:first]
+                + piece
+                + (found[last:] if last - first < 40 else found[first:])
+            )
         return found
 
     return st.lists(st.tuples(place, place, pieces), min_size=1, max_size=4).map(apply)
@@ -112,7 +153,14 @@ def test_a_config_file_is_one_or_is_refused(content: bytes, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "content", ["a = " + "[" * 20_000, "a = " + "9" * 5000, "a = 0x" + "f" * 5000, "seed = 0x" + "f" * 5000, "\x00"]
+    "content",
+    [
+        "a = " + "[" * 20_000,
+        "a = " + "9" * 5000,
+        "a = 0x" + "f" * 5000,
+        "seed = 0x" + "f" * 5000,
+        "\x00",
+    ],
 )
 def test_numbers_and_nests_that_no_reader_takes(content: str, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(f"[run]\n{content}\n")
@@ -131,7 +179,11 @@ def assigned(*many: str) -> dict[str, Any]:
 
 
 names = st.sampled_from(NAMES) | st.text(max_size=4)
-values = st.text(max_size=12) | junk.map(repr) | st.sampled_from(["[", "{a=1}", "1979-05-27", "0x" + "f" * 9999])
+values = (
+    st.text(max_size=12)
+    | junk.map(repr)
+    | st.sampled_from(["[", "{a=1}", "1979-05-27", "0x" + "f" * 9999])
+)
 
 
 assignments = st.text(max_size=20) | st.builds(
@@ -210,9 +262,13 @@ def copied(run: Path, there: Path) -> Path:
 
 def show_damaged_log(edit: Edit, run: Path, tmp_path: Path) -> None:
     folder = copied(run, tmp_path / "r")
-    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()
+    ]
     edit(lines)
-    (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "events.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
     shown(folder)
 
 
@@ -220,7 +276,9 @@ def show_damaged_files(data: st.DataObject, run: Path, tmp_path: Path) -> None:
     folder = copied(run, tmp_path / "r")
     for name in ("events.jsonl", "config.toml", "env.json"):
         if data.draw(st.booleans(), label=name):
-            (folder / name).write_bytes(data.draw(mutated((run / name).read_bytes()[:3000])))
+            (folder / name).write_bytes(
+                data.draw(mutated((run / name).read_bytes()[:3000]))
+            )
         elif data.draw(st.integers(0, 4)) == 0:
             (folder / name).unlink()
     said = refusal(lambda: shown(folder))
@@ -232,20 +290,26 @@ def show_damaged_files(data: st.DataObject, run: Path, tmp_path: Path) -> None:
 
 @few
 @given(edit=edits())
-def test_a_damaged_log_is_shown_as_far_as_it_is_readable(edit: Edit, run: Path, tmp_path: Path) -> None:
+def test_a_damaged_log_is_shown_as_far_as_it_is_readable(
+    edit: Edit, run: Path, tmp_path: Path
+) -> None:
     show_damaged_log(edit, run, tmp_path)
 
 
 @few
 @given(data=st.data())
-def test_files_that_were_damaged_are_shown_as_far_as_they_go(data: st.DataObject, run: Path, tmp_path: Path) -> None:
+def test_files_that_were_damaged_are_shown_as_far_as_they_go(
+    data: st.DataObject, run: Path, tmp_path: Path
+) -> None:
     show_damaged_files(data, run, tmp_path)
 
 
 @pytest.mark.slow
 @many
 @given(edit=edits(), data=st.data())
-def test_many_damaged_logs_and_files_are_shown(edit: Edit, data: st.DataObject, run: Path, tmp_path: Path) -> None:
+def test_many_damaged_logs_and_files_are_shown(
+    edit: Edit, data: st.DataObject, run: Path, tmp_path: Path
+) -> None:
     show_damaged_log(edit, run, tmp_path)
     show_damaged_files(data, run, tmp_path)
 
@@ -269,12 +333,17 @@ def loaded(stem: Path) -> None:
     if said:
         assert stem.name in said
         return
-    assert all(bool(torch.isfinite(tensor.float()).all()) for tensor in load_host(stem).state_dict().values())
+    assert all(
+        bool(torch.isfinite(tensor.float()).all())
+        for tensor in load_host(stem).state_dict().values()
+    )
 
 
 @quick
 @given(data=st.data())
-def test_a_host_that_was_damaged_is_loaded_or_refused(data: st.DataObject, host: Path, tmp_path: Path) -> None:
+def test_a_host_that_was_damaged_is_loaded_or_refused(
+    data: st.DataObject, host: Path, tmp_path: Path
+) -> None:
     stem = tmp_path / "host"
     for ending in (".json", ".safetensors"):
         content = host.with_name(host.name + ending).read_bytes()
@@ -305,7 +374,9 @@ def test_a_topology_that_was_changed_is_loaded_or_refused(
     loaded(stem)
 
 
-def test_a_width_that_no_memory_holds_is_refused_by_the_size_of_the_weights(host: Path, tmp_path: Path) -> None:
+def test_a_width_that_no_memory_holds_is_refused_by_the_size_of_the_weights(
+    host: Path, tmp_path: Path
+) -> None:
     stem = tmp_path / "host"
     shutil.copy(host.with_name("host.safetensors"), stem.with_name("host.safetensors"))
     facts = json.loads(host.with_name("host.json").read_text())

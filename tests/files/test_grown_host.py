@@ -92,7 +92,9 @@ def grow(folder: Path, style: str) -> list[EpisodeCompleted]:
 def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stem of the best host of a run that grew."""
     folder = tmp_path_factory.mktemp("grown") / "run"
-    assert [episode.fossils for episode in grow(folder, "LINEAR_ADD")] == [{"r0c0": "conv_light"}] * 2
+    assert [episode.fossils for episode in grow(folder, "LINEAR_ADD")] == [
+        {"r0c0": "conv_light"}
+    ] * 2
     return folder / "best_host"
 
 
@@ -104,7 +106,10 @@ def facts_of(stem: Path) -> dict[str, Any]:
 def same_accuracies(stem: Path) -> None:
     facts, task, network = facts_of(stem), load_task("digits"), load_host(stem)
     assert accuracy(network, task.test.x, task.test.y) == facts["test_accuracy"]
-    assert accuracy(network, task.validation.x, task.validation.y) == facts["validation_accuracy"]
+    assert (
+        accuracy(network, task.validation.x, task.validation.y)
+        == facts["validation_accuracy"]
+    )
 
 
 def test_the_loaded_host_has_the_accuracy_that_was_written(grown: Path) -> None:
@@ -113,11 +118,17 @@ def test_the_loaded_host_has_the_accuracy_that_was_written(grown: Path) -> None:
 
 
 @pytest.mark.trap(14)
-@pytest.mark.parametrize("style", slow_except(["GATED_GATE"], [name for name in STYLES if name != "LINEAR_ADD"]))
+@pytest.mark.parametrize(
+    "style",
+    slow_except(["GATED_GATE"], [name for name in STYLES if name != "LINEAR_ADD"]),
+)
 def test_every_style_comes_back(style: str, tmp_path: Path) -> None:
     assert all(episode.fossils for episode in grow(tmp_path / "run", style))
     same_accuracies(tmp_path / "run" / "best_host")
-    assert STYLES[facts_of(tmp_path / "run" / "best_host")["slots"]["r0c0"]["style"]] == STYLES[style]
+    assert (
+        STYLES[facts_of(tmp_path / "run" / "best_host")["slots"]["r0c0"]["style"]]
+        == STYLES[style]
+    )
 
 
 def test_the_best_host_is_that_of_validation_not_of_test(tmp_path: Path) -> None:
@@ -131,7 +142,9 @@ def test_the_best_host_is_that_of_validation_not_of_test(tmp_path: Path) -> None
 def test_the_file_counts_parameters(grown: Path) -> None:
     facts, network = facts_of(grown), load_host(grown)
     assert facts["host_parameters"] == 277
-    assert facts["parameters"] == 277 + 9 * 3 * 3 + 3 * 3  # conv_light on the three channels of r0c0
+    assert (
+        facts["parameters"] == 277 + 9 * 3 * 3 + 3 * 3
+    )  # conv_light on the three channels of r0c0
     assert sum(p.numel() for p in network.parameters()) == facts["parameters"]
 
 
@@ -139,7 +152,10 @@ def test_the_loaded_host_is_in_eval_mode_and_can_be_trained(grown: Path) -> None
     network, task = load_host(grown), load_task("digits")
     assert not any(module.training for module in network.modules())
     nn.functional.cross_entropy(network(task.train.x[:8]), task.train.y[:8]).backward()  # type: ignore[no-untyped-call]
-    assert all(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in network.seeds.parameters())
+    assert all(
+        p.grad is not None and bool(p.grad.abs().sum() > 0)
+        for p in network.seeds.parameters()
+    )
 
 
 def test_two_loads_share_nothing(grown: Path) -> None:
@@ -158,8 +174,15 @@ def test_loading_touches_no_generator_of_the_process(grown: Path) -> None:
 
 def test_a_stem_may_have_dots(tmp_path: Path) -> None:
     task = load_task("digits")
-    config = TrainingConfig.parse({"task": {"samples_per_epoch": 128, "batch_size": 64}, "env": {"episode_length": 4}})
-    env = HostTraining(0, task, resolve(config, task), make_metrics(1, torch.device("cpu"))[0])
+    config = TrainingConfig.parse(
+        {
+            "task": {"samples_per_epoch": 128, "batch_size": 64},
+            "env": {"episode_length": 4},
+        }
+    )
+    env = HostTraining(
+        0, task, resolve(config, task), make_metrics(1, torch.device("cpu"))[0]
+    )
     env.reset(0, 0)
     assert all(site.seed is None for site in env.sites)
     for version in ("best.v1", "best.v2"):
@@ -182,9 +205,15 @@ BROKEN: dict[str, Change] = {
     "another topology": lambda facts: {**facts, "topology": "transformer"},
     "slots that are null": lambda facts: {**facts, "slots": None},
     "slots that are a list": lambda facts: {**facts, "slots": ["r0c0"]},
-    "a slot that the host has not": lambda facts: {**facts, "slots": {"r9c9": facts["slots"]["r0c0"]}},
+    "a slot that the host has not": lambda facts: {
+        **facts,
+        "slots": {"r9c9": facts["slots"]["r0c0"]},
+    },
     "a slot that is no table": lambda facts: {**facts, "slots": {"r0c0": "conv_light"}},
-    "a slot more": lambda facts: {**facts, "slots": {**facts["slots"], "r0c1": facts["slots"]["r0c0"]}},
+    "a slot more": lambda facts: {
+        **facts,
+        "slots": {**facts["slots"], "r0c1": facts["slots"]["r0c0"]},
+    },
     "no slots": lambda facts: {**facts, "slots": {}},
     "unknown blueprint": lambda facts: change_slot(facts, blueprint="nope"),
     "another blueprint": lambda facts: change_slot(facts, blueprint="depthwise"),
@@ -217,7 +246,10 @@ def refused(stem: Path, *wanted: str) -> str:
 
 
 def test_a_host_with_seeds_is_no_host_to_load_into(grown: Path) -> None:
-    with pytest.raises(ConfigError, match="model= is a host with seeds: pass the host that it was grown from"):
+    with pytest.raises(
+        ConfigError,
+        match="model= is a host with seeds: pass the host that it was grown from",
+    ):
         load_host(grown, model=load_host(grown))
 
 
@@ -228,20 +260,30 @@ def test_an_invalid_topology_is_refused(case: str, grown: Path, tmp_path: Path) 
     refused(stem)
 
 
-def test_an_unknown_blueprint_is_named_with_the_known_ones(grown: Path, tmp_path: Path) -> None:
+def test_an_unknown_blueprint_is_named_with_the_known_ones(
+    grown: Path, tmp_path: Path
+) -> None:
     stem = copy(grown, tmp_path)
-    stem.with_suffix(".json").write_text(json.dumps(change_slot(facts_of(stem), blueprint="mine")))
+    stem.with_suffix(".json").write_text(
+        json.dumps(change_slot(facts_of(stem), blueprint="mine"))
+    )
     refused(stem, "'mine'", "conv_light")
 
 
 def test_another_format_is_refused_as_such(grown: Path, tmp_path: Path) -> None:
     stem = copy(grown, tmp_path)
-    stem.with_suffix(".json").write_text(json.dumps({"format": 3, "everything": "else"}))
+    stem.with_suffix(".json").write_text(
+        json.dumps({"format": 3, "everything": "else"})
+    )
     refused(stem, "format 3", "reads format 2")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"format": 1', b"\xff\xfe\x00", b"null"])
-def test_a_torn_topology_is_refused(content: bytes, grown: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"format": 1', b"\xff\xfe\x00", b"null"]
+)
+def test_a_torn_topology_is_refused(
+    content: bytes, grown: Path, tmp_path: Path
+) -> None:
     stem = copy(grown, tmp_path)
     stem.with_suffix(".json").write_bytes(content)
     refused(stem)
@@ -266,11 +308,15 @@ def resized(path: Path) -> None:
 
 
 def extended(path: Path) -> None:
-    safetensors.torch.save_file({**safetensors.torch.load_file(path), "more": torch.zeros(1)}, path)
+    safetensors.torch.save_file(
+        {**safetensors.torch.load_file(path), "more": torch.zeros(1)}, path
+    )
 
 
 @pytest.mark.parametrize("spoil", [halved, emptied, pickled, resized, extended])
-def test_weights_that_do_not_fit_are_refused(spoil: Callable[[Path], None], grown: Path, tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_refused(
+    spoil: Callable[[Path], None], grown: Path, tmp_path: Path
+) -> None:
     stem = copy(grown, tmp_path)
     spoil(stem.with_suffix(".safetensors"))
     refused(stem)
@@ -292,10 +338,14 @@ def test_weights_of_another_host_are_refused(grown: Path, tmp_path: Path) -> Non
     refused(stem)
 
 
-def test_a_registered_blueprint_is_grown_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_blueprint_is_grown_saved_and_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(BLUEPRINTS, "_table", dict(BLUEPRINTS._table))
 
-    @BLUEPRINTS.register("cnn", "tests_pointwise", parameters=lambda channels: channels * channels)
+    @BLUEPRINTS.register(
+        "cnn", "tests_pointwise", parameters=lambda channels: channels * channels
+    )
     def pointwise(channels: int) -> nn.Module:
         """One 1×1 convolution."""
         return nn.Conv2d(channels, channels, 1, bias=False)

@@ -42,7 +42,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hostile") / "r"
     play(tiny("schedule", rounds=1).with_values(env={"episode_length": 6}), folder)
     state = checkpoint.read(folder)
-    (folder / checkpoint.NAME).write_bytes(checkpoint.encode({**state, "finished": False}))
+    (folder / checkpoint.NAME).write_bytes(
+        checkpoint.encode({**state, "finished": False})
+    )
     return folder
 
 
@@ -52,7 +54,9 @@ def mark(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def hostile(whole: Path, tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def hostile(
+    whole: Path, tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """Every file would leave the mark if it were run; all but the checkpoint are read."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "r"
@@ -60,25 +64,57 @@ def hostile(whole: Path, tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyP
     code = f"import os\nos.mkdir({str(mark)!r})\n"
     evil = folder / "evil.py"
     evil.write_text(f"{code}def make_task():\n    {code.splitlines()[1]}\n")
-    for name in ("conftest.py", "sitecustomize.py", "esper.py", "torch.py", "events.py"):
+    for name in (
+        "conftest.py",
+        "sitecustomize.py",
+        "esper.py",
+        "torch.py",
+        "events.py",
+    ):
         (folder / name).write_text(code)
     config = (folder / "config.toml").read_text()
-    (folder / "config.toml").write_text(config.replace('name = "digits"', f'name = "{evil}:make_task"'))
+    (folder / "config.toml").write_text(
+        config.replace('name = "digits"', f'name = "{evil}:make_task"')
+    )
     script = SCRIPT.format(mark=mark)
-    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()
+    ]
     for fields in lines:
         if fields["event"] == "RunStarted":
-            fields |= {"task": f"{evil}:make_task", "folder": script, "tier_refused": script, "blueprints": [script]}
+            fields |= {
+                "task": f"{evil}:make_task",
+                "folder": script,
+                "tier_refused": script,
+                "blueprints": [script],
+            }
         if fields["event"] == "StageChanged":
             fields |= {"cause": script, "blueprint": script, "slot": f"r0c0{script}"}
         if fields["event"] == "EpochCompleted":
-            fields |= {"stages": {script: "TRAINING"}, "reward_terms": {script: 1.0}, "contributions": {script: 1.0}}
+            fields |= {
+                "stages": {script: "TRAINING"},
+                "reward_terms": {script: 1.0},
+                "contributions": {script: 1.0},
+            }
     lines.append({"event": "__import__", "schema": 1, "code": code})
-    lines.append({"event": "Trap", "schema": 1, "py/object": "os.mkdir", "__reduce__": ["os.mkdir", [str(mark)]]})
-    (folder / "events.jsonl").write_text("".join(json.dumps(fields) + "\n" for fields in lines))
-    (folder / "env.json").write_text(json.dumps({"python": script, "packages": {script: script}, "cpu": script}))
+    lines.append(
+        {
+            "event": "Trap",
+            "schema": 1,
+            "py/object": "os.mkdir",
+            "__reduce__": ["os.mkdir", [str(mark)]],
+        }
+    )
+    (folder / "events.jsonl").write_text(
+        "".join(json.dumps(fields) + "\n" for fields in lines)
+    )
+    (folder / "env.json").write_text(
+        json.dumps({"python": script, "packages": {script: script}, "cpu": script})
+    )
     for name in (checkpoint.NAME, checkpoint.PREVIOUS):
-        (folder / name).write_bytes(pickle.dumps({"format": 2, "policy": Trap(mark)}, protocol=2))
+        (folder / name).write_bytes(
+            pickle.dumps({"format": 2, "policy": Trap(mark)}, protocol=2)
+        )
     return folder
 
 
@@ -126,7 +162,11 @@ def test_no_command_runs_code_from_a_folder(
     said = capsys.readouterr()
     assert "Traceback" not in said.err + said.out
     assert found == code, said.err
-    refused = ("Esper runs code only when you name it", "is not a checkpoint", "is not the folder of a comparison")
+    refused = (
+        "Esper runs code only when you name it",
+        "is not a checkpoint",
+        "is not the folder of a comparison",
+    )
     assert code == 0 or any(words in said.err for words in refused), said.err
     assert not mark.exists()
     assert not Path("s").exists()
@@ -139,19 +179,31 @@ def test_the_task_of_a_resumed_run_is_refused_by_name_though_its_checkpoint_is_s
     config = hashlib.sha256((hostile / "config.toml").read_bytes()).hexdigest()
     sound = {**checkpoint.read(whole), "config": config}
     (hostile / checkpoint.NAME).write_bytes(checkpoint.encode(sound))
-    with pytest.raises(ConfigError, match="Esper runs code only when you name it yourself"):
+    with pytest.raises(
+        ConfigError, match="Esper runs code only when you name it yourself"
+    ):
         Experiment.resume(hostile)
     assert not mark.exists()
 
 
-def test_a_page_of_such_a_folder_holds_no_script(hostile: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_of_such_a_folder_holds_no_script(
+    hostile: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert command("report", "r", monkeypatch=monkeypatch) == 0
     page = Page((hostile / "report.html").read_text())
     assert not {"script", "link", "img", "iframe", "object", "image"} & set(page.tags)
-    assert not [name for name, _ in page.attributes if name.startswith("on") or name == "src"]
-    targets = [value or "" for name, value in page.attributes if name in ("href", "xlink:href")]
+    assert not [
+        name for name, _ in page.attributes if name.startswith("on") or name == "src"
+    ]
+    targets = [
+        value or "" for name, value in page.attributes if name in ("href", "xlink:href")
+    ]
     assert all(target.startswith("#") for target in targets)  # parts of the page itself
-    assert not [value for name, value in page.attributes if name == "style" and "url(" in (value or "")]
+    assert not [
+        value
+        for name, value in page.attributes
+        if name == "style" and "url(" in (value or "")
+    ]
     assert "alert(" in page.text  # it is shown, as text
     assert not mark.exists()
 
@@ -169,7 +221,11 @@ def named_module(stem: Path, mark: Path) -> None:
 
 
 def named_blueprint(stem: Path, mark: Path) -> None:
-    seed = {"blueprint": f"__import__('os').mkdir({str(mark)!r})", "style": "LINEAR_ADD", "alpha": 1.0}
+    seed = {
+        "blueprint": f"__import__('os').mkdir({str(mark)!r})",
+        "style": "LINEAR_ADD",
+        "alpha": 1.0,
+    }
     change(stem, slots={"r0c0": seed})
 
 
@@ -177,7 +233,11 @@ def header(stem: Path, mark: Path) -> None:
     """Metadata of the weights that name code, which a careless reader might believe."""
     weights = stem.with_name(f"{stem.name}.safetensors")
     tensors = safetensors.torch.load(weights.read_bytes())
-    weights.write_bytes(safetensors.torch.save(tensors, {"format": "pt", "loader": f"os.mkdir({str(mark)!r})"}))
+    weights.write_bytes(
+        safetensors.torch.save(
+            tensors, {"format": "pt", "loader": f"os.mkdir({str(mark)!r})"}
+        )
+    )
 
 
 def change(stem: Path, **facts: Any) -> None:
@@ -185,12 +245,21 @@ def change(stem: Path, **facts: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **facts}))
 
 
-@pytest.mark.parametrize("spring", [pickled_weights, named_task, named_module, named_blueprint, header])
-def test_a_saved_host_runs_nothing(spring: Callable[[Path, Path], None], hostile: Path, mark: Path) -> None:
+@pytest.mark.parametrize(
+    "spring", [pickled_weights, named_task, named_module, named_blueprint, header]
+)
+def test_a_saved_host_runs_nothing(
+    spring: Callable[[Path, Path], None], hostile: Path, mark: Path
+) -> None:
     """The digest matches the weights, so that they are really read."""
     stem = hostile / "best_host"
     spring(stem, mark)
-    change(stem, weights_sha256=hashlib.sha256(stem.with_name("best_host.safetensors").read_bytes()).hexdigest())
+    change(
+        stem,
+        weights_sha256=hashlib.sha256(
+            stem.with_name("best_host.safetensors").read_bytes()
+        ).hexdigest(),
+    )
     if spring is header:
         assert isinstance(esper.load_host(stem), torch.nn.Module)  # it is only text
     else:

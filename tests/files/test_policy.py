@@ -19,18 +19,38 @@ from esper.cli.options import build_tables
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import make_env
 from esper.files import checkpoint
-from esper.files.policy import HEADER, PRETRAINED, Facts, command_of, digest, find_policy, save_policy
+from esper.files.policy import (
+    HEADER,
+    PRETRAINED,
+    Facts,
+    command_of,
+    digest,
+    find_policy,
+    save_policy,
+)
 from esper.rollout.rollout import play_round
 from esper.run.experiment import Experiment
 from esper.run.grow import grow
 from tests.core_helpers import digits
-from tests.run.run_helpers import Does, flat, learning, play, round_ends, stop, tiny, within_round
+from tests.run.run_helpers import (
+    Does,
+    flat,
+    learning,
+    play,
+    round_ends,
+    stop,
+    tiny,
+    within_round,
+)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run whose agent learned from simulated hosts."""
-    summary, _ = play(learning("planted", n_envs=4, rounds=2), tmp_path_factory.mktemp("runs") / "agent")
+    summary, _ = play(
+        learning("planted", n_envs=4, rounds=2),
+        tmp_path_factory.mktemp("runs") / "agent",
+    )
     return summary.folder
 
 
@@ -41,7 +61,9 @@ def saved(run: Path) -> Path:
     return file
 
 
-def test_a_policy_may_be_saved_without_its_experience(run: Path, saved: Path, tmp_path: Path) -> None:
+def test_a_policy_may_be_saved_without_its_experience(
+    run: Path, saved: Path, tmp_path: Path
+) -> None:
     save_policy(run, tmp_path / "bare.safetensors", experience=False)
     config = learning("planted", n_envs=4, rounds=2)
     for file, knows in ((saved, True), (tmp_path / "bare.safetensors", False)):
@@ -50,9 +72,15 @@ def test_a_policy_may_be_saved_without_its_experience(run: Path, saved: Path, tm
         env.prepare()
         policy.controller(env, 0)
         env.reset(seed=0)
-        assert (env.gatherer.experiences[0].episodes > 0) == (policy.experience["gram"][0, 0] > 0) == knows
+        assert (
+            (env.gatherer.experiences[0].episodes > 0)
+            == (policy.experience["gram"][0, 0] > 0)
+            == knows
+        )
         assert (env.gatherer.given is not None) == knows
-        torch.testing.assert_close(policy.state["network"], find_policy(str(run)).state["network"])
+        torch.testing.assert_close(
+            policy.state["network"], find_policy(str(run)).state["network"]
+        )
 
 
 def header(file: Path) -> dict[str, Any]:
@@ -79,22 +107,36 @@ def rewritten(
 def test_a_policy_comes_back_to_the_last_bit(run: Path, saved: Path) -> None:
     wanted = checkpoint.read(run)["policy"]
     found = find_policy(str(saved))
-    assert flat({name: found.state[name] for name in ("network", "observations")}) == flat(
-        {name: wanted[name] for name in ("network", "observations")}
-    )
+    assert flat(
+        {name: found.state[name] for name in ("network", "observations")}
+    ) == flat({name: wanted[name] for name in ("network", "observations")})
     assert found.state["config"] == wanted["config"]
     assert found.facts is not None
     assert found.rounds == found.facts.rounds == 2
-    assert found.facts.score == {"task": "planted", "difference": "inf"}  # JSON has no infinity
-    assert found.facts.packages["torch"] == json.loads((run / "env.json").read_text())["packages"]["torch"]
+    assert found.facts.score == {
+        "task": "planted",
+        "difference": "inf",
+    }  # JSON has no infinity
+    assert (
+        found.facts.packages["torch"]
+        == json.loads((run / "env.json").read_text())["packages"]["torch"]
+    )
 
 
 def test_a_policy_file_plays_as_its_run(run: Path, saved: Path) -> None:
-    config = TrainingConfig.parse({"task": {"name": "planted"}, "env": {"n_envs": 4, "episode_length": 6}})
+    config = TrainingConfig.parse(
+        {"task": {"name": "planted"}, "env": {"n_envs": 4, "episode_length": 6}}
+    )
     returns = []
-    for name in (f"checkpoint:{run}", f"checkpoint:{run / checkpoint.NAME}", f"checkpoint:{saved}"):
+    for name in (
+        f"checkpoint:{run}",
+        f"checkpoint:{run / checkpoint.NAME}",
+        f"checkpoint:{saved}",
+    ):
         env = make_env(config)
-        returns.append(play_round(env, controller_for(name, config, env, 5), seed=5).returns)
+        returns.append(
+            play_round(env, controller_for(name, config, env, 5), seed=5).returns
+        )
         env.close()
     assert len(set(returns[0])) > 1
     np.testing.assert_array_equal(returns[0], returns[1])
@@ -108,14 +150,25 @@ def test_the_command_in_it_has_the_config_of_the_run(run: Path, saved: Path) -> 
     flags = dict.fromkeys(("task", "envs", "episode_length", "seed", "device"))
     config = find_policy(str(run)).config
     assert config is not None
-    assert TrainingConfig.parse(build_tables(None, tuple(words[3::2]), flags, {})) == config
+    assert (
+        TrainingConfig.parse(build_tables(None, tuple(words[3::2]), flags, {}))
+        == config
+    )
 
 
-def test_the_command_is_that_of_the_run_even_if_practice_changed_the_exploration(tmp_path: Path) -> None:
+def test_the_command_is_that_of_the_run_even_if_practice_changed_the_exploration(
+    tmp_path: Path,
+) -> None:
     """After practice the policy's own settings explore less; in a run they would change the practice."""
-    folder = play(learning(rounds=1, evaluation_pairs=1, ppo={"practice_steps": 256}), tmp_path / "r")[0].folder
+    folder = play(
+        learning(rounds=1, evaluation_pairs=1, ppo={"practice_steps": 256}),
+        tmp_path / "r",
+    )[0].folder
     save_policy(folder, tmp_path / "a.safetensors")
-    found, config = find_policy(str(tmp_path / "a.safetensors")), find_policy(str(folder)).config
+    found, config = (
+        find_policy(str(tmp_path / "a.safetensors")),
+        find_policy(str(folder)).config,
+    )
     assert checkpoint.read(folder)["policy"]["config"]["entropy_start"] == 0.001
     assert found.config == config
     assert found.facts is not None
@@ -124,21 +177,37 @@ def test_the_command_is_that_of_the_run_even_if_practice_changed_the_exploration
 
 def test_lists_and_words_survive_the_shell() -> None:
     config = TrainingConfig.parse(
-        {"task": {"schedule": "constant"}, "env": {"blueprints": ("norm", "conv_light"), "auto_advance": ["G1"]}}
+        {
+            "task": {"schedule": "constant"},
+            "env": {"blueprints": ("norm", "conv_light"), "auto_advance": ["G1"]},
+        }
     )
     words = shlex.split(command_of(config))
     flags = dict.fromkeys(("task", "envs", "episode_length", "seed", "device"))
-    assert TrainingConfig.parse(build_tables(None, tuple(words[3::2]), flags, {})) == config
+    assert (
+        TrainingConfig.parse(build_tables(None, tuple(words[3::2]), flags, {}))
+        == config
+    )
 
 
 def test_machine_specific_values_are_left_out(run: Path, tmp_path: Path) -> None:
     config = find_policy(str(run)).config
     assert config is not None
-    config = config.with_values(run={"device": "cuda:3", "lanes": 7}, task={"data": "/my/data", "download": True})
-    save_policy(replace(find_policy(str(run)), config=config), tmp_path / "a.safetensors")
+    config = config.with_values(
+        run={"device": "cuda:3", "lanes": 7},
+        task={"data": "/my/data", "download": True},
+    )
+    save_policy(
+        replace(find_policy(str(run)), config=config), tmp_path / "a.safetensors"
+    )
     found = find_policy(str(tmp_path / "a.safetensors")).config
     assert found is not None
-    assert (found.run.device, found.run.lanes, found.task.data, found.task.download) == ("cpu", None, None, False)
+    assert (
+        found.run.device,
+        found.run.lanes,
+        found.task.data,
+        found.task.download,
+    ) == ("cpu", None, None, False)
 
 
 FOREIGN: dict[str, tuple[bytes, str]] = {
@@ -162,7 +231,10 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
         safetensors.torch.save({}, {HEADER: '{"format": 99}'}),
         "it has format 99, but this version of",
     ),
-    "nothing beside the format": (safetensors.torch.save({}, {HEADER: '{"format": 4}'}), "slots: Field required"),
+    "nothing beside the format": (
+        safetensors.torch.save({}, {HEADER: '{"format": 4}'}),
+        "slots: Field required",
+    ),
 }
 
 
@@ -194,7 +266,9 @@ def test_a_file_that_was_cut_or_changed_is_refused(saved: Path, tmp_path: Path) 
     flipped = bytearray(content)
     flipped[-1] ^= 1
     file.write_bytes(flipped)
-    with pytest.raises(ConfigError, match="the weights do not match the checksum in its header"):
+    with pytest.raises(
+        ConfigError, match="the weights do not match the checksum in its header"
+    ):
         find_policy(str(file))
 
 
@@ -254,14 +328,17 @@ def test_tensors_of_another_network_are_refused(
     """The digest is valid, as from a writer of another version."""
     file = rewritten(saved, tmp_path / "a.safetensors", change)
     with pytest.raises(ConfigError, match=message) as found:
-        controller_for(f"checkpoint:{file}", TrainingConfig(), make_env(learning("planted")), 0)
+        controller_for(
+            f"checkpoint:{file}", TrainingConfig(), make_env(learning("planted")), 0
+        )
     assert str(found.value).startswith(f"{file} is not a usable policy: ")
 
 
 def test_experience_comes_along_where_the_host_is_the_same(saved: Path) -> None:
     policy = find_policy(str(saved))
     same, other = (
-        make_env(learning("planted").with_values(env={"blueprints": names})) for names in (None, ("moss", "oak"))
+        make_env(learning("planted").with_values(env={"blueprints": names}))
+        for names in (None, ("moss", "oak"))
     )
     for env in (same, other):
         policy.controller(env, 0)
@@ -269,7 +346,9 @@ def test_experience_comes_along_where_the_host_is_the_same(saved: Path) -> None:
     assert other.gatherer.experiences[0].episodes == 0
 
 
-def test_only_an_agent_that_learned_is_saved(run: Path, saved: Path, tmp_path: Path) -> None:
+def test_only_an_agent_that_learned_is_saved(
+    run: Path, saved: Path, tmp_path: Path
+) -> None:
     config = learning("planted", n_envs=4, rounds=1, controller=f"checkpoint:{saved}")
     played, _ = play(config, tmp_path / "played")
     lone = tmp_path / "lone.pt"
@@ -281,19 +360,27 @@ def test_only_an_agent_that_learned_is_saved(run: Path, saved: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("content", [None, "{", "{}", "[]"])
-def test_a_run_without_package_versions_is_not_saved(content: str | None, run: Path, tmp_path: Path) -> None:
+def test_a_run_without_package_versions_is_not_saved(
+    content: str | None, run: Path, tmp_path: Path
+) -> None:
     for name in ("config.toml", checkpoint.NAME):
         (tmp_path / name).write_bytes((run / name).read_bytes())
     if content is not None:
         (tmp_path / "env.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"env\.json cannot be read for the package versions"):
+    with pytest.raises(
+        ConfigError, match=r"env\.json cannot be read for the package versions"
+    ):
         save_policy(tmp_path, tmp_path / "a.safetensors")
 
 
 @pytest.mark.parametrize("name", ["a.pt", "there.safetensors", "gone/a.safetensors"])
-def test_an_impossible_file_name_is_refused(name: str, run: Path, tmp_path: Path) -> None:
+def test_an_impossible_file_name_is_refused(
+    name: str, run: Path, tmp_path: Path
+) -> None:
     (tmp_path / "there.safetensors").write_text("dear diary")
-    with pytest.raises(ConfigError, match=r"give a new file, NAME\.safetensors, in an existing folder"):
+    with pytest.raises(
+        ConfigError, match=r"give a new file, NAME\.safetensors, in an existing folder"
+    ):
         save_policy(run, tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["there.safetensors"]
     assert (tmp_path / "there.safetensors").read_text() == "dear diary"
@@ -331,19 +418,27 @@ def test_the_shipped_controller_grows_a_users_network() -> None:
 
     def build() -> Any:
         model = nn.Sequential(
-            nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(192, 10)
+            nn.Conv2d(1, 3, 3, padding=1),
+            nn.BatchNorm2d(3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(192, 10),
         )
         return esper.graft(model, {"r0c0": "2"})
 
     base = digits()
     task = esper.Task("mine", 10, build, base.train, base.validation, base.test)
-    config = TrainingConfig.parse({"env": {"baseline_episodes": 1}, "task": {"samples_per_epoch": 256}})
+    config = TrainingConfig.parse(
+        {"env": {"baseline_episodes": 1}, "task": {"samples_per_epoch": 256}}
+    )
     found = grow(task, controller="pretrained", epochs=12, config=config)
     assert set(found.seeds) <= {"r0c0"}
     assert 0 < found.accuracy <= 100
 
 
-def test_a_run_of_it_resumes_with_the_policy_that_it_began_with(saved: Path, tmp_path: Path) -> None:
+def test_a_run_of_it_resumes_with_the_policy_that_it_began_with(
+    saved: Path, tmp_path: Path
+) -> None:
     """This holds if the file has changed since."""
     moved = tmp_path / "moved.safetensors"
     moved.write_bytes(saved.read_bytes())
@@ -356,7 +451,9 @@ def test_a_run_of_it_resumes_with_the_policy_that_it_began_with(saved: Path, tmp
     assert [c.pair for c in resumed.comparisons] == [c.pair for c in whole.comparisons]
 
 
-def test_a_run_of_pretrained_resumes_from_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_pretrained_resumes_from_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tiny("pretrained", rounds=2, lanes=1)
     whole = Experiment(config, tmp_path / "whole").run()
 

@@ -18,4 +18,6 @@ def test_a_log_that_lost_its_end_is_reported(tmp_path: Path) -> None:
     Experiment.resume(tmp_path / "r", [sink]).run()
     resumed = sink.events[0]
     assert isinstance(resumed, RunResumed)
-    assert ["events.jsonl is missing its last" in warning for warning in resumed.warnings] == [True]
+    assert [
+        "events.jsonl is missing its last" in warning for warning in resumed.warnings
+    ] == [True]

@@ -9,11 +9,18 @@ from esper.files.system_info import describe_environment, source
 
 def git(folder: Path, *arguments: str) -> str:
     identity = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
-    done = subprocess.run(("git", "-C", str(folder), *identity, *arguments), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ("git", "-C", str(folder), *identity, *arguments),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.strip()
 
 
-def test_the_source_is_the_commit_of_a_checkout_and_whether_it_was_changed(tmp_path: Path) -> None:
+def test_the_source_is_the_commit_of_a_checkout_and_whether_it_was_changed(
+    tmp_path: Path,
+) -> None:
     git(tmp_path, "init", "--quiet")
     file = tmp_path / "file.txt"
     file.write_text("first")

@@ -18,7 +18,9 @@ from esper.spaces.action import Op
 
 SITES = {"r0c0": "body.0", "r0c1": "body.2"}
 SAMPLES, BATCH = 64, 16
-LENIENT = TrainingConfig().with_values(env={"gates": {"trial_standard_errors": 1000.0}, "at_once": False})
+LENIENT = TrainingConfig().with_values(
+    env={"gates": {"trial_standard_errors": 1000.0}, "at_once": False}
+)
 """A trial opens its gate however bad it is, and every seed is tried."""
 
 Action = tuple[Op, dict[str, Any]]
@@ -64,7 +66,13 @@ GROWS = script(GROW)
 class Net(nn.Module):
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 12), nn.BatchNorm1d(12), nn.ReLU())
+        self.body = nn.Sequential(
+            nn.Linear(8, 12),
+            nn.ReLU(),
+            nn.Linear(12, 12),
+            nn.BatchNorm1d(12),
+            nn.ReLU(),
+        )
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(12, 3)
 
@@ -103,7 +111,9 @@ class Loop:
 
     def __init__(
         self,
-        make_optimizer: Callable[[Any], torch.optim.Optimizer] = lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+        make_optimizer: Callable[[Any], torch.optim.Optimizer] = lambda p: (
+            torch.optim.SGD(p, 0.1, momentum=0.9)
+        ),
         model: nn.Module | None = None,
         controller: str | OwnController | None = GROWS,
         epochs: int = 14,
@@ -115,7 +125,9 @@ class Loop:
     ) -> None:
         self.model = net() if model is None else model
         self.optimizer = make_optimizer(self.model.parameters())
-        self.scheduler = None if make_scheduler is None else make_scheduler(self.optimizer)
+        self.scheduler = (
+            None if make_scheduler is None else make_scheduler(self.optimizer)
+        )
         self.epochs, self.take, self.early = epochs, step or plain, early
         self.steps: list[GrowthStep] = []
         self.epoch = 0
@@ -128,12 +140,16 @@ class Loop:
                 "scheduler": () if self.scheduler is None else self.scheduler,
                 **arguments,
             }
-            self.grower = Grower(self.model, sites, self.optimizer, controller, epochs, **arguments)
+            self.grower = Grower(
+                self.model, sites, self.optimizer, controller, epochs, **arguments
+            )
 
     def train(self) -> None:
         """Trains an epoch, without growing."""
         self.model.train()
-        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch))
+        order = torch.randperm(
+            SAMPLES, generator=torch.Generator().manual_seed(self.epoch)
+        )
         for rows in order.split(BATCH):
             self.take(self, X[rows], Y[rows])
             if self.scheduler is not None and not isinstance(
@@ -174,7 +190,9 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     """Whether tensors of the same names have the same bits."""
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    return one.keys() == other.keys() and all(
+        torch.equal(one[name], other[name]) for name in one
+    )
 
 
 def stages(loop: Loop, slot: str = "r0c0") -> list[str]:

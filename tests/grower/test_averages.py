@@ -32,7 +32,9 @@ def collected() -> None:
 def test_averages_of_the_model_are_found_and_others_are_not() -> None:
     model, other = net(), net(1)
     mine, theirs = [AveragedModel(model), AveragedModel(model)], AveragedModel(other)
-    assert {id(a) for a in found_averages(model)} == {id(average.module) for average in mine}
+    assert {id(a) for a in found_averages(model)} == {
+        id(average.module) for average in mine
+    }
     assert found_averages(other) == [theirs.module]
     assert found_averages(nn.Linear(2, 2)) == []
 
@@ -42,7 +44,9 @@ def test_one_that_may_belong_to_another_model_is_asked_for() -> None:
     averages = [AveragedModel(model), AveragedModel(model)]
     with torch.no_grad():
         model[0].weight.add_(1)
-    with pytest.raises(esper.ConfigError, match=r"may belong to another one: pass averages=\[\.\.\.\]"):
+    with pytest.raises(
+        esper.ConfigError, match=r"may belong to another one: pass averages=\[\.\.\.\]"
+    ):
         found_averages(model)
     assert given_averages(averages[:1], model) == [averages[0].module]
     assert given_averages([], model) == []
@@ -61,7 +65,9 @@ def test_a_copy_that_the_loop_averages_itself_is_given() -> None:
     copied = copy.deepcopy(model)
     assert found_averages(model) == []
     assert given_averages([copied], model) == [copied]
-    with pytest.raises(esper.ConfigError, match="parameters are not those of the model"):
+    with pytest.raises(
+        esper.ConfigError, match="parameters are not those of the model"
+    ):
         given_averages([nn.Linear(2, 2)], model)
 
 

@@ -59,7 +59,9 @@ def test_evaluate_runs_once_for_each_network_and_modes_are_restored() -> None:
         numbers.append(len(calls))
         assert loop.model.training
         assert not loop.model.body[3].training
-    assert numbers == [1, 1, 3, 2, 2, 2, 2, 2, 2], "one network is scored twice, which shows noise in scores"
+    assert numbers == [1, 1, 3, 2, 2, 2, 2, 2, 2], (
+        "one network is scored twice, which shows noise in scores"
+    )
 
 
 def test_a_seed_that_becomes_non_finite_is_cut_and_the_model_survives() -> None:
@@ -73,9 +75,13 @@ def test_a_seed_that_becomes_non_finite_is_cut_and_the_model_survives() -> None:
     assert len(loop.optimizer.param_groups) == 1
 
 
-def test_a_seed_that_cannot_be_planted_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_seed_that_cannot_be_planted_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     registry = BLUEPRINTS.copy()
-    registry.register("mlp", "wrong", parameters=lambda channels: 1)(lambda channels: nn.Linear(channels, channels))
+    registry.register("mlp", "wrong", parameters=lambda channels: 1)(
+        lambda channels: nn.Linear(channels, channels)
+    )
     actions = {epoch: plant("r0c0", "wrong") for epoch in range(4)}
     Loop(controller=script(actions), blueprints=registry).run(5)
     assert [record.getMessage() for record in caplog.records] == [

@@ -17,10 +17,14 @@ from tests.grower.loops import SITES, Loop, Net, net, scores
 def test_a_step_without_training_and_one_too_many_are_refused() -> None:
     loop = Loop(epochs=3)
     assert loop.grower is not None
-    with pytest.raises(RuntimeError, match=r"has not stepped since the last grower\.step"):
+    with pytest.raises(
+        RuntimeError, match=r"has not stepped since the last grower\.step"
+    ):
         loop.grower.step(scores)
     loop.run(1)
-    with pytest.raises(RuntimeError, match=r"has not stepped since the last grower\.step"):
+    with pytest.raises(
+        RuntimeError, match=r"has not stepped since the last grower\.step"
+    ):
         loop.grower.step(scores)
     loop.run()
     loop.train()
@@ -40,12 +44,17 @@ def test_an_early_start_after_training_or_a_second_one_is_refused() -> None:
         loop.grower.start(scores)
 
 
-def test_a_model_that_never_trains_in_training_mode_is_refused_before_a_seed_is_planted() -> None:
+def test_a_model_that_never_trains_in_training_mode_is_refused_before_a_seed_is_planted() -> (
+    None
+):
     loop = Loop()
     loop.model.train = lambda mode=True: nn.Module.train(loop.model, False)  # type: ignore[method-assign,assignment]
     loop.train()
     assert loop.grower is not None
-    with pytest.raises(RuntimeError, match=r"in training mode has run slot r0c0, r0c1: call model\.train\(\) before"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"in training mode has run slot r0c0, r0c1: call model\.train\(\) before",
+    ):
         loop.grower.step(scores)
     assert len(loop.optimizer.param_groups) == 1
 
@@ -83,7 +92,10 @@ def test_impossible_arguments_are_refused_before_training() -> None:
     refused("horizon is None", horizon=None)
     refused("points is 0", points=0)
     refused("lr_factor is nan", lr_factor=math.nan)
-    refused(r"unknown controller 'huristic' \(did you mean 'heuristic'\?\); known", controller="huristic")
+    refused(
+        r"unknown controller 'huristic' \(did you mean 'heuristic'\?\); known",
+        controller="huristic",
+    )
     refused("not a torch.optim.Optimizer", optimizer=model)
     refused("one after each of the 5 epochs", baseline=[0.1, 0.2])
     refused("'ste' or 'shadow'", incubation="own")
@@ -93,7 +105,9 @@ def test_impossible_arguments_are_refused_before_training() -> None:
 
 def test_features_that_no_seed_fits_are_refused_in_the_first_batch() -> None:
     loop = Loop(topology="cnn")
-    with pytest.raises(ConfigError, match="cnn seeds need floating-point features with 4 dimensions"):
+    with pytest.raises(
+        ConfigError, match="cnn seeds need floating-point features with 4 dimensions"
+    ):
         loop.train()
 
 
@@ -110,9 +124,13 @@ def test_a_submodule_that_never_runs_is_named() -> None:
         loop.grower.step(scores)
 
 
-@pytest.mark.parametrize("make", [torch.optim.LBFGS, torch.optim.SparseAdam, torch.optim.Muon])
+@pytest.mark.parametrize(
+    "make", [torch.optim.LBFGS, torch.optim.SparseAdam, torch.optim.Muon]
+)
 def test_an_optimizer_that_cannot_update_seeds_is_refused(make: Any) -> None:
     model = net()
     optimizer = make([model.head.weight], lr=0.1)
-    with pytest.raises(ConfigError, match=f"{make.__name__} cannot update seeds.*such as AdamW"):
+    with pytest.raises(
+        ConfigError, match=f"{make.__name__} cannot update seeds.*such as AdamW"
+    ):
         Grower(model, SITES, optimizer, topology="mlp")

@@ -14,7 +14,18 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import esper
 from esper.hosts.seed_hook import CONTAINER, hooks_of
 from esper.spaces.action import Op
-from tests.grower.loops import GROW, LENIENT, SITES, Loop, X, net, same, scores, script, weights
+from tests.grower.loops import (
+    GROW,
+    LENIENT,
+    SITES,
+    Loop,
+    X,
+    net,
+    same,
+    scores,
+    script,
+    weights,
+)
 
 PRUNED = script({**GROW, 9: (Op.PRUNE, {"slot": "r0c0", "alpha_speed": 0})})
 
@@ -42,7 +53,9 @@ def test_a_copy_computes_what_the_model_computed_when_it_was_taken(epochs: int) 
     loop.run()
     assert loop.grower is not None
     loop.grower.finish()
-    assert all(torch.equal(outputs(other), wanted) for other in others), "the model went on without them"
+    assert all(torch.equal(outputs(other), wanted) for other in others), (
+        "the model went on without them"
+    )
     assert not torch.equal(outputs(loop.model), wanted)
 
 
@@ -55,10 +68,18 @@ def test_a_copy_has_the_seeds_that_are_on_as_parameters_behind_its_own() -> None
     assert not any(CONTAINER in name for name, _ in loop.model.named_parameters())
     optimizer = torch.optim.SGD(other.parameters(), 0.1)
     before = weights(other)
-    nn.functional.cross_entropy(other.train()(X), torch.zeros(len(X), dtype=torch.long)).backward()
+    nn.functional.cross_entropy(
+        other.train()(X), torch.zeros(len(X), dtype=torch.long)
+    ).backward()
     optimizer.step()
-    moved = [name for name, value in other.state_dict().items() if not torch.equal(value, before[name])]
-    assert any(CONTAINER in name for name in moved), "it trains on its own, seeds included"
+    moved = [
+        name
+        for name, value in other.state_dict().items()
+        if not torch.equal(value, before[name])
+    ]
+    assert any(CONTAINER in name for name in moved), (
+        "it trains on its own, seeds included"
+    )
 
 
 def test_a_copy_can_be_grown_itself() -> None:
@@ -75,9 +96,22 @@ def test_a_model_that_grows_is_refused_by_a_second_grower() -> None:
     loop = Loop().run(6)
     before = outputs(loop.model)
     optimizer = torch.optim.SGD(loop.model.parameters(), 0.1)
-    for model, sites in ((loop.model, SITES), (loop.model.body, {"r0c0": "0"}), (nn.Sequential(loop.model), None)):
-        with pytest.raises(esper.ConfigError, match=r"another Grower grows this model, at .*finish\(\).*close\(\)"):
-            esper.Grower(model, sites or {"r0c0": "0.body.0"}, optimizer, topology="mlp", config=LENIENT)
+    for model, sites in (
+        (loop.model, SITES),
+        (loop.model.body, {"r0c0": "0"}),
+        (nn.Sequential(loop.model), None),
+    ):
+        with pytest.raises(
+            esper.ConfigError,
+            match=r"another Grower grows this model, at .*finish\(\).*close\(\)",
+        ):
+            esper.Grower(
+                model,
+                sites or {"r0c0": "0.body.0"},
+                optimizer,
+                topology="mlp",
+                config=LENIENT,
+            )
     assert torch.equal(outputs(loop.model), before), "the first one goes on"
     loop.run()
     assert loop.grower is not None
@@ -91,8 +125,12 @@ def test_close_leaves_the_model_and_the_optimizer_as_if_nothing_had_grown() -> N
     own.load_state_dict(loop.model.state_dict())
     loop.grower.close()
     assert torch.equal(outputs(loop.model), outputs(own))
-    assert [name for name, _ in loop.model.named_modules()] == [name for name, _ in own.named_modules()]
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in loop.model.modules())
+    assert [name for name, _ in loop.model.named_modules()] == [
+        name for name, _ in own.named_modules()
+    ]
+    assert not any(
+        m._forward_hooks or m._forward_pre_hooks for m in loop.model.modules()
+    )
     assert len(loop.optimizer.param_groups) == 1
     assert Loop(model=loop.model).run().steps[-1].done, "it can be grown again"
 
@@ -112,7 +150,11 @@ def test_a_grown_model_is_grown_again() -> None:
 def test_an_average_follows_whenever_it_was_made(epochs: int) -> None:
     """Made before the Grower, before the seed is on, and while it is."""
     model = net()
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5)) if epochs == 0 else None
+    average = (
+        AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+        if epochs == 0
+        else None
+    )
     loop = Loop(model=model).run(epochs)
     average = average or AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
     for _ in range(epochs, loop.epochs):

@@ -21,16 +21,23 @@ def test_a_loop_that_starts_early_plants_before_its_first_epoch() -> None:
     assert [step.done for step in loop.steps] == [False] * 14 + [True]
 
 
-def test_a_loop_that_starts_early_trains_the_same_bits_until_a_seed_is_blended_in() -> None:
+def test_a_loop_that_starts_early_trains_the_same_bits_until_a_seed_is_blended_in() -> (
+    None
+):
     early, alone = Loop(early=True).run(5), Loop(controller=None).run(5)
     assert stages(early)[-1] == "BLENDING"
     early, alone = Loop(early=True).run(4), Loop(controller=None).run(4)
     assert same(weights(early.model), weights(alone.model))
 
 
-def test_the_baseline_of_a_loop_that_starts_early_begins_with_its_own_first_score() -> None:
+def test_the_baseline_of_a_loop_that_starts_early_begins_with_its_own_first_score() -> (
+    None
+):
     baseline = [0.5 + 0.01 * epoch for epoch in range(14)]
-    early, usual = Loop(early=True, baseline=baseline).run(), Loop(baseline=baseline).run()
+    early, usual = (
+        Loop(early=True, baseline=baseline).run(),
+        Loop(baseline=baseline).run(),
+    )
     for loop, first in ((early, (early.steps[0].score,)), (usual, ())):
         assert loop.grower is not None
         assert loop.grower.env is not None
@@ -52,16 +59,22 @@ def test_evaluate_may_forbid_gradients_before_the_first_epoch() -> None:
 def grower_at_once(controller: OwnController | str) -> tuple[Grower, nn.Module]:
     """A Grower of a model with two places that can be wider."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
+    model = nn.Sequential(
+        nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return Grower(model, ["0 -> 2", "2 -> 4"], optimizer, controller, 6, example=torch.randn(4, 8)), model
+    return Grower(
+        model, ["0 -> 2", "2 -> 4"], optimizer, controller, 6, example=torch.randn(4, 8)
+    ), model
 
 
 def right(model: nn.Module) -> torch.Tensor:
     return (model(torch.ones(16, 8)).argmax(1) == 0).float()
 
 
-def test_a_rule_plants_all_seeds_that_join_the_model_at_once_before_the_next_epoch() -> None:
+def test_a_rule_plants_all_seeds_that_join_the_model_at_once_before_the_next_epoch() -> (
+    None
+):
     grower, _ = grower_at_once("heuristic")
     step = grower.start(right)
     assert {slot.stage for slot in step.slots.values()} == {"FOSSILIZED"}
@@ -74,9 +87,18 @@ def test_an_agent_acts_once_an_epoch() -> None:
         """Plants as the rule does, but is none."""
 
         def __init__(self, env: LoopEnv) -> None:
-            self.rule = HeuristicController(env.action_spec, env.layout, 1, config=env.config)
-            self.begin, self.act, self.episode = self.rule.begin, self.rule.act, self.rule.episode
-            self.memory_state, self.load_memory_state = self.rule.memory_state, self.rule.load_memory_state
+            self.rule = HeuristicController(
+                env.action_spec, env.layout, 1, config=env.config
+            )
+            self.begin, self.act, self.episode = (
+                self.rule.begin,
+                self.rule.act,
+                self.rule.episode,
+            )
+            self.memory_state, self.load_memory_state = (
+                self.rule.memory_state,
+                self.rule.load_memory_state,
+            )
 
     grower, _ = grower_at_once(Agent)  # type: ignore[arg-type]
     step = grower.start(right)

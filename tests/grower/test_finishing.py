@@ -13,7 +13,9 @@ from esper.hosts.seed_hook import CONTAINER, hooks_of
 from tests.grower.loops import GROWS, Loop, net
 
 
-def test_kept_seeds_are_parts_of_the_model_and_of_its_averages_and_no_other_hook_stays() -> None:
+def test_kept_seeds_are_parts_of_the_model_and_of_its_averages_and_no_other_hook_stays() -> (
+    None
+):
     loop = Loop()
     average = AveragedModel(loop.model)
     loop.run()
@@ -34,7 +36,9 @@ def test_a_model_without_kept_seeds_is_as_it_was() -> None:
     assert not any(CONTAINER in name for name, _ in loop.model.named_modules())
 
 
-def test_a_model_that_cannot_run_on_its_last_batch_is_finished_with_a_warning_and_not_merged() -> None:
+def test_a_model_that_cannot_run_on_its_last_batch_is_finished_with_a_warning_and_not_merged() -> (
+    None
+):
     class TrainsOnly(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -46,9 +50,15 @@ def test_a_model_that_cannot_run_on_its_last_batch_is_finished_with_a_warning_an
             return self.net(x)
 
     model = TrainsOnly()
-    loop = Loop(model=model, controller=GROWS, sites={"r0c0": "net.body.0", "r0c1": "net.body.2"}).run()
+    loop = Loop(
+        model=model,
+        controller=GROWS,
+        sites={"r0c0": "net.body.0", "r0c1": "net.body.2"},
+    ).run()
     assert loop.grower is not None
     model.wanted = False
     with pytest.warns(UserWarning, match="cannot run on its last batch"):
         loop.grower.finish(merge=True)
-    assert [hook.name for _, _, hook in hooks_of(model)] == ["r0c0"], "it stays as it is"
+    assert [hook.name for _, _, hook in hooks_of(model)] == ["r0c0"], (
+        "it stays as it is"
+    )

@@ -42,16 +42,25 @@ def test_the_norm_of_a_gradient_of_any_kind_is_measured(gradient: Tensor) -> Non
 
 
 def test_doubled_rows_of_a_sparse_gradient_are_added_up_first() -> None:
-    twice = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.tensor([[3.0], [2.0]]), (3, 1))
+    twice = torch.sparse_coo_tensor(
+        torch.tensor([[1, 1]]), torch.tensor([[3.0], [2.0]]), (3, 1)
+    )
     assert float(measure([[twice]], 1.0, 1e3, CPU).norm[0]) == pytest.approx(5)
 
 
-def test_a_kind_that_cannot_be_measured_is_left_out_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_kind_that_cannot_be_measured_is_left_out_and_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     other = torch.ones(2).as_subclass(Own)
     assert measurable(other) is None
     for _ in range(2):
-        assert float(measure([[other, DENSE]], 1.0, 1e3, CPU).norm[0]) == pytest.approx(5)
-    assert len([record for record in caplog.records if "kind Own" in record.getMessage()]) == 1
+        assert float(measure([[other, DENSE]], 1.0, 1e3, CPU).norm[0]) == pytest.approx(
+            5
+        )
+    assert (
+        len([record for record in caplog.records if "kind Own" in record.getMessage()])
+        == 1
+    )
 
 
 def test_a_host_with_sparse_and_complex_parameters_grows() -> None:
@@ -67,7 +76,9 @@ def test_a_host_with_sparse_and_complex_parameters_grows() -> None:
             return self.head(self.body((h * self.turn).real))  # type: ignore[no-any-return]
 
     torch.manual_seed(0)
-    loop = Loop(lambda p: torch.optim.SGD(p, 0.1), model=Mixed(), sites={"r0c0": "body"}).run()
+    loop = Loop(
+        lambda p: torch.optim.SGD(p, 0.1), model=Mixed(), sites={"r0c0": "body"}
+    ).run()
     assert loop.grower is not None
     assert loop.grower.kept
     assert Y.shape == X.shape[:1]
@@ -92,8 +103,16 @@ def test_what_is_aside_is_summed_and_handed_back_at_a_scale() -> None:
 def test_statistics_of_several_devices_are_those_of_one() -> None:
     """The parts are as if on two devices, each of which has none of some owner's gradients."""
     draws = torch.Generator().manual_seed(0)
-    first = [[torch.randn(3, 4, generator=draws), torch.zeros(2)], [torch.randn(5, generator=draws)], []]
+    first = [
+        [torch.randn(3, 4, generator=draws), torch.zeros(2)],
+        [torch.randn(5, generator=draws)],
+        [],
+    ]
     second = [[torch.full((2,), 1e6)], [], [torch.full((4,), 1e-9)]]
     whole = [one + other for one, other in zip(first, second, strict=True)]
-    parts = torch.stack([grad_stats(part, 1.0, 100.0).fields for part in (first, second)])
-    torch.testing.assert_close(_joined(parts, 1.0).fields, grad_stats(whole, 1.0, 100.0).fields)
+    parts = torch.stack(
+        [grad_stats(part, 1.0, 100.0).fields for part in (first, second)]
+    )
+    torch.testing.assert_close(
+        _joined(parts, 1.0).fields, grad_stats(whole, 1.0, 100.0).fields
+    )

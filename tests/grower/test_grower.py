@@ -34,7 +34,15 @@ from tests.grower.loops import (
 
 def test_a_seed_goes_through_its_life_in_a_users_loop() -> None:
     loop = Loop().run()
-    assert stages(loop) == (["GERMINATED", *["TRAINING"] * 3, *["BLENDING"] * 4, "HOLDING", *["FOSSILIZED"] * 5])
+    assert stages(loop) == (
+        [
+            "GERMINATED",
+            *["TRAINING"] * 3,
+            *["BLENDING"] * 4,
+            "HOLDING",
+            *["FOSSILIZED"] * 5,
+        ]
+    )
     assert [step.epoch for step in loop.steps] == list(range(1, 15))
     assert [step.done for step in loop.steps] == [False] * 13 + [True]
     assert loop.grower is not None
@@ -55,7 +63,9 @@ class Frozen(Net):
 
 
 @pytest.mark.parametrize("incubation", ["ste", "shadow"])
-def test_a_seed_learns_in_a_frozen_stage_that_stays_in_eval_mode(incubation: str) -> None:
+def test_a_seed_learns_in_a_frozen_stage_that_stays_in_eval_mode(
+    incubation: str,
+) -> None:
     torch.manual_seed(0)
     model = Frozen()
     before = weights(model.body)
@@ -75,7 +85,9 @@ def test_a_seed_learns_in_a_frozen_stage_that_stays_in_eval_mode(incubation: str
     born = weights(seed)
     loop.run(2)
     assert stages(loop)[-1] == "TRAINING"
-    assert not any(torch.equal(value, born[name]) for name, value in weights(seed).items())
+    assert not any(
+        torch.equal(value, born[name]) for name, value in weights(seed).items()
+    )
     loop.run()
     assert loop.grower.kept == {"r0c0": "mlp_small"}
     assert same(weights(model.body), before), "the frozen stage is as it was"
@@ -92,7 +104,9 @@ def test_a_seed_learns_in_a_frozen_stage_that_stays_in_eval_mode(incubation: str
     ],
     ids=["sgd", "adamw", "fused", "rmsprop"],
 )
-def test_the_model_trains_to_the_same_bits_until_a_seed_is_blended_in(optimizer: Any) -> None:
+def test_the_model_trains_to_the_same_bits_until_a_seed_is_blended_in(
+    optimizer: Any,
+) -> None:
     """The seed learns meanwhile, from the same backward pass."""
     grown, alone = Loop(optimizer), Loop(optimizer, controller=None)
     grown.run(4)
@@ -100,7 +114,9 @@ def test_the_model_trains_to_the_same_bits_until_a_seed_is_blended_in(optimizer:
     assert grown.steps[-1].slots["r0c0"].stage == "TRAINING"
     assert same(weights(grown.model), weights(alone.model))
     for p, q in zip(grown.model.parameters(), alone.model.parameters(), strict=True):
-        assert same(_tensors(grown.optimizer.state[p]), _tensors(alone.optimizer.state[q]))
+        assert same(
+            _tensors(grown.optimizer.state[p]), _tensors(alone.optimizer.state[q])
+        )
     assert grown.grower is not None
     (seed,) = grown.grower.groups.groups["r0c0"]["params"][:1]
     before = seed.detach().clone()
@@ -112,7 +128,9 @@ def test_the_model_trains_to_the_same_bits_until_a_seed_is_blended_in(optimizer:
 
 
 @pytest.mark.parametrize("how", ["model.zero_grad", "closure"])
-def test_loops_that_clear_the_model_only_or_pass_a_closure_grow_the_same(how: str) -> None:
+def test_loops_that_clear_the_model_only_or_pass_a_closure_grow_the_same(
+    how: str,
+) -> None:
     def take(loop: Loop, x: Tensor, y: Tensor) -> None:
         def closure() -> Tensor:
             loop.model.zero_grad()
@@ -132,7 +150,9 @@ def test_loops_that_clear_the_model_only_or_pass_a_closure_grow_the_same(how: st
 
 
 def _tensors(state: dict[str, Any]) -> dict[str, Tensor]:
-    return {key: torch.as_tensor(value) for key, value in state.items() if value is not None}
+    return {
+        key: torch.as_tensor(value) for key, value in state.items() if value is not None
+    }
 
 
 def test_finish_returns_the_model_with_its_kept_seeds_and_all_that_it_was() -> None:
@@ -146,9 +166,13 @@ def test_finish_returns_the_model_with_its_kept_seeds_and_all_that_it_was() -> N
     assert network is loop.model
     assert torch.equal(scores(network), expected)
     assert torch.equal(network.eval()(X), logits)
-    assert all(network.get_submodule(path) is module for path, module in modules.items())
+    assert all(
+        network.get_submodule(path) is module for path, module in modules.items()
+    )
     assert list(network.state_dict())[: len(keys)] == keys
-    assert [(path, hook.name) for path, _, hook in hooks_of(network)] == [("body.0", "r0c0")]
+    assert [(path, hook.name) for path, _, hook in hooks_of(network)] == [
+        ("body.0", "r0c0")
+    ]
     assert not network._forward_pre_hooks
     assert len(loop.optimizer.param_groups) == 2, "the host's and that of the kept seed"
     other = copy.deepcopy(network)
@@ -212,7 +236,10 @@ def test_two_passes_before_a_backward_pass_and_penalties_on_gradients_train() ->
         loop.optimizer.zero_grad()
         x = x.clone().requires_grad_()
         one, two = loop.model(x), loop.model(x.flip(1))
-        loss = nn.functional.cross_entropy(one, y) + (one.softmax(1) - two.softmax(1)).square().mean()
+        loss = (
+            nn.functional.cross_entropy(one, y)
+            + (one.softmax(1) - two.softmax(1)).square().mean()
+        )
         (slope,) = torch.autograd.grad(loss, x, create_graph=True)
         (loss + slope.square().sum()).backward(retain_graph=True)  # type: ignore[no-untyped-call]
         loop.optimizer.step()
@@ -247,7 +274,9 @@ def test_a_site_that_runs_without_gradients_is_an_error_that_names_it() -> None:
 
     torch.manual_seed(0)
     loop = Loop(model=Frozen())
-    with pytest.raises(RuntimeError, match=r"r0c0 \(body\.0\) has learned nothing, .*torch\.no_grad"):
+    with pytest.raises(
+        RuntimeError, match=r"r0c0 \(body\.0\) has learned nothing, .*torch\.no_grad"
+    ):
         loop.run()
     assert len(loop.steps) == 2, "after the first epoch in which it should have learned"
 
@@ -263,7 +292,9 @@ def test_a_score_that_changes_when_nothing_did_is_said_once() -> None:
             loop.train()
             grower.step(lambda model: float(torch.rand((), generator=chance)))
 
-    with pytest.warns(UserWarning, match="for the same network: differences .* are noise") as said:
+    with pytest.warns(
+        UserWarning, match="for the same network: differences .* are noise"
+    ) as said:
         run()
     assert len(said) == 1
     with warnings.catch_warnings():
@@ -314,7 +345,9 @@ def test_a_site_that_returns_a_tuple_grows_on_its_first_tensor() -> None:
 def test_activation_checkpointing_trains_the_same_network(reentrant: bool) -> None:
     class Checkpointed(Net):
         def forward(self, x: Tensor) -> Tensor:
-            h = checkpoint(self.body[:3], x.clone().requires_grad_(), use_reentrant=reentrant)
+            h = checkpoint(
+                self.body[:3], x.clone().requires_grad_(), use_reentrant=reentrant
+            )
             return self.head(self.body[3:](h))  # type: ignore[no-any-return]
 
     torch.manual_seed(0)
@@ -329,7 +362,9 @@ def test_the_named_controllers_play() -> None:
     assert Y.max() == 2
 
 
-def test_a_model_that_overwrites_its_inputs_and_one_without_an_eval_pass_finish() -> None:
+def test_a_model_that_overwrites_its_inputs_and_one_without_an_eval_pass_finish() -> (
+    None
+):
     class Overwrites(Net):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x.mul_(2).div_(2).add_(0))
@@ -343,7 +378,9 @@ def test_a_model_that_overwrites_its_inputs_and_one_without_an_eval_pass_finish(
             return super().forward(x)
 
     torch.manual_seed(0)
-    loop = Loop(model=Overwrites(), step=lambda loop, x, y: plain_step(loop, x.clone(), y)).run()
+    loop = Loop(
+        model=Overwrites(), step=lambda loop, x, y: plain_step(loop, x.clone(), y)
+    ).run()
     assert loop.grower is not None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -351,6 +388,8 @@ def test_a_model_that_overwrites_its_inputs_and_one_without_an_eval_pass_finish(
     torch.manual_seed(0)
     other = Loop(model=Trains()).run()
     assert other.grower is not None
-    with pytest.warns(UserWarning, match="not compared before and after growth.*needs targets"):
+    with pytest.warns(
+        UserWarning, match="not compared before and after growth.*needs targets"
+    ):
         assert other.grower.finish() is other.model
     assert list(hooks_of(other.model))

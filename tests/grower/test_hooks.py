@@ -53,10 +53,19 @@ def test_a_shadow_loss_leaves_the_buffers_of_other_seeds_alone() -> None:
         """BatchNorm."""
         return nn.BatchNorm1d(channels)
 
-    first = {0: plant("r0c1", "normed"), **{epoch: do(Op.ADVANCE, "r0c1") for epoch in (1, 4, 8)}}
+    first = {
+        0: plant("r0c1", "normed"),
+        **{epoch: do(Op.ADVANCE, "r0c1") for epoch in (1, 4, 8)},
+    }
     second = {9: plant("r0c0"), 10: do(Op.ADVANCE, "r0c0")}
     actions = script({**first, **second})
-    loop = Loop(controller=actions, incubation="shadow", step=shadowed, epochs=16, blueprints=registry).run(12)
+    loop = Loop(
+        controller=actions,
+        incubation="shadow",
+        step=shadowed,
+        epochs=16,
+        blueprints=registry,
+    ).run(12)
     assert (stages(loop)[-1], stages(loop, "r0c1")[-1]) == ("TRAINING", "HOLDING")
     assert loop.grower is not None
     seed = loop.grower.hooks.sites["r0c1"].seed
@@ -87,7 +96,13 @@ def test_a_seed_with_passes_of_its_own_is_tried_with_the_statistics_of_these() -
     actions = script({0: plant("r0c1", "shift"), 1: do(Op.ADVANCE, "r0c1")})
     trials = {}
     for incubation, step in (("shadow", shadowed), ("ste", plain)):
-        loop = Loop(controller=actions, incubation=incubation, step=step, epochs=30, blueprints=registry).run(28)
+        loop = Loop(
+            controller=actions,
+            incubation=incubation,
+            step=step,
+            epochs=30,
+            blueprints=registry,
+        ).run(28)
         assert stages(loop, "r0c1")[-1] == "TRAINING"
         assert loop.steps[-1].score > 0.9
         trials[incubation] = loop.steps[-1].slots["r0c1"].trial
@@ -115,7 +130,9 @@ def test_a_shadow_gradient_is_that_of_the_loss_with_the_seed_at_its_target() -> 
 
 
 def test_a_missing_shadow_loss_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match=r"r0c0 has learned nothing: .*call grower\.incubate"):
+    with pytest.raises(
+        RuntimeError, match=r"r0c0 has learned nothing: .*call grower\.incubate"
+    ):
         Loop(incubation="shadow").run()
     with pytest.raises(RuntimeError, match="needs incubation='shadow'"):
         Loop(step=shadowed).run(1)
@@ -126,7 +143,10 @@ class Recurs(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.head = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 3)
+        self.layer, self.head = (
+            nn.Sequential(nn.Linear(8, 8), nn.ReLU()),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(3):
@@ -141,9 +161,13 @@ def by_hand(model: Recurs, seed: nn.Module, alpha: float, x: Tensor) -> Tensor:
     return model.head(x)  # type: ignore[no-any-return]
 
 
-def test_a_seed_on_a_layer_that_runs_several_times_acts_and_learns_in_each_run() -> None:
+def test_a_seed_on_a_layer_that_runs_several_times_acts_and_learns_in_each_run() -> (
+    None
+):
     torch.manual_seed(0)
-    loop = Loop(model=Recurs(), sites={"r0c0": "layer"}, step=shadowed, incubation="shadow").run(2)
+    loop = Loop(
+        model=Recurs(), sites={"r0c0": "layer"}, step=shadowed, incubation="shadow"
+    ).run(2)
     assert loop.grower is not None
     site = loop.grower.hooks.sites["r0c0"]
     assert site.seed is not None
@@ -152,8 +176,12 @@ def test_a_seed_on_a_layer_that_runs_several_times_acts_and_learns_in_each_run()
     loop.model.train()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(loop.grower.hooks, "put_aside", seen.__setitem__)
-        loop.grower.hooks.incubate(lambda: nn.functional.cross_entropy(loop.model(x), y))
-    loss = nn.functional.cross_entropy(by_hand(loop.model, site.seed.body, site.target, x), y)  # type: ignore[arg-type]
+        loop.grower.hooks.incubate(
+            lambda: nn.functional.cross_entropy(loop.model(x), y)
+        )
+    loss = nn.functional.cross_entropy(
+        by_hand(loop.model, site.seed.body, site.target, x), y
+    )  # type: ignore[arg-type]
     parameters = [*site.seed.parameters()]
     wanted = dict(zip(parameters, torch.autograd.grad(loss, parameters), strict=True))
     assert seen.keys() == wanted.keys()
@@ -162,14 +190,18 @@ def test_a_seed_on_a_layer_that_runs_several_times_acts_and_learns_in_each_run()
     loop.run()
     assert loop.grower.kept == {"r0c0": "mlp_small"}
     before = loop.model.eval()(x)
-    torch.testing.assert_close(before, by_hand(loop.model, site.seed.body, site.alpha, x))  # type: ignore[arg-type]
+    torch.testing.assert_close(
+        before, by_hand(loop.model, site.seed.body, site.alpha, x)
+    )  # type: ignore[arg-type]
     assert torch.equal(loop.grower.finish()(x), before)
 
 
 def test_in_an_epoch_without_seeds_gradients_are_not_measured_and_sites_work_in_its_first_pass_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loop = Loop(controller=script({4: plant("r0c0"), 5: do(Op.ADVANCE, "r0c0")}), epochs=16).run(2)
+    loop = Loop(
+        controller=script({4: plant("r0c0"), 5: do(Op.ADVANCE, "r0c0")}), epochs=16
+    ).run(2)
     assert loop.grower is not None
     hooks = loop.grower.hooks
     measured: list[object] = []

@@ -49,7 +49,9 @@ def break_weights(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS)
-def test_a_model_with_a_weight_that_is_not_finite_goes_back_to_the_last_snapshot_bit_for_bit(make: str) -> None:
+def test_a_model_with_a_weight_that_is_not_finite_goes_back_to_the_last_snapshot_bit_for_bit(
+    make: str,
+) -> None:
     loop = governed(make).run(3)  # a seed incubates
     assert len(loop.optimizer.param_groups) == 2
     before = bits(loop)
@@ -61,7 +63,10 @@ def test_a_model_with_a_weight_that_is_not_finite_goes_back_to_the_last_snapshot
     assert step.slots["r0c0"].stage in ("PRUNED", "EMBARGOED")
     assert len(loop.optimizer.param_groups) == 1
     after = bits(loop)
-    assert same(after, {name: value for name, value in before.items() if not name.startswith("1.")})
+    assert same(
+        after,
+        {name: value for name, value in before.items() if not name.startswith("1.")},
+    )
     assert all(parameter.grad is None for parameter in loop.model.parameters())
 
 
@@ -85,7 +90,10 @@ def test_a_kept_seed_is_restored_and_a_later_one_removed() -> None:
     break_weights(loop)
     step = grower.step(scores)
     assert step.rollback is not None
-    assert (step.slots["r0c0"].stage, step.slots["r0c1"].blueprint) == ("FOSSILIZED", None)
+    assert (step.slots["r0c0"].stage, step.slots["r0c1"].blueprint) == (
+        "FOSSILIZED",
+        None,
+    )
     after = bits(loop)
     assert after.keys() < before.keys()
     assert same(after, {name: before[name] for name in after})
@@ -115,7 +123,10 @@ def test_state_that_the_optimizer_made_after_the_snapshot_is_dropped() -> None:
 
 
 def test_a_governed_loop_that_never_goes_bad_keeps_its_bits() -> None:
-    assert same(bits(governed().run()), bits(Loop(OPTIMIZERS["adamw"], config=EVERY_EPOCH).run()))
+    assert same(
+        bits(governed().run()),
+        bits(Loop(OPTIMIZERS["adamw"], config=EVERY_EPOCH).run()),
+    )
 
 
 def test_a_governed_loop_resumes_with_its_snapshots() -> None:

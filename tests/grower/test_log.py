@@ -23,8 +23,13 @@ from tests.grower.loops import Loop, scores, weights
 def lines(folder: Path) -> list[dict[str, Any]]:
     """The log without what may differ between two loops of one seed."""
     volatile = ("time", "folder", "seconds", "epochs_per_second", "phase_seconds")
-    found = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name not in volatile} for line in found]
+    found = [
+        json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()
+    ]
+    return [
+        {name: value for name, value in line.items() if name not in volatile}
+        for line in found
+    ]
 
 
 def grown(folder: Path, early: bool = False) -> Loop:
@@ -39,7 +44,9 @@ def test_the_folder_of_a_loop_reads_as_a_finished_run(tmp_path: Path) -> None:
     run = open_run(tmp_path / "a")
     assert run.finished
     assert run.all_problems() == []
-    assert [epoch.epoch for epoch in run.of(events.EpochCompleted)] == list(range(1, 14))
+    assert [epoch.epoch for epoch in run.of(events.EpochCompleted)] == list(
+        range(1, 14)
+    )
     assert [change.after for change in run.of(events.StageChanged)][-1] == "FOSSILIZED"
     shown = CliRunner().invoke(group, ["show", str(tmp_path / "a")])
     assert shown.exit_code == 0
@@ -53,7 +60,9 @@ def test_the_folder_of_a_loop_reads_as_a_finished_run(tmp_path: Path) -> None:
     assert "mlp_small" in (tmp_path / "a" / "report.html").read_text()
 
 
-def test_a_loop_is_not_compared_with_its_own_model_without_seeds(tmp_path: Path) -> None:
+def test_a_loop_is_not_compared_with_its_own_model_without_seeds(
+    tmp_path: Path,
+) -> None:
     """That model leans on its seeds, so their difference is no gain; only scores that are passed are a baseline."""
     grown(tmp_path / "a")
     known = Loop(folder=tmp_path / "b", baseline=[0.25] * 14).run()
@@ -62,7 +71,9 @@ def test_a_loop_is_not_compared_with_its_own_model_without_seeds(tmp_path: Path)
     shown, pages = {}, {}
     for name in "ab":
         shown[name] = CliRunner().invoke(group, ["show", str(tmp_path / name)]).output
-        assert CliRunner().invoke(group, ["report", str(tmp_path / name)]).exit_code == 0
+        assert (
+            CliRunner().invoke(group, ["report", str(tmp_path / name)]).exit_code == 0
+        )
         pages[name] = (tmp_path / name / "report.html").read_text()
     assert "without growth" not in shown["a"]
     assert "left alone (baseline)" not in pages["a"]
@@ -72,7 +83,9 @@ def test_a_loop_is_not_compared_with_its_own_model_without_seeds(tmp_path: Path)
     assert curve.accuracy == (25.0,) * 14
 
 
-def test_the_page_of_a_loop_shows_its_controller_and_only_the_config_it_uses(tmp_path: Path) -> None:
+def test_the_page_of_a_loop_shows_its_controller_and_only_the_config_it_uses(
+    tmp_path: Path,
+) -> None:
     grown(tmp_path / "a")
     assert CliRunner().invoke(group, ["report", str(tmp_path / "a")]).exit_code == 0
     page = (tmp_path / "a" / "report.html").read_text()
@@ -82,11 +95,16 @@ def test_the_page_of_a_loop_shows_its_controller_and_only_the_config_it_uses(tmp
     assert "task.momentum" not in page
     assert "ppo.clip" not in page
     assert "best host" not in page
-    assert open_run(tmp_path / "a").of(events.RoundCompleted)[0].phase_seconds.keys() >= {"validate", "decide"}
+    assert open_run(tmp_path / "a").of(events.RoundCompleted)[
+        0
+    ].phase_seconds.keys() >= {"validate", "decide"}
 
 
 def test_the_log_of_a_loop_has_log_probabilities(tmp_path: Path) -> None:
-    loop = Loop(folder=tmp_path / "a", controller=lambda env: Sure(env.action_spec, env.layout, 1)).run()
+    loop = Loop(
+        folder=tmp_path / "a",
+        controller=lambda env: Sure(env.action_spec, env.layout, 1),
+    ).run()
     taken = open_run(tmp_path / "a").of(events.ActionTaken)
     assert {event.log_prob for event in taken} == {-0.75}
     assert [step.action for step in loop.steps if step.action] == taken
@@ -99,20 +117,31 @@ class Sure(HeuristicController):
 def test_the_log_changes_no_bit_of_the_loop(tmp_path: Path) -> None:
     with_log, without = Loop(folder=tmp_path / "a").run(), Loop().run()
     assert weights(with_log.model).keys() == weights(without.model).keys()
-    assert all((weights(with_log.model)[name] == value).all() for name, value in weights(without.model).items())
+    assert all(
+        (weights(with_log.model)[name] == value).all()
+        for name, value in weights(without.model).items()
+    )
 
 
-def test_a_folder_that_is_not_empty_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_refused_before_anything_is_trained(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "kept.txt").write_text("mine")
     loop = Loop(folder=tmp_path)
     before = weights(loop.model)
     with pytest.raises(ConfigError, match="is not empty"):
         loop.train()
-    assert all((weights(loop.model)[name] == value).all() for name, value in before.items())
+    assert all(
+        (weights(loop.model)[name] == value).all() for name, value in before.items()
+    )
 
 
-@pytest.mark.parametrize(("epochs", "early"), [(0, False), (1, False), (6, False), (6, True)])
-def test_a_resumed_loop_continues_its_log(tmp_path: Path, epochs: int, early: bool) -> None:
+@pytest.mark.parametrize(
+    ("epochs", "early"), [(0, False), (1, False), (6, False), (6, True)]
+)
+def test_a_resumed_loop_continues_its_log(
+    tmp_path: Path, epochs: int, early: bool
+) -> None:
     """Events after the saved state are logged again, once."""
     grown(tmp_path / "whole", early)
     half = Loop(folder=tmp_path / "half", early=early).run(epochs)
@@ -145,4 +174,6 @@ def test_a_rollback_is_logged(tmp_path: Path) -> None:
     loop.train()
     assert loop.grower is not None
     loop.grower.step(lambda _model: math.nan)
-    assert [event.reason for event in open_run(tmp_path / "a").of(events.GovernorRollback)] == ["not finite"]
+    assert [
+        event.reason for event in open_run(tmp_path / "a").of(events.GovernorRollback)
+    ] == ["not finite"]

@@ -35,7 +35,9 @@ def known(loop: Loop) -> Choices:
 
 def test_the_operations_of_the_model_and_of_seeds_are_those_of_their_weights() -> None:
     choices = known(Loop())
-    assert choices.host_flops == sum(2 * p.numel() for p in net().parameters() if p.dim() == 2)
+    assert choices.host_flops == sum(
+        2 * p.numel() for p in net().parameters() if p.dim() == 2
+    )
     assert choices.flops.shape == choices.parameters.shape
     assert (choices.flops < 2 * choices.parameters).all()
     assert choices.flops.any()
@@ -63,12 +65,17 @@ def test_operations_that_cannot_be_counted_are_unknown_and_no_price() -> None:
     sites = {"r0c0": "inner.body.0"}
     assert known(Loop(model=OnlyInTraining(), sites=sites)).host_flops == 0
     config = LENIENT.with_values(reward={"rent_in": "flops"})
-    with pytest.raises(ConfigError, match=r"not known, so reward.rent_in must be parameters"):
+    with pytest.raises(
+        ConfigError, match=r"not known, so reward.rent_in must be parameters"
+    ):
         Loop(model=OnlyInTraining(), sites=sites, config=config).run(1)
 
 
 def test_a_model_that_cannot_run_in_eval_mode_needs_a_topology() -> None:
     sites = {"r0c0": "inner.body.0"}
-    with pytest.raises(esper.ConfigError, match=r"which fails: .*no batch of training in eval mode.*if topology= says"):
+    with pytest.raises(
+        esper.ConfigError,
+        match=r"which fails: .*no batch of training in eval mode.*if topology= says",
+    ):
         Loop(model=OnlyInTraining(), sites=sites, topology=None).run(1)
     assert Loop(model=OnlyInTraining(), sites=sites, topology="mlp").run(1).steps

@@ -35,12 +35,16 @@ class Crowd(PerEnvController):
             if view.stage(slot) is not SeedStage.FOSSILIZED:
                 return self._raise(slot, view)
         for slot in LIVING[: self.count]:
-            if view.stage(slot) is not SeedStage.HOLDING and self._can_be_raised(slot, view):
+            if view.stage(slot) is not SeedStage.HOLDING and self._can_be_raised(
+                slot, view
+            ):
                 return self._raise(slot, view)
         return self.spec.encode(Op.WAIT)
 
     def _can_be_raised(self, slot: str, view: EnvView) -> bool:
-        return view.stage(slot) is SeedStage.DORMANT or bool(view.slot(slot, "gate_passed"))
+        return view.stage(slot) is SeedStage.DORMANT or bool(
+            view.slot(slot, "gate_passed")
+        )
 
     def _raise(self, slot: str, view: EnvView) -> Any:
         """Returns the action that brings a seed on by one stage, or WAIT."""
@@ -63,15 +67,25 @@ class Two(Crowd):
 class Counted:
     """A model of six layers in a loop that counts the calls of ``evaluate``, each of which is noted with its step."""
 
-    def __init__(self, controller: Any, config: TrainingConfig, **arguments: Any) -> None:
+    def __init__(
+        self, controller: Any, config: TrainingConfig, **arguments: Any
+    ) -> None:
         torch.manual_seed(0)
         self.events: list[Event] = []
         self.model = nn.Sequential()
-        self.model.body = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in SITES])
+        self.model.body = nn.Sequential(
+            *[nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in SITES]
+        )
         self.model.head = nn.Linear(8, 3)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.05)
-        common = {"topology": "mlp", "config": config, "callbacks": [self.events.append]}
-        self.grower = Grower(self.model, SITES, self.optimizer, controller, EPOCHS, **common, **arguments)
+        common = {
+            "topology": "mlp",
+            "config": config,
+            "callbacks": [self.events.append],
+        }
+        self.grower = Grower(
+            self.model, SITES, self.optimizer, controller, EPOCHS, **common, **arguments
+        )
         self.calls: list[int] = []
         self.steps: list[GrowthStep] = []
 
@@ -108,7 +122,9 @@ def of_stage(step: GrowthStep, *stages: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("controller", "count"), [(One, 1), (Two, 2), (Crowd, 3)])
-def test_a_step_evaluates_at_most_two_networks_and_one_for_each_living_seed(controller: Any, count: int) -> None:
+def test_a_step_evaluates_at_most_two_networks_and_one_for_each_living_seed(
+    controller: Any, count: int
+) -> None:
     """Kept seeds cost nothing; once in a loop, one network is scored again, which shows the noise."""
     loop = Counted(controller, CROWDED).run()
     first = next(place for place, calls in enumerate(loop.calls) if calls > 1)
@@ -132,13 +148,17 @@ def test_what_was_not_measured_is_absent() -> None:
     for slot in LIVING:
         without = loop.on({name: alpha for name, alpha in full.items() if name != slot})
         assert last.slots[slot].contribution == pytest.approx(last.score - without)
-    assert all(step.rollback is None for step in loop.steps), "a loss that was not measured is no bad one"
+    assert all(step.rollback is None for step in loop.steps), (
+        "a loss that was not measured is no bad one"
+    )
     epochs = [event for event in loop.events if isinstance(event, EpochCompleted)]
     assert set(epochs[-1].contributions) == set(LIVING)
     assert all(math.isfinite(event.reward) for event in epochs)
 
 
-def test_the_model_is_scored_without_seeds_wherever_that_costs_no_further_network() -> None:
+def test_the_model_is_scored_without_seeds_wherever_that_costs_no_further_network() -> (
+    None
+):
     """Beside kept seeds, at most one seed is blended here."""
     loop = Counted(One, CROWDED).run()
     assert all(step.without_seeds is not None for step in loop.steps)
@@ -147,7 +167,11 @@ def test_the_model_is_scored_without_seeds_wherever_that_costs_no_further_networ
 
 def test_a_seed_that_was_just_kept_shows_by_what_and_later_no_old_number() -> None:
     loop = Counted(One, CROWDED).run()
-    kept = next(place for place, step in enumerate(loop.steps) if step.slots["r0c1"].stage == "FOSSILIZED")
+    kept = next(
+        place
+        for place, step in enumerate(loop.steps)
+        if step.slots["r0c1"].stage == "FOSSILIZED"
+    )
     assert loop.steps[kept].slots["r0c1"].contribution is not None
     assert loop.steps[kept + 1].slots["r0c1"].contribution is None
 
@@ -161,10 +185,21 @@ def test_observations_hold_no_number_that_was_not_measured() -> None:
     def read(name: str) -> float:
         return float(env.layout.read(observation, name))
 
-    assert [read(name) for name in ("all_off_accuracy", "all_off_loss_lead")] == [0.0, 0.0]
+    assert [read(name) for name in ("all_off_accuracy", "all_off_loss_lead")] == [
+        0.0,
+        0.0,
+    ]
     for slot in KEPT:
-        names = ("contribution", "contribution_measured", "contribution_error", "contribution_change", "interaction")
-        assert [read(f"{slot}/{name}") for name in (*names, "epochs_since_measured")] == [0.0] * 6
+        names = (
+            "contribution",
+            "contribution_measured",
+            "contribution_error",
+            "contribution_change",
+            "interaction",
+        )
+        assert [
+            read(f"{slot}/{name}") for name in (*names, "epochs_since_measured")
+        ] == [0.0] * 6
     assert all(read(f"{slot}/contribution_measured") for slot in LIVING)
 
 

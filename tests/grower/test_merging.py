@@ -17,7 +17,9 @@ from tests.grower.test_sources import KINDS, LORA, WIDEN, loop_of, outputs
 
 
 @pytest.mark.parametrize(("sites", "blueprint"), KINDS)
-def test_a_merged_model_has_no_trace_of_the_seed_and_trains_on(sites: Any, blueprint: str) -> None:
+def test_a_merged_model_has_no_trace_of_the_seed_and_trains_on(
+    sites: Any, blueprint: str
+) -> None:
     loop = loop_of(sites, blueprint).run()
     assert loop.grower is not None
     wanted = outputs(loop.model)
@@ -25,11 +27,17 @@ def test_a_merged_model_has_no_trace_of_the_seed_and_trains_on(sites: Any, bluep
     torch.testing.assert_close(outputs(model), wanted)
     assert type(model) is type(net())
     assert not list(hooks_of(model))
-    assert not any(name.startswith("esper.") for name in {type(m).__module__ for m in model.modules()})
-    assert [id(p) for group in loop.optimizer.param_groups for p in group["params"]] == list(
-        map(id, model.parameters())
+    assert not any(
+        name.startswith("esper.")
+        for name in {type(m).__module__ for m in model.modules()}
     )
-    assert all(loop.optimizer.state[p]["momentum_buffer"].shape == p.shape for p in model.parameters())
+    assert [
+        id(p) for group in loop.optimizer.param_groups for p in group["params"]
+    ] == list(map(id, model.parameters()))
+    assert all(
+        loop.optimizer.state[p]["momentum_buffer"].shape == p.shape
+        for p in model.parameters()
+    )
     esper.plain(model, X)
     loop.grower = None
     loop.epochs += 2
@@ -55,12 +63,29 @@ class Double(nn.Module):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize(("site", "blueprint"), [("body.0 -> body.2", "widen_half"), ("body.2 -> head", "widen_whole")])
-def test_a_merged_loop_trains_as_the_network_with_the_seed_beside_it(site: str, blueprint: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("site", "blueprint"),
+    [("body.0 -> body.2", "widen_half"), ("body.2 -> head", "widen_whole")],
+)
+def test_a_merged_loop_trains_as_the_network_with_the_seed_beside_it(
+    site: str, blueprint: str, name: str
+) -> None:
     path = site.replace("body", "net.body").replace("head", "net.head")
     config = LENIENT.with_values(task={"max_grad_norm": 1e9})
-    loop = loop_of({"r2c0": path}, blueprint, model=Double(), make_optimizer=OPTIMIZERS[name], config=config).run()
-    beside = loop_of({"r2c0": path}, blueprint, model=Double(), make_optimizer=OPTIMIZERS[name], config=config).run()
+    loop = loop_of(
+        {"r2c0": path},
+        blueprint,
+        model=Double(),
+        make_optimizer=OPTIMIZERS[name],
+        config=config,
+    ).run()
+    beside = loop_of(
+        {"r2c0": path},
+        blueprint,
+        model=Double(),
+        make_optimizer=OPTIMIZERS[name],
+        config=config,
+    ).run()
     assert loop.grower is not None
     assert beside.grower is not None
     loop.grower.finish(merge=True)
@@ -68,11 +93,15 @@ def test_a_merged_loop_trains_as_the_network_with_the_seed_beside_it(site: str, 
     for each in (loop, beside):
         each.grower, each.epochs = None, each.epochs + 3
         each.run()
-    torch.testing.assert_close(outputs(loop.model), outputs(beside.model), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        outputs(loop.model), outputs(beside.model), rtol=1e-9, atol=1e-9
+    )
 
 
 def test_moments_are_put_together_and_steps_are_those_of_the_layer() -> None:
-    loop = loop_of(WIDEN, "widen_half", make_optimizer=lambda p: torch.optim.AdamW(p, 0.01)).run()
+    loop = loop_of(
+        WIDEN, "widen_half", make_optimizer=lambda p: torch.optim.AdamW(p, 0.01)
+    ).run()
     assert loop.grower is not None
     first: Any = loop.model
     state, seed = loop.optimizer.state, loop.grower.hooks.sites["r2c0"].seed
@@ -88,7 +117,9 @@ def test_moments_are_put_together_and_steps_are_those_of_the_layer() -> None:
 @pytest.mark.parametrize(("sites", "blueprint"), KINDS)
 def test_other_state_of_changed_layers_starts_anew(sites: Any, blueprint: str) -> None:
     """An average of weights, as ASGD has, is not that of the merged weights."""
-    loop = loop_of(sites, blueprint, make_optimizer=lambda p: torch.optim.ASGD(p, 0.05)).run()
+    loop = loop_of(
+        sites, blueprint, make_optimizer=lambda p: torch.optim.ASGD(p, 0.05)
+    ).run()
     assert loop.grower is not None
     before = {name: p.detach().clone() for name, p in loop.model.named_parameters()}
     model = loop.grower.finish(merge=True)
@@ -120,13 +151,21 @@ def test_a_group_that_was_empty_before_stays() -> None:
     loop.run()
     assert loop.grower is not None
     loop.grower.finish(merge=True)
-    assert [len(group["params"]) for group in loop.optimizer.param_groups] == [len(list(loop.model.parameters())), 0]
+    assert [len(group["params"]) for group in loop.optimizer.param_groups] == [
+        len(list(loop.model.parameters())),
+        0,
+    ]
 
 
 def test_a_blueprint_of_ones_own_between_two_layers_stays_a_module() -> None:
     registry = BLUEPRINTS.copy()
 
-    @registry.register("mlp", "path", parameters=lambda place: 4 * (8 + place.channels), reads_source=True)
+    @registry.register(
+        "mlp",
+        "path",
+        parameters=lambda place: 4 * (8 + place.channels),
+        reads_source=True,
+    )
     def path(place: Place) -> nn.Module:
         down = nn.Linear(8, 4, bias=False)
         up = nn.Linear(4, place.channels, bias=False)
@@ -136,7 +175,8 @@ def test_a_blueprint_of_ones_own_between_two_layers_stays_a_module() -> None:
     assert loop.grower is not None
     wanted = outputs(loop.model)
     with pytest.warns(
-        UserWarning, match=r"body\.0 -> body\.2: only widen_quarter, .* are merged into layers, not path"
+        UserWarning,
+        match=r"body\.0 -> body\.2: only widen_quarter, .* are merged into layers, not path",
     ):
         model = loop.grower.finish(merge=True)
     assert torch.equal(outputs(model), wanted)

@@ -12,12 +12,28 @@ import torch
 from torch import Tensor, nn
 
 from esper.spaces.action import Op
-from tests.grower.loops import GROW, Loop, Net, net, plain, same, script, shadowed, stages, weights
+from tests.grower.loops import (
+    GROW,
+    Loop,
+    Net,
+    net,
+    plain,
+    same,
+    script,
+    shadowed,
+    stages,
+    weights,
+)
 
 
 def test_planting_adds_a_group_and_pruning_removes_it_and_its_state() -> None:
     actions = {**GROW, 9: (Op.PRUNE, {"slot": "r0c0", "alpha_speed": 0})}
-    loop = Loop(lambda p: torch.optim.Adam(p, 0.01), controller=script(actions), lr_factor=0.5, weight_decay=0.125)
+    loop = Loop(
+        lambda p: torch.optim.Adam(p, 0.01),
+        controller=script(actions),
+        lr_factor=0.5,
+        weight_decay=0.125,
+    )
     host = set(loop.model.parameters())
     loop.run(9)
     optimizer = loop.optimizer
@@ -50,7 +66,10 @@ def test_a_wrapped_optimizer_grows_the_same_network() -> None:
     def adamw(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, 0.01)
 
-    direct, wrapped = Loop(adamw).run(), Loop(lambda p: Wrapped(Wrapped(adamw(p)))).run()  # type: ignore[arg-type, return-value]
+    direct, wrapped = (
+        Loop(adamw).run(),
+        Loop(lambda p: Wrapped(Wrapped(adamw(p)))).run(),
+    )  # type: ignore[arg-type, return-value]
     assert stages(wrapped)[-1] == "FOSSILIZED"
     assert same(weights(wrapped.model), weights(direct.model))
 
@@ -58,7 +77,9 @@ def test_a_wrapped_optimizer_grows_the_same_network() -> None:
 SCHEDULERS = {
     "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.2, 14 * 4),
     "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 14 * 4),
-    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
+    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(
+        o, lambda step: 1 / (1 + step)
+    ),
     "sequence": lambda o: torch.optim.lr_scheduler.SequentialLR(
         o,
         [
@@ -77,7 +98,9 @@ def test_schedules_go_on_for_the_host_and_seeds_follow(name: str) -> None:
     def step(loop: Loop, x: Tensor, y: Tensor) -> None:
         plain(loop, x, y)
         groups = loop.optimizer.param_groups
-        rates.append((groups[0]["lr"], groups[1]["lr"] if len(groups) > 1 else math.nan))
+        rates.append(
+            (groups[0]["lr"], groups[1]["lr"] if len(groups) > 1 else math.nan)
+        )
 
     Loop(make_scheduler=SCHEDULERS[name], step=step, lr_factor=0.25).run()
     grown = [host for host, _ in rates]
@@ -87,18 +110,24 @@ def test_schedules_go_on_for_the_host_and_seeds_follow(name: str) -> None:
     assert [host for host, _ in rates] == grown
 
 
-def accumulated(loop: Loop, x: Tensor, y: Tensor, whole_optimizer: bool = False) -> None:
+def accumulated(
+    loop: Loop, x: Tensor, y: Tensor, whole_optimizer: bool = False
+) -> None:
     """Two halves, clipping of the gradients of the model or of all that the optimizer has, one step."""
     loop.optimizer.zero_grad()
     for part_x, part_y in zip(x.chunk(2), y.chunk(2), strict=True):
         (nn.functional.cross_entropy(loop.model(part_x), part_y) / 2).backward()  # type: ignore[no-untyped-call]
     parameters = [p for group in loop.optimizer.param_groups for p in group["params"]]
-    nn.utils.clip_grad_norm_(parameters if whole_optimizer else loop.model.parameters(), 0.5)
+    nn.utils.clip_grad_norm_(
+        parameters if whole_optimizer else loop.model.parameters(), 0.5
+    )
     loop.optimizer.step()
 
 
 @pytest.mark.parametrize("whole_optimizer", [False, True])
-def test_accumulation_and_clipping_act_on_the_host_as_before(whole_optimizer: bool) -> None:
+def test_accumulation_and_clipping_act_on_the_host_as_before(
+    whole_optimizer: bool,
+) -> None:
     step = partial(accumulated, whole_optimizer=whole_optimizer)
     grown = Loop(step=step).run(4)
     alone = Loop(step=step, controller=None).run(4)
@@ -133,11 +162,17 @@ def test_a_gradient_scaler_scales_seeds_too(fused: bool) -> None:
 
 
 @pytest.mark.parametrize(("incubation", "step"), [("ste", None), ("shadow", shadowed)])
-def test_a_loop_that_resumes_grows_on_to_the_same_bits(incubation: str, step: Any) -> None:
+def test_a_loop_that_resumes_grows_on_to_the_same_bits(
+    incubation: str, step: Any
+) -> None:
     def begun(model: nn.Module | None = None) -> Loop:
         scheduler = SCHEDULERS["one cycle"]
         return Loop(
-            lambda p: torch.optim.AdamW(p, 0.01), model, make_scheduler=scheduler, step=step, incubation=incubation
+            lambda p: torch.optim.AdamW(p, 0.01),
+            model,
+            make_scheduler=scheduler,
+            step=step,
+            incubation=incubation,
         )
 
     whole = begun().run()
@@ -160,11 +195,21 @@ def test_a_loop_that_resumes_grows_on_to_the_same_bits(incubation: str, step: An
         second.scheduler.load_state_dict(saved["scheduler"])
         second.epoch = cut
         if cut == 4 and incubation == "shadow":  # in TRAINING
-            of_seeds = [loop.grower.hooks.own_buffers["r0c0"].tensors() for loop in (first, second) if loop.grower]
-            assert all(torch.equal(one, other) for one, other in zip(*of_seeds, strict=True))
+            of_seeds = [
+                loop.grower.hooks.own_buffers["r0c0"].tensors()
+                for loop in (first, second)
+                if loop.grower
+            ]
+            assert all(
+                torch.equal(one, other) for one, other in zip(*of_seeds, strict=True)
+            )
         second.run()
-        assert same(weights(second.model), weights(whole.model)), f"cut after {cut} epochs"
-        assert [each.slots for each in second.steps] == [each.slots for each in whole.steps[cut:]]
+        assert same(weights(second.model), weights(whole.model)), (
+            f"cut after {cut} epochs"
+        )
+        assert [each.slots for each in second.steps] == [
+            each.slots for each in whole.steps[cut:]
+        ]
 
 
 class Prepared(torch.optim.Optimizer):
@@ -224,16 +269,24 @@ def test_a_seed_is_as_healthy_as_the_passes_that_it_takes_part_in() -> None:
     assert stages(loop)[-1] == "FOSSILIZED"
 
 
-def test_the_rate_of_a_seed_rises_after_planting_and_goes_on_in_a_resumed_loop() -> None:
+def test_the_rate_of_a_seed_rises_after_planting_and_goes_on_in_a_resumed_loop() -> (
+    None
+):
     def seed_rates(loop: Loop, x: Tensor, y: Tensor) -> None:
         plain(loop, x, y)
         rates.extend(group["lr"] for group in loop.optimizer.param_groups[1:])
 
     rates: list[float] = []
-    arguments: dict[str, Any] = {"step": seed_rates, "lr_factor": 2.0, "warmup_steps": 10}
+    arguments: dict[str, Any] = {
+        "step": seed_rates,
+        "lr_factor": 2.0,
+        "warmup_steps": 10,
+    }
     loop = Loop(lambda p: torch.optim.SGD(p, 0.1), **arguments).run(4)
     learned = [rate for rate in rates if rate > 0]
-    assert learned[:8] == pytest.approx([0.02] * 4 + [0.02 * step for step in (1, 2, 3, 4)])
+    assert learned[:8] == pytest.approx(
+        [0.02] * 4 + [0.02 * step for step in (1, 2, 3, 4)]
+    )
     assert loop.grower is not None
     other = Loop(lambda p: torch.optim.SGD(p, 0.1), **arguments)
     assert other.grower is not None

@@ -44,7 +44,9 @@ def test_work_before_the_first_pass_is_done_once() -> None:
     assert done == [1]
 
 
-def test_a_site_that_runs_twice_in_a_pass_is_told_from_one_in_the_backward_pass() -> None:
+def test_a_site_that_runs_twice_in_a_pass_is_told_from_one_in_the_backward_pass() -> (
+    None
+):
     model, first = Net(), list[bool]()
     passes = PassHook(model)
     model.layer.register_forward_hook(lambda *_: first.append(passes.reach("r0c0")))

@@ -27,7 +27,9 @@ from tests.hosts.grown_modules import seed_of
         ("norm", BlendOperator.ADD, False),
     ],
 )
-def test_mixing_is_measured(topology: str, name: str, operator: BlendOperator, mixes: bool) -> None:
+def test_mixing_is_measured(
+    topology: str, name: str, operator: BlendOperator, mixes: bool
+) -> None:
     torch.manual_seed(0)
     seed = seed_of(name, topology, operator)
     place = Place("r0c0", 8, topology=topology)
@@ -50,7 +52,9 @@ def test_seeds_of_convolutional_networks_are_not_judged_by_it() -> None:
 
 
 class Model(nn.Module):
-    def forward(self, batch: dict[str, Tensor], attention_mask: Tensor | None = None) -> None:
+    def forward(
+        self, batch: dict[str, Tensor], attention_mask: Tensor | None = None
+    ) -> None:
         """Nothing is computed."""
 
 
@@ -75,9 +79,13 @@ MASK = torch.tensor([[1, 1], [1, 0]])
         (({"labels": MASK},), {}, False),
     ],
 )
-def test_a_mask_counts_if_it_hides_something(arguments: Any, keywords: dict[str, Any], padded: bool) -> None:
+def test_a_mask_counts_if_it_hides_something(
+    arguments: Any, keywords: dict[str, Any], padded: bool
+) -> None:
     found = obstacle(Model(), "encoder", (arguments, keywords))
-    assert found == ("batches are padded, and the seed does not see the mask" if padded else None)
+    assert found == (
+        "batches are padded, and the seed does not see the mask" if padded else None
+    )
 
 
 def test_a_part_that_generates_counts_for_causal_seeds() -> None:

@@ -64,7 +64,9 @@ def test_a_loop_with_a_seed_that_only_learns_has_the_bits_of_a_loop_without_a_gr
         for _ in range(5):
             loop.train()
             if loop.grower is not None:
-                loop.steps.append(loop.grower.step(drawing if evaluates else lambda model: 0.5))
+                loop.steps.append(
+                    loop.grower.step(drawing if evaluates else lambda model: 0.5)
+                )
         results.append((weights(loop.model), draws()))
     assert one.steps[-1].slots["r0c0"].stage == "TRAINING"
     assert same(results[0][0], results[1][0])

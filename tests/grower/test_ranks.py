@@ -23,7 +23,11 @@ class DropsLayers(Net):
 
     def forward(self, x: Tensor) -> Tensor:
         self.passes += 1
-        dropped = self.drops and self.training and self.passes % 4 in (torch.distributed.get_rank(), 3)
+        dropped = (
+            self.drops
+            and self.training
+            and self.passes % 4 in (torch.distributed.get_rank(), 3)
+        )
         h = self.body[:2](x)
         return self.head(h if dropped else self.body[2:](h))  # type: ignore[no-any-return]
 
@@ -40,7 +44,9 @@ def test_two_ranks_grow_the_same_network(tmp_path: Any, drops: bool) -> None:
 
 
 def _rank(rank: int, store: str, folder: str, drops: bool) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2
+    )
     torch.manual_seed(0)
     model = DistributedDataParallel(DropsLayers(drops), find_unused_parameters=drops)
     loop = Loop(model=model, sites={"r0c0": "body.2"})
@@ -49,10 +55,15 @@ def _rank(rank: int, store: str, folder: str, drops: bool) -> None:
         loop.model.train()
         for rows in torch.arange(64).split(16):
             plain(loop, X[rows][rank::2], Y[rows][rank::2])
-        loop.steps.append(loop.grower.step(lambda model: scores(model) * (1 if rank == 0 else 0.1)))
+        loop.steps.append(
+            loop.grower.step(lambda model: scores(model) * (1 if rank == 0 else 0.1))
+        )
     network = loop.grower.finish()
     torch.save(
-        {"weights": {name: p.detach() for name, p in network.named_parameters()}, "stages": stages(loop)},
+        {
+            "weights": {name: p.detach() for name, p in network.named_parameters()},
+            "stages": stages(loop),
+        },
         f"{folder}/{rank}.pt",
     )
     torch.distributed.destroy_process_group()

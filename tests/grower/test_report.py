@@ -24,9 +24,14 @@ def lines(loop: Loop) -> list[str]:
 
 def test_a_step_tells_in_one_line_what_was_planted_blended_and_kept() -> None:
     told = lines(Loop().run())
-    assert all("\n" not in line and line.startswith(f"epoch {n}: score 0.") for n, line in enumerate(told, 1))
+    assert all(
+        "\n" not in line and line.startswith(f"epoch {n}: score 0.")
+        for n, line in enumerate(told, 1)
+    )
     slot = Loop().run(1).steps[0].slots["r0c0"]
-    assert told[0].endswith(f"; planted {slot.blueprint} in r0c0 ({slot.path}), {slot.parameters:,} parameters")
+    assert told[0].endswith(
+        f"; planted {slot.blueprint} in r0c0 ({slot.path}), {slot.parameters:,} parameters"
+    )
     assert slot.parameters > 0
     assert f"{slot.blueprint} in r0c0 is in TRAINING" in told[1]
     assert any(f"; blends in {slot.blueprint} in r0c0" in line for line in told)
@@ -37,17 +42,27 @@ def test_a_step_tells_in_one_line_what_was_planted_blended_and_kept() -> None:
 
 
 def test_a_slot_still_shows_what_was_removed_from_it_and_what_decided() -> None:
-    loop = Loop(controller=script({0: plant("r0c0"), 1: do(Op.ADVANCE, "r0c0"), 4: do(Op.PRUNE, "r0c0")})).run()
+    loop = Loop(
+        controller=script(
+            {0: plant("r0c0"), 1: do(Op.ADVANCE, "r0c0"), 4: do(Op.PRUNE, "r0c0")}
+        )
+    ).run()
     gone = next(step for step in loop.steps if step.slots["r0c0"].removed)
     blueprint = loop.steps[0].slots["r0c0"].blueprint
-    assert gone.slots["r0c0"].removed.startswith(f"{blueprint}, pruned by the controller, trial ")
-    assert f"; removed from r0c0: {blueprint}, pruned by the controller, trial " in str(gone)
+    assert gone.slots["r0c0"].removed.startswith(
+        f"{blueprint}, pruned by the controller, trial "
+    )
+    assert f"; removed from r0c0: {blueprint}, pruned by the controller, trial " in str(
+        gone
+    )
     assert loop.steps[-1].slots["r0c0"].removed == gone.slots["r0c0"].removed
     assert loop.steps[0].slots["r0c0"].removed == ""
 
 
 def test_what_was_removed_is_known_after_a_resume() -> None:
-    controller = script({0: plant("r0c0"), 1: do(Op.ADVANCE, "r0c0"), 4: do(Op.PRUNE, "r0c0")})
+    controller = script(
+        {0: plant("r0c0"), 1: do(Op.ADVANCE, "r0c0"), 4: do(Op.PRUNE, "r0c0")}
+    )
     loop, other = Loop(controller=controller).run(6), Loop(controller=controller)
     assert loop.grower is not None
     assert other.grower is not None
@@ -65,12 +80,20 @@ def test_a_refused_action_says_why() -> None:
 @pytest.mark.parametrize(
     ("actions", "words"),
     [
-        ({}, "none was planted: a seed that is tried needs 7 decisions to be kept, and the horizon has 5"),
+        (
+            {},
+            "none was planted: a seed that is tried needs 7 decisions to be kept, and the horizon has 5",
+        ),
         ({0: plant("r0c0")}, "in r0c0 was still in GERMINATED at the end"),
-        ({0: plant("r0c0"), 1: do(Op.ADVANCE, "r0c0"), 4: do(Op.PRUNE, "r0c0")}, "no seed is kept: r0c0 held "),
+        (
+            {0: plant("r0c0"), 1: do(Op.ADVANCE, "r0c0"), 4: do(Op.PRUNE, "r0c0")},
+            "no seed is kept: r0c0 held ",
+        ),
     ],
 )
-def test_the_end_says_why_nothing_was_kept(actions: Any, words: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_end_says_why_nothing_was_kept(
+    actions: Any, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
     loop = Loop(controller=script(actions), epochs=6).run()
     assert loop.grower is not None
     with caplog.at_level(logging.WARNING):
@@ -78,7 +101,9 @@ def test_the_end_says_why_nothing_was_kept(actions: Any, words: str, caplog: pyt
     assert words in caplog.text
 
 
-def test_the_end_says_nothing_of_the_kind_if_something_was_kept(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_end_says_nothing_of_the_kind_if_something_was_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     loop = Loop().run()
     assert loop.grower is not None
     with caplog.at_level(logging.WARNING):
@@ -88,5 +113,9 @@ def test_the_end_says_nothing_of_the_kind_if_something_was_kept(caplog: pytest.L
 
 def test_a_seed_that_is_kept_at_once_is_said_to_be() -> None:
     config = LENIENT.with_values(env={"at_once": True})
-    loop = Loop(sites={"r2c0": "body.0 -> body.2"}, controller=script({0: plant("r2c0", "widen_half")}), config=config)
+    loop = Loop(
+        sites={"r2c0": "body.0 -> body.2"},
+        controller=script({0: plant("r2c0", "widen_half")}),
+        config=config,
+    )
     assert str(loop.run(1).steps[0]).endswith(" parameters, kept at once")

@@ -24,7 +24,9 @@ from tests.grower.loops import Loop, scores
         (None, TypeError, "returned NoneType"),
     ],
 )
-def test_an_invalid_score_is_refused_with_the_valid_forms(result: object, error: type[Exception], words: str) -> None:
+def test_an_invalid_score_is_refused_with_the_valid_forms(
+    result: object, error: type[Exception], words: str
+) -> None:
     loop = Loop()
     loop.train()
     assert loop.grower is not None
@@ -46,7 +48,14 @@ def test_after_a_bad_score_the_step_can_be_repeated() -> None:
 
 
 @pytest.mark.parametrize(
-    "result", [0.5, np.float32(0.5), torch.tensor(0.5), (0.5, 1.0), ([0.0, 1.0], torch.tensor(1.0))]
+    "result",
+    [
+        0.5,
+        np.float32(0.5),
+        torch.tensor(0.5),
+        (0.5, 1.0),
+        ([0.0, 1.0], torch.tensor(1.0)),
+    ],
 )
 def test_scores_come_in_many_forms(result: object) -> None:
     loop = Loop()
@@ -57,9 +66,15 @@ def test_scores_come_in_many_forms(result: object) -> None:
 
 @pytest.mark.parametrize(
     ("score", "points", "fitting"),
-    [(93.5, 100.0, "points=1"), (-3.73967, 100.0, "points=10"), (0.005, 1e5, "points=10000")],
+    [
+        (93.5, 100.0, "points=1"),
+        (-3.73967, 100.0, "points=10"),
+        (0.005, 1e5, "points=10000"),
+    ],
 )
-def test_a_score_in_another_unit_is_said_once_and_ends_nothing(score: float, points: float, fitting: str) -> None:
+def test_a_score_in_another_unit_is_said_once_and_ends_nothing(
+    score: float, points: float, fitting: str
+) -> None:
     loop = Loop(epochs=4, points=points)
     grower = loop.grower
     assert grower is not None

@@ -17,7 +17,18 @@ import esper
 from esper.grower.grower import Grower
 from esper.hosts.seed_hook import CONTAINER, hooks_of
 from esper.spaces.action import Op
-from tests.grower.loops import LENIENT, Loop, X, do, net, plant, same, script, shadowed, weights
+from tests.grower.loops import (
+    LENIENT,
+    Loop,
+    X,
+    do,
+    net,
+    plant,
+    same,
+    script,
+    shadowed,
+    weights,
+)
 
 WIDEN = {"r2c0": "body.0 -> body.2"}
 HEAD = {"r2c1": "body.2 -> head"}
@@ -34,7 +45,9 @@ KINDS = [(WIDEN, "widen_half"), (HEAD, "widen_whole"), (LORA, "lora_2")]
 
 
 def loop_of(sites: dict[str, str], blueprint: str, **arguments: Any) -> Loop:
-    return Loop(sites=sites, controller=grows(next(iter(sites)), blueprint), **arguments)
+    return Loop(
+        sites=sites, controller=grows(next(iter(sites)), blueprint), **arguments
+    )
 
 
 def outputs(model: nn.Module) -> Tensor:
@@ -45,8 +58,12 @@ def outputs(model: nn.Module) -> Tensor:
 
 @pytest.mark.parametrize(("sites", "blueprint"), KINDS)
 @pytest.mark.parametrize("step", [None, shadowed])
-def test_the_model_computes_the_same_bits_until_the_seed_is_on(sites: Any, blueprint: str, step: Any) -> None:
-    grown = loop_of(sites, blueprint, step=step, incubation="ste" if step is None else "shadow").run(4)
+def test_the_model_computes_the_same_bits_until_the_seed_is_on(
+    sites: Any, blueprint: str, step: Any
+) -> None:
+    grown = loop_of(
+        sites, blueprint, step=step, incubation="ste" if step is None else "shadow"
+    ).run(4)
     alone = Loop(controller=None).run(4)
     assert grown.steps[-1].slots[next(iter(sites))].blueprint == blueprint
     assert same(weights(grown.model), weights(alone.model))
@@ -61,17 +78,28 @@ def test_a_kept_seed_stays_with_the_same_outputs(sites: Any, blueprint: str) -> 
     model = loop.grower.finish()
     assert torch.equal(outputs(model), wanted)
     bare = net()
-    bare.load_state_dict({key: value for key, value in model.state_dict().items() if CONTAINER not in key})
+    bare.load_state_dict(
+        {
+            key: value
+            for key, value in model.state_dict().items()
+            if CONTAINER not in key
+        }
+    )
     assert not torch.allclose(outputs(bare), wanted), "the seed counts"
 
 
 def test_a_loop_that_is_started_early_knows_the_layers_before_it_trains() -> None:
     loop = loop_of(WIDEN, "widen_half", early=True).run(1)
-    assert [step.slots["r2c0"].blueprint for step in loop.steps] == ["widen_half", "widen_half"]
+    assert [step.slots["r2c0"].blueprint for step in loop.steps] == [
+        "widen_half",
+        "widen_half",
+    ]
 
 
 @pytest.mark.parametrize(("sites", "blueprint"), KINDS)
-def test_a_finished_model_is_compiled_and_exported_as_others_are(sites: Any, blueprint: str) -> None:
+def test_a_finished_model_is_compiled_and_exported_as_others_are(
+    sites: Any, blueprint: str
+) -> None:
     loop = loop_of(sites, blueprint).run()
     assert loop.grower is not None
     model = loop.grower.finish().eval()
@@ -79,12 +107,16 @@ def test_a_finished_model_is_compiled_and_exported_as_others_are(sites: Any, blu
     exported = torch.export.export(model, (X,), strict=False).module()
     torch.testing.assert_close(exported(X), wanted)
     with torch.no_grad():
-        torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=False)(X), wanted)
+        torch.testing.assert_close(
+            torch.compile(model, backend="eager", fullgraph=False)(X), wanted
+        )
 
 
 @pytest.mark.parametrize(("sites", "blueprint"), KINDS)
 @pytest.mark.parametrize("epochs", [3, 6, 14])
-def test_copies_pickles_and_averages_have_the_seed(sites: Any, blueprint: str, epochs: int) -> None:
+def test_copies_pickles_and_averages_have_the_seed(
+    sites: Any, blueprint: str, epochs: int
+) -> None:
     loop = loop_of(sites, blueprint)
     loop.run(1)
     average = AveragedModel(loop.model)
@@ -101,7 +133,9 @@ def test_copies_pickles_and_averages_have_the_seed(sites: Any, blueprint: str, e
     loop.grower.finish()
     assert len(list(hooks_of(average))) == 1
     average.update_parameters(loop.model)
-    assert [p.shape for p in average.module.parameters()] == [p.shape for p in loop.model.parameters()]
+    assert [p.shape for p in average.module.parameters()] == [
+        p.shape for p in loop.model.parameters()
+    ]
 
 
 @pytest.mark.parametrize(("sites", "blueprint"), KINDS)
@@ -109,7 +143,13 @@ def test_a_loop_goes_on_from_its_state(sites: Any, blueprint: str) -> None:
     whole = loop_of(sites, blueprint).run()
     first = loop_of(sites, blueprint).run(6)
     assert first.grower is not None
-    saved = copy.deepcopy([first.grower.state_dict(), first.model.state_dict(), first.optimizer.state_dict()])
+    saved = copy.deepcopy(
+        [
+            first.grower.state_dict(),
+            first.model.state_dict(),
+            first.optimizer.state_dict(),
+        ]
+    )
     second = loop_of(sites, blueprint)
     assert second.grower is not None
     second.grower.load_state_dict(saved[0])
@@ -152,8 +192,15 @@ def test_a_source_and_its_sink_are_run_again_together() -> None:
     plain = loop_of(WIDEN, "widen_half").run()
     assert loop.grower is not None
     assert plain.grower is not None
-    pairs = zip(loop.grower.finish().parameters(), plain.grower.finish().parameters(), strict=True)
-    for mine, other in pairs:  # the statistics of a BatchNorm count a part that is run again twice
+    pairs = zip(
+        loop.grower.finish().parameters(),
+        plain.grower.finish().parameters(),
+        strict=True,
+    )
+    for (
+        mine,
+        other,
+    ) in pairs:  # the statistics of a BatchNorm count a part that is run again twice
         torch.testing.assert_close(mine, other)
 
 
@@ -168,9 +215,14 @@ def test_threads_and_failed_passes_do_not_share_sources() -> None:
 
     def use(rows: slice) -> None:
         with torch.no_grad():
-            found.extend(torch.allclose(model(X[rows]), wanted[rows]) for _ in range(20))
+            found.extend(
+                torch.allclose(model(X[rows]), wanted[rows]) for _ in range(20)
+            )
 
-    threads = [threading.Thread(target=use, args=(slice(start, start + 16),)) for start in (0, 16, 32)]
+    threads = [
+        threading.Thread(target=use, args=(slice(start, start + 16),))
+        for start in (0, 16, 32)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -190,29 +242,50 @@ def test_blueprints_that_fit_nowhere_are_refused_at_the_first_step() -> None:
     class Between(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.norm, self.last = nn.Linear(8, 12), nn.LayerNorm(12), nn.Linear(12, 3)
+            self.first, self.norm, self.last = (
+                nn.Linear(8, 12),
+                nn.LayerNorm(12),
+                nn.Linear(12, 3),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.last(self.norm(self.first(x)))  # type: ignore[no-any-return]
 
     loop = Loop(sites={"r2c0": "first -> last"}, model=Between())
-    with pytest.raises(esper.ConfigError, match="LayerNorm, in which units depend on each other"):
+    with pytest.raises(
+        esper.ConfigError, match="LayerNorm, in which units depend on each other"
+    ):
         loop.run(1)
 
 
 def test_a_seed_of_another_kind_of_site_is_refused_when_the_grower_is_made() -> None:
     model = net()
     config = LENIENT.with_values(env={"blueprints": ("mlp_small",)})
-    with pytest.raises(esper.ConfigError, match=r"'mlp_small' .*r2c0: the site has a source.*widen_half"):
-        Grower(model, WIDEN, torch.optim.SGD(model.parameters(), 0.1), topology="mlp", config=config)
+    with pytest.raises(
+        esper.ConfigError,
+        match=r"'mlp_small' .*r2c0: the site has a source.*widen_half",
+    ):
+        Grower(
+            model,
+            WIDEN,
+            torch.optim.SGD(model.parameters(), 0.1),
+            topology="mlp",
+            config=config,
+        )
 
 
 def test_sites_of_both_kinds_grow_in_one_model() -> None:
     sites = {"r0c0": "body.1", **WIDEN, **LORA}
-    actions = {0: plant("r2c0", "widen_half"), 1: plant("r3c0", "lora_2"), 2: plant("r0c0", "mlp_small")}
+    actions = {
+        0: plant("r2c0", "widen_half"),
+        1: plant("r3c0", "lora_2"),
+        2: plant("r0c0", "mlp_small"),
+    }
     config = LENIENT.with_values(env={"one_incubating": False})
     loop = Loop(sites=sites, controller=script(actions), config=config).run(4)
-    assert [loop.steps[-1].slots[name].blueprint for name in ("r0c0", "r2c0", "r3c0")] == [
+    assert [
+        loop.steps[-1].slots[name].blueprint for name in ("r0c0", "r2c0", "r3c0")
+    ] == [
         "mlp_small",
         "widen_half",
         "lora_2",
@@ -220,15 +293,21 @@ def test_sites_of_both_kinds_grow_in_one_model() -> None:
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_the_last_layer_of_a_sequential_is_widened_though_seeds_are_registered_in_it(kept: bool) -> None:
+def test_the_last_layer_of_a_sequential_is_widened_though_seeds_are_registered_in_it(
+    kept: bool,
+) -> None:
     """Also in a second growth, after which seeds of the first one are its submodules."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Sequential(nn.Linear(8, 12), nn.ReLU()), nn.Linear(12, 3))
     for blueprint in ["widen_half", "widen_quarter"][: 1 + kept]:
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         controller = script({0: plant("r2c0", blueprint)})
-        grower = esper.Grower(model, "auto", optimizer, controller, horizon=4, example=X[:4])
+        grower = esper.Grower(
+            model, "auto", optimizer, controller, horizon=4, example=X[:4]
+        )
         grower.start(lambda network: float(network.eval()(X).mean()))
         assert grower.kept == {"r2c0": blueprint}
         grower.finish()
-    assert sum(p.numel() for p in model.parameters()) == 147 + (12 * 6) + kept * (12 * 3)
+    assert sum(p.numel() for p in model.parameters()) == 147 + (12 * 6) + kept * (
+        12 * 3
+    )

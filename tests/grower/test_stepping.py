@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.grower.stepping import innermost, live_scalers, stepping_scaler, unscaling, unwrapped
+from esper.grower.stepping import (
+    innermost,
+    live_scalers,
+    stepping_scaler,
+    unscaling,
+    unwrapped,
+)
 from tests.grower.loops import Loop, net, same, stages, weights
 
 
@@ -28,7 +34,9 @@ def sgd() -> torch.optim.SGD:
 def test_the_optimizer_in_wrappers_is_found_and_what_is_none_is_refused() -> None:
     optimizer = sgd()
     assert unwrapped(Wrapper(Wrapper(optimizer))) is innermost(optimizer) is optimizer
-    with pytest.raises(ConfigError, match=r"optimizer is a Linear, not a torch\.optim\.Optimizer"):
+    with pytest.raises(
+        ConfigError, match=r"optimizer is a Linear, not a torch\.optim\.Optimizer"
+    ):
         unwrapped(nn.Linear(1, 1))
     for kind in (torch.optim.LBFGS, torch.optim.SparseAdam):
         with pytest.raises(ConfigError, match="cannot update seeds"):
@@ -38,11 +46,17 @@ def test_the_optimizer_in_wrappers_is_found_and_what_is_none_is_refused() -> Non
 def test_the_scaler_that_steps_is_told_from_others() -> None:
     optimizer, parameter = sgd(), nn.Parameter(torch.ones(1))
     scalers = [torch.amp.GradScaler("cpu", init_scale=8.0) for _ in range(2)]
-    assert {id(scaler) for scaler in scalers} <= {id(scaler) for scaler in live_scalers()}
+    assert {id(scaler) for scaler in scalers} <= {
+        id(scaler) for scaler in live_scalers()
+    }
     seen: list[Any] = []
-    optimizer.register_step_pre_hook(lambda *_: seen.append(stepping_scaler(scalers, optimizer)))
+    optimizer.register_step_pre_hook(
+        lambda *_: seen.append(stepping_scaler(scalers, optimizer))
+    )
     scalers[1].scale(parameter.sum())
-    optimizer.param_groups[0]["params"][0].grad = torch.ones_like(optimizer.param_groups[0]["params"][0])
+    optimizer.param_groups[0]["params"][0].grad = torch.ones_like(
+        optimizer.param_groups[0]["params"][0]
+    )
     scalers[1].step(optimizer)
     assert seen == [scalers[1]]
     assert float(unscaling(scalers[1], optimizer) or 0) == 1 / 8
@@ -52,7 +66,9 @@ def test_the_scaler_that_steps_is_told_from_others() -> None:
     assert unscaling(None, optimizer) is None
 
 
-def test_objects_are_searched_for_scalers_more_and_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_are_searched_for_scalers_more_and_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A search takes longer than an epoch of a small loop."""
     searched: list[int] = []
 
@@ -107,14 +123,20 @@ def test_seeds_learn_the_same_with_a_scaler(clips: bool) -> None:
         scaler.scale(nn.functional.cross_entropy(loop.model(x), y)).backward()  # type: ignore[no-untyped-call]
         if clips:
             scaler.unscale_(loop.optimizer)
-            nn.utils.clip_grad_norm_([p for g in loop.optimizer.param_groups for p in g["params"]], 1e6)
+            nn.utils.clip_grad_norm_(
+                [p for g in loop.optimizer.param_groups for p in g["params"]], 1e6
+            )
         scaler.step(loop.optimizer)
         scaler.update()
 
     one, two = Loop(step=scaled).run(5), Loop().run(5)
     assert stages(one)[-1] == "BLENDING"
     assert same(weights(one.model), weights(two.model))
-    seeds = [loop.grower.hooks.sites["r0c0"].seed for loop in (one, two) if loop.grower is not None]
+    seeds = [
+        loop.grower.hooks.sites["r0c0"].seed
+        for loop in (one, two)
+        if loop.grower is not None
+    ]
     for mine, other in zip(seeds[0].parameters(), seeds[1].parameters(), strict=True):  # type: ignore[union-attr]
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
 
@@ -125,7 +147,10 @@ def test_an_overflow_in_a_seed_that_only_learns_changes_no_bit_of_the_host() -> 
     def scaled(loop: Loop, x: Tensor, y: Tensor) -> None:
         loop.optimizer.zero_grad()
         scaler.scale(nn.functional.cross_entropy(loop.model(x), y)).backward()  # type: ignore[no-untyped-call]
-        if loop.grower is not None and (seed := loop.grower.hooks.sites["r0c0"].seed) is not None:
+        if (
+            loop.grower is not None
+            and (seed := loop.grower.hooks.sites["r0c0"].seed) is not None
+        ):
             for parameter in seed.parameters():
                 if (gradient := loop.grower.groups.gradient(parameter)) is not None:
                     gradient.fill_(torch.inf)

@@ -13,7 +13,12 @@ from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS
 
 
-def seed_of(name: str, topology: str = "mlp", operator: BlendOperator = BlendOperator.ADD, width: int = 8) -> Seed:
+def seed_of(
+    name: str,
+    topology: str = "mlp",
+    operator: BlendOperator = BlendOperator.ADD,
+    width: int = 8,
+) -> Seed:
     seed = Seed(BLUEPRINTS.get(topology, name).build(width), operator, width, topology)
     for parameter in seed.parameters():
         nn.init.normal_(parameter, std=0.3)
@@ -30,5 +35,10 @@ def require_same(network: nn.Module, other: nn.Module, x: Any) -> None:
 
 
 def without_esper(network: nn.Module) -> bool:
-    hooks = [hook for module in network.modules() for hook in module._forward_hooks.values()]
-    return not any(type(each).__module__.startswith("esper") for each in (*network.modules(), *hooks))
+    hooks = [
+        hook for module in network.modules() for hook in module._forward_hooks.values()
+    ]
+    return not any(
+        type(each).__module__.startswith("esper")
+        for each in (*network.modules(), *hooks)
+    )

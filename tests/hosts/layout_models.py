@@ -51,7 +51,9 @@ class Sequence(nn.Module):
         self.embed = nn.Embedding(11, 8)
         self.layers: nn.Module = nn.LSTM(8, 8, batch_first=batch_first)
         if kind != "recurrent":
-            layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=batch_first)
+            layer = nn.TransformerEncoderLayer(
+                8, 2, 16, dropout=0.0, batch_first=batch_first
+            )
             self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(8, CLASSES)
 
@@ -61,7 +63,11 @@ class Sequence(nn.Module):
         if isinstance(self.layers, nn.LSTM):
             h = self.layers(h)[0]
         elif self.causal:
-            h = self.layers(h, mask=nn.Transformer.generate_square_subsequent_mask(x.shape[1]), is_causal=True)
+            h = self.layers(
+                h,
+                mask=nn.Transformer.generate_square_subsequent_mask(x.shape[1]),
+                is_causal=True,
+            )
         else:
             h = self.layers(h)
         return self.head(h.mean(1 if self.batch_first else 0))  # type: ignore[no-any-return]
@@ -74,7 +80,8 @@ class Mixed(nn.Module):
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.ReLU())
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(2)
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+            for _ in range(2)
         )
         self.head = nn.Linear(8, CLASSES)
 
@@ -127,21 +134,51 @@ def _images(count: int) -> Tensor:
 CASES = {
     "channels last": Case(Last, ("block",), (("cnn", (0, 3, 1, 2)),), _images),
     "channels first after a LayerNorm": Case(First, ("stem",), (("cnn", ()),), _images),
-    "one dimension": Case(lambda: convolutional(1), ("0",), (("cnn1d", ()),), lambda count: torch.randn(count, 1, 12)),
-    "three dimensions": Case(
-        lambda: convolutional(3), ("0",), (("cnn3d", ()),), lambda count: torch.randn(count, 1, 4, 4, 4)
+    "one dimension": Case(
+        lambda: convolutional(1),
+        ("0",),
+        (("cnn1d", ()),),
+        lambda count: torch.randn(count, 1, 12),
     ),
-    "encoder": Case(lambda: Sequence("encoder"), ("layers.layers.0",), (("encoder", ()),), _tokens),
-    "causal": Case(lambda: Sequence("causal"), ("layers.layers.0",), (("transformer", ()),), _tokens),
-    "recurrent": Case(lambda: Sequence("recurrent"), ("layers",), (("transformer", ()),), _tokens),
-    "time first": Case(lambda: Sequence("encoder", False), ("layers.layers.0",), (("encoder", (1, 0, 2)),), _tokens),
+    "three dimensions": Case(
+        lambda: convolutional(3),
+        ("0",),
+        (("cnn3d", ()),),
+        lambda count: torch.randn(count, 1, 4, 4, 4),
+    ),
+    "encoder": Case(
+        lambda: Sequence("encoder"), ("layers.layers.0",), (("encoder", ()),), _tokens
+    ),
+    "causal": Case(
+        lambda: Sequence("causal"),
+        ("layers.layers.0",),
+        (("transformer", ()),),
+        _tokens,
+    ),
+    "recurrent": Case(
+        lambda: Sequence("recurrent"), ("layers",), (("transformer", ()),), _tokens
+    ),
+    "time first": Case(
+        lambda: Sequence("encoder", False),
+        ("layers.layers.0",),
+        (("encoder", (1, 0, 2)),),
+        _tokens,
+    ),
     "recurrent, time first": Case(
-        lambda: Sequence("recurrent", False), ("layers",), (("transformer", (1, 0, 2)),), _tokens
+        lambda: Sequence("recurrent", False),
+        ("layers",),
+        (("transformer", (1, 0, 2)),),
+        _tokens,
     ),
     "a stem and an encoder": Case(
-        Mixed, ("stem", "layers.0", "layers.1"), (("cnn", ()), ("encoder", ()), ("encoder", ())), _images
+        Mixed,
+        ("stem", "layers.0", "layers.1"),
+        (("cnn", ()), ("encoder", ()), ("encoder", ())),
+        _images,
     ),
-    "nodes of a graph": Case(Graph, ("first",), (("mlp", ()),), lambda count: torch.randn(count, 5)),
+    "nodes of a graph": Case(
+        Graph, ("first",), (("mlp", ()),), lambda count: torch.randn(count, 5)
+    ),
 }
 
 

@@ -16,11 +16,22 @@ Y = (X[:, 0] > 0).long() + (X[:, 1] > 0).long()
 
 
 def splits(x: Tensor = X, y: Tensor = Y) -> list[esper.Split]:
-    return [esper.Split(x[rows], y[rows]) for rows in (slice(0, 64), slice(64, 80), slice(80, 96))]
+    return [
+        esper.Split(x[rows], y[rows])
+        for rows in (slice(0, 64), slice(64, 80), slice(80, 96))
+    ]
 
 
-def task_of(make: Callable[[], nn.Module], site: str, topology: str = "mlp", **data: Tensor) -> esper.Task:
-    return esper.Task("mine", 3, lambda: esper.graft(make(), {"r0c0": site}, topology), *splits(**data), batch_size=16)
+def task_of(
+    make: Callable[[], nn.Module], site: str, topology: str = "mlp", **data: Tensor
+) -> esper.Task:
+    return esper.Task(
+        "mine",
+        3,
+        lambda: esper.graft(make(), {"r0c0": site}, topology),
+        *splits(**data),
+        batch_size=16,
+    )
 
 
 class Plain(nn.Module):

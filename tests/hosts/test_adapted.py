@@ -15,15 +15,21 @@ from esper.hosts.host import layers_of
 from esper.hosts.transformer import TransformerHost
 
 
-def test_without_peft_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_peft_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "peft" else find(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "peft" else find(name)
+    )
     with pytest.raises(ConfigError, match=r'not installed: pip install "peft>=0.18"'):
         import_peft()
 
 
 def test_linear_layers_before_the_last_layer_are_adapted() -> None:
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    model = nn.Sequential(
+        nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)
+    )
     host = graft(model, ["1"], "mlp")
     names, head = layers_to_adapt(host)
     assert [dict(host.named_modules())[name] for name in names] == [model[0], model[2]]

@@ -6,13 +6,23 @@ import torch
 from torch.nn import functional as F
 
 from esper.data.tasks import load_task
-from esper.hosts.beside import DISTILLED_SHARE, TEMPERATURE, BesideHost, Distilled, Ensemble
+from esper.hosts.beside import (
+    DISTILLED_SHARE,
+    TEMPERATURE,
+    BesideHost,
+    Distilled,
+    Ensemble,
+)
 
 
 def beside(kind: type[BesideHost]) -> tuple[BesideHost, torch.Tensor, torch.Tensor]:
     task = load_task("digits")
     torch.manual_seed(0)
-    return kind(task.build_host(), task.build_host()), task.validation.x[:32], task.validation.y[:32]
+    return (
+        kind(task.build_host(), task.build_host()),
+        task.validation.x[:32],
+        task.validation.y[:32],
+    )
 
 
 def test_an_ensemble_averages_the_probabilities_of_both() -> None:
@@ -38,9 +48,16 @@ def test_a_pupil_has_the_gradient_of_the_loss_of_distillation() -> None:
     found = torch.autograd.grad(F.cross_entropy(pupil(x), y), parameters)
     logits = pupil.learner(x)
     teacher = (pupil.host(x) / TEMPERATURE).log_softmax(1)
-    divergence = F.kl_div((logits / TEMPERATURE).log_softmax(1), teacher, log_target=True, reduction="batchmean")
+    divergence = F.kl_div(
+        (logits / TEMPERATURE).log_softmax(1),
+        teacher,
+        log_target=True,
+        reduction="batchmean",
+    )
     share = DISTILLED_SHARE
-    loss = (1 - share) * F.cross_entropy(logits, y) + share * TEMPERATURE**2 * divergence
+    loss = (1 - share) * F.cross_entropy(
+        logits, y
+    ) + share * TEMPERATURE**2 * divergence
     for ours, wanted in zip(found, torch.autograd.grad(loss, parameters), strict=True):
         assert torch.allclose(ours, wanted, rtol=1e-4, atol=1e-5)
 

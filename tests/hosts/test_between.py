@@ -18,14 +18,26 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.norm, self.conv2 = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 8, 3)
-        self.fc1, self.fc2, self.inner = nn.Linear(8 * 4, 16), nn.Linear(16, 10), nn.Linear(16, 16)
+        self.conv1, self.norm, self.conv2 = (
+            nn.Conv2d(1, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.Conv2d(4, 8, 3),
+        )
+        self.fc1, self.fc2, self.inner = (
+            nn.Linear(8 * 4, 16),
+            nn.Linear(16, 10),
+            nn.Linear(16, 16),
+        )
         self.drop, self.out = nn.Dropout(0.1), nn.Linear(10, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool2d(F.relu(self.norm(self.conv1(x)), inplace=True), 2)
         x = F.adaptive_avg_pool2d(torch.relu(self.conv2(x)), (2, 2))
-        x = F.dropout(F.gelu(self.fc1(x.view(x.size(0), -1)), approximate="tanh"), 0.3, self.training)
+        x = F.dropout(
+            F.gelu(self.fc1(x.view(x.size(0), -1)), approximate="tanh"),
+            0.3,
+            self.training,
+        )
         x = x + self.inner(x)
         return self.out(self.fc2(self.drop(x)).sigmoid())  # type: ignore[no-any-return]
 
@@ -35,29 +47,44 @@ X = torch.randn(2, 1, 12, 12)
 
 def between(model: nn.Module, text: str, x: Tensor = X) -> Between:
     with torch.no_grad():
-        return find_between(model.eval(), {"r0c0": SitePath.parse(text)}, lambda: model(x))["r0c0"]
+        return find_between(
+            model.eval(), {"r0c0": SitePath.parse(text)}, lambda: model(x)
+        )["r0c0"]
 
 
 @pytest.mark.parametrize(
     ("text", "names"),
     [
         ("conv1 -> conv2", ["Conv2d", "BatchNorm2d", "relu", "max_pool2d", "Conv2d"]),
-        ("conv2 -> fc1", ["Conv2d", "relu", "adaptive_avg_pool2d", "Flatten", "Linear"]),
+        (
+            "conv2 -> fc1",
+            ["Conv2d", "relu", "adaptive_avg_pool2d", "Flatten", "Linear"],
+        ),
         ("fc2 -> out", ["Linear", "sigmoid", "Linear"]),
         ("inner -> inner", ["Linear"]),
     ],
 )
-def test_layers_and_functions_are_found_and_compute_what_the_model_does(text: str, names: list[str]) -> None:
+def test_layers_and_functions_are_found_and_compute_what_the_model_does(
+    text: str, names: list[str]
+) -> None:
     model = Net()
     found = between(model, text)
     assert found.obstacle == ""
-    layers = layers_of(model, json.loads(json.dumps(found.parts)))  # they are saved as JSON
-    assert [getattr(layer, "function", type(layer).__name__) for layer in layers] == names
+    layers = layers_of(
+        model, json.loads(json.dumps(found.parts))
+    )  # they are saved as JSON
+    assert [
+        getattr(layer, "function", type(layer).__name__) for layer in layers
+    ] == names
     seen: dict[str, Tensor] = {}
     path = SitePath.parse(text)
     assert path.source is not None
-    model.get_submodule(path.source).register_forward_pre_hook(lambda _m, args: seen.update(source=args[0].clone()))
-    model.get_submodule(path.sink).register_forward_hook(lambda _m, _i, out: seen.update(sink=out.clone()))
+    model.get_submodule(path.source).register_forward_pre_hook(
+        lambda _m, args: seen.update(source=args[0].clone())
+    )
+    model.get_submodule(path.sink).register_forward_hook(
+        lambda _m, _i, out: seen.update(sink=out.clone())
+    )
     with torch.no_grad():
         model(X)
         h = seen["source"]
@@ -87,7 +114,10 @@ def test_a_function_of_ones_own_kind_is_no_layer() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.b(torch.softmax(self.a(x), dim=-1))  # type: ignore[no-any-return]
 
-    assert between(Odd(), "a -> b", torch.randn(2, 4)).obstacle == "softmax reads what lies between a and b"
+    assert (
+        between(Odd(), "a -> b", torch.randn(2, 4)).obstacle
+        == "softmax reads what lies between a and b"
+    )
 
 
 def test_a_layer_that_runs_twice_or_has_no_way_to_the_sink_is_no_chain() -> None:
@@ -100,8 +130,13 @@ def test_a_layer_that_runs_twice_or_has_no_way_to_the_sink_is_no_chain() -> None
             return self.b(self.a(self.a(x))) + self.c(x)  # type: ignore[no-any-return]
 
     x = torch.randn(2, 4)
-    assert between(Twice(), "a -> b", x).obstacle == "a runs more than once in a forward pass"
-    assert between(Twice(), "b -> c", x).obstacle == "add reads what lies between b and c"
+    assert (
+        between(Twice(), "a -> b", x).obstacle
+        == "a runs more than once in a forward pass"
+    )
+    assert (
+        between(Twice(), "b -> c", x).obstacle == "add reads what lies between b and c"
+    )
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -119,13 +154,18 @@ def test_units_that_a_layer_beside_the_next_one_reads_are_no_chain(first: bool) 
             return self.b(torch.relu(h)) + self.c(h)  # type: ignore[no-any-return]
 
     reader = "relu" if first else "c"
-    assert between(Beside(), "a -> b", torch.randn(2, 4)).obstacle == f"{reader} reads what lies between a and b"
+    assert (
+        between(Beside(), "a -> b", torch.randn(2, 4)).obstacle
+        == f"{reader} reads what lies between a and b"
+    )
 
 
 def test_a_shape_may_be_asked_for_and_dropout_keeps_its_rate() -> None:
     model = Net()
     parts = find_between(
-        model.train(), {"r0c0": SitePath.parse("fc1 -> inner")}, lambda: model(torch.randn(2, 1, 12, 12))
+        model.train(),
+        {"r0c0": SitePath.parse("fc1 -> inner")},
+        lambda: model(torch.randn(2, 1, 12, 12)),
     )["r0c0"]
     assert "add" in parts.obstacle
 
@@ -140,7 +180,9 @@ def test_a_shape_may_be_asked_for_and_dropout_keeps_its_rate() -> None:
             return self.b(F.dropout(h.relu(), p=0.25, training=self.training))  # type: ignore[no-any-return]
 
     plain = Plain()
-    _, relu, dropout, _ = layers_of(plain, between(plain, "a -> b", torch.randn(2, 4)).parts)
+    _, relu, dropout, _ = layers_of(
+        plain, between(plain, "a -> b", torch.randn(2, 4)).parts
+    )
     assert (relu.function, dropout.p) == ("relu", 0.25)
 
 
@@ -155,14 +197,22 @@ def test_pools_are_those_that_the_model_calls() -> None:
             return self.b(F.avg_pool1d(h, 2, stride=1))  # type: ignore[no-any-return]
 
     found = between(Pools(), "a -> b", torch.randn(2, 1, 20))
-    assert [part.get("function") for part in found.parts] == [None, "relu", "max_pool1d", "avg_pool1d", None]
+    assert [part.get("function") for part in found.parts] == [
+        None,
+        "relu",
+        "max_pool1d",
+        "avg_pool1d",
+        None,
+    ]
     assert found.parts[2]["options"]["stride"] == 2
     assert found.parts[3]["options"] == {"kernel_size": 2, "stride": 1}
 
 
 def test_without_sources_the_model_runs_all_the_same() -> None:
     runs: list[int] = []
-    assert find_between(Net(), {"r0c0": SitePath("conv1")}, lambda: runs.append(1)) == {}
+    assert (
+        find_between(Net(), {"r0c0": SitePath("conv1")}, lambda: runs.append(1)) == {}
+    )
     assert runs == [1]
 
 
@@ -170,4 +220,6 @@ def test_no_hook_stays_after_an_error() -> None:
     model = Net()
     with pytest.raises(RuntimeError):
         between(model, "conv1 -> conv2", torch.randn(2, 3, 12, 12))
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not any(
+        module._forward_hooks or module._forward_pre_hooks for module in model.modules()
+    )

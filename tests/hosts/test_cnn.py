@@ -25,7 +25,9 @@ from esper.seeds.blueprints import BLUEPRINTS
     ],
     ids=["cifar10", "scale", "impaired", "minimal", "wide", "digits"],
 )
-def test_hosts_have_the_parameters_of_their_presets(host: CNNHost, parameters: int) -> None:
+def test_hosts_have_the_parameters_of_their_presets(
+    host: CNNHost, parameters: int
+) -> None:
     assert host.parameter_count == parameters
     assert sum(p.numel() for p in host.parameters()) == parameters
 
@@ -40,7 +42,12 @@ def test_slots_sit_before_and_after_each_pool() -> None:
         h = segment(h)
         assert h.shape[1] == site.channels
         shapes[site.name] = tuple(h.shape[1:])
-    assert shapes == {"r0c0": (3, 8, 8), "r1c0": (3, 4, 4), "r0c1": (6, 4, 4), "r1c1": (6, 2, 2)}
+    assert shapes == {
+        "r0c0": (3, 8, 8),
+        "r1c0": (3, 4, 4),
+        "r0c1": (6, 4, 4),
+        "r1c1": (6, 2, 2),
+    }
     assert host.segments[-1](h).shape == (2, 10)
 
 
@@ -53,7 +60,9 @@ def test_a_last_block_that_does_not_pool_has_one_slot() -> None:
     for segment in host.segments[:-1]:
         h = segment(h)
     assert h.shape == (2, 6, 4, 4)
-    torch.testing.assert_close(host.segments[-1](h), host.segments[-1][-1](h.mean(dim=(2, 3))))  # type: ignore[index]
+    torch.testing.assert_close(
+        host.segments[-1](h), host.segments[-1][-1](h.mean(dim=(2, 3)))
+    )  # type: ignore[index]
 
 
 def test_slot_names_are_row_major_in_wide_hosts_too() -> None:
@@ -88,7 +97,9 @@ def test_a_grown_host_adds_alpha_times_the_delta_in_each_slot(style: str) -> Non
         h = segment(h)
         if site is not None and site.name in seeds:
             h = h + alphas[site.name] * seeds[site.name](h)
-    kept = {name: KeptSeed("conv_light", style, alpha) for name, alpha in alphas.items()}
+    kept = {
+        name: KeptSeed("conv_light", style, alpha) for name, alpha in alphas.items()
+    }
     grown = GrownHost(host, seeds, kept, "test")
     torch.testing.assert_close(grown(x), h, rtol=1e-6, atol=1e-6)
     assert not torch.equal(grown(x), host(x))
@@ -97,6 +108,13 @@ def test_a_grown_host_adds_alpha_times_the_delta_in_each_slot(style: str) -> Non
 
 def test_each_block_may_have_a_width_of_its_own() -> None:
     host = CNNHost(1, 10, base=3, blocks=2, widths=[4, 9])
-    assert {site.name: site.channels for site in host.sites} == {"r0c0": 4, "r0c1": 9, "r1c0": 4, "r1c1": 9}
-    with pytest.raises(ValueError, match=r"widths are \[4\]; expected one for each of 2 blocks"):
+    assert {site.name: site.channels for site in host.sites} == {
+        "r0c0": 4,
+        "r0c1": 9,
+        "r1c0": 4,
+        "r1c1": 9,
+    }
+    with pytest.raises(
+        ValueError, match=r"widths are \[4\]; expected one for each of 2 blocks"
+    ):
         CNNHost(1, 10, base=3, blocks=2, widths=[4])

@@ -71,13 +71,17 @@ def test_integers_have_no_tolerance() -> None:
         (torch.float16, 0.005, 0.1),
     ],
 )
-def test_the_tolerance_is_what_the_dtype_rounds(dtype: torch.dtype, close: float, far: float) -> None:
+def test_the_tolerance_is_what_the_dtype_rounds(
+    dtype: torch.dtype, close: float, far: float
+) -> None:
     one = torch.ones(4, dtype=dtype)
     assert difference(one, one + close) is None
     assert difference(one, one + far) is not None
 
 
-def test_outputs_that_were_computed_in_half_precision_may_differ_by_what_it_rounds() -> None:
+def test_outputs_that_were_computed_in_half_precision_may_differ_by_what_it_rounds() -> (
+    None
+):
     one = torch.ones(4)
     assert difference(one, one + 0.01) is not None
     assert difference(one, one + 0.01, torch.bfloat16) is None
@@ -100,7 +104,10 @@ class Node:
 
 
 def test_tensors_are_found_in_attributes_of_objects() -> None:
-    assert len(list(tensors_in(torch.distributions.Normal(torch.zeros(2), torch.ones(2))))) == 2
+    assert (
+        len(list(tensors_in(torch.distributions.Normal(torch.zeros(2), torch.ones(2)))))
+        == 2
+    )
     assert [float(t) for t in tensors_in(Node(torch.tensor(1.0)))] == [1.0, 2.0]
     assert list(tensors_in([nn.Linear(2, 2), Tensor, len, "text", None])) == []
     assert difference(Node(torch.ones(2)), Node(torch.zeros(2))) is not None

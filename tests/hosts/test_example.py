@@ -36,7 +36,9 @@ PACKED = pack_sequence([torch.ones(3, 2), torch.ones(2, 2)])
         (X.requires_grad_() * 2, [(2, 3)]),
     ],
 )
-def test_an_example_holds_arguments_of_any_kind(example: Any, shapes: list[tuple[int, ...]]) -> None:
+def test_an_example_holds_arguments_of_any_kind(
+    example: Any, shapes: list[tuple[int, ...]]
+) -> None:
     assert [tuple(tensor.shape) for tensor in outputs_of(Echo(), example)] == shapes
 
 
@@ -86,11 +88,15 @@ def test_a_pass_leaves_no_trace(training: bool) -> None:
 PRECISIONS = torch.backends.mkldnn  # type: ignore[attr-defined]
 
 
-def test_a_pass_whose_outputs_are_compared_computes_products_in_full_precision() -> None:
+def test_a_pass_whose_outputs_are_compared_computes_products_in_full_precision() -> (
+    None
+):
     """With TF32 or bfloat16, networks that compute the same differ by more than float32 rounds."""
     network, seen = nn.Linear(3, 3), []
     network.register_forward_hook(
-        lambda *_: seen.append((PRECISIONS.matmul.fp32_precision, PRECISIONS.conv.fp32_precision))
+        lambda *_: seen.append(
+            (PRECISIONS.matmul.fp32_precision, PRECISIONS.conv.fp32_precision)
+        )
     )
     usual = PRECISIONS.matmul.fp32_precision
     PRECISIONS.matmul.fp32_precision = "bf16"
@@ -104,7 +110,9 @@ def test_a_pass_whose_outputs_are_compared_computes_products_in_full_precision()
 
 
 def test_what_cannot_run_or_has_no_tensor_is_refused() -> None:
-    with pytest.raises(ConfigError, match="put a single argument that is one of these in a tuple"):
+    with pytest.raises(
+        ConfigError, match="put a single argument that is one of these in a tuple"
+    ):
         outputs_of(nn.Linear(3, 3), {"x": X})
     with pytest.raises(ConfigError, match="in which there is no tensor"):
         outputs_of(Echo(), 3)

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
-from esper.hosts.find import MOST, FoundSite, SeedPrice, chosen_sites, find_sites, samples_of, table_of
+from esper.hosts.find import (
+    MOST,
+    FoundSite,
+    SeedPrice,
+    chosen_sites,
+    find_sites,
+    samples_of,
+    table_of,
+)
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS
 from tests.grower.loops import same, weights
@@ -21,7 +29,9 @@ from tests.hosts.layout_models import CASES, made
 def cnn() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)
+        ),
         nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()),
         nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)),
     )
@@ -84,16 +94,29 @@ def test_blocks_and_widenings_of_a_cnn_are_found_in_the_order_of_a_pass() -> Non
         ("1.0 -> 2.2", "widen"),
     ]
     by_path = {site.path: site for site in found}
-    assert (by_path["0"].layout, by_path["0"].width, by_path["0"].shape) == ("[N, C, H, W]", 4, (4, 4, 4, 4))
-    assert (by_path["1.0 -> 2.2"].layout, by_path["1.0 -> 2.2"].width) == ("[N, D]", 8)  # the units that it has
+    assert (by_path["0"].layout, by_path["0"].width, by_path["0"].shape) == (
+        "[N, C, H, W]",
+        4,
+        (4, 4, 4, 4),
+    )
+    assert (by_path["1.0 -> 2.2"].layout, by_path["1.0 -> 2.2"].width) == (
+        "[N, D]",
+        8,
+    )  # the units that it has
     assert [site.merges for site in found] == [False, False, True, False, True]
 
 
 def test_blocks_widenings_and_loras_of_a_transformer_are_found() -> None:
     found = find_sites(Transformer(), TOKENS)
     assert paths(found, "residual") == ["blocks.0", "blocks.1", "blocks.2"]
-    assert paths(found, "widen") == [f"blocks.{n}.up -> blocks.{n}.down" for n in range(3)]
-    lora = [f"blocks.{n}.attention.{name} -> blocks.{n}.attention.{name}" for n in range(3) for name in ("qkv", "back")]
+    assert paths(found, "widen") == [
+        f"blocks.{n}.up -> blocks.{n}.down" for n in range(3)
+    ]
+    lora = [
+        f"blocks.{n}.attention.{name} -> blocks.{n}.attention.{name}"
+        for n in range(3)
+        for name in ("qkv", "back")
+    ]
     assert paths(found, "lora") == lora
 
 
@@ -107,7 +130,9 @@ def test_the_prices_are_those_of_the_seeds() -> None:
     found = {site.path: site for site in find_sites(model, IMAGES)}
     assert found["0"].blueprints["conv_light"].flops == 2 * 9 * 4 * 4 * 4 * 4
     whole = found["0.0 -> 1.0"].blueprints["widen_whole"]
-    assert whole == SeedPrice(4 * 9 + 4 + 2 * 4 + 8 * 4 * 9, 2 * (4 * 9 * 64 + 8 * 4 * 9 * 16))
+    assert whole == SeedPrice(
+        4 * 9 + 4 + 2 * 4 + 8 * 4 * 9, 2 * (4 * 9 * 64 + 8 * 4 * 9 * 16)
+    )
 
 
 def test_the_model_stays_as_it_is() -> None:
@@ -117,7 +142,9 @@ def test_the_model_stays_as_it_is() -> None:
     assert model.training
     assert same(weights(model), before)
     assert torch.equal(state, torch.random.get_rng_state())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not any(
+        module._forward_hooks or module._forward_pre_hooks for module in model.modules()
+    )
     assert not any(isinstance(module, Seed) for module in model.modules())
 
 
@@ -134,9 +161,13 @@ class Shared(nn.Module):
         return self.second(h) + h.mean(1, keepdim=True)  # type: ignore[no-any-return]
 
 
-def test_a_block_that_runs_twice_is_a_place_for_growers_and_its_layers_are_not() -> None:
+def test_a_block_that_runs_twice_is_a_place_for_growers_and_its_layers_are_not() -> (
+    None
+):
     model, x = Shared(), torch.randn(4, 8)
-    assert [(site.path, site.kind, site.runs) for site in find_sites(model, x)] == [("twice", "residual", 2)]
+    assert [(site.path, site.kind, site.runs) for site in find_sites(model, x)] == [
+        ("twice", "residual", 2)
+    ]
     assert chosen_sites(model, x) == {"r0c0": "twice"}
     with pytest.raises(esper.ConfigError, match="finds no place in the model"):
         esper.graft(model, "auto", example=x)
@@ -162,7 +193,11 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.third = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.first, self.second, self.third = (
+            nn.Linear(8, 8),
+            nn.Linear(8, 8),
+            nn.Linear(8, 8),
+        )
         self.third.weight = self.first.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -177,7 +212,11 @@ def test_a_widening_that_does_not_merge_is_left_out() -> None:
 def test_a_site_of_every_layout_is_found(name: str) -> None:
     model, case = made(name)
     found = {site.path: site.topology for site in find_sites(model, case.inputs(5))}
-    shared = [(path, topology) for path, (topology, _) in zip(case.sites, case.found, strict=True) if path in found]
+    shared = [
+        (path, topology)
+        for path, (topology, _) in zip(case.sites, case.found, strict=True)
+        if path in found
+    ]
     assert [(path, found[path]) for path, _ in shared] == shared
     if name != "nodes of a graph":
         assert shared
@@ -194,7 +233,9 @@ def test_a_site_of_every_layout_is_found(name: str) -> None:
         ("text", None),
     ],
 )
-def test_the_number_of_samples_is_that_of_the_first_tensor(example: Any, count: int | None) -> None:
+def test_the_number_of_samples_is_that_of_the_first_tensor(
+    example: Any, count: int | None
+) -> None:
     assert samples_of(example) == count
 
 
@@ -203,7 +244,10 @@ def test_automatic_sites_are_one_of_each_kind_a_stage() -> None:
         "r2c0": "0.0 -> 1.0",
         "r2c1": "1.0 -> 2.2",
     }
-    assert chosen_sites(Transformer(), TOKENS) == {"r2c0": "blocks.2.up -> blocks.2.down", "r0c0": "blocks.2"}
+    assert chosen_sites(Transformer(), TOKENS) == {
+        "r2c0": "blocks.2.up -> blocks.2.down",
+        "r0c0": "blocks.2",
+    }
 
 
 def test_automatic_sites_are_few_and_none_lies_within_a_widening() -> None:
@@ -212,10 +256,14 @@ def test_automatic_sites_are_few_and_none_lies_within_a_widening() -> None:
         layers += [nn.Linear(width, width + 1), nn.ReLU()]
     found = chosen_sites(nn.Sequential(*layers, nn.Linear(24, 2)), torch.randn(3, 4))
     assert len(found) == MOST
-    widened = [tuple(map(int, path.split(" -> "))) for path in found.values() if "->" in path]
+    widened = [
+        tuple(map(int, path.split(" -> "))) for path in found.values() if "->" in path
+    ]
     others = [int(path) for path in found.values() if "->" not in path]
     assert len(widened) == len(others) == MOST // 2
-    assert not [at for at in others if any(first <= at < last for first, last in widened)]
+    assert not [
+        at for at in others if any(first <= at < last for first, last in widened)
+    ]
 
 
 def test_a_graft_and_a_grower_take_lists_and_automatic_sites() -> None:
@@ -224,13 +272,19 @@ def test_a_graft_and_a_grower_take_lists_and_automatic_sites() -> None:
     host = esper.graft(cnn(), "auto", example=IMAGES)
     assert host.paths == chosen_sites(cnn(), IMAGES)
     model = cnn()
-    grower = esper.Grower(model, "auto", torch.optim.SGD(model.parameters(), 0.1), example=IMAGES)
+    grower = esper.Grower(
+        model, "auto", torch.optim.SGD(model.parameters(), 0.1), example=IMAGES
+    )
     assert {name: str(path) for name, path in grower.paths.items()} == host.paths
     grower.close()
 
 
-@pytest.mark.parametrize(("sites", "reason"), [("auto", "needs example="), ("0", "must be 'auto', a list")])
-def test_a_text_other_than_auto_or_without_an_example_is_refused(sites: str, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("sites", "reason"), [("auto", "needs example="), ("0", "must be 'auto', a list")]
+)
+def test_a_text_other_than_auto_or_without_an_example_is_refused(
+    sites: str, reason: str
+) -> None:
     with pytest.raises(esper.ConfigError, match=reason):
         esper.graft(cnn(), sites)
 
@@ -247,5 +301,7 @@ def test_a_site_is_json_and_a_table_for_people() -> None:
     assert read[2]["blueprints"]["widen_whole"]["parameters"] == 336
     lines = table_of(found)
     assert lines[0].split()[:2] == ["site", "kind"]
-    assert any(line.startswith("0.0 -> 1.0  widen") and line.endswith("yes") for line in lines)
+    assert any(
+        line.startswith("0.0 -> 1.0  widen") and line.endswith("yes") for line in lines
+    )
     assert len({len(line.split("  ")[0]) for line in lines}) > 0

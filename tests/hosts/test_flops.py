@@ -18,7 +18,9 @@ def test_a_multiplication_and_an_addition_are_two_operations() -> None:
     assert counter.get_total_flops() == 2 * 3 * 5 * 7
 
 
-def test_backward_passes_are_counted_even_where_the_gradient_is_that_of_an_input() -> None:
+def test_backward_passes_are_counted_even_where_the_gradient_is_that_of_an_input() -> (
+    None
+):
     x = torch.zeros(3, 5, requires_grad=True)
     with counting() as counter:
         torch.autograd.grad(nn.Linear(5, 7)(x).sum(), [x])
@@ -34,7 +36,9 @@ def test_the_products_of_attention_are_counted() -> None:
 
 def test_normalisation_and_activations_are_not_counted() -> None:
     with counting() as counter:
-        NormReluPool(8)(torch.zeros(2, 8, 4, 4).contiguous(memory_format=torch.channels_last))
+        NormReluPool(8)(
+            torch.zeros(2, 8, 4, 4).contiguous(memory_format=torch.channels_last)
+        )
         functional.gelu(nn.LayerNorm(4)(torch.zeros(3, 4)))
     assert counter.get_total_flops() == 0
 

@@ -58,11 +58,15 @@ def twin_of(host: CNNHost, shape: str, monkeypatch: pytest.MonkeyPatch) -> CNNHo
 
 
 def images(count: int = 6, side: int = 16) -> Tensor:
-    return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(count))
+    return torch.randn(
+        count, 3, side, side, generator=torch.Generator().manual_seed(count)
+    )
 
 
 def in_precision(dtype: str) -> torch.autocast:
-    return torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16", cache_enabled=False)
+    return torch.autocast(
+        "cpu", torch.bfloat16, enabled=dtype == "bfloat16", cache_enabled=False
+    )
 
 
 def pass_on(_site: int, here: Features) -> Tensor:
@@ -70,7 +74,11 @@ def pass_on(_site: int, here: Features) -> Tensor:
 
 
 def passed(
-    host: CNNHost, x: Tensor, dtype: str, vacant: Collection[int] = (), training: bool = True
+    host: CNNHost,
+    x: Tensor,
+    dtype: str,
+    vacant: Collection[int] = (),
+    training: bool = True,
 ) -> dict[str, Tensor]:
     """Logits, the gradient of the inputs and of every parameter, and every buffer after one pass."""
     x = x.clone().requires_grad_()
@@ -81,22 +89,34 @@ def passed(
     F.cross_entropy(logits.float(), torch.arange(len(x)) % 10).backward()
     assert x.grad is not None
     found = {"logits": logits.detach().float(), "inputs": x.grad}
-    found |= {name: p.grad.clone() for name, p in host.named_parameters() if p.grad is not None}
+    found |= {
+        name: p.grad.clone()
+        for name, p in host.named_parameters()
+        if p.grad is not None
+    }
     return found | {name: buffer.clone() for name, buffer in host.named_buffers()}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_fused_host_has_the_keys_and_values_of_plain_modules(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fused_host_has_the_keys_and_values_of_plain_modules(
+    shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host = made(shape)
     plain = twin_of(host, shape, monkeypatch)
     assert list(host.state_dict()) == list(plain.state_dict())
-    assert [name for name, _ in host.named_parameters()] == [name for name, _ in plain.named_parameters()]
+    assert [name for name, _ in host.named_parameters()] == [
+        name for name, _ in plain.named_parameters()
+    ]
     assert list(host.state_dict())[:2] == ["segments.0.0.weight", "segments.0.1.weight"]
     assert host.parameter_count == plain.parameter_count
     host.load_state_dict(plain.state_dict())
     for training in (True, False):
         for a, b in zip(
-            *(passed(h, images(), "float32", training=training).items() for h in (host, plain)), strict=True
+            *(
+                passed(h, images(), "float32", training=training).items()
+                for h in (host, plain)
+            ),
+            strict=True,
         ):
             assert a[0] == b[0]
             torch.testing.assert_close(a[1], b[1], rtol=1e-4, atol=2e-6)
@@ -109,10 +129,16 @@ def test_a_fused_host_in_bfloat16_is_as_close_to_float32_as_plain_modules_are(
     host = made(shape)
     plain = twin_of(host, shape, monkeypatch)
     exact = passed(copy.deepcopy(plain).double(), images(48).double(), "float32")
-    ours, theirs = passed(host, images(48), "bfloat16"), passed(plain, images(48), "bfloat16")
+    ours, theirs = (
+        passed(host, images(48), "bfloat16"),
+        passed(plain, images(48), "bfloat16"),
+    )
     for name, wanted in exact.items():
         if "tracked" not in name:
-            mine, its = (float((found[name].double() - wanted).norm() / wanted.norm()) for found in (ours, theirs))
+            mine, its = (
+                float((found[name].double() - wanted).norm() / wanted.norm())
+                for found in (ours, theirs)
+            )
             assert mine <= 1.5 * its + 0.01, name
 
 
@@ -125,8 +151,15 @@ def test_vacant_sites_change_no_bit(shape: str, training: bool, dtype: str) -> N
     passed(host, images(), dtype)  # statistics that are not those of birth
     sites = range(len(host.sites))
     wanted = passed(copy.deepcopy(host), images(), dtype, (), training)
-    for vacant in (frozenset(sites), frozenset({0}), frozenset(sites[1:]), frozenset(sites[-1:])):
-        same_bits(wanted, passed(copy.deepcopy(host), images(), dtype, vacant, training))
+    for vacant in (
+        frozenset(sites),
+        frozenset({0}),
+        frozenset(sites[1:]),
+        frozenset(sites[-1:]),
+    ):
+        same_bits(
+            wanted, passed(copy.deepcopy(host), images(), dtype, vacant, training)
+        )
 
 
 def test_vacant_sites_are_not_called_and_their_pools_are_fused() -> None:
@@ -134,7 +167,10 @@ def test_vacant_sites_are_not_called_and_their_pools_are_fused() -> None:
     for module in host.modules():
         if isinstance(module, NormReluPool):
             module.register_forward_pre_hook(
-                lambda _layer, _inputs, options: pools.append(options.get("pool", False)), with_kwargs=True
+                lambda _layer, _inputs, options: pools.append(
+                    options.get("pool", False)
+                ),
+                with_kwargs=True,
             )
 
     def at(site: int, here: Features) -> Tensor:
@@ -144,7 +180,9 @@ def test_vacant_sites_are_not_called_and_their_pools_are_fused() -> None:
 
     host.forward_with_hook(images(), at, vacant={0, 4})
     assert (called, pools) == ([1, 2, 3, 5], [True, False, True])
-    assert host.segments[0](images()).shape[-1] == 16  # a segment by itself does not pool, whatever was fused before
+    assert (
+        host.segments[0](images()).shape[-1] == 16
+    )  # a segment by itself does not pool, whatever was fused before
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -162,7 +200,10 @@ def test_forward_from_a_site_ends_with_the_same_bits(shape: str, dtype: str) -> 
         wanted = host.forward_with_hook(x, keep)
         for site, h in features.items():
             for vacant in ((), frozenset(range(len(host.sites))) - {site}):
-                assert torch.equal(host.forward_from(x, site, Features.at_sink(h), pass_on, vacant), wanted), (
+                assert torch.equal(
+                    host.forward_from(x, site, Features.at_sink(h), pass_on, vacant),
+                    wanted,
+                ), (
                     site,
                     vacant,
                 )
@@ -170,10 +211,14 @@ def test_forward_from_a_site_ends_with_the_same_bits(shape: str, dtype: str) -> 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("slot", ["r0c0", "r1c0", "r0c1", "r1c1"])
-def test_a_seed_in_any_slot_leaves_the_bits_of_the_host_alone(slot: str, dtype: str) -> None:
+def test_a_seed_in_any_slot_leaves_the_bits_of_the_host_alone(
+    slot: str, dtype: str
+) -> None:
     """Before it germinated the pool behind its slot was fused; afterwards it is not."""
     for stage in (S.GERMINATED, S.TRAINING):
-        alone, growing = (training_of(byte_digits(), task={"precision": dtype}) for _ in range(2))
+        alone, growing = (
+            training_of(byte_digits(), task={"precision": dtype}) for _ in range(2)
+        )
         for env in (alone, growing):
             train(env)
         plant(growing, slot, stage=stage)
@@ -210,24 +255,36 @@ def test_the_fused_operator_serves_every_host_with_every_seed(
     task = byte_digits(channels=channels) if kind == "bytes" else float_images(channels)
     for blueprint in BLUEPRINTS.names("cnn"):
         for style in ("LINEAR_ADD", "LINEAR_MULTIPLY", "GATED_GATE"):
-            for stage, incubation in ((S.TRAINING, "shadow"), (S.TRAINING, "ste"), (S.HOLDING, "shadow")):
+            for stage, incubation in (
+                (S.TRAINING, "shadow"),
+                (S.TRAINING, "ste"),
+                (S.HOLDING, "shadow"),
+            ):
                 env = training_of(
                     task,
-                    task={"precision": dtype, "samples_per_epoch": 16, "batch_size": 16},
+                    task={
+                        "precision": dtype,
+                        "samples_per_epoch": 16,
+                        "batch_size": 16,
+                    },
                     env={"incubation": incubation, "recalibrate": stage is S.HOLDING},
                 )
                 for slot in env.sites:
                     plant(env, slot.name, blueprint, style, stage)
                 train(env)
                 on = tuple(1.0 for _ in env.sites)
-                few = Split(task.validation.x[:8], task.validation.y[:8], task.validation.table)
+                few = Split(
+                    task.validation.x[:8], task.validation.y[:8], task.validation.table
+                )
                 evaluate(env, few, [on, (0.0, *on[1:])], env.calibration)
 
 
 def test_the_error_of_a_fallback_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail."""
     monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
-    with pytest.raises(RuntimeError, match="NormReluPool goes through the three PyTorch functions"):
+    with pytest.raises(
+        RuntimeError, match="NormReluPool goes through the three PyTorch functions"
+    ):
         made("two rows").double()(images().double())
 
 
@@ -255,15 +312,24 @@ def test_a_fused_host_with_its_seeds_comes_back_from_its_files(tmp_path: Path) -
     on = tuple(slot.alpha for slot in env.sites)
     result = evaluate(env, env.task.test, [on])
     everything = env.task.test.inputs(0, len(env.task.test))
-    assert esper.accuracy(loaded, everything, env.task.test.y) == pytest.approx(result.accuracy[0], abs=0.26)
-    a, b = esper.load_host(tmp_path / "saved", model=env.task.build_host()).state_dict(), network.state_dict()
+    assert esper.accuracy(loaded, everything, env.task.test.y) == pytest.approx(
+        result.accuracy[0], abs=0.26
+    )
+    a, b = (
+        esper.load_host(tmp_path / "saved", model=env.task.build_host()).state_dict(),
+        network.state_dict(),
+    )
     assert all(torch.equal(a[name], b[name]) for name in b)
 
 
 def test_the_hosts_of_presets_come_back_without_a_model_at_hand(tmp_path: Path) -> None:
     from esper.data.tasks import build_host
 
-    task = replace(byte_digits(32, channels=3), name="cifar10", build_host=lambda: build_host("cifar10"))
+    task = replace(
+        byte_digits(32, channels=3),
+        name="cifar10",
+        build_host=lambda: build_host("cifar10"),
+    )
     env = training_of(task)
     plant(env, "r0c1", "bottleneck", stage=S.FOSSILIZED)
     train(env)
@@ -275,15 +341,22 @@ def test_the_hosts_of_presets_come_back_without_a_model_at_hand(tmp_path: Path) 
 
 def test_a_snapshot_puts_a_fused_host_back_in_its_own_storage() -> None:
     env = grown_env()
-    before, places = tensors_of(env, ("r0c0", "r1c1")), [p.data_ptr() for p in env.host.parameters()]
+    before, places = (
+        tensors_of(env, ("r0c0", "r1c1")),
+        [p.data_ptr() for p in env.host.parameters()],
+    )
     snapshot = Snapshot()
     snapshot.save(env, ValidationRecord(0.0, 0.0, 0.0, 0.0), unmeasured_fossils(env))
     train(env)
-    assert not torch.equal(before["host.parameter.0"], tensors_of(env)["host.parameter.0"])
+    assert not torch.equal(
+        before["host.parameter.0"], tensors_of(env)["host.parameter.0"]
+    )
     snapshot.restore(env)
     same_bits(before, tensors_of(env, ("r0c0", "r1c1")))
     assert [p.data_ptr() for p in env.host.parameters()] == places
-    assert [p.stride() for p in env.host.parameters()] == [p.stride() for p in env.task.build_host().parameters()]
+    assert [p.stride() for p in env.host.parameters()] == [
+        p.stride() for p in env.task.build_host().parameters()
+    ]
 
 
 def test_a_copy_of_a_fused_host_is_another_host_of_the_same_values() -> None:
@@ -291,14 +364,23 @@ def test_a_copy_of_a_fused_host_is_another_host_of_the_same_values() -> None:
     passed(host, images(), "float32", vacant=range(6))
     copied = copy.deepcopy(host)
     same_bits(passed(host, images(), "float32"), passed(copied, images(), "float32"))
-    assert not {p.data_ptr() for p in host.parameters()} & {p.data_ptr() for p in copied.parameters()}
-    assert [p.stride() for p in host.parameters()] == [p.stride() for p in copied.parameters()]
+    assert not {p.data_ptr() for p in host.parameters()} & {
+        p.data_ptr() for p in copied.parameters()
+    }
+    assert [p.stride() for p in host.parameters()] == [
+        p.stride() for p in copied.parameters()
+    ]
 
 
 def test_a_fused_host_can_be_grafted_like_any_module() -> None:
     """Its segments have outputs at which a user may put slots of another name."""
-    grafted = graft(made("two rows"), {"r0c0": "segments.0", "r0c1": "segments.3"}, example=images())
-    assert [(site.name, site.channels) for site in grafted.sites] == [("r0c0", 8), ("r0c1", 16)]
+    grafted = graft(
+        made("two rows"), {"r0c0": "segments.0", "r0c1": "segments.3"}, example=images()
+    )
+    assert [(site.name, site.channels) for site in grafted.sites] == [
+        ("r0c0", 8),
+        ("r0c1", 16),
+    ]
     host, shapes = made("two rows"), list[tuple[int, ...]]()
 
     def add(_site: int, here: Features) -> Tensor:
@@ -307,6 +389,8 @@ def test_a_fused_host_can_be_grafted_like_any_module() -> None:
         return h + 1
 
     ours = grafted.eval().forward_with_hook(images(), add)
-    theirs = host.eval().forward_with_hook(images(), lambda site, at: at.h + 1 if site in (0, 3) else at.h)
+    theirs = host.eval().forward_with_hook(
+        images(), lambda site, at: at.h + 1 if site in (0, 3) else at.h
+    )
     assert torch.equal(ours, theirs)
     assert shapes == [(8, 16, 16), (16, 4, 4)]

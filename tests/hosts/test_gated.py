@@ -70,7 +70,10 @@ def test_more_units_are_those_of_a_wider_module(bias: bool) -> None:
     assert torch.equal(module.w1.weight[:10], alone.w1.weight)
 
 
-@pytest.mark.parametrize("module", [Chain(), Normed(), nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))])
+@pytest.mark.parametrize(
+    "module",
+    [Chain(), Normed(), nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))],
+)
 def test_other_modules_are_none(module: nn.Module) -> None:
     assert gated_of(module) is None
 
@@ -78,13 +81,17 @@ def test_other_modules_are_none(module: nn.Module) -> None:
 def test_looking_changes_neither_the_module_nor_random_numbers() -> None:
     module = Swish().train()
     state, weights = torch.get_rng_state(), copy.deepcopy(module.state_dict())
-    module.w1.register_forward_hook(lambda *_: pytest.fail("a hook of the module was called"))
+    module.w1.register_forward_hook(
+        lambda *_: pytest.fail("a hook of the module was called")
+    )
     gated = gated_of(module)
     assert gated is not None
     assert torch.equal(torch.get_rng_state(), state)
     gated.more(2).eval()
     assert module.drop.training
-    assert all(torch.equal(value, weights[name]) for name, value in module.state_dict().items())
+    assert all(
+        torch.equal(value, weights[name]) for name, value in module.state_dict().items()
+    )
 
 
 def test_a_gated_module_is_found_widened_and_merged_in_a_loop() -> None:
@@ -96,7 +103,9 @@ def test_a_gated_module_is_found_widened_and_merged_in_a_loop() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     config = LENIENT.with_values(env={"at_once": True})
     controller = script({0: plant("r2c0", "widen_half")})
-    grower = esper.Grower(model, [site.path], optimizer, controller, horizon=4, example=X, config=config)
+    grower = esper.Grower(
+        model, [site.path], optimizer, controller, horizon=4, example=X, config=config
+    )
     before = model.eval()(X)
 
     def evaluate(network: nn.Module) -> float:
@@ -115,6 +124,10 @@ def test_a_gated_module_is_found_widened_and_merged_in_a_loop() -> None:
     assert not torch.equal(grown, before)
     grower.finish(merge=True)
     torch.testing.assert_close(model(X), grown)
-    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in Network(Swish(15)).parameters())
-    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {id(p) for p in model.parameters()}
+    assert sum(p.numel() for p in model.parameters()) == sum(
+        p.numel() for p in Network(Swish(15)).parameters()
+    )
+    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {
+        id(p) for p in model.parameters()
+    }
     assert all("exp_avg" in optimizer.state[p] for p in model.parameters())

@@ -27,7 +27,9 @@ class Small(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(inplace=True))
+        self.first = nn.Sequential(
+            nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(inplace=True)
+        )
         self.second = nn.Conv2d(3, 5, 3, padding=1)
         self.head = nn.Linear(5, 10)
 
@@ -40,7 +42,9 @@ def small() -> Small:
     return Small()
 
 
-def seen(host: GraftedHost, walk: Callable[[Any], Tensor]) -> tuple[list[tuple[int, tuple[int, ...]]], Tensor]:
+def seen(
+    host: GraftedHost, walk: Callable[[Any], Tensor]
+) -> tuple[list[tuple[int, tuple[int, ...]]], Tensor]:
     calls = []
 
     def at(site: int, here: Features) -> Tensor:
@@ -54,7 +58,10 @@ def seen(host: GraftedHost, walk: Callable[[Any], Tensor]) -> tuple[list[tuple[i
 def test_the_host_alone_is_the_model() -> None:
     host = graft(small(), SITES, example=X)
     assert torch.equal(host.eval()(X), small().eval()(X))
-    assert [(site.name, site.channels) for site in host.sites] == [("r0c0", 3), ("r0c1", 5)]
+    assert [(site.name, site.channels) for site in host.sites] == [
+        ("r0c0", 3),
+        ("r0c1", 5),
+    ]
     calls, logits = seen(host, lambda at: host.forward_with_hook(X, at))
     assert calls == [(0, (4, 3, 8, 8)), (1, (4, 5, 8, 8))]
     assert torch.equal(logits, host(X))
@@ -76,7 +83,9 @@ def test_nothing_is_added_to_the_model() -> None:
     model.load_state_dict(small().state_dict())
     twin = copy.deepcopy(host)
     assert torch.equal(twin.eval()(X), host.eval()(X))
-    assert {id(p) for p in twin.parameters()}.isdisjoint({id(p) for p in host.parameters()})
+    assert {id(p) for p in twin.parameters()}.isdisjoint(
+        {id(p) for p in host.parameters()}
+    )
 
 
 def test_forward_from_a_site_continues_from_given_features() -> None:
@@ -90,10 +99,22 @@ def test_forward_from_a_site_continues_from_given_features() -> None:
 
     logits = host.forward_with_hook(X, keep)
     for site in (0, 1):
-        calls, again = seen(host, lambda at, site=site: host.forward_from(X, site, Features.at_sink(kept[site]), at))  # type: ignore[misc]
+        calls, again = seen(
+            host,
+            lambda at, site=site: host.forward_from(
+                X, site, Features.at_sink(kept[site]), at
+            ),
+        )  # type: ignore[misc]
         assert torch.equal(again, logits)
-        assert [number for number, _ in calls] == [1 - site]  # the earlier site acts again, without gradients
-        _, other = seen(host, lambda at, site=site: host.forward_from(X, site, Features.at_sink(kept[site] + 1), at))  # type: ignore[misc]
+        assert [number for number, _ in calls] == [
+            1 - site
+        ]  # the earlier site acts again, without gradients
+        _, other = seen(
+            host,
+            lambda at, site=site: host.forward_from(
+                X, site, Features.at_sink(kept[site] + 1), at
+            ),
+        )  # type: ignore[misc]
         assert not torch.equal(other, logits)
 
 
@@ -102,7 +123,11 @@ class Skipping(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.branch, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.first, self.branch, self.head = (
+            nn.Linear(4, 4),
+            nn.Linear(4, 4),
+            nn.Linear(4, 3),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x)
@@ -128,7 +153,9 @@ def test_what_passes_by_a_site_has_the_seeds_before_it(vacant: tuple[int, ...]) 
 def test_forward_from_gives_no_gradient_to_earlier_layers() -> None:
     host = graft(small(), SITES, example=X)
     h = torch.randn(4, 3, 8, 8, requires_grad=True)
-    host.forward_from(X, 0, Features.at_sink(h * 1), lambda _site, at: at.h).sum().backward()
+    host.forward_from(
+        X, 0, Features.at_sink(h * 1), lambda _site, at: at.h
+    ).sum().backward()
     assert h.grad is not None
     assert host.get_submodule("model.first.0").weight.grad is None
     assert host.get_submodule("model.second").weight.grad is not None
@@ -177,18 +204,40 @@ class Pair(nn.Module):
 @pytest.mark.parametrize(
     ("sites", "topology", "words"),
     [
-        ({"r0c0": "nowhere"}, "cnn", "no submodule 'nowhere'; it has: shared, unused, pair, named, pooled"),
+        (
+            {"r0c0": "nowhere"},
+            "cnn",
+            "no submodule 'nowhere'; it has: shared, unused, pair, named, pooled",
+        ),
         ({"r0c0": "shared"}, "cnn", "slot r0c0: shared runs more than once"),
-        ({"r0c0": "unused"}, "cnn", r"never runs the submodule of slot r0c0 \(unused\)"),
-        ({"r0c0": "named"}, "cnn", "named returns dict; a site is one tensor, or the first of a tuple"),
-        ({"r0c0": "pooled"}, "transformer", "transformer seeds need floating-point features with 3 dimensions"),
+        (
+            {"r0c0": "unused"},
+            "cnn",
+            r"never runs the submodule of slot r0c0 \(unused\)",
+        ),
+        (
+            {"r0c0": "named"},
+            "cnn",
+            "named returns dict; a site is one tensor, or the first of a tuple",
+        ),
+        (
+            {"r0c0": "pooled"},
+            "transformer",
+            "transformer seeds need floating-point features with 3 dimensions",
+        ),
         ({"first": "pooled"}, "cnn", "slot name 'first' is not of the form r0c0"),
-        ({"r0c0": "pooled"}, "rnn", "unknown topology 'rnn'; known: cnn, cnn1d, cnn3d, transformer, encoder, mlp"),
+        (
+            {"r0c0": "pooled"},
+            "rnn",
+            "unknown topology 'rnn'; known: cnn, cnn1d, cnn3d, transformer, encoder, mlp",
+        ),
         ({"r0c0": "pooled", "r0c1": "pooled"}, "cnn", "each on its own submodule"),
         ({}, "cnn", "one or more slots"),
     ],
 )
-def test_a_site_that_cannot_hold_a_slot_is_refused(sites: dict[str, str], topology: str, words: str) -> None:
+def test_a_site_that_cannot_hold_a_slot_is_refused(
+    sites: dict[str, str], topology: str, words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         graft(Twice(), sites, topology, example=X)
 
@@ -198,7 +247,9 @@ def test_a_probe_changes_no_buffer_and_no_mode() -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     graft(model, SITES, example=X + 3)
     assert model.training
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(
+        torch.equal(before[name], tensor) for name, tensor in model.state_dict().items()
+    )
 
 
 def test_a_host_of_esper_can_be_grafted() -> None:
@@ -222,7 +273,9 @@ class Reader(nn.Module):
         return SimpleNamespace(logits=self.head(h.sum(1) + last[0]), loss=None)
 
 
-def test_a_site_on_a_recurrent_layer_is_its_first_tensor_and_inputs_may_be_several() -> None:
+def test_a_site_on_a_recurrent_layer_is_its_first_tensor_and_inputs_may_be_several() -> (
+    None
+):
     torch.manual_seed(0)
     model = Reader()
     x = {"tokens": torch.randint(0, 9, (4, 5)), "mask": torch.rand(4, 5)}
@@ -239,4 +292,9 @@ def test_a_site_on_a_recurrent_layer_is_its_first_tensor_and_inputs_may_be_sever
     changed = host.forward_with_hook(Arguments(x), change)
     h, last = model.gru(model.embed(x["tokens"]) * x["mask"][:, :, None])
     assert torch.equal(changed, model.head((h + 1).sum(1) + last[0]))
-    assert torch.equal(host.forward_from(Arguments(x), 0, Features.at_sink(h + 1), lambda _site, at: at.h), changed)
+    assert torch.equal(
+        host.forward_from(
+            Arguments(x), 0, Features.at_sink(h + 1), lambda _site, at: at.h
+        ),
+        changed,
+    )

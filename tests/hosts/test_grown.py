@@ -12,7 +12,10 @@ from esper.hosts.grown import GrownHost, KeptSeed
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.features import Features
 
-KEPT = {"r0c0": KeptSeed("conv_light", "LINEAR_ADD", 1.0), "r0c1": KeptSeed("norm", "GATED_GATE", 0.5)}
+KEPT = {
+    "r0c0": KeptSeed("conv_light", "LINEAR_ADD", 1.0),
+    "r0c1": KeptSeed("norm", "GATED_GATE", 0.5),
+}
 
 
 def grown(base: int = 3) -> GrownHost:
@@ -29,7 +32,9 @@ def grown(base: int = 3) -> GrownHost:
 def test_a_grown_host_adds_its_seeds(base: int) -> None:
     """Built-in seeds run even if their sites are declared vacant."""
     host, x = grown(base), torch.randn(4, 1, 8, 8)
-    assert host.parameter_count == host.host.parameter_count + sum(p.numel() for p in host.seeds.parameters())
+    assert host.parameter_count == host.host.parameter_count + sum(
+        p.numel() for p in host.seeds.parameters()
+    )
     assert host.slot_names == host.host.slot_names
     names = [site.name for site in host.sites]
 
@@ -41,7 +46,9 @@ def test_a_grown_host_adds_its_seeds(base: int) -> None:
     with torch.no_grad():
         wanted = host(x)
         torch.testing.assert_close(host.host.forward_with_hook(x, add), wanted)
-        assert torch.equal(host.forward_with_hook(x, lambda _site, at: at.h, vacant=range(4)), wanted)
+        assert torch.equal(
+            host.forward_with_hook(x, lambda _site, at: at.h, vacant=range(4)), wanted
+        )
         assert not torch.equal(host.host(x), wanted)
 
 
@@ -57,4 +64,7 @@ def test_a_grown_host_continues_after_its_seeds() -> None:
     with torch.no_grad():
         wanted = host.forward_with_hook(x, keep)
         for site, h in features.items():
-            assert torch.equal(host.forward_from(x, site, Features.at_sink(h), lambda _site, at: at.h), wanted)
+            assert torch.equal(
+                host.forward_from(x, site, Features.at_sink(h), lambda _site, at: at.h),
+                wanted,
+            )

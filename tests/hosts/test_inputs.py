@@ -12,7 +12,14 @@ from torch.utils.data import Dataset
 
 import esper
 from esper.config import ConfigError
-from esper.hosts.inputs import Arguments, empty_like, form_of, gathered, select_rows, stack
+from esper.hosts.inputs import (
+    Arguments,
+    empty_like,
+    form_of,
+    gathered,
+    select_rows,
+    stack,
+)
 
 A, B = torch.arange(12).view(6, 2), torch.rand(6, 3)
 
@@ -20,7 +27,9 @@ A, B = torch.arange(12).view(6, 2), torch.rand(6, 3)
 def test_rows_are_selected_split_and_copied_in_all_tensors() -> None:
     for x in (Arguments({"a": A, "b": B}), Arguments((A, B))):
         assert len(x) == 6
-        for part, a, b in zip(x.tensor_split(4), A.tensor_split(4), B.tensor_split(4), strict=True):
+        for part, a, b in zip(
+            x.tensor_split(4), A.tensor_split(4), B.tensor_split(4), strict=True
+        ):
             assert torch.equal(part.tensors[0], a)
             assert torch.equal(part.tensors[1], b)
         rows = torch.tensor([3, 0])
@@ -51,10 +60,15 @@ def test_rows_are_selected_split_and_copied_in_all_tensors() -> None:
         ({}, "a dict or tuple of such tensors"),
         ({"a": A, "b": "text"}, "a dict or tuple of such tensors"),
         ((A, torch.zeros(())), "a dict or tuple of such tensors"),
-        ({"a": A, "b": B[:2]}, r"different numbers of samples: a torch.int64 of shape \(6, 2\), b"),
+        (
+            {"a": A, "b": B[:2]},
+            r"different numbers of samples: a torch.int64 of shape \(6, 2\), b",
+        ),
     ],
 )
-def test_inputs_that_do_not_belong_together_are_refused(values: Any, words: str) -> None:
+def test_inputs_that_do_not_belong_together_are_refused(
+    values: Any, words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         Arguments(values)
 
@@ -84,7 +98,9 @@ class Packed(Masked):
 
     def forward(self, packed: Tensor) -> Tensor:  # type: ignore[override]
         # A product with strided features may be summed in another order, which depends on the processor.
-        return super().forward(packed[:, :, :4].contiguous(), packed[:, :, 4].contiguous())
+        return super().forward(
+            packed[:, :, :4].contiguous(), packed[:, :, 4].contiguous()
+        )
 
 
 class Rows(Dataset[Any]):
@@ -108,10 +124,14 @@ def test_a_mask_travels_with_its_batch() -> None:
 
     def task(x: Any, model: type[nn.Module]) -> esper.Task:
         parts = (
-            {name: values[rows] for name, values in x.items()} if isinstance(x, dict) else x[rows]
+            {name: values[rows] for name, values in x.items()}
+            if isinstance(x, dict)
+            else x[rows]
             for rows in (slice(0, 64), slice(64, 80), slice(80, 96))
         )
-        train, validation, test = (esper.Split(part, y[rows]) for part, rows in zip(parts, ROWS, strict=True))
+        train, validation, test = (
+            esper.Split(part, y[rows]) for part, rows in zip(parts, ROWS, strict=True)
+        )
         return esper.Task(
             name="masked",
             classes=2,
@@ -123,14 +143,25 @@ def test_a_mask_travels_with_its_batch() -> None:
         )
 
     several = task({"features": features, "mask": mask}, Masked)
-    streamed = replace(several, train=Rows({"features": features[:64], "mask": mask[:64]}, y[:64]), workers=0)
+    streamed = replace(
+        several,
+        train=Rows({"features": features[:64], "mask": mask[:64]}, y[:64]),
+        workers=0,
+    )
     packed = task(torch.cat([features, mask[:, :, None]], dim=2), Packed)
-    config = esper.TrainingConfig().with_values(env={"gates": {"trial_standard_errors": 1000.0}})
-    networks = [esper.grow(each, "random", epochs=9, config=config).network for each in (several, streamed, packed)]
+    config = esper.TrainingConfig().with_values(
+        env={"gates": {"trial_standard_errors": 1000.0}}
+    )
+    networks = [
+        esper.grow(each, "random", epochs=9, config=config).network
+        for each in (several, streamed, packed)
+    ]
     weights = [[p.tolist() for p in network.parameters()] for network in networks]
     assert weights[0] == weights[1] == weights[2]
     x = several.test.x
-    assert esper.accuracy(networks[0], x, several.test.y) == esper.accuracy(networks[2], packed.test.x, packed.test.y)
+    assert esper.accuracy(networks[0], x, several.test.y) == esper.accuracy(
+        networks[2], packed.test.x, packed.test.y
+    )
     assert torch.equal(networks[0](**x.values), networks[0](x))
 
 

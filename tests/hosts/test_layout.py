@@ -54,7 +54,12 @@ def test_an_uncompiled_module_is_not_taken_for_one() -> None:
 
 
 def test_parts_that_are_never_called_are_refused() -> None:
-    model = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2), "list": nn.ModuleList([nn.Linear(2, 2)])})
+    model = nn.ModuleDict(
+        {
+            "attention": nn.MultiheadAttention(8, 2),
+            "list": nn.ModuleList([nn.Linear(2, 2)]),
+        }
+    )
     with pytest.raises(esper.ConfigError, match="never calls it"):
         check_module(model, "r0c0", "attention.out_proj", "mlp")
     with pytest.raises(esper.ConfigError, match="ModuleList, which is never called"):
@@ -68,13 +73,35 @@ LAYER = {"d_model": 8, "nhead": 2, "dim_feedforward": 16}
     ("model", "path"),
     [
         (lambda first: nn.Sequential(nn.GRU(4, 8, batch_first=first)), "0"),
-        (lambda first: nn.Sequential(nn.Sequential(nn.LSTM(4, 8, batch_first=first))), "0"),
-        (lambda first: nn.Sequential(nn.TransformerEncoderLayer(**LAYER, batch_first=first)), "0"),
-        (lambda first: nn.Sequential(nn.TransformerEncoderLayer(**LAYER, batch_first=first)), "0.linear1"),
-        (lambda first: nn.TransformerEncoder(nn.TransformerEncoderLayer(**LAYER, batch_first=first), 1), "layers.0"),
+        (
+            lambda first: nn.Sequential(
+                nn.Sequential(nn.LSTM(4, 8, batch_first=first))
+            ),
+            "0",
+        ),
+        (
+            lambda first: nn.Sequential(
+                nn.TransformerEncoderLayer(**LAYER, batch_first=first)
+            ),
+            "0",
+        ),
+        (
+            lambda first: nn.Sequential(
+                nn.TransformerEncoderLayer(**LAYER, batch_first=first)
+            ),
+            "0.linear1",
+        ),
+        (
+            lambda first: nn.TransformerEncoder(
+                nn.TransformerEncoderLayer(**LAYER, batch_first=first), 1
+            ),
+            "layers.0",
+        ),
     ],
 )
-def test_layers_with_time_first_are_refused_and_others_are_not(model: Any, path: str) -> None:
+def test_layers_with_time_first_are_refused_and_others_are_not(
+    model: Any, path: str
+) -> None:
     with pytest.raises(esper.ConfigError, match="batch_first=True"):
         check_module(model(False), "r0c0", path, "encoder")
     check_module(model(True), "r0c0", path, "encoder")
@@ -106,13 +133,21 @@ class Inside(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm, self.mlp = nn.Conv2d(16, 16, 7, padding=3), nn.LayerNorm(16), nn.Linear(16, 16)
+        self.conv, self.norm, self.mlp = (
+            nn.Conv2d(16, 16, 7, padding=3),
+            nn.LayerNorm(16),
+            nn.Linear(16, 16),
+        )
 
 
 def test_images_with_channels_last_are_refused() -> None:
     with pytest.raises(esper.ConfigError, match="channels last, as its layers show"):
         check_channels("slot r0c0: block", ChannelsLast(), torch.zeros(2, 8, 8, 16))
-    for module, shape in ((Inside(), (2, 16, 8, 8)), (Inside(), (2, 16, 16, 16)), (nn.Identity(), (2, 8, 8, 16))):
+    for module, shape in (
+        (Inside(), (2, 16, 8, 8)),
+        (Inside(), (2, 16, 16, 16)),
+        (nn.Identity(), (2, 8, 8, 16)),
+    ):
         check_channels("slot r0c0: block", module, torch.zeros(shape))
 
 

@@ -18,9 +18,13 @@ from tests.hosts.grown_modules import grown, require_same, seed_of
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("path", ["0", "1", "1.0"])
-def test_a_lora_is_merged_into_the_linear_layer_before_it(path: str, bias: bool) -> None:
+def test_a_lora_is_merged_into_the_linear_layer_before_it(
+    path: str, bias: bool
+) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8, bias=bias), nn.Sequential(nn.Linear(8, 8, bias=bias)), nn.ReLU())
+    model = nn.Sequential(
+        nn.Linear(8, 8, bias=bias), nn.Sequential(nn.Linear(8, 8, bias=bias)), nn.ReLU()
+    )
     keys, x = model.state_dict().keys(), torch.randn(5, 8)
     grown(model, path, seed_of("lora"))
     with warnings.catch_warnings():
@@ -32,7 +36,11 @@ def test_a_lora_is_merged_into_the_linear_layer_before_it(path: str, bias: bool)
 
 def test_a_linear_seed_with_a_bias_gives_the_layer_one() -> None:
     torch.manual_seed(0)
-    model = grown(nn.Sequential(nn.Linear(8, 8, bias=False)), "0", Seed(nn.Linear(8, 8), BlendOperator.ADD, 8, "mlp"))
+    model = grown(
+        nn.Sequential(nn.Linear(8, 8, bias=False)),
+        "0",
+        Seed(nn.Linear(8, 8), BlendOperator.ADD, 8, "mlp"),
+    )
     merged = esper.plain(model, torch.randn(3, 8), merge=True)
     assert [type(module) for module in merged.modules()] == [nn.Sequential, nn.Linear]
     require_same(model, merged, torch.randn(5, 8))
@@ -51,13 +59,35 @@ class Tied(nn.Module):
 @pytest.mark.parametrize(
     ("model", "path", "seed", "reason"),
     [
-        (nn.Sequential(nn.Linear(8, 8)), "0", seed_of("norm"), "0: LayerNorm is not linear"),
-        (nn.Sequential(nn.Linear(8, 8)), "0", seed_of("lora", operator=BlendOperator.GATE), r"not additive \(gate\)"),
-        (nn.Sequential(nn.Linear(8, 8), nn.ReLU()), "1", seed_of("lora"), "1: its output comes from a ReLU"),
-        (Tied(), "first", seed_of("lora"), "first: another layer uses the same weights"),
+        (
+            nn.Sequential(nn.Linear(8, 8)),
+            "0",
+            seed_of("norm"),
+            "0: LayerNorm is not linear",
+        ),
+        (
+            nn.Sequential(nn.Linear(8, 8)),
+            "0",
+            seed_of("lora", operator=BlendOperator.GATE),
+            r"not additive \(gate\)",
+        ),
+        (
+            nn.Sequential(nn.Linear(8, 8), nn.ReLU()),
+            "1",
+            seed_of("lora"),
+            "1: its output comes from a ReLU",
+        ),
+        (
+            Tied(),
+            "first",
+            seed_of("lora"),
+            "first: another layer uses the same weights",
+        ),
     ],
 )
-def test_a_seed_that_cannot_be_merged_stays_and_is_named(model: nn.Module, path: str, seed: Seed, reason: str) -> None:
+def test_a_seed_that_cannot_be_merged_stays_and_is_named(
+    model: nn.Module, path: str, seed: Seed, reason: str
+) -> None:
     network = grown(model, path, seed)
     with pytest.warns(UserWarning, match=reason):
         copy = esper.plain(network, torch.randn(3, 8), merge=True)
@@ -78,10 +108,17 @@ class TiedByAFunction(nn.Module):
 
 def test_a_layer_whose_weights_a_function_uses_stays_and_others_are_merged() -> None:
     torch.manual_seed(0)
-    network = grown(grown(TiedByAFunction(), "up", seed_of("lora")), "side", seed_of("lora"))
-    with pytest.warns(UserWarning, match="up: something else uses the weights of its layer"):
+    network = grown(
+        grown(TiedByAFunction(), "up", seed_of("lora")), "side", seed_of("lora")
+    )
+    with pytest.warns(
+        UserWarning, match="up: something else uses the weights of its layer"
+    ):
         plain: Any = esper.plain(network, torch.randn(3, 8), merge=True)
-    assert [bool(layer._forward_hooks) for layer in (plain.up, plain.side)] == [True, False]
+    assert [bool(layer._forward_hooks) for layer in (plain.up, plain.side)] == [
+        True,
+        False,
+    ]
     assert torch.equal(plain.up.weight, network.get_parameter("up.weight"))
     require_same(network, plain, torch.randn(5, 8))
 
@@ -91,7 +128,10 @@ def test_weights_of_any_precision_are_merged(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype)
     wide = torch.promote_types(dtype, torch.float32)  # as seeds are planted
-    network, x = grown(model, "0", seed_of("lora").to(wide)), torch.randn(5, 8, dtype=dtype)
+    network, x = (
+        grown(model, "0", seed_of("lora").to(wide)),
+        torch.randn(5, 8, dtype=dtype),
+    )
     merged = esper.plain(network, x, merge=True)
     assert type(merged[0]) is nn.Linear  # type: ignore[index]
     assert not merged[0]._forward_hooks  # type: ignore[index]
@@ -101,14 +141,18 @@ def test_weights_of_any_precision_are_merged(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("normalized", [nn.utils.weight_norm, nn.utils.spectral_norm])
-def test_a_layer_whose_weights_are_computed_stays(normalized: Callable[[nn.Module], nn.Module]) -> None:
+def test_a_layer_whose_weights_are_computed_stays(
+    normalized: Callable[[nn.Module], nn.Module],
+) -> None:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = nn.Sequential(normalized(nn.Linear(8, 8)), nn.ReLU())
     model(torch.randn(3, 8))  # afterwards its weights have a graph
     network = grown(model, "0", seed_of("lora"))
-    with pytest.warns(UserWarning, match="0: the weights of its layer are computed from others"):
+    with pytest.warns(
+        UserWarning, match="0: the weights of its layer are computed from others"
+    ):
         plain = esper.plain(network, torch.randn(3, 8), merge=True)
     require_same(network, plain, torch.randn(5, 8))
 
@@ -133,8 +177,12 @@ def test_rounding_of_layers_in_half_precision_does_not_undo_a_merge() -> None:
     assert merged.state_dict().keys() == HalfInside().state_dict().keys()
 
 
-@pytest.mark.parametrize(("first", "second"), [("lora", "mlp_small"), ("mlp_small", "lora")])
-def test_of_two_seeds_on_one_layer_only_the_one_next_to_it_is_merged(first: str, second: str) -> None:
+@pytest.mark.parametrize(
+    ("first", "second"), [("lora", "mlp_small"), ("mlp_small", "lora")]
+)
+def test_of_two_seeds_on_one_layer_only_the_one_next_to_it_is_merged(
+    first: str, second: str
+) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
     for name in (first, second):

@@ -24,7 +24,9 @@ def moved(host: Host) -> Host:
 
 
 @pytest.mark.parametrize("base", [8, 3], ids=["fused norms", "plain norms"])
-def test_a_wide_cnn_computes_what_the_narrow_one_does(base: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wide_cnn_computes_what_the_narrow_one_does(
+    base: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(net2net, "NOISE", 0.0)
     torch.manual_seed(0)
     narrow = moved(CNNHost(1, 10, base=base, blocks=3)).eval()
@@ -34,10 +36,15 @@ def test_a_wide_cnn_computes_what_the_narrow_one_does(base: int, monkeypatch: py
     assert torch.allclose(narrow(x), wide(x), rtol=1e-4, atol=1e-4)
 
 
-def test_a_wide_mlp_computes_what_the_narrow_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wide_mlp_computes_what_the_narrow_one_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(net2net, "NOISE", 0.0)
     torch.manual_seed(0)
-    narrow, wide = moved(digits_table.of_widths(5, 7)).eval(), digits_table.of_widths(9, 16).eval()
+    narrow, wide = (
+        moved(digits_table.of_widths(5, 7)).eval(),
+        digits_table.of_widths(9, 16).eval(),
+    )
     widen_as_copies(narrow, wide)
     x = load_task("digits_table").sample
     assert torch.allclose(narrow(x), wide(x), rtol=1e-4, atol=1e-4)
@@ -54,7 +61,12 @@ def test_copies_differ_by_noise_so_that_they_can_learn_different_things() -> Non
 
 
 def test_hosts_that_are_no_chain_of_layers_are_refused() -> None:
-    with pytest.raises(ConfigError, match="widens chains of convolutions, linear layers and BatchNorms; this host"):
+    with pytest.raises(
+        ConfigError,
+        match="widens chains of convolutions, linear layers and BatchNorms; this host",
+    ):
         widen_as_copies(build_host("chars"), build_host("chars"))
     with pytest.raises(ConfigError, match="these two hosts have different ones"):
-        widen_as_copies(CNNHost(1, 10, base=3, blocks=2), CNNHost(1, 10, base=3, blocks=3))
+        widen_as_copies(
+            CNNHost(1, 10, base=3, blocks=2), CNNHost(1, 10, base=3, blocks=3)
+        )

@@ -23,8 +23,18 @@ from esper.spaces.action import Op
 from tests.grower.loops import LENIENT, do, plant, script
 from tests.hosts.layout_models import CASES, CLASSES, Case, made
 
-GROWS = {1: do(Op.ADVANCE, "r0c0"), 4: do(Op.ADVANCE, "r0c0"), 8: do(Op.ADVANCE, "r0c0"), 9: do(Op.FOSSILIZE, "r0c0")}
-SEEDS = {"cnn": "conv_light", "cnn1d": "conv_light", "cnn3d": "conv_light", "mlp": "mlp_small"}
+GROWS = {
+    1: do(Op.ADVANCE, "r0c0"),
+    4: do(Op.ADVANCE, "r0c0"),
+    8: do(Op.ADVANCE, "r0c0"),
+    9: do(Op.FOSSILIZE, "r0c0"),
+}
+SEEDS = {
+    "cnn": "conv_light",
+    "cnn1d": "conv_light",
+    "cnn3d": "conv_light",
+    "mlp": "mlp_small",
+}
 SEEDS |= {"transformer": "attention", "encoder": "attention"}
 
 
@@ -33,7 +43,10 @@ def test_the_layout_of_each_site_is_found(name: str) -> None:
     model, case = made(name)
     host = esper.graft(model, case.sites, example=case.inputs(5))
     by_name = {place.name: (place.topology, place.order) for place in host.sites}
-    assert tuple(by_name[f"r0c{number}"] for number in range(len(case.sites))) == case.found
+    assert (
+        tuple(by_name[f"r0c{number}"] for number in range(len(case.sites)))
+        == case.found
+    )
 
 
 def data_of(case: Case) -> tuple[Tensor, Tensor]:
@@ -41,12 +54,16 @@ def data_of(case: Case) -> tuple[Tensor, Tensor]:
     return case.inputs(20), torch.arange(20) % CLASSES
 
 
-def grown(model: nn.Module, case: Case, blueprint: str, epochs: int = 12) -> esper.Grower:
+def grown(
+    model: nn.Module, case: Case, blueprint: str, epochs: int = 12
+) -> esper.Grower:
     """Trains ``model`` and keeps a seed in its first slot."""
     x, y = data_of(case)
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     controller = script({0: plant("r0c0", blueprint), **GROWS})
-    grower = esper.Grower(model, list(case.sites), optimizer, controller, epochs, config=LENIENT)
+    grower = esper.Grower(
+        model, list(case.sites), optimizer, controller, epochs, config=LENIENT
+    )
 
     def accuracy(network: nn.Module) -> Any:
         network.eval()
@@ -105,7 +122,13 @@ def test_a_loop_that_is_resumed_knows_the_layouts() -> None:
     model, case = made("time first")
     grower = grown(model, case, "attention", epochs=3)
     other = copy.deepcopy(made("time first")[0])
-    again = esper.Grower(other, list(case.sites), torch.optim.SGD(other.parameters(), 0.05), horizon=3, config=LENIENT)
+    again = esper.Grower(
+        other,
+        list(case.sites),
+        torch.optim.SGD(other.parameters(), 0.05),
+        horizon=3,
+        config=LENIENT,
+    )
     again.load_state_dict(_of_rule(grower))
     assert again.hooks.sites["r0c0"].place.order == (1, 0, 2)
 
@@ -113,11 +136,22 @@ def test_a_loop_that_is_resumed_knows_the_layouts() -> None:
 def _of_rule(grower: esper.Grower) -> dict[str, Any]:
     """The state of ``grower``, as if the rule had played."""
     state = grower.state_dict()
-    return {**state, "controller": {"episode": [0], "steps": [3], "own": {"kept": [[]], "failed": [[]]}}}
+    return {
+        **state,
+        "controller": {
+            "episode": [0],
+            "steps": [3],
+            "own": {"kept": [[]], "failed": [[]]},
+        },
+    }
 
 
-@pytest.mark.parametrize("name", ["channels last", "time first", "one dimension", "a stem and an encoder"])
-def test_an_env_grows_hosts_of_any_layout_and_saves_them(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["channels last", "time first", "one dimension", "a stem and an encoder"]
+)
+def test_an_env_grows_hosts_of_any_layout_and_saves_them(
+    name: str, tmp_path: Path
+) -> None:
     case = CASES[name]
     x, y = data_of(case)
     split = esper.Split(x, y)
@@ -132,16 +166,27 @@ def test_an_env_grows_hosts_of_any_layout_and_saves_them(name: str, tmp_path: Pa
         n_envs=1,
         episode_length=12,
     )
-    config = LENIENT.with_values(env={"n_envs": 1, "episode_length": 12, "baseline_episodes": 1})
+    config = LENIENT.with_values(
+        env={"n_envs": 1, "episode_length": 12, "baseline_episodes": 1}
+    )
     blueprint = SEEDS[case.found[0][0]]
-    schedule = [ScheduleEntry(epoch=0, op="GERMINATE", slot="r0c0", blueprint=blueprint, tempo=3)]
-    schedule += [ScheduleEntry(epoch=0, op=op, slot="r0c0") for op in ("ADVANCE", "ADVANCE", "ADVANCE", "FOSSILIZE")]
+    schedule = [
+        ScheduleEntry(
+            epoch=0, op="GERMINATE", slot="r0c0", blueprint=blueprint, tempo=3
+        )
+    ]
+    schedule += [
+        ScheduleEntry(epoch=0, op=op, slot="r0c0")
+        for op in ("ADVANCE", "ADVANCE", "ADVANCE", "FOSSILIZE")
+    ]
     env = EnvMaker(config, task).make()
     controller = ScriptedController(schedule, env.action_spec, env.layout, 1)
     observation, info = env.reset(seed=0)
     controller.begin()
     while not env.done.all():
-        observation, *_, info = env.step(controller.act(observation, info["action_mask"]))
+        observation, *_, info = env.step(
+            controller.act(observation, info["action_mask"])
+        )
     assert env.state.slots.fossil.any()
     training = env.host(0)
     network = committed_network(training)
@@ -156,14 +201,19 @@ def test_blueprints_of_several_layouts_are_offered_where_they_fit() -> None:
     host = esper.graft(model, case.sites, example=case.inputs(5))
     names = BLUEPRINTS.names(host.topology, host.sites)
     assert {"conv_light", "attention", "mlp"} <= set(names)
-    offered = {place.name: set(BLUEPRINTS.fitting(host.topology, place)) for place in host.sites}
+    offered = {
+        place.name: set(BLUEPRINTS.fitting(host.topology, place))
+        for place in host.sites
+    }
     assert "conv_light" in offered["r0c0"] - offered["r0c1"]
     assert "mlp" in offered["r0c1"] - offered["r0c0"]
 
 
 def test_samples_that_cannot_be_told_from_positions_are_refused() -> None:
     model, case = made("time first")
-    with pytest.raises(esper.ConfigError, match=r"\[?\(?7, 7, 8\)?.*which dimension are the samples"):
+    with pytest.raises(
+        esper.ConfigError, match=r"\[?\(?7, 7, 8\)?.*which dimension are the samples"
+    ):
         esper.graft(model, case.sites, example=torch.randint(0, 11, (7, 7)))
 
 
@@ -193,7 +243,11 @@ class Square(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.mix, self.last = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(8, 8), nn.Identity()
+        self.stem, self.mix, self.last = (
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.Linear(8, 8),
+            nn.Identity(),
+        )
         self.head = nn.Linear(8, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -201,7 +255,9 @@ class Square(nn.Module):
         return self.head(h.mean((2, 3)))  # type: ignore[no-any-return]
 
 
-def test_channels_that_cannot_be_told_from_columns_are_refused_unless_a_layer_has_just_returned_them() -> None:
+def test_channels_that_cannot_be_told_from_columns_are_refused_unless_a_layer_has_just_returned_them() -> (
+    None
+):
     square, wide = torch.randn(3, 1, 8, 8), torch.randn(3, 1, 8, 10)
     with pytest.raises(esper.ConfigError, match="which dimension are the channels"):
         esper.graft(Square(), ["last"], example=square)
@@ -215,7 +271,11 @@ class NormsOnly(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.block, self.norm = nn.Embedding(11, 8), nn.LayerNorm(8), nn.LayerNorm(8)
+        self.embed, self.block, self.norm = (
+            nn.Embedding(11, 8),
+            nn.LayerNorm(8),
+            nn.LayerNorm(8),
+        )
         self.head = nn.Linear(8, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -29,15 +29,26 @@ from esper.seeds.blueprints import BLUEPRINTS
 from tests.grower.loops import Loop
 from tests.hosts.grown_modules import grown, require_same, seed_of, without_esper
 
-SHAPES = {"cnn": (2, 8, 5, 5), "transformer": (2, 7, 8), "encoder": (2, 7, 8), "mlp": (2, 8)}
+SHAPES = {
+    "cnn": (2, 8, 5, 5),
+    "transformer": (2, 7, 8),
+    "encoder": (2, 7, 8),
+    "mlp": (2, 8),
+}
 
 
 @pytest.mark.parametrize("topology", SHAPES)
 @pytest.mark.parametrize("operator", BlendOperator)
-def test_every_seed_computes_the_same_without_esper(topology: str, operator: BlendOperator) -> None:
+def test_every_seed_computes_the_same_without_esper(
+    topology: str, operator: BlendOperator
+) -> None:
     torch.manual_seed(0)
     for name in BLUEPRINTS.names(topology):
-        network = grown(nn.Sequential(nn.Identity(), nn.Identity()), "0", seed_of(name, topology, operator))
+        network = grown(
+            nn.Sequential(nn.Identity(), nn.Identity()),
+            "0",
+            seed_of(name, topology, operator),
+        )
         x = torch.randn(SHAPES[topology])
         plain = esper.plain(network, x)
         assert without_esper(plain)
@@ -50,7 +61,10 @@ def test_every_seed_computes_the_same_without_esper(topology: str, operator: Ble
     [
         (CNNHost(1, 10, base=3, blocks=2), torch.randn(3, 1, 8, 8)),
         (CNNHost(1, 10, base=8, blocks=2), torch.randn(3, 1, 8, 8)),
-        (TransformerHost(11, width=16, layers=2, heads=2, block=9, slots=2), torch.randint(0, 11, (3, 9))),
+        (
+            TransformerHost(11, width=16, layers=2, heads=2, block=9, slots=2),
+            torch.randint(0, 11, (3, 9)),
+        ),
     ],
     ids=["cnn", "fused", "transformer"],
 )
@@ -61,10 +75,18 @@ def test_a_host_with_seeds_that_read_a_source_becomes_an_ordinary_module(
     torch.manual_seed(0)
     host = copy.deepcopy(host)
     host.use_slots(slots)
-    names = {place.name: BLUEPRINTS.names(host.topology, [place])[-1] for place in host.sites}
-    kept = {name: KeptSeed(blueprint, "LINEAR_ADD", 0.5) for name, blueprint in names.items()}
+    names = {
+        place.name: BLUEPRINTS.names(host.topology, [place])[-1] for place in host.sites
+    }
+    kept = {
+        name: KeptSeed(blueprint, "LINEAR_ADD", 0.5)
+        for name, blueprint in names.items()
+    }
     places = {place.name: place for place in host.sites}
-    blueprints = {name: BLUEPRINTS.at(host.topology, places[name], blueprint) for name, blueprint in names.items()}
+    blueprints = {
+        name: BLUEPRINTS.at(host.topology, places[name], blueprint)
+        for name, blueprint in names.items()
+    }
     network = assemble(host, kept, blueprints, "t").eval()
     for parameter in network.seeds.parameters():
         nn.init.normal_(parameter, std=0.3)
@@ -79,7 +101,11 @@ def test_a_seed_of_a_users_own_class_is_called_as_it_is() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) if x.mean() > 0 else -x  # which cannot be traced
 
-    network = grown(nn.Sequential(nn.Identity()), "0", Seed(Mine(8, 8), BlendOperator.MULTIPLY, 8, "mlp"))
+    network = grown(
+        nn.Sequential(nn.Identity()),
+        "0",
+        Seed(Mine(8, 8), BlendOperator.MULTIPLY, 8, "mlp"),
+    )
     for x in (torch.ones(2, 8), -torch.ones(2, 8)):
         require_same(network, esper.plain(network, torch.randn(2, 8)), x)
 
@@ -89,8 +115,18 @@ def test_a_seed_of_a_users_own_class_is_called_as_it_is() -> None:
     [
         (CNNHost(1, 10, base=3, blocks=2), torch.randn(3, 1, 8, 8)),
         (CNNHost(1, 10, base=8, blocks=2), torch.randn(3, 1, 8, 8)),
-        (TransformerHost(11, width=16, layers=2, heads=2, block=9, slots=2), torch.randint(0, 11, (3, 9))),
-        (graft(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 10)), {"r0c0": "0"}, "cnn"), None),
+        (
+            TransformerHost(11, width=16, layers=2, heads=2, block=9, slots=2),
+            torch.randint(0, 11, (3, 9)),
+        ),
+        (
+            graft(
+                nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 10)),
+                {"r0c0": "0"},
+                "cnn",
+            ),
+            None,
+        ),
     ],
     ids=["cnn", "fused", "transformer", "grafted"],
 )
@@ -99,11 +135,21 @@ def test_a_grown_host_becomes_an_ordinary_module(host: Host, x: Tensor | None) -
     x = torch.randn(3, 1, 8, 8) if x is None else x
     host.probe(x)
     name = BLUEPRINTS.names(host.topology)[-1]
-    seeds = {s.name: seed_of(name, host.topology, BlendOperator.GATE, s.channels) for s in host.sites}
-    network = GrownHost(host, seeds, {s.name: KeptSeed(name, "GATED_GATE", 0.5) for s in host.sites}, "t").eval()
+    seeds = {
+        s.name: seed_of(name, host.topology, BlendOperator.GATE, s.channels)
+        for s in host.sites
+    }
+    network = GrownHost(
+        host,
+        seeds,
+        {s.name: KeptSeed(name, "GATED_GATE", 0.5) for s in host.sites},
+        "t",
+    ).eval()
     plain = esper.plain(network, x)
     assert without_esper(plain)
-    assert sum(p.numel() for p in plain.parameters()) == sum(p.numel() for p in network.parameters())
+    assert sum(p.numel() for p in plain.parameters()) == sum(
+        p.numel() for p in network.parameters()
+    )
     require_same(network, plain, x)
     assert not any(module.training for module in plain.modules())
     if len(host.sites) > 1:
@@ -114,7 +160,11 @@ def test_a_grown_host_becomes_an_ordinary_module(host: Host, x: Tensor | None) -
 def test_the_weights_of_a_copy_go_through_safetensors(tmp_path: Path) -> None:
     torch.manual_seed(0)
     x = torch.randn(3, 8)
-    network = grown(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), "1", seed_of("mlp_small"))
+    network = grown(
+        nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)),
+        "1",
+        seed_of("mlp_small"),
+    )
     network.train()(x)  # its running statistics are weights, too
     plain = esper.plain(network, x)
     save_file(plain.state_dict(), tmp_path / "weights.safetensors")
@@ -130,7 +180,9 @@ def test_the_copy_of_a_growers_model_has_its_keys_and_trains() -> None:
     assert loop.grower is not None
     network = loop.grower.finish()
     network.zero_grad()
-    assert list(esper.plain(network, torch.randn(2, 8)).state_dict()) == list(network.state_dict())
+    assert list(esper.plain(network, torch.randn(2, 8)).state_dict()) == list(
+        network.state_dict()
+    )
     network.train()
     network.get_submodule("body.3").eval()  # frozen
     plain = esper.plain(network, torch.randn(2, 8))
@@ -180,7 +232,9 @@ print("same")
 """
 
 
-def test_a_saved_network_runs_where_esper_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saved_network_runs_where_esper_cannot_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Saved whole, with a tuple and keywords at its sites; and as a program, with another batch size."""
     (tmp_path / "mine.py").write_text(MODEL)
     monkeypatch.syspath_prepend(tmp_path)
@@ -195,18 +249,33 @@ def test_a_saved_network_runs_where_esper_cannot_be_imported(tmp_path: Path, mon
     require_same(network, plain, x)
     torch.save(plain, tmp_path / "network.pt")
     batch = {0: torch.export.Dim("batch")}
-    torch.export.save(torch.export.export(network, (x[:3],), dynamic_shapes=(batch,)), tmp_path / "network.pt2")
+    torch.export.save(
+        torch.export.export(network, (x[:3],), dynamic_shapes=(batch,)),
+        tmp_path / "network.pt2",
+    )
     torch.save(x, tmp_path / "x.pt")
     torch.save(network(x).detach(), tmp_path / "wanted.pt")
-    files = [str(tmp_path / name) for name in ("network.pt", "network.pt2", "x.pt", "wanted.pt")]
-    done = subprocess.run([sys.executable, "-c", CHILD, *files], cwd=tmp_path, capture_output=True, text=True)
+    files = [
+        str(tmp_path / name)
+        for name in ("network.pt", "network.pt2", "x.pt", "wanted.pt")
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, *files],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout == "same\n", done.stderr
 
 
 class Skips(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.often, self.idle, self.starred = nn.Linear(8, 8), nn.Linear(8, 8), Starred()
+        self.often, self.idle, self.starred = (
+            nn.Linear(8, 8),
+            nn.Linear(8, 8),
+            Starred(),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.starred(self.often(x), x)  # type: ignore[no-any-return]
@@ -221,10 +290,16 @@ class Starred(nn.Module):
     ("path", "x", "words"),
     [
         ("idle", torch.randn(2, 8), "the example does not reach idle"),
-        ("often", torch.randn(2, 7), "the network cannot run on the example: RuntimeError"),
+        (
+            "often",
+            torch.randn(2, 7),
+            "the network cannot run on the example: RuntimeError",
+        ),
     ],
 )
-def test_a_network_that_cannot_be_made_plain_is_refused_with_the_reason(path: str, x: Tensor, words: str) -> None:
+def test_a_network_that_cannot_be_made_plain_is_refused_with_the_reason(
+    path: str, x: Tensor, words: str
+) -> None:
     network = grown(Skips(), path, seed_of("lora"))
     with pytest.raises(ConfigError, match=words):
         esper.plain(network, x)
@@ -255,7 +330,9 @@ class Graph(nn.Module):
         super().__init__()
         self.encode = nn.Linear(8, 8)
 
-    def forward(self, x: Tensor, edges: Tensor, weights: Tensor | None, flag: bool = False) -> list[Tensor]:
+    def forward(
+        self, x: Tensor, edges: Tensor, weights: Tensor | None, flag: bool = False
+    ) -> list[Tensor]:
         h = self.encode(x)
         return [h.index_add(0, edges[1], h[edges[0]]), h if flag else -h]
 
@@ -289,7 +366,9 @@ EDGES = torch.tensor([[0, 1, 2], [1, 2, 4]])
     ],
 )
 @pytest.mark.parametrize("merge", [False, True])
-def test_arguments_outputs_and_modes_may_have_any_form(make: type[nn.Module], example: Any, merge: bool) -> None:
+def test_arguments_outputs_and_modes_may_have_any_form(
+    make: type[nn.Module], example: Any, merge: bool
+) -> None:
     network = grown(make(), "encode", seed_of("lora"))
     plain = esper.plain(network, example, merge=merge)
     assert without_esper(plain)
@@ -342,11 +421,15 @@ class Closure(nn.Module):
 
 
 def test_a_copy_that_would_use_the_networks_own_parameters_is_refused() -> None:
-    network = grown(nn.Sequential(Closure(), nn.Linear(8, 4)), "0.down", seed_of("mlp_small"))
+    network = grown(
+        nn.Sequential(Closure(), nn.Linear(8, 4)), "0.down", seed_of("mlp_small")
+    )
     before = [p.detach().clone() for p in network.parameters()]
     with pytest.raises(ConfigError, match="a lambda, that refers to its submodules"):
         esper.plain(network, X8)
-    assert all(torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=True)
+    )
 
 
 def test_a_copy_that_was_taken_while_the_model_grew_is_made_plain() -> None:

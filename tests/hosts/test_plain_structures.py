@@ -43,7 +43,11 @@ def test_networks_that_have_grown_by_themselves_are_made_plain_together() -> Non
 
 
 def test_a_part_of_a_network_has_its_seeds_among_its_parameters() -> None:
-    network: Any = grown(nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 3)), "0.0", SMALL)
+    network: Any = grown(
+        nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 3)),
+        "0.0",
+        SMALL,
+    )
     plain = esper.plain(network[0], X8)
     assert len(list(plain.parameters())) == 2 + len(list(SMALL.parameters()))
     require_same(network[0], plain, X8)
@@ -62,11 +66,21 @@ def test_a_network_that_is_grown_as_a_whole_is_exported() -> None:
 
 
 def test_a_module_around_a_grown_host_is_made_plain() -> None:
-    host = graft(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), {"r0c0": "0"}, topology="mlp", example=X8)
+    host = graft(
+        nn.Sequential(nn.Linear(8, 8), nn.ReLU()),
+        {"r0c0": "0"},
+        topology="mlp",
+        example=X8,
+    )
     kept = {"r0c0": KeptSeed("lora", "LINEAR_ADD", 0.5)}
     images = torch.randn(2, 1, 8, 8)
     for network, x in (
-        (nn.Sequential(GrownHost(host, {"r0c0": seed_of("lora")}, kept, "t"), nn.Linear(8, 3)), X8),
+        (
+            nn.Sequential(
+                GrownHost(host, {"r0c0": seed_of("lora")}, kept, "t"), nn.Linear(8, 3)
+            ),
+            X8,
+        ),
         (nn.Sequential(host, nn.Linear(8, 3)), X8),
         (nn.Sequential(CNNHost(1, 10, base=8, blocks=2), nn.Linear(10, 2)), images),
         (CNNHost(1, 10, base=8, blocks=2), images),
@@ -83,7 +97,11 @@ def test_a_grown_network_and_its_copy_can_be_turned_into_another_dtype(
     dtype: torch.dtype, operator: BlendOperator
 ) -> None:
     torch.manual_seed(0)
-    network = grown(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), "0", seed_of("mlp_small", operator=operator)).eval()
+    network = grown(
+        nn.Sequential(nn.Linear(8, 8), nn.ReLU()),
+        "0",
+        seed_of("mlp_small", operator=operator),
+    ).eval()
     wanted = network(X8)
     plain = esper.plain(network, X8).to(dtype)
     turned = network.to(dtype)
@@ -142,7 +160,9 @@ class Policy(nn.Module):
         self.call = (lambda x: layer(x)) if closed else None
 
     def forward(self, x: Tensor) -> torch.distributions.Categorical:
-        return torch.distributions.Categorical(logits=self.layer(x) if self.call is None else self.call(x))
+        return torch.distributions.Categorical(
+            logits=self.layer(x) if self.call is None else self.call(x)
+        )
 
 
 def test_a_network_may_return_a_distribution() -> None:
@@ -157,5 +177,7 @@ def test_what_torch_notes_of_removed_hooks_goes_too() -> None:
     """Otherwise a hook that gets the same number in another process would be called with other arguments."""
     seed = seed_of("conv_small", "cnn")
     guard_group_norm(seed)
-    plain = esper.plain(grown(nn.Sequential(nn.Identity()), "0", seed), torch.randn(2, 8, 4, 4))
+    plain = esper.plain(
+        grown(nn.Sequential(nn.Identity()), "0", seed), torch.randn(2, 8, 4, 4)
+    )
     assert not any(module._forward_pre_hooks_with_kwargs for module in plain.modules())

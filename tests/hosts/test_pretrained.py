@@ -24,7 +24,9 @@ class Pretrained(nn.Module):
         """As those of Hugging Face."""
 
 
-def test_seeds_are_noted_once_with_paths_from_the_outermost_model_and_go_with_the_seeds() -> None:
+def test_seeds_are_noted_once_with_paths_from_the_outermost_model_and_go_with_the_seeds() -> (
+    None
+):
     model = Pretrained()
     wrapper = nn.ModuleDict({"net": model})
     attach(wrapper, {"net.inner": ("r0c0", seed_of("lora"), 0.5)})
@@ -32,7 +34,10 @@ def test_seeds_are_noted_once_with_paths_from_the_outermost_model_and_go_with_th
     hook.recipe = {"blueprint": "lora"}
     note_seeds(wrapper)
     note = model.config.quantization_config
-    assert note == {"needs": NEEDS, "seeds": [{"path": "inner", "name": "r0c0", "alpha": 0.5, "blueprint": "lora"}]}
+    assert note == {
+        "needs": NEEDS,
+        "seeds": [{"path": "inner", "name": "r0c0", "alpha": 0.5, "blueprint": "lora"}],
+    }
     assert is_note(note)
     unregister(model, hook)
     note_seeds(wrapper)

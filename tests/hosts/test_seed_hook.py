@@ -99,9 +99,14 @@ def test_a_grown_submodule_keeps_identity_class_attributes_and_keys() -> None:
     grown(model, "first")
     assert model.first is first
     assert type(first) is nn.Linear
-    assert list(model.state_dict())[: len(keys)] == keys, "the keys of the seed follow those of the model"
+    assert list(model.state_dict())[: len(keys)] == keys, (
+        "the keys of the seed follow those of the model"
+    )
     assert model(X).shape == X.shape, "the forward pass reads an attribute of the layer"
-    model.load_state_dict({key: value for key, value in model.state_dict().items() if key in keys}, strict=False)
+    model.load_state_dict(
+        {key: value for key, value in model.state_dict().items() if key in keys},
+        strict=False,
+    )
 
 
 def test_features_keep_their_dtype_under_autocast() -> None:
@@ -137,7 +142,9 @@ def test_copies_are_networks_of_their_own(how: str) -> None:
     assert torch.equal(other(X), wanted)
     [(path, _, hook)] = hooks_of(other)
     assert path == "first"
-    assert hook.seed is container_of(other).get_submodule("r0c0"), "the seed that acts is the one that is registered"
+    assert hook.seed is container_of(other).get_submodule("r0c0"), (
+        "the seed that acts is the one that is registered"
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -159,7 +166,11 @@ print(torch.equal(model(x), wanted))
 def test_hooks_that_are_added_in_a_new_process_replace_no_seed(tmp_path: Any) -> None:
     model = grown(nn.Sequential(nn.Linear(4, 4)), "0")
     torch.save(model, tmp_path / "model.pt")
-    done = subprocess.run([sys.executable, "-c", LOADED, str(tmp_path / "model.pt")], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, str(tmp_path / "model.pt")],
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout.strip() == "True", done.stderr
 
 

@@ -46,10 +46,19 @@ def test_a_state_without_its_seeds_is_that_of_the_model() -> None:
 
 
 def test_a_recipe_that_cannot_be_followed_is_refused() -> None:
-    recipe = {"path": "body.0", "name": "a", "alpha": 1.0, "topology": "mlp", "style": "LINEAR_ADD", "channels": 12}
+    recipe = {
+        "path": "body.0",
+        "name": "a",
+        "alpha": 1.0,
+        "topology": "mlp",
+        "style": "LINEAR_ADD",
+        "channels": 12,
+    }
     with pytest.raises(esper.ConfigError, match="does not say what the seed"):
         add_seed(net(), recipe)
-    with pytest.raises(esper.ConfigError, match=r"unknown blueprint 'mine' .*register it first"):
+    with pytest.raises(
+        esper.ConfigError, match=r"unknown blueprint 'mine' .*register it first"
+    ):
         add_seed(net(), {**recipe, "blueprint": "mine"})
     with pytest.raises(esper.ConfigError, match="has no nothing: load it by the class"):
         add_seed(net(), {**recipe, "blueprint": "lora", "path": "nothing"})

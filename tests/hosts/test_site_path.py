@@ -19,14 +19,19 @@ from esper.hosts.site_path import SitePath
         ("block -> block.conv", "block", "block.conv", "block"),
     ],
 )
-def test_a_text_names_one_submodule_or_two(text: str, source: str | None, sink: str, ancestor: str) -> None:
+def test_a_text_names_one_submodule_or_two(
+    text: str, source: str | None, sink: str, ancestor: str
+) -> None:
     path = SitePath.parse(text)
     assert (path.source, path.sink, path.ancestor) == (source, sink, ancestor)
     assert SitePath.parse(str(path)) == path
     assert path.paths == ((sink,) if source is None else (source, sink))
 
 
-@pytest.mark.parametrize("text", ["->", "a ->", "-> b", "a -> b -> c", "fc1 > fc2", "fc1 => fc2", "fc1 → fc2"])
+@pytest.mark.parametrize(
+    "text",
+    ["->", "a ->", "-> b", "a -> b -> c", "fc1 > fc2", "fc1 => fc2", "fc1 → fc2"],
+)
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="'source -> sink'"):
         SitePath.parse(text)

@@ -17,9 +17,12 @@ TOKENS = torch.zeros(3, 16, dtype=torch.long)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "width", "parameters"), [(1, 3, 277), (277, 3, 277), (357, 3, 277), (358, 4, 438), (900, 6, 868)]
+    ("wanted", "width", "parameters"),
+    [(1, 3, 277), (277, 3, 277), (357, 3, 277), (358, 4, 438), (900, 6, 868)],
 )
-def test_the_nearest_width_of_a_convolutional_host(wanted: int, width: int, parameters: int) -> None:
+def test_the_nearest_width_of_a_convolutional_host(
+    wanted: int, width: int, parameters: int
+) -> None:
     found = nearest_in_size(lambda: build_host("digits"), wanted, DIGITS)
     assert found.width == width
     made = found()
@@ -29,14 +32,23 @@ def test_the_nearest_width_of_a_convolutional_host(wanted: int, width: int, para
 
 def test_the_nearest_width_of_a_transformer() -> None:
     host = TransformerHost(vocabulary=50, width=8, layers=2, heads=4, block=16, slots=2)
-    sizes = {w: TransformerHost(50, w, 2, 4, 16, 2).parameter_count for w in (8, 12, 16)}
+    sizes = {
+        w: TransformerHost(50, w, 2, 4, 16, 2).parameter_count for w in (8, 12, 16)
+    }
     assert nearest_in_size(lambda: host, sizes[12] + 1, TOKENS).width == 12
-    assert nearest_in_size(lambda: host, sizes[16] - 1, TOKENS)().parameter_count == sizes[16]
-    assert isinstance(nearest_in_size(lambda: host, sizes[16], TOKENS)(), TransformerHost)
+    assert (
+        nearest_in_size(lambda: host, sizes[16] - 1, TOKENS)().parameter_count
+        == sizes[16]
+    )
+    assert isinstance(
+        nearest_in_size(lambda: host, sizes[16], TOKENS)(), TransformerHost
+    )
 
 
 @pytest.mark.parametrize(("width", "parameters"), [(1, 63), (3, 277), (4, 438)])
-def test_a_convolutional_host_of_a_width_narrower_or_wider(width: int, parameters: int) -> None:
+def test_a_convolutional_host_of_a_width_narrower_or_wider(
+    width: int, parameters: int
+) -> None:
     """9·w + 9·2·w² of convolutions, 2·3·w of norms, 10·2·w + 10 of the head."""
     made = at_width(lambda: build_host("digits"), width)()
     assert made.parameter_count == parameters == 18 * width**2 + 35 * width + 10
@@ -54,12 +66,19 @@ def test_a_transformer_of_a_width_that_its_heads_divide() -> None:
 
 def own(width: int) -> GraftedHost:
     """10 · w parameters of the convolution, 10 · w + 10 of the lazy head."""
-    model = nn.Sequential(nn.Conv2d(1, width, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LazyLinear(10))
+    model = nn.Sequential(
+        nn.Conv2d(1, width, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LazyLinear(10)
+    )
     return graft(model, {"r0c0": "0"})
 
 
-@pytest.mark.parametrize(("wanted", "step", "width"), [(1, 1, 4), (100, 1, 4), (101, 1, 5), (170, 2, 8), (1000, 1, 49)])
-def test_a_users_network_is_widened_by_its_family(wanted: int, step: int, width: int) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "step", "width"),
+    [(1, 1, 4), (100, 1, 4), (101, 1, 5), (170, 2, 8), (1000, 1, 49)],
+)
+def test_a_users_network_is_widened_by_its_family(
+    wanted: int, step: int, width: int
+) -> None:
     found = nearest_in_size(HostFamily(own, 4, step), wanted, DIGITS)
     assert found.width == width
     made = found()
@@ -73,7 +92,9 @@ def test_a_family_makes_its_host_and_those_of_other_widths() -> None:
     made = at_width(family, 2)()
     made.probe(DIGITS)
     assert made.parameter_count == 50
-    with pytest.raises(ConfigError, match="cannot have width 3: give a multiple of 2; it has 4"):
+    with pytest.raises(
+        ConfigError, match="cannot have width 3: give a multiple of 2; it has 4"
+    ):
         at_width(family, 3)
 
 
@@ -84,5 +105,8 @@ def test_a_family_whose_widths_do_not_fit_is_refused(width: int, step: int) -> N
 
 
 def test_a_network_without_a_family_cannot_be_widened() -> None:
-    with pytest.raises(ConfigError, match=r"cannot widen a GraftedHost: .* build_host=esper\.HostFamily\(build, width"):
+    with pytest.raises(
+        ConfigError,
+        match=r"cannot widen a GraftedHost: .* build_host=esper\.HostFamily\(build, width",
+    ):
         nearest_in_size(lambda: own(4), 1000, DIGITS)

@@ -33,7 +33,10 @@ def test_a_source_is_taken_once_in_the_run_in_which_it_was_kept() -> None:
     found = kept.take()
     assert torch.equal(found, X)
     assert found.data_ptr() != X.data_ptr(), "a layer may work in place"
-    with pytest.raises(ConfigError, match="first has not run before last in this pass; name the layer that runs first"):
+    with pytest.raises(
+        ConfigError,
+        match="first has not run before last in this pass; name the layer that runs first",
+    ):
         kept.take()
 
 
@@ -84,7 +87,9 @@ def test_threads_have_runs_of_their_own() -> None:
     assert torch.equal(kept.take(), X)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))]
+)
 def test_copies_have_no_run(copied: Any) -> None:
     kept = frame()
     kept.open()
@@ -105,7 +110,9 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_hooks_keep_what_is_read_and_leave_nothing_when_a_pass_fails(reads: bool) -> None:
+def test_hooks_keep_what_is_read_and_leave_nothing_when_a_pass_fails(
+    reads: bool,
+) -> None:
     model, kept, seen = Net(), frame(reads), list[Tensor]()
 
     def at_sink(_module: nn.Module, _inputs: Any, _output: Any) -> None:

@@ -24,7 +24,9 @@ print(tuple(model(torch.zeros(2, 3, 32, 32)).shape), import_torchvision() is tor
 
 @pytest.mark.slow
 def test_torchvision_is_imported_in_a_fresh_process_and_its_models_run() -> None:
-    found = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        [sys.executable, "-c", CHILD], capture_output=True, text=True, check=False
+    )
     assert (found.returncode, found.stdout) == (0, "(2, 10) True\n"), found.stderr
 
 
@@ -33,7 +35,10 @@ def test_compiled_operators_of_torchvision_are_used_if_they_load() -> None:
     import torch
 
     torchvision = import_torchvision()
-    boxes, scores = torch.tensor([[0.0, 0, 1, 1], [0, 0, 1, 1]]), torch.tensor([0.5, 0.9])
+    boxes, scores = (
+        torch.tensor([[0.0, 0, 1, 1], [0, 0, 1, 1]]),
+        torch.tensor([0.5, 0.9]),
+    )
     if torchvision.extension._has_ops():
         assert torchvision.ops.nms(boxes, scores, 0.5).tolist() == [1]
     else:
@@ -41,7 +46,11 @@ def test_compiled_operators_of_torchvision_are_used_if_they_load() -> None:
             torchvision.ops.nms(boxes, scores, 0.5)
 
 
-def test_the_error_for_a_missing_torchvision_names_the_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_torchvision_names_the_pair(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install torch==2\.13\.0 torchvision==0\.28\.0"):
+    with pytest.raises(
+        ConfigError, match=r"pip install torch==2\.13\.0 torchvision==0\.28\.0"
+    ):
         import_torchvision()

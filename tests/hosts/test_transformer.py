@@ -14,7 +14,9 @@ from esper.hosts.transformer import Block, TiedHead, TransformerHost
 
 def small(slots: int = 2) -> TransformerHost:
     torch.manual_seed(0)
-    return TransformerHost(vocabulary=11, width=8, layers=4, heads=2, block=6, slots=slots)
+    return TransformerHost(
+        vocabulary=11, width=8, layers=4, heads=2, block=6, slots=slots
+    )
 
 
 def tied_weight(host: TransformerHost) -> torch.Tensor:
@@ -29,15 +31,26 @@ def embedding_weight(host: TransformerHost) -> torch.Tensor:
 
 def test_gpt2_vocabulary_and_six_layers_have_the_parameters_of_the_preset() -> None:
     with torch.device("meta"):
-        host = TransformerHost(vocabulary=50_257, width=384, layers=6, heads=6, block=256, slots=3)
+        host = TransformerHost(
+            vocabulary=50_257, width=384, layers=6, heads=6, block=256, slots=3
+        )
     assert host.parameter_count == 30_044_544
 
 
-@pytest.mark.parametrize(("vocabulary", "width", "layers", "block"), [(11, 8, 4, 6), (104, 64, 2, 64)])
-def test_parameters_by_formula(vocabulary: int, width: int, layers: int, block: int) -> None:
+@pytest.mark.parametrize(
+    ("vocabulary", "width", "layers", "block"), [(11, 8, 4, 6), (104, 64, 2, 64)]
+)
+def test_parameters_by_formula(
+    vocabulary: int, width: int, layers: int, block: int
+) -> None:
     host = TransformerHost(vocabulary, width, layers, 2, block, 1)
     # 4 D² in attention and 8 D² in the MLP; biases 3 D + D + 4 D + D and two norms of 2 D; the last norm 2 D.
-    assert host.parameter_count == (vocabulary + block) * width + layers * (12 * width**2 + 13 * width) + 2 * width
+    assert (
+        host.parameter_count
+        == (vocabulary + block) * width
+        + layers * (12 * width**2 + 13 * width)
+        + 2 * width
+    )
 
 
 @pytest.mark.parametrize("slots", [1, 2, 4])
@@ -46,7 +59,10 @@ def test_slots_sit_after_equal_groups_of_layers(slots: int) -> None:
     assert host.topology == "transformer"
     assert host.slot_names == tuple(f"r0c{i}" for i in range(slots))
     assert [site.channels for site in host.sites] == [8] * slots
-    blocks = [sum(isinstance(m, Block) for m in segment.modules()) for segment in host.segments]
+    blocks = [
+        sum(isinstance(m, Block) for m in segment.modules())
+        for segment in host.segments
+    ]
     assert blocks == [4 // slots] * slots + [0]
     h = torch.randint(11, (3, 5))
     for segment in host.segments[:-1]:
@@ -64,8 +80,18 @@ def test_slots_sit_after_equal_groups_of_layers(slots: int) -> None:
         ({"slots": 0}, "1 or more"),
     ],
 )
-def test_numbers_that_do_not_divide_are_refused(changed: dict[str, int], message: str) -> None:
-    sizes = {"vocabulary": 11, "width": 8, "layers": 4, "heads": 2, "block": 6, "slots": 2, **changed}
+def test_numbers_that_do_not_divide_are_refused(
+    changed: dict[str, int], message: str
+) -> None:
+    sizes = {
+        "vocabulary": 11,
+        "width": 8,
+        "layers": 4,
+        "heads": 2,
+        "block": 6,
+        "slots": 2,
+        **changed,
+    }
     with pytest.raises(ValueError, match=message):
         TransformerHost(**sizes)
 
@@ -105,7 +131,9 @@ def test_the_shared_tensor_is_in_the_state_dict_once(tmp_path: Path) -> None:
     host, other = small(), TransformerHost(11, 8, 4, 2, 6, 2)
     state = host.state_dict()
     assert sum(tensor.numel() for tensor in state.values()) == host.parameter_count
-    safetensors.torch.save_file(state, tmp_path / "host.safetensors")  # refuses tensors that share memory
+    safetensors.torch.save_file(
+        state, tmp_path / "host.safetensors"
+    )  # refuses tensors that share memory
     tokens = torch.randint(11, (2, 6))
     assert not torch.equal(host(tokens), other(tokens))
     other.load_state_dict(safetensors.torch.load_file(tmp_path / "host.safetensors"))
@@ -133,14 +161,18 @@ def test_moving_a_host_keeps_it_tied() -> None:
 
 def test_weights_start_as_gpt2s() -> None:
     torch.manual_seed(0)
-    host = TransformerHost(vocabulary=500, width=64, layers=8, heads=4, block=64, slots=2)
+    host = TransformerHost(
+        vocabulary=500, width=64, layers=8, heads=4, block=64, slots=2
+    )
     for name, parameter in host.named_parameters():
         if name.endswith("bias"):
             assert not parameter.any(), name
         elif parameter.ndim == 2:
             residual = name.endswith(("project.weight", "mlp.2.weight"))
             wanted = 0.02 / math.sqrt(16) if residual else 0.02
-            assert float(parameter.detach().std()) == pytest.approx(wanted, rel=0.05), name
+            assert float(parameter.detach().std()) == pytest.approx(wanted, rel=0.05), (
+                name
+            )
     norms = [m for m in host.modules() if isinstance(m, nn.LayerNorm)]
     assert len(norms) == 17
     assert all(bool((norm.weight == 1).all()) for norm in norms)

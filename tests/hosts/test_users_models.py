@@ -19,10 +19,19 @@ from tests.hosts.plain_models import GENERATOR, Plain, X, double, task_of
 from tests.run.test_grow import SCHEDULE
 
 
-def grow(task: esper.Task, tmp_path: Path, blueprint: str = "mlp_small") -> esper.run.grow.Grown:
+def grow(
+    task: esper.Task, tmp_path: Path, blueprint: str = "mlp_small"
+) -> esper.run.grow.Grown:
     (tmp_path / "s.toml").write_text(SCHEDULE.replace("conv_light", blueprint))
     config = esper.TrainingConfig.parse(
-        {"run": {"lanes": 1}, "env": {"baseline_episodes": 1, "gates": EASY_GATES, "parameter_budget": 1000}}
+        {
+            "run": {"lanes": 1},
+            "env": {
+                "baseline_episodes": 1,
+                "gates": EASY_GATES,
+                "parameter_budget": 1000,
+            },
+        }
     )
     return esper.grow(task, f"schedule:{tmp_path / 's.toml'}", epochs=7, config=config)
 
@@ -98,7 +107,9 @@ def test_refused_seeds_are_reported(tmp_path: Path) -> None:
     from esper.seeds.blueprints import BLUEPRINTS
 
     registered = dict(BLUEPRINTS._table)
-    BLUEPRINTS.register("cnn", "bad", parameters=lambda channels: 0)(lambda channels: nn.Sequential(Bad()))
+    BLUEPRINTS.register("cnn", "bad", parameters=lambda channels: 0)(
+        lambda channels: nn.Sequential(Bad())
+    )
     try:
         model = lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))  # noqa: E731
         grown = grow(task_of(model, "0", "cnn", x=images), tmp_path, "bad")
@@ -109,7 +120,9 @@ def test_refused_seeds_are_reported(tmp_path: Path) -> None:
 
 
 def test_layers_that_were_frozen_in_eval_mode_stay_so() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)
+    )
     model[1].eval()
     host = esper.graft(model, {"r0c0": "0"}, example=torch.randn(3, 1, 4, 4))
     host.eval()
@@ -122,7 +135,9 @@ def test_layers_that_were_frozen_in_eval_mode_stay_so() -> None:
     x = torch.randn(3, 1, 4, 4)
     assert torch.equal(host.train()(x), host.eval()(x))
     whole = esper.graft(copy.deepcopy(model).eval(), {"r0c0": "0"}).train()
-    assert all(module.training for module in whole.model.modules())  # a model that was merely in use
+    assert all(
+        module.training for module in whole.model.modules()
+    )  # a model that was merely in use
 
 
 def test_a_grown_network_serves_many_threads(tmp_path: Path) -> None:
@@ -144,11 +159,16 @@ def test_a_grown_network_serves_many_threads(tmp_path: Path) -> None:
     assert max(wrong) == 0
 
 
-def test_a_host_grafted_elsewhere_is_refused_when_a_file_is_loaded(tmp_path: Path) -> None:
+def test_a_host_grafted_elsewhere_is_refused_when_a_file_is_loaded(
+    tmp_path: Path,
+) -> None:
     network = grow(task_of(Plain, "first"), tmp_path).network
     esper.export(network, tmp_path / "saved")
     elsewhere = esper.graft(Plain(), {"r0c0": "last"}, "mlp", example=X)
-    with pytest.raises(esper.ConfigError, match=r"has mlp slots \{'r0c0': 'last'\}, but the saved host was grown with"):
+    with pytest.raises(
+        esper.ConfigError,
+        match=r"has mlp slots \{'r0c0': 'last'\}, but the saved host was grown with",
+    ):
         esper.load_host(tmp_path / "saved", model=elsewhere)
     same = esper.graft(Plain(), {"r0c0": "first"}, "mlp")
     assert torch.equal(esper.load_host(tmp_path / "saved", model=same)(X), network(X))
@@ -159,7 +179,9 @@ def test_a_recurrent_network_grows(tmp_path: Path) -> None:
     grown = grow(task_of(Recurrent, "gru", "transformer"), tmp_path)
     assert grown.seeds == {"r0c0": "mlp_small"}
     plain = esper.plain(grown.network, X[:3])
-    torch.testing.assert_close(plain(X)["logits"], grown.network(X), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        plain(X)["logits"], grown.network(X), rtol=1e-5, atol=1e-5
+    )
 
 
 class Recurrent(nn.Module):

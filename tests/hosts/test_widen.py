@@ -29,20 +29,35 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.norm, self.conv2 = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 8, 3)
+        self.conv1, self.norm, self.conv2 = (
+            nn.Conv2d(1, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.Conv2d(4, 8, 3),
+        )
         self.fc1, self.fc2 = nn.Linear(8 * 16, 16), nn.Linear(16, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm(self.conv1(x)))
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
-        return self.fc2(F.dropout(F.gelu(self.fc1(torch.flatten(x, 1))), 0.5, self.training))  # type: ignore[no-any-return]
+        return self.fc2(
+            F.dropout(F.gelu(self.fc1(torch.flatten(x, 1))), 0.5, self.training)
+        )  # type: ignore[no-any-return]
 
 
-SITES = {"r2c0": "conv1 -> conv2", "r2c1": "conv2 -> fc1", "r2c2": "fc1 -> fc2", "r3c0": "conv2 -> conv2"}
+SITES = {
+    "r2c0": "conv1 -> conv2",
+    "r2c1": "conv2 -> fc1",
+    "r2c2": "fc1 -> fc2",
+    "r3c0": "conv2 -> conv2",
+}
 
 HOSTS: dict[str, tuple[Callable[[], Host], tuple[str, ...], Tensor]] = {
     "one widening": (lambda: CNNHost(1, 10, base=3, blocks=2), ("r2c0",), IMAGES),
-    "all in a row": (lambda: CNNHost(1, 10, base=3, blocks=3, rows=1), ("r2c0", "r2c1", "r2c2"), IMAGES),
+    "all in a row": (
+        lambda: CNNHost(1, 10, base=3, blocks=3, rows=1),
+        ("r2c0", "r2c1", "r2c2"),
+        IMAGES,
+    ),
     "fused": (lambda: CNNHost(1, 10, base=8, blocks=2), ("r2c0", "r2c1"), IMAGES),
     "text": (
         lambda: TransformerHost(11, 8, layers=2, heads=2, block=6, slots=2),
@@ -50,7 +65,11 @@ HOSTS: dict[str, tuple[Callable[[], Host], tuple[str, ...], Tensor]] = {
         torch.randint(0, 11, (4, 6)),
     ),
     "grafted": (lambda: graft(Net(), SITES, example=IMAGES), tuple(SITES), IMAGES),
-    "grafted, one": (lambda: graft(Net(), {"r2c1": "conv2 -> fc1"}, example=IMAGES), ("r2c1",), IMAGES),
+    "grafted, one": (
+        lambda: graft(Net(), {"r2c1": "conv2 -> fc1"}, example=IMAGES),
+        ("r2c1",),
+        IMAGES,
+    ),
 }
 
 
@@ -61,10 +80,22 @@ def grown(kind: str, residual: str = "") -> tuple[GrownHost, Tensor]:
     host = make()
     host.use_slots((*slots, residual) if residual else slots)
     places = {place.name: place for place in host.sites}
-    names = {name: BLUEPRINTS.names(host.topology, [place])[-1] for name, place in places.items()}
-    kept = {name: KeptSeed(blueprint, "LINEAR_ADD", 0.75) for name, blueprint in names.items()}
+    names = {
+        name: BLUEPRINTS.names(host.topology, [place])[-1]
+        for name, place in places.items()
+    }
+    kept = {
+        name: KeptSeed(blueprint, "LINEAR_ADD", 0.75)
+        for name, blueprint in names.items()
+    }
     network = assemble(
-        host, kept, {name: BLUEPRINTS.at(host.topology, places[name], b) for name, b in names.items()}, "t"
+        host,
+        kept,
+        {
+            name: BLUEPRINTS.at(host.topology, places[name], b)
+            for name, b in names.items()
+        },
+        "t",
     )
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=0.3)
@@ -77,7 +108,9 @@ def grown(kind: str, residual: str = "") -> tuple[GrownHost, Tensor]:
 
 
 @pytest.mark.parametrize("kind", HOSTS)
-def test_a_merged_network_computes_the_same_with_nothing_of_esper_in_it(kind: str) -> None:
+def test_a_merged_network_computes_the_same_with_nothing_of_esper_in_it(
+    kind: str,
+) -> None:
     network, x = grown(kind)
     wanted = network(x)
     with warnings.catch_warnings():
@@ -98,8 +131,12 @@ def test_a_merged_network_has_the_parameters_of_the_wider_one(kind: str) -> None
         wider.conv2, wider.fc1 = nn.Conv2d(4, 16, 3), nn.Linear(16 * 16, 16)
     else:
         base, blocks = (3, 3) if kind == "all in a row" else (8, 2)
-        wider = CNNHost(1, 10, base, blocks, widths=[2 * base * 2**block for block in range(blocks)])  # type: ignore[assignment]
-    assert sum(p.numel() for p in merged.parameters()) == sum(p.numel() for p in wider.parameters())
+        wider = CNNHost(
+            1, 10, base, blocks, widths=[2 * base * 2**block for block in range(blocks)]
+        )  # type: ignore[assignment]
+    assert sum(p.numel() for p in merged.parameters()) == sum(
+        p.numel() for p in wider.parameters()
+    )
 
 
 def test_weights_between_two_widenings_are_zero_and_learn() -> None:
@@ -115,27 +152,40 @@ def test_weights_between_two_widenings_are_zero_and_learn() -> None:
 
 def test_a_kept_seed_between_the_layers_keeps_a_widening_apart() -> None:
     network, x = grown("one widening", residual="r0c0")
-    with pytest.warns(UserWarning, match=r"r2c0: the kept seed in r0c0 changes the units between its layers"):
+    with pytest.warns(
+        UserWarning,
+        match=r"r2c0: the kept seed in r0c0 changes the units between its layers",
+    ):
         merged = esper.plain(network, x, merge=True)
     torch.testing.assert_close(merged(x), network(x), rtol=1e-6, atol=1e-6)
 
 
-def test_units_that_something_else_reads_keep_a_widening_apart_and_nothing_changes() -> None:
+def test_units_that_something_else_reads_keep_a_widening_apart_and_nothing_changes() -> (
+    None
+):
     class Reads(Net):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + self.conv1.weight.shape[0]
 
     host = graft(Reads(), {"r2c0": "conv1 -> conv2"}, example=IMAGES)
     kept = {"r2c0": KeptSeed("widen_whole", "LINEAR_ADD", 1.0)}
-    network = assemble(host, kept, {"r2c0": BLUEPRINTS.get("cnn", "widen_whole")}, "t").eval()
+    network = assemble(
+        host, kept, {"r2c0": BLUEPRINTS.get("cnn", "widen_whole")}, "t"
+    ).eval()
     nn.init.normal_(network.seeds["r2c0"].get_submodule("body.3").weight)  # type: ignore[arg-type]
     before = copy.deepcopy(network)
-    with pytest.raises(esper.ConfigError, match=r"r2c0: .*something else uses the units of its layers"):
+    with pytest.raises(
+        esper.ConfigError, match=r"r2c0: .*something else uses the units of its layers"
+    ):
         esper.plain(network, IMAGES, merge=True)
     assert torch.equal(network(IMAGES), before(IMAGES))
 
 
-def test_without_merge_a_seed_of_a_grafted_network_that_reads_a_source_is_refused() -> None:
+def test_without_merge_a_seed_of_a_grafted_network_that_reads_a_source_is_refused() -> (
+    None
+):
     network, x = grown("grafted, one")
-    with pytest.raises(esper.ConfigError, match=r"slot r2c1: .*conv2 -> fc1.*pass merge=True"):
+    with pytest.raises(
+        esper.ConfigError, match=r"slot r2c1: .*conv2 -> fc1.*pass merge=True"
+    ):
         esper.plain(network, x)

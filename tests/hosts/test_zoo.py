@@ -21,15 +21,27 @@ def test_a_model_of_torchvision_grows(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(48) % 2
     x = torch.randn(48, 3, 32, 32, generator=generator) + y[:, None, None, None]
-    splits = [esper.Split(x[rows], y[rows]) for rows in (slice(0, 32), slice(32, 40), slice(40, 48))]
+    splits = [
+        esper.Split(x[rows], y[rows])
+        for rows in (slice(0, 32), slice(32, 40), slice(40, 48))
+    ]
 
     def build_host() -> esper.hosts.graft.GraftedHost:
-        return torchvision_host("shufflenet_v2_x0_5", 2, sites={"r0c0": "stage2", "r0c1": "stage4"})
+        return torchvision_host(
+            "shufflenet_v2_x0_5", 2, sites={"r0c0": "stage2", "r0c1": "stage4"}
+        )
 
-    task = esper.Task("noise", 2, build_host, *splits, batch_size=16, learning_rate=0.01)
+    task = esper.Task(
+        "noise", 2, build_host, *splits, batch_size=16, learning_rate=0.01
+    )
     (tmp_path / "s.toml").write_text(SCHEDULE)
     config = esper.TrainingConfig.parse(
-        {"env": {"baseline_episodes": 1, "gates": {"min_training_epochs": 1, "trial_standard_errors": 1e6}}}
+        {
+            "env": {
+                "baseline_episodes": 1,
+                "gates": {"min_training_epochs": 1, "trial_standard_errors": 1e6},
+            }
+        }
     )
     grown = esper.grow(task, f"schedule:{tmp_path / 's.toml'}", epochs=7, config=config)
     assert grown.seeds == {"r0c0": "conv_light"}
@@ -40,13 +52,19 @@ def test_a_model_of_torchvision_grows(tmp_path: Path) -> None:
 
 def test_a_seed_learns_in_a_resnet18_for_small_images() -> None:
     """Images of 32 pixels, as CIFAR's."""
-    host = torchvision_host("resnet18", 2, sites={"r0c0": "layer1", "r0c1": "layer4"}, small_images=True)
+    host = torchvision_host(
+        "resnet18", 2, sites={"r0c0": "layer1", "r0c1": "layer4"}, small_images=True
+    )
     x = torch.randn(2, 3, 32, 32)
     host.probe(x)
     assert [site.channels for site in host.sites] == [64, 512]
     assert host.parameter_count == 11_173_962 - 8 * 513
-    seed = Seed(BLUEPRINTS.get("cnn", "conv_light").build(64), BlendOperator.ADD, 64, "cnn")
-    logits = host.train().forward_with_hook(x, lambda site, at: at.h + seed(at.h) if site == 0 else at.h)
+    seed = Seed(
+        BLUEPRINTS.get("cnn", "conv_light").build(64), BlendOperator.ADD, 64, "cnn"
+    )
+    logits = host.train().forward_with_hook(
+        x, lambda site, at: at.h + seed(at.h) if site == 0 else at.h
+    )
     torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1])).backward()
     for parameter in (*host.parameters(), *seed.parameters()):
         assert parameter.grad is not None
@@ -64,13 +82,19 @@ def test_known_sites_can_hold_slots(name: str) -> None:
 
 def test_cifar_s_resnet_has_its_known_size() -> None:
     with torch.device("meta"):
-        assert torchvision_host("resnet18", 10, small_images=True).parameter_count == 11_173_962
+        assert (
+            torchvision_host("resnet18", 10, small_images=True).parameter_count
+            == 11_173_962
+        )
 
 
 def test_wrong_names_list_the_right_ones() -> None:
     with pytest.raises(ConfigError, match=r"no model 'resnet17'; it has: .*resnet18"):
         torchvision_host("resnet17", 10)
-    with pytest.raises(ConfigError, match=r"no sites are known for 'alexnet': name them, or choose one of resnet18"):
+    with pytest.raises(
+        ConfigError,
+        match=r"no sites are known for 'alexnet': name them, or choose one of resnet18",
+    ):
         torchvision_host("alexnet", 10)
     with pytest.raises(ConfigError, match=r"no submodule 'layer9'; it has: conv1"):
         torchvision_host("resnet18", 10, {"r0c0": "layer9"})

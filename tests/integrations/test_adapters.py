@@ -42,7 +42,9 @@ def loss_of(logits: Tensor, y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("steps", [None, 50], ids=["LoRA", "AdaLoRA"])
 @pytest.mark.parametrize("slots", [("r0",), ("all",)], ids="-".join)
-def test_at_first_it_computes_what_the_host_does(slots: tuple[str, ...], steps: int | None) -> None:
+def test_at_first_it_computes_what_the_host_does(
+    slots: tuple[str, ...], steps: int | None
+) -> None:
     x, _ = batches(1)[0]
     plain, adapted = small(slots).eval(), AdaptedHost(small(slots), 2, steps).eval()
     adapted.take(plain)
@@ -50,24 +52,43 @@ def test_at_first_it_computes_what_the_host_does(slots: tuple[str, ...], steps: 
 
 
 @pytest.mark.parametrize("slots", [("r0",), ("all",)], ids="-".join)
-def test_every_adapter_and_the_last_layer_learn_and_nothing_else(slots: tuple[str, ...]) -> None:
+def test_every_adapter_and_the_last_layer_learn_and_nothing_else(
+    slots: tuple[str, ...],
+) -> None:
     adapted = AdaptedHost(small(slots), 2)
     x, y = batches(1)[0]
     loss_of(adapted(x), y).backward()
-    learning = {name for name, p in adapted.host.named_parameters() if p.grad is not None}
-    assert len([name for name in learning if ".lora_" in name]) == 2 * 2 * 4  # matrices, layers, linear layers in each
-    assert {name for name in learning if ".lora_" not in name} == {"segments.2.0.weight", "segments.2.0.bias"}
+    learning = {
+        name for name, p in adapted.host.named_parameters() if p.grad is not None
+    }
+    assert (
+        len([name for name in learning if ".lora_" in name]) == 2 * 2 * 4
+    )  # matrices, layers, linear layers in each
+    assert {name for name in learning if ".lora_" not in name} == {
+        "segments.2.0.weight",
+        "segments.2.0.bias",
+    }
 
 
 def test_its_parameters_are_those_of_the_host_and_the_adapters() -> None:
-    assert AdaptedHost(small(), 3).parameter_count == small().parameter_count + 3 * size_of_rank(small())
+    assert AdaptedHost(
+        small(), 3
+    ).parameter_count == small().parameter_count + 3 * size_of_rank(small())
 
 
 @pytest.mark.parametrize("steps", [None, 50], ids=["LoRA", "AdaLoRA"])
 def test_a_network_of_a_user_learns_beside_its_frozen_layers(steps: int | None) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
-        *(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 3))
+        *(
+            nn.Conv2d(1, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.LazyLinear(8),
+            nn.ReLU(),
+            nn.Linear(8, 3),
+        )
     )
     host = graft(model, ["2"], "cnn")
     x, y = torch.randn(16, 1, 6, 6), torch.arange(16) % 3
@@ -76,8 +97,14 @@ def test_a_network_of_a_user_learns_beside_its_frozen_layers(steps: int | None) 
     adapted = AdaptedHost(host, 2, steps).train()
     assert [place.name for place in adapted.sites] == ["r0c0"]
     assert torch.allclose(adapted(x), before, atol=1e-6)
-    frozen = model[0].weight.clone(), model[1].running_mean.clone(), model[4].base_layer.weight.clone()
-    optimizer = torch.optim.Adam([p for p in adapted.parameters() if p.requires_grad], 0.05)
+    frozen = (
+        model[0].weight.clone(),
+        model[1].running_mean.clone(),
+        model[4].base_layer.weight.clone(),
+    )
+    optimizer = torch.optim.Adam(
+        [p for p in adapted.parameters() if p.requires_grad], 0.05
+    )
     losses = []
     for _ in range(20):
         optimizer.zero_grad()
@@ -112,7 +139,9 @@ def test_adalora_learns_what_it_learns_in_a_loop_of_its_own() -> None:
         target_r=2,
         init_r=3,
         lora_alpha=3,
-        target_modules=[name for name, layer in host.named_modules() if isinstance(layer, nn.Linear)],
+        target_modules=[
+            name for name, layer in host.named_modules() if isinstance(layer, nn.Linear)
+        ],
         total_step=steps,
         tinit=4,
         tfinal=12,
@@ -150,9 +179,17 @@ def test_adalora_learns_what_it_learns_in_a_loop_of_its_own() -> None:
 
 def tiny_text() -> Task:
     task = load_task("chars")
-    host = TransformerHost(vocabulary=task.classes or 0, width=8, layers=2, heads=2, block=64, slots=2)
+    host = TransformerHost(
+        vocabulary=task.classes or 0, width=8, layers=2, heads=2, block=64, slots=2
+    )
     few = task.validation.evenly_spaced(16)
-    sizes = {"samples_per_epoch": 32, "episode_length": 3, "slots": ("all",), "n_envs": 2, "batch_size": 8}
+    sizes = {
+        "samples_per_epoch": 32,
+        "episode_length": 3,
+        "slots": ("all",),
+        "n_envs": 2,
+        "batch_size": 8,
+    }
     return replace(task, build_host=Same(host), validation=few, test=few, **sizes)
 
 
@@ -163,24 +200,42 @@ class Same:
         self.vocabulary = host.segments[0][0].token.num_embeddings
 
     def __call__(self) -> TransformerHost:
-        return TransformerHost(self.vocabulary, width=8, layers=2, heads=2, block=64, slots=2)
+        return TransformerHost(
+            self.vocabulary, width=8, layers=2, heads=2, block=64, slots=2
+        )
 
 
-def test_as_arms_they_have_the_size_and_the_compute_of_the_grown_host(tmp_path: Path) -> None:
+def test_as_arms_they_have_the_size_and_the_compute_of_the_grown_host(
+    tmp_path: Path,
+) -> None:
     schedule = tmp_path / "s.toml"
-    schedule.write_text('[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r1c0"\nblueprint = "widen_whole"\n')
+    schedule.write_text(
+        '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r1c0"\nblueprint = "widen_whole"\n'
+    )
     base = {
         "task": {"start": "trained", "freeze": "body", "data": str(tmp_path / "data")},
-        "env": {"n_envs": 2, "episode_length": 8, "baseline_episodes": 1, "slots": ["r1"], "at_once": True},
+        "env": {
+            "n_envs": 2,
+            "episode_length": 8,
+            "baseline_episodes": 1,
+            "slots": ["r1"],
+            "at_once": True,
+        },
     }
-    arms = read_arms([f"grown:controller=schedule:{schedule}", "lora", "adalora", "none"], base)
-    result = ComparisonRun(arms, 2, tmp_path / "out", reference="grown", task=tiny_text()).run()
+    arms = read_arms(
+        [f"grown:controller=schedule:{schedule}", "lora", "adalora", "none"], base
+    )
+    result = ComparisonRun(
+        arms, 2, tmp_path / "out", reference="grown", task=tiny_text()
+    ).run()
     grown = result.hosts["grown"][0]
     for name in ("lora", "adalora"):
         host = result.hosts[name][0]
         of_rank = size_of_rank(tiny_text().new_host())
         assert abs(host.parameters - grown.parameters) <= 1.5 * of_rank
-        assert host.facts["rank"] == round((grown.parameters - grown.host_parameters) / of_rank)
+        assert host.facts["rank"] == round(
+            (grown.parameters - grown.host_parameters) / of_rank
+        )
         assert abs(host.flops - grown.flops) <= host.flops / host.epochs
         assert host.loss != result.hosts["none"][0].loss
     assert set(result.seconds) == {"grown", "lora", "adalora", "none"}

@@ -14,12 +14,18 @@ from gymnasium.vector import AutoresetMode
 
 def made() -> Any:
     return gymnasium.make_vec(
-        "esper.env:esper/Growth-v0", num_envs=3, task="planted", episode_length=6, autoreset_mode=AutoresetMode.DISABLED
+        "esper.env:esper/Growth-v0",
+        num_envs=3,
+        task="planted",
+        episode_length=6,
+        autoreset_mode=AutoresetMode.DISABLED,
     )
 
 
 def actions(env: Any, generator: np.random.Generator) -> np.ndarray:
-    return np.stack([generator.integers(0, n, 3) for n in env.single_action_space.nvec], 1)
+    return np.stack(
+        [generator.integers(0, n, 3) for n in env.single_action_space.nvec], 1
+    )
 
 
 def test_torchrl_sees_what_a_twin_that_is_reset_by_hand_gives() -> None:
@@ -41,8 +47,12 @@ def test_torchrl_sees_what_a_twin_that_is_reset_by_hand_gives() -> None:
         state["action"] = torch.tensor(chosen)
         step, state = env.step_and_maybe_reset(state)
         wanted, rewards, terminated, truncated, _ = twin.step(chosen)
-        np.testing.assert_allclose(step["next"]["reward"].numpy().ravel(), rewards, atol=1e-5)
-        np.testing.assert_array_equal(step["next"]["terminated"].numpy().ravel(), terminated)
+        np.testing.assert_allclose(
+            step["next"]["reward"].numpy().ravel(), rewards, atol=1e-5
+        )
+        np.testing.assert_array_equal(
+            step["next"]["terminated"].numpy().ravel(), terminated
+        )
         ended = terminated | truncated
         ends += int(ended.sum())
         if ended.any():

@@ -25,19 +25,29 @@ from tests.selection import slow_except
 
 Made = tuple[nn.Module, Any]
 
-TINY = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+TINY = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
 
 
 def tokens(length: int = 12) -> Tensor:
     return torch.randint(3, 50, (3, length))
 
 
-def of_transformers(config: str, model: str, example: Callable[[], Any], **sizes: Any) -> Callable[[], Made]:
+def of_transformers(
+    config: str, model: str, example: Callable[[], Any], **sizes: Any
+) -> Callable[[], Made]:
     """A model of transformers, made small from its config."""
 
     def make() -> Made:
         transformers = pytest.importorskip("transformers")
-        return getattr(transformers, model)(getattr(transformers, config)(**sizes)).eval(), example()
+        return getattr(transformers, model)(
+            getattr(transformers, config)(**sizes)
+        ).eval(), example()
 
     return make
 
@@ -48,7 +58,9 @@ def of_timm(name: str, size: int = 32, **options: Any) -> Callable[[], Made]:
     def make() -> Made:
         import_torchvision()
         timm = pytest.importorskip("timm")
-        return timm.create_model(name, num_classes=5, **options).eval(), torch.randn(2, 3, size, size)
+        return timm.create_model(name, num_classes=5, **options).eval(), torch.randn(
+            2, 3, size, size
+        )
 
     return make
 
@@ -62,7 +74,9 @@ def graph(layer: str, **options: Any) -> Callable[[], Made]:
         class Graph(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.first, self.second = (getattr(layers, layer)(width, 16, **options) for width in (5, 16))
+                self.first, self.second = (
+                    getattr(layers, layer)(width, 16, **options) for width in (5, 16)
+                )
                 self.head = nn.Linear(16, 3)
 
             def forward(self, x: Tensor, edges: Tensor) -> Tensor:
@@ -78,7 +92,11 @@ def recurrent(kind: type[nn.RNNBase]) -> Callable[[], Made]:
     class Text(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.layer, self.head = nn.Embedding(50, 16), kind(16, 16, batch_first=True), nn.Linear(16, 50)
+            self.embed, self.layer, self.head = (
+                nn.Embedding(50, 16),
+                kind(16, 16, batch_first=True),
+                nn.Linear(16, 50),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.layer(self.embed(x))[0])  # type: ignore[no-any-return]
@@ -100,7 +118,9 @@ def generator() -> Made:
 def segmenter() -> Made:
     import_torchvision()
     library = pytest.importorskip("segmentation_models_pytorch")
-    return library.Unet("resnet18", encoder_weights=None, classes=2).eval(), torch.randn(2, 3, 64, 64)
+    return library.Unet(
+        "resnet18", encoder_weights=None, classes=2
+    ).eval(), torch.randn(2, 3, 64, 64)
 
 
 def volumes(dimensions: int) -> Callable[[], Made]:
@@ -109,7 +129,9 @@ def volumes(dimensions: int) -> Callable[[], Made]:
     def make() -> Made:
         networks = pytest.importorskip("monai.networks.nets")
         sizes = {"channels": (4, 8, 16), "strides": (2, 2), "num_res_units": 2}
-        network = networks.UNet(spatial_dims=dimensions, in_channels=1, out_channels=2, **sizes)
+        network = networks.UNet(
+            spatial_dims=dimensions, in_channels=1, out_channels=2, **sizes
+        )
         return network.eval(), torch.randn(2, 1, *[16] * dimensions)
 
     return make
@@ -131,7 +153,9 @@ class Detector(nn.Module):
             losses: dict[str, Tensor] = network(pictures, [BOXES, BOXES])
             return losses
         images, _ = network.transform(pictures)
-        found: dict[str, Tensor] = network.head([*network.backbone(images.tensors).values()])
+        found: dict[str, Tensor] = network.head(
+            [*network.backbone(images.tensors).values()]
+        )
         return found
 
 
@@ -179,10 +203,18 @@ def _pictures() -> dict[str, Tensor]:
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 MODELS: dict[str, tuple[Callable[[], Made], dict[str, int]]] = {
     "ResNet": (of_timm("resnet10t"), {"residual": 7, "widen": 6}),
-    "ConvNeXt": (of_timm("convnext_atto", depths=(1, 1, 1, 1)), {"residual": 5, "widen": 4}),
+    "ConvNeXt": (
+        of_timm("convnext_atto", depths=(1, 1, 1, 1)),
+        {"residual": 5, "widen": 4},
+    ),
     "Swin": (
         of_timm(
-            "swin_tiny_patch4_window7_224", img_size=32, window_size=4, embed_dim=24, depths=(1, 1), num_heads=(2, 2)
+            "swin_tiny_patch4_window7_224",
+            img_size=32,
+            window_size=4,
+            embed_dim=24,
+            depths=(1, 1),
+            num_heads=(2, 2),
         ),
         {"residual": 3, "lora": 4, "widen": 2},
     ),
@@ -197,17 +229,37 @@ MODELS: dict[str, tuple[Callable[[], Made], dict[str, int]]] = {
         {"lora": 8, "widen": 3, "residual": 2},
     ),
     "ModernBERT": (
-        of_transformers("ModernBertConfig", "ModernBertForSequenceClassification", _text, **TINY, **SPECIAL),
+        of_transformers(
+            "ModernBertConfig",
+            "ModernBertForSequenceClassification",
+            _text,
+            **TINY,
+            **SPECIAL,
+        ),
         {"lora": 4, "residual": 3},
     ),
     "GPT-2": (
         of_transformers(
-            "GPT2Config", "GPT2LMHeadModel", _text, n_embd=32, n_layer=2, n_head=2, vocab_size=50, **SPECIAL
+            "GPT2Config",
+            "GPT2LMHeadModel",
+            _text,
+            n_embd=32,
+            n_layer=2,
+            n_head=2,
+            vocab_size=50,
+            **SPECIAL,
         ),
         {"lora": 4, "widen": 2, "residual": 2},
     ),
     "Llama": (
-        of_transformers("LlamaConfig", "LlamaForCausalLM", _text, num_key_value_heads=2, **TINY, **SPECIAL),
+        of_transformers(
+            "LlamaConfig",
+            "LlamaForCausalLM",
+            _text,
+            num_key_value_heads=2,
+            **TINY,
+            **SPECIAL,
+        ),
         {"lora": 8, "residual": 2, "widen": 2},
     ),
     "T5": (
@@ -225,11 +277,24 @@ MODELS: dict[str, tuple[Callable[[], Made], dict[str, int]]] = {
         {"lora": 24, "residual": 10, "widen": 4},
     ),
     "ALBERT": (
-        of_transformers("AlbertConfig", "AlbertForSequenceClassification", _text, embedding_size=16, **TINY),
+        of_transformers(
+            "AlbertConfig",
+            "AlbertForSequenceClassification",
+            _text,
+            embedding_size=16,
+            **TINY,
+        ),
         {"widen": 1, "residual": 1},
     ),
     "ViT of transformers": (
-        of_transformers("ViTConfig", "ViTForImageClassification", _pictures, image_size=32, patch_size=8, **TINY),
+        of_transformers(
+            "ViTConfig",
+            "ViTForImageClassification",
+            _pictures,
+            image_size=32,
+            patch_size=8,
+            **TINY,
+        ),
         {"lora": 8, "widen": 2, "residual": 2},
     ),
     "Whisper": (
@@ -255,7 +320,13 @@ MODELS: dict[str, tuple[Callable[[], Made], dict[str, int]]] = {
     ),
     "Mamba": (
         of_transformers(
-            "MambaConfig", "MambaForCausalLM", _text, hidden_size=32, num_hidden_layers=2, vocab_size=50, state_size=4
+            "MambaConfig",
+            "MambaForCausalLM",
+            _text,
+            hidden_size=32,
+            num_hidden_layers=2,
+            vocab_size=50,
+            state_size=4,
         ),
         {"residual": 2},
     ),
@@ -268,15 +339,22 @@ MODELS: dict[str, tuple[Callable[[], Made], dict[str, int]]] = {
     "U-Net of MONAI": (volumes(2), {"residual": 24}),
     "U-Net of MONAI, 3-D": (volumes(3), {"residual": 24}),
     "RetinaNet": (detector, {"residual": 16, "widen": 8}),
-    "VAE": (lambda: (Variational().eval(), torch.randn(3, 20)), {"residual": 2, "widen": 1}),
+    "VAE": (
+        lambda: (Variational().eval(), torch.randn(3, 20)),
+        {"residual": 2, "widen": 1},
+    ),
 }
 """Networks by name, and the number of places of each kind that are found."""
 
 
 def test_the_table_of_the_page_has_these_numbers() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "growing.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "growing.md").read_text(
+        encoding="utf-8"
+    )
     for name, (_, expected) in MODELS.items():
-        numbers = " | ".join(str(expected.get(kind, 0)) for kind in ("residual", "widen", "lora"))
+        numbers = " | ".join(
+            str(expected.get(kind, 0)) for kind in ("residual", "widen", "lora")
+        )
         assert f"| {name} | {numbers} |" in page
 
 
@@ -287,7 +365,12 @@ def life(planted: Mapping[str, str]) -> dict[int, Action]:
         actions[number] = plant(place, blueprint)
     if slot in planted:
         first = len(planted)
-        later = (Op.ADVANCE, first), (Op.ADVANCE, first + 3), (Op.ADVANCE, first + 7), (Op.FOSSILIZE, first + 8)
+        later = (
+            (Op.ADVANCE, first),
+            (Op.ADVANCE, first + 3),
+            (Op.ADVANCE, first + 7),
+            (Op.FOSSILIZE, first + 8),
+        )
         actions |= {epoch: do(op, slot) for op, epoch in later}
     return actions
 
@@ -298,7 +381,9 @@ BOXES = {"boxes": torch.tensor([[5.0, 5.0, 30.0, 30.0]]), "labels": torch.tensor
 def learnable(model: nn.Module, example: Any) -> Tensor:
     """Returns a loss for every model: how far its outputs are from 1; for a detector, how far its losses are."""
     arguments, keywords = arguments_of(example)
-    outputs = [each for each in tensors_in(model(*arguments, **keywords)) if each.requires_grad]
+    outputs = [
+        each for each in tensors_in(model(*arguments, **keywords)) if each.requires_grad
+    ]
     return torch.stack([(each.float() - 1).square().mean() for each in outputs]).sum()
 
 
@@ -312,25 +397,52 @@ def exports(model: nn.Module, example: Any) -> bool:
     return True
 
 
-FEW = ("ResNet", "Swin", "GPT-2", "ALBERT", "Whisper", "GAT", "LSTM", "DCGAN", "U-Net of MONAI, 3-D", "VAE")
+FEW = (
+    "ResNet",
+    "Swin",
+    "GPT-2",
+    "ALBERT",
+    "Whisper",
+    "GAT",
+    "LSTM",
+    "DCGAN",
+    "U-Net of MONAI, 3-D",
+    "VAE",
+)
 """One or two of each kind: convolutions, attention, shared layers, two inputs, graphs, recurrence, transposed and 3-D
 convolutions, and outputs of several tensors."""
 
 
 @pytest.mark.parametrize("name", slow_except(FEW, MODELS))
-def test_what_is_kept_stays_in_copies_and_plain_networks_and_is_exported(name: str) -> None:
+def test_what_is_kept_stays_in_copies_and_plain_networks_and_is_exported(
+    name: str,
+) -> None:
     """A widening, on at once, and a seed that is tried learn and are kept; old and new weights can be loaded."""
     torch.manual_seed(0)
     model, example = MODELS[name][0]()
     sites = chosen_sites(model, example)
-    places = [next((slot for slot in sites if slot.startswith(row)), None) for row in ("r2", "r0")]
-    planted = {slot: blueprint for slot, blueprint in zip(places, ("widen_quarter", "norm"), strict=True) if slot}
+    places = [
+        next((slot for slot in sites if slot.startswith(row)), None)
+        for row in ("r2", "r0")
+    ]
+    planted = {
+        slot: blueprint
+        for slot, blueprint in zip(places, ("widen_quarter", "norm"), strict=True)
+        if slot
+    }
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     controller = script(life(planted))
-    gates = {"trial_standard_errors": 1000.0, "min_gradient_health": 0.0}  # the loss is no task
-    config = LENIENT.with_values(env={"at_once": True, "gates": gates}, task={"exploding_gradient": 1e12})
+    gates = {
+        "trial_standard_errors": 1000.0,
+        "min_gradient_health": 0.0,
+    }  # the loss is no task
+    config = LENIENT.with_values(
+        env={"at_once": True, "gates": gates}, task={"exploding_gradient": 1e12}
+    )
     chosen = {slot: sites[slot] for slot in planted}
-    grower = esper.Grower(model, chosen, optimizer, controller, horizon=14, example=example, config=config)
+    grower = esper.Grower(
+        model, chosen, optimizer, controller, horizon=14, example=example, config=config
+    )
     alone = copied(model.state_dict())
 
     def evaluate(network: nn.Module) -> float:
@@ -342,8 +454,16 @@ def test_what_is_kept_stays_in_copies_and_plain_networks_and_is_exported(name: s
     for _ in range(12):
         optimizer.zero_grad()
         learnable(model.train(), example).backward()
-        seeds = [(slot, seed) for slot, site in grower.hooks.sites.items() if (seed := site.seed) is not None]
-        learned |= {slot for slot, seed in seeds if any(p.grad is not None and p.grad.any() for p in seed.parameters())}
+        seeds = [
+            (slot, seed)
+            for slot, site in grower.hooks.sites.items()
+            if (seed := site.seed) is not None
+        ]
+        learned |= {
+            slot
+            for slot, seed in seeds
+            if any(p.grad is not None and p.grad.any() for p in seed.parameters())
+        }
         optimizer.step()
         grower.step(evaluate)
     assert grower.kept == planted
@@ -351,7 +471,9 @@ def test_what_is_kept_stays_in_copies_and_plain_networks_and_is_exported(name: s
     with torch.no_grad():
         for _, seed in seeds:
             for parameter in seed.parameters():
-                parameter.add_(torch.randn_like(parameter), alpha=0.02)  # what it adds can be seen
+                parameter.add_(
+                    torch.randn_like(parameter), alpha=0.02
+                )  # what it adds can be seen
     before = outputs_of(model, example)
     grower.finish()
     assert equal(outputs_of(model, example), before)
@@ -389,11 +511,16 @@ def test_planting_in_a_found_site_changes_no_bit(name: str) -> None:
     torch.manual_seed(0)
     model, example = MODELS[name][0]()
     chosen = chosen_sites(model, example)
-    slot, blueprint = next(((slot, "norm") for slot in chosen if slot.startswith("r0")), ("r2c0", "widen_whole"))
+    slot, blueprint = next(
+        ((slot, "norm") for slot in chosen if slot.startswith("r0")),
+        ("r2c0", "widen_whole"),
+    )
     before = outputs_of(model, example)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     controller = script({0: plant(slot, blueprint)})
-    grower = esper.Grower(model, "auto", optimizer, controller, horizon=3, example=example, config=LENIENT)
+    grower = esper.Grower(
+        model, "auto", optimizer, controller, horizon=3, example=example, config=LENIENT
+    )
 
     def evaluate(network: nn.Module) -> float:
         outputs_of(network, example)

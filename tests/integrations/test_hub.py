@@ -37,7 +37,9 @@ def test_a_host_comes_back_with_the_same_outputs(tmp_path: Path) -> None:
         assert torch.equal(found(images), network(images))
 
 
-def test_a_folder_without_a_policy_or_a_host_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_folder_without_a_policy_or_a_host_says_what_is_missing(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ConfigError, match=r"no policy at .*policy\.safetensors"):
         HubPolicy.from_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"host\.json does not exist"):

@@ -18,10 +18,17 @@ import esper
 from esper.spaces.action import Op
 from tests.grower.loops import LENIENT, do, plant, script
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed; see the extra integrations")
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is not installed; see the extra integrations"
+)
 
 EPOCHS = 12
-LATER = {1: do(Op.ADVANCE, "r0c0"), 4: do(Op.ADVANCE, "r0c0"), 8: do(Op.ADVANCE, "r0c0"), 9: do(Op.FOSSILIZE, "r0c0")}
+LATER = {
+    1: do(Op.ADVANCE, "r0c0"),
+    4: do(Op.ADVANCE, "r0c0"),
+    8: do(Op.ADVANCE, "r0c0"),
+    9: do(Op.FOSSILIZE, "r0c0"),
+}
 INCUBATES = 3
 """Epochs in which the seed only trains beside the model."""
 
@@ -39,13 +46,28 @@ IMAGES = {"pixel_values": torch.randn(4, 3, 32, 32, generator=DRAWS), "labels": 
 SPEECH = {"input_features": torch.randn(4, 8, 40, generator=DRAWS), "labels": IDS}
 SOUND = {"input_values": torch.randn(4, 400, generator=DRAWS), "labels": LABELS}
 PAIRS = {"input_ids": IDS, "pixel_values": IMAGES["pixel_values"], "return_loss": True}
-MASKS = {"pixel_values": IMAGES["pixel_values"], "labels": torch.randint(0, 2, (4, 32, 32), generator=DRAWS)}
+MASKS = {
+    "pixel_values": IMAGES["pixel_values"],
+    "labels": torch.randint(0, 2, (4, 32, 32), generator=DRAWS),
+}
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
 WORDS = {"vocab_size": 50, "pad_token_id": 0}
 ENDS = {"bos_token_id": 1, "eos_token_id": 2}
 PATCHES = {"image_size": 32, "patch_size": 8}
-T5 = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
+T5 = {
+    "d_model": 32,
+    "d_kv": 16,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 2,
+    "decoder_start_token_id": 0,
+}
 TWO_SIDES = {
     "d_model": 32,
     **{f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in
@@ -71,7 +93,11 @@ class Known:
         return getattr(transformers, f"{self.name}{self.task}")(config)
 
 
-CLASSIFIES, READS, SEES = "ForSequenceClassification", "ForCausalLM", "ForImageClassification"
+CLASSIFIES, READS, SEES = (
+    "ForSequenceClassification",
+    "ForCausalLM",
+    "ForImageClassification",
+)
 TRANSLATES = "ForConditionalGeneration"
 GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
 ZOO = [
@@ -121,7 +147,9 @@ ZOO = [
 ]  # fmt: skip
 
 
-def train(model: Any, optimizer: torch.optim.Optimizer, batch: dict[str, Any], seed: int) -> None:
+def train(
+    model: Any, optimizer: torch.optim.Optimizer, batch: dict[str, Any], seed: int
+) -> None:
     """One step; some models draw from NumPy."""
     torch.manual_seed(seed)
     np.random.seed(seed)  # noqa: NPY002 (theirs is the global one)
@@ -139,12 +167,16 @@ def logits(model: Any, batch: dict[str, Any]) -> Tensor:
 
 
 @pytest.mark.parametrize("known", ZOO, ids=lambda known: f"{known.name}-{known.path}")
-def test_a_model_grows_is_saved_made_plain_and_generates(known: Known, tmp_path: Path) -> None:
+def test_a_model_grows_is_saved_made_plain_and_generates(
+    known: Known, tmp_path: Path
+) -> None:
     from esper.integrations.pretrained import from_pretrained
 
     model, batch = known.make(), known.batch
     alone = copy.deepcopy(model)
-    optimizers = {each: torch.optim.AdamW(each.parameters(), 1e-3) for each in (model, alone)}
+    optimizers = {
+        each: torch.optim.AdamW(each.parameters(), 1e-3) for each in (model, alone)
+    }
     blueprint = "conv_small" if known.topology == "cnn" else "mlp_small"
     actions = script({0: plant("r0c0", blueprint), **LATER})
     sites = {"r0c0": known.path}
@@ -155,13 +187,19 @@ def test_a_model_grows_is_saved_made_plain_and_generates(known: Known, tmp_path:
         grower.step(lambda _model: 0.5)
         if epoch < INCUBATES:  # planting and incubation change no bit
             train(alone, optimizers[alone], batch, epoch)
-            assert all(torch.equal(a, b) for a, b in zip(model.parameters(), alone.parameters(), strict=True))
+            assert all(
+                torch.equal(a, b)
+                for a, b in zip(model.parameters(), alone.parameters(), strict=True)
+            )
     assert grower.kept == {"r0c0": blueprint}
     before = logits(model, batch)
     network: Any = grower.finish()
     assert torch.equal(logits(network, batch), before)
     network.save_pretrained(tmp_path)
-    for copied in (from_pretrained(type(network), tmp_path), esper.plain(network, batch)):
+    for copied in (
+        from_pretrained(type(network), tmp_path),
+        esper.plain(network, batch),
+    ):
         torch.testing.assert_close(logits(copied, batch), before, rtol=1e-4, atol=1e-5)
     generates: Callable[[], bool] | None = getattr(network, "can_generate", None)
     if generates is not None and generates():
@@ -174,11 +212,18 @@ def check_generation(network: Any, batch: dict[str, Any]) -> None:
     if "attention_mask" in prompt:
         prompt["attention_mask"] = PADDED_LEFT
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    with_cache, without = (network.generate(**prompt, use_cache=cache, **options) for cache in (True, False))
+    with_cache, without = (
+        network.generate(**prompt, use_cache=cache, **options)
+        for cache in (True, False)
+    )
     assert torch.equal(with_cache, without)
 
 
 def test_the_table_lists_the_models_that_are_tried_here() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "trainers.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "trainers.md").read_text(
+        encoding="utf-8"
+    )
     table = page.split("## Models of transformers", 1)[1]
-    assert set(re.findall(r"^\| `(\w+)", table, re.MULTILINE)) == {known.name + known.task for known in ZOO}
+    assert set(re.findall(r"^\| `(\w+)", table, re.MULTILINE)) == {
+        known.name + known.task for known in ZOO
+    }

@@ -14,7 +14,19 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.hosts.seed_hook import hooks_of
-from tests.grower.loops import BATCH, GROWS, LENIENT, SITES, Net, X, Y, net, same, scores, weights
+from tests.grower.loops import (
+    BATCH,
+    GROWS,
+    LENIENT,
+    SITES,
+    Net,
+    X,
+    Y,
+    net,
+    same,
+    scores,
+    weights,
+)
 
 pl = pytest.importorskip("lightning.pytorch")
 from esper.integrations.lightning import GrowthCallback  # noqa: E402
@@ -35,7 +47,9 @@ class Module(pl.LightningModule):  # type: ignore[misc]
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), 0.01)
-        return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)]
+        return [optimizer], [
+            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
+        ]
 
 
 class ByHand(Module):
@@ -49,7 +63,11 @@ def data() -> DataLoader[Any]:
 def growth(**options: Any) -> GrowthCallback:
     sites = {name: f"net.{path}" for name, path in SITES.items()}
     options = {"controller": GROWS, "topology": "mlp", "config": LENIENT, **options}
-    return GrowthCallback(sites, lambda module, batch: module.net(batch[0]).argmax(1) == batch[1], **options)
+    return GrowthCallback(
+        sites,
+        lambda module, batch: module.net(batch[0]).argmax(1) == batch[1],
+        **options,
+    )
 
 
 def fit(
@@ -63,7 +81,10 @@ def fit(
     """Returns the module after training, and its trainer; ``beside`` are more callbacks."""
     module = module or Module()
     saves = pl.callbacks.ModelCheckpoint(
-        folder, filename="{epoch}", save_top_k=-1, save_on_train_epoch_end=options.pop("at_the_end", None)
+        folder,
+        filename="{epoch}",
+        save_top_k=-1,
+        save_on_train_epoch_end=options.pop("at_the_end", None),
     )
     trainer = pl.Trainer(
         callbacks=[saves, callback, *beside],
@@ -82,42 +103,75 @@ def test_a_trainer_grows_the_same_as_a_plain_loop(tmp_path: Path) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
-    grower = esper.Grower(model, SITES, optimizer, GROWS, EPOCHS, topology="mlp", config=LENIENT, scheduler=scheduler)
+    grower = esper.Grower(
+        model,
+        SITES,
+        optimizer,
+        GROWS,
+        EPOCHS,
+        topology="mlp",
+        config=LENIENT,
+        scheduler=scheduler,
+    )
     steps = []
     for _ in range(EPOCHS):
         model.train()
         for rows in torch.arange(len(X)).split(BATCH):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(X[rows]), Y[rows]).backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 0.3)
+            nn.utils.clip_grad_norm_(
+                [p for group in optimizer.param_groups for p in group["params"]], 0.3
+            )
             optimizer.step()
         steps.append(grower.step(scores))
         scheduler.step()
     callback = growth()
     module, trainer = fit(tmp_path, callback, gradient_clip_val=0.3)
-    assert [str(step).replace("net.", "") for step in callback.steps] == [str(step) for step in steps]
-    for own, other in zip(callback.steps, steps, strict=True):  # the network is a part of the module
-        slots = {name: replace(slot, path=other.slots[name].path) for name, slot in own.slots.items()}
+    assert [str(step).replace("net.", "") for step in callback.steps] == [
+        str(step) for step in steps
+    ]
+    for own, other in zip(
+        callback.steps, steps, strict=True
+    ):  # the network is a part of the module
+        slots = {
+            name: replace(slot, path=other.slots[name].path)
+            for name, slot in own.slots.items()
+        }
         assert replace(own, slots=slots) == other
     grower.finish()
     assert same(weights(module.net), weights(model))
     assert callback.grower is not None
     assert callback.grower.kept == {"r0c0": "mlp_small"}
-    trainer.validate(module, data(), verbose=False)  # the grown module is an ordinary one
+    trainer.validate(
+        module, data(), verbose=False
+    )  # the grown module is an ordinary one
 
 
-@pytest.mark.parametrize(("at_the_end", "epoch"), [(None, 7), (False, 2)], ids=["epoch", "validation"])
-def test_a_checkpoint_continues_to_the_same_bits(tmp_path: Path, epoch: int, at_the_end: bool | None) -> None:
+@pytest.mark.parametrize(
+    ("at_the_end", "epoch"), [(None, 7), (False, 2)], ids=["epoch", "validation"]
+)
+def test_a_checkpoint_continues_to_the_same_bits(
+    tmp_path: Path, epoch: int, at_the_end: bool | None
+) -> None:
     whole = growth()
     module, _ = fit(tmp_path, whole, at_the_end=at_the_end)
     rest = growth()
-    again, _ = fit(tmp_path / "rest", rest, path=tmp_path / f"epoch={epoch}.ckpt", at_the_end=at_the_end)
+    again, _ = fit(
+        tmp_path / "rest",
+        rest,
+        path=tmp_path / f"epoch={epoch}.ckpt",
+        at_the_end=at_the_end,
+    )
     assert rest.steps == whole.steps[epoch + 1 :]
     assert same(weights(module), weights(again))
 
 
-@pytest.mark.parametrize("name", ["StochasticWeightAveraging", "WeightAveraging", "EMAWeightAveraging"])
-def test_averages_of_weights_are_refused_before_training_and_go_on_after_growth(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["StochasticWeightAveraging", "WeightAveraging", "EMAWeightAveraging"]
+)
+def test_averages_of_weights_are_refused_before_training_and_go_on_after_growth(
+    tmp_path: Path, name: str
+) -> None:
     kind = getattr(pl.callbacks, name, None)
     if kind is None:
         pytest.skip(f"this lightning has no {name}")
@@ -156,15 +210,21 @@ def test_impossible_arguments_are_refused_before_training(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_checkpoint_of_any_epoch_is_tested_with_the_seeds_that_were_on_then(tmp_path: Path, fresh: bool) -> None:
+def test_a_checkpoint_of_any_epoch_is_tested_with_the_seeds_that_were_on_then(
+    tmp_path: Path, fresh: bool
+) -> None:
     seen: dict[int, torch.Tensor] = {}
 
     class Sees(GrowthCallback):
         """Notes the outputs of the module when a checkpoint is saved."""
 
-        def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        def on_save_checkpoint(
+            self, trainer: Any, pl_module: Any, checkpoint: Any
+        ) -> None:
             super().on_save_checkpoint(trainer, pl_module, checkpoint)
-            seen[trainer.current_epoch] = copy.deepcopy(pl_module.net).eval()(X).detach()
+            seen[trainer.current_epoch] = (
+                copy.deepcopy(pl_module.net).eval()(X).detach()
+            )
 
     first = growth()
     callback = Sees(first.sites, first.score, **first.options)
@@ -172,7 +232,12 @@ def test_a_checkpoint_of_any_epoch_is_tested_with_the_seeds_that_were_on_then(tm
     for epoch in (0, 5, EPOCHS - 1):
         file = tmp_path / f"epoch={epoch}.ckpt"
         if fresh:
-            module, trainer = Module(), pl.Trainer(callbacks=[growth()], logger=False, accelerator="cpu", devices=1)
+            module, trainer = (
+                Module(),
+                pl.Trainer(
+                    callbacks=[growth()], logger=False, accelerator="cpu", devices=1
+                ),
+            )
         trainer.validate(module, data(), ckpt_path=file, verbose=False)
         with torch.no_grad():
             assert torch.equal(module.net.eval()(X), seen[epoch])

@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 from esper.config import ConfigError
 from esper.spaces.action import Op
-from tests.grower.loops import Loop, do, net, plant, same, scores, script, stages, weights
+from tests.grower.loops import (
+    Loop,
+    do,
+    net,
+    plant,
+    same,
+    scores,
+    script,
+    stages,
+    weights,
+)
 
 timm_optim = pytest.importorskip("timm.optim")
 schedulefree = pytest.importorskip("schedulefree")
@@ -52,16 +62,23 @@ def _of_timm(name: str) -> Make:
 
 def _makers() -> dict[str, Make]:
     makers: dict[str, Make] = {
-        f"torch.{name}": lambda p, name=name: getattr(torch.optim, name)(p, lr=0.01) for name in OF_TORCH
+        f"torch.{name}": lambda p, name=name: getattr(torch.optim, name)(p, lr=0.01)
+        for name in OF_TORCH
     }
     # Those of bitsandbytes and apex need a GPU.
     names = timm_optim.list_optimizers(exclude_filters=["bnb*", "fused*", "adahessian"])
     makers |= {f"timm.{name}": _of_timm(name) for name in [*names, "lookahead_adam"]}
     for name in dir(schedulefree):
-        if name.endswith(("ScheduleFree", "ScheduleFreeReference", "ScheduleFreePaper")):
-            makers[f"schedulefree.{name}"] = lambda p, name=name: getattr(schedulefree, name)(p, lr=0.05)
+        if name.endswith(
+            ("ScheduleFree", "ScheduleFreeReference", "ScheduleFreePaper")
+        ):
+            makers[f"schedulefree.{name}"] = lambda p, name=name: getattr(
+                schedulefree, name
+            )(p, lr=0.05)
     for name in ("ScheduleFreeWrapper", "ScheduleFreeWrapperReference"):
-        makers[f"schedulefree.{name}"] = lambda p, name=name: getattr(schedulefree, name)(torch.optim.SGD(p, lr=0.05))
+        makers[f"schedulefree.{name}"] = lambda p, name=name: getattr(
+            schedulefree, name
+        )(torch.optim.SGD(p, lr=0.05))
     makers["transformers.Adafactor"] = transformers.optimization.Adafactor
     return makers
 
@@ -109,7 +126,11 @@ def _begun(name: str, seed: int = 0) -> Loop:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in MAKERS]
+    "name",
+    [
+        pytest.param(name, marks=[] if name in FAST else pytest.mark.slow)
+        for name in MAKERS
+    ],
 )
 def test_an_optimizer_updates_seeds_and_resumes(name: str) -> None:
     whole = _begun(name).run()
@@ -123,7 +144,13 @@ def test_an_optimizer_updates_seeds_and_resumes(name: str) -> None:
     for cut in (LATE + 3, REPLANTED + 5):
         first = _begun(name).run(cut)
         assert first.grower is not None
-        saved = copy.deepcopy([first.model.state_dict(), first.grower.state_dict(), first.optimizer.state_dict()])
+        saved = copy.deepcopy(
+            [
+                first.model.state_dict(),
+                first.grower.state_dict(),
+                first.optimizer.state_dict(),
+            ]
+        )
         second = _begun(name, seed=5)
         assert second.grower is not None
         second.model.load_state_dict(saved[0])
@@ -133,11 +160,16 @@ def test_an_optimizer_updates_seeds_and_resumes(name: str) -> None:
         second.optimizer.load_state_dict(saved[2])
         second.epoch = cut
         second.run()
-        assert same(weights(second.model), weights(whole.model)), f"cut after {cut} epochs"
+        assert same(weights(second.model), weights(whole.model)), (
+            f"cut after {cut} epochs"
+        )
 
 
 def test_an_optimizer_of_known_parameters_is_refused_before_training() -> None:
-    with pytest.raises(ConfigError, match="Adahessian cannot update seeds: it knows only the parameters"):
+    with pytest.raises(
+        ConfigError,
+        match="Adahessian cannot update seeds: it knows only the parameters",
+    ):
         Loop(_of_timm("adahessian"))
 
 
@@ -148,9 +180,13 @@ def test_an_optimizer_of_known_parameters_is_refused_before_training() -> None:
     ("timm.lookahead_adam", ("lookahead_step",)),
     ("timm.adan", ("step",)),
 ])  # fmt: skip
-def test_counters_in_the_group_of_a_seed_count_its_own_steps(name: str, counters: tuple[str, ...]) -> None:
+def test_counters_in_the_group_of_a_seed_count_its_own_steps(
+    name: str, counters: tuple[str, ...]
+) -> None:
     """As many steps after planting as another optimizer has made since it was new, they have the same values."""
-    loop = ModeLoop(MAKERS[name], net(), script({LATE: plant("r0c0")}), epochs=6).run(LATE + 3)
+    loop = ModeLoop(MAKERS[name], net(), script({LATE: plant("r0c0")}), epochs=6).run(
+        LATE + 3
+    )
     new = ModeLoop(MAKERS[name], net(), script({}), epochs=6).run(2)
     host, seed = loop.optimizer.param_groups
     fresh = new.optimizer.param_groups[0]
@@ -159,7 +195,12 @@ def test_counters_in_the_group_of_a_seed_count_its_own_steps(name: str, counters
 
 
 def test_a_seed_under_lookahead_gets_slow_weights() -> None:
-    loop = Loop(MAKERS["timm.lookahead_adam"], controller=script({0: plant("r0c0"), 1: do(Op.ADVANCE, "r0c0")})).run(5)
+    loop = Loop(
+        MAKERS["timm.lookahead_adam"],
+        controller=script({0: plant("r0c0"), 1: do(Op.ADVANCE, "r0c0")}),
+    ).run(5)
     assert loop.grower is not None
     seed = loop.grower.groups.groups["r0c0"]["params"]
-    assert all("lookahead_slow_buff" in loop.grower.groups.optimizer.state[p] for p in seed)
+    assert all(
+        "lookahead_slow_buff" in loop.grower.groups.optimizer.state[p] for p in seed
+    )

@@ -13,7 +13,14 @@ from torch import Tensor, nn
 import esper
 
 pytest.importorskip("transformers")
-from transformers import AutoModel, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from esper.hosts.seed_hook import attach, hooks_of
 from esper.integrations.pretrained import from_pretrained
@@ -22,29 +29,51 @@ from tests.grower.loops import LENIENT, do, plant, script
 from tests.hosts.grown_modules import seed_of
 
 IDS = torch.randint(3, 50, (4, 12), generator=torch.Generator().manual_seed(0))
-GROW = {1: do(Op.ADVANCE, "r0c0"), 4: do(Op.ADVANCE, "r0c0"), 8: do(Op.ADVANCE, "r0c0"), 9: do(Op.FOSSILIZE, "r0c0")}
+GROW = {
+    1: do(Op.ADVANCE, "r0c0"),
+    4: do(Op.ADVANCE, "r0c0"),
+    8: do(Op.ADVANCE, "r0c0"),
+    9: do(Op.FOSSILIZE, "r0c0"),
+}
 
 
 def llama() -> Any:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=50, num_key_value_heads=2, pad_token_id=0, **sizes))
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=50, num_key_value_heads=2, pad_token_id=0, **sizes)
+    )
 
 
 def gpt2() -> Any:
     torch.manual_seed(0)
-    return GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, n_positions=32))
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, n_positions=32)
+    )
 
 
 PATHS = {llama: "model.layers.0", gpt2: "transformer.h.0"}
 
 
-def grown(make: Any, blueprint: str = "mlp_small", epochs: int = 12, **inputs: Any) -> tuple[Any, esper.Grower]:
+def grown(
+    make: Any, blueprint: str = "mlp_small", epochs: int = 12, **inputs: Any
+) -> tuple[Any, esper.Grower]:
     model = make()
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     controller = script({0: plant("r0c0", blueprint), **GROW})
     grower = esper.Grower(
-        model, {"r0c0": PATHS[make]}, optimizer, controller, epochs, topology="transformer", config=LENIENT
+        model,
+        {"r0c0": PATHS[make]},
+        optimizer,
+        controller,
+        epochs,
+        topology="transformer",
+        config=LENIENT,
     )
     for _ in range(epochs):
         model.train()
@@ -56,7 +85,9 @@ def grown(make: Any, blueprint: str = "mlp_small", epochs: int = 12, **inputs: A
 
 
 @pytest.mark.parametrize("make", [llama, gpt2])
-def test_a_saved_model_is_loaded_with_its_seeds_and_never_without(make: Any, tmp_path: Path) -> None:
+def test_a_saved_model_is_loaded_with_its_seeds_and_never_without(
+    make: Any, tmp_path: Path
+) -> None:
     model, grower = grown(make)
     assert grower.kept == {"r0c0": "mlp_small"}
     network: Any = grower.finish()
@@ -70,9 +101,13 @@ def test_a_saved_model_is_loaded_with_its_seeds_and_never_without(make: Any, tmp
             assert type(back) is type(model)
             assert torch.equal(back(IDS).logits, network(IDS).logits)
         back.save_pretrained(tmp_path / f"{name} again")
-        half = from_pretrained(type(model), tmp_path / f"{name} again", dtype=torch.bfloat16)
+        half = from_pretrained(
+            type(model), tmp_path / f"{name} again", dtype=torch.bfloat16
+        )
         assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
-        with pytest.raises(esper.ConfigError, match="load it by the class of the saved model"):
+        with pytest.raises(
+            esper.ConfigError, match="load it by the class of the saved model"
+        ):
             from_pretrained(AutoModel, tmp_path / name)
 
 
@@ -84,11 +119,22 @@ def test_a_model_that_has_not_grown_is_loaded_as_always(tmp_path: Path) -> None:
 
 def test_a_merged_model_is_an_ordinary_one(tmp_path: Path) -> None:
     model = llama().eval()
-    attach(model, {"model.layers.0.mlp.down_proj": ("r0c0", seed_of("lora", "transformer", width=32), 1.0)})
+    attach(
+        model,
+        {
+            "model.layers.0.mlp.down_proj": (
+                "r0c0",
+                seed_of("lora", "transformer", width=32),
+                1.0,
+            )
+        },
+    )
     merged: Any = esper.plain(model, IDS, merge=True)
     merged.save_pretrained(tmp_path)
     back = LlamaForCausalLM.from_pretrained(tmp_path).eval()
-    torch.testing.assert_close(back(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        back(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("make", [llama, gpt2])
@@ -104,25 +150,39 @@ def test_generation_with_a_cache_equals_generation_without(
     if not kept:
         assert "it mixes positions, and the model generates with a cache" in caplog.text
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-    with_cache, without = (network.generate(IDS[:2, :6], use_cache=cache, **options) for cache in (True, False))
+    with_cache, without = (
+        network.generate(IDS[:2, :6], use_cache=cache, **options)
+        for cache in (True, False)
+    )
     assert torch.equal(with_cache, without)
 
 
-def test_seeds_that_mix_positions_are_planted_where_nothing_is_padded_and_nothing_generates() -> None:
+def test_seeds_that_mix_positions_are_planted_where_nothing_is_padded_and_nothing_generates() -> (
+    None
+):
     from transformers import BertConfig, BertForSequenceClassification
 
     padded = torch.ones_like(IDS)
     padded[0, 6:] = 0
     for mask, kept in ((None, True), (torch.ones_like(IDS), True), (padded, False)):
         torch.manual_seed(0)
-        sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+        sizes = {
+            "hidden_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+        }
         model: Any = BertForSequenceClassification(BertConfig(vocab_size=50, **sizes))
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
         actions = script({0: plant("r0c0", "attention")})
         sites = {"r0c0": "bert.encoder.layer.0"}
-        grower = esper.Grower(model, sites, optimizer, actions, 4, topology="encoder", config=LENIENT)
+        grower = esper.Grower(
+            model, sites, optimizer, actions, 4, topology="encoder", config=LENIENT
+        )
         model.train()
-        model(input_ids=IDS, attention_mask=mask, labels=torch.zeros(4, dtype=torch.long)).loss.backward()
+        model(
+            input_ids=IDS, attention_mask=mask, labels=torch.zeros(4, dtype=torch.long)
+        ).loss.backward()
         optimizer.step()
         step = grower.step(lambda _model: 0.5)
         assert (step.slots["r0c0"].stage == "GERMINATED") is kept
@@ -134,14 +194,19 @@ class Mixed(PyTorchModelHubMixin, nn.Module):
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.body, self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU()), nn.Linear(width, 2)
+        self.body, self.head = (
+            nn.Sequential(nn.Linear(width, width), nn.ReLU()),
+            nn.Linear(width, 2),
+        )
         self.config = {"width": width}
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x))  # type: ignore[no-any-return]
 
 
-def test_a_model_whose_config_cannot_name_seeds_warns_that_they_would_be_left_out() -> None:
+def test_a_model_whose_config_cannot_name_seeds_warns_that_they_would_be_left_out() -> (
+    None
+):
     model = Mixed()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     controller = script({0: plant("r0c0"), **GROW})

@@ -52,10 +52,19 @@ def right(model: Any, batch: Any) -> Tensor:
 
 def growth(**options: Any) -> GrowthTrainerCallback:
     sites = {name: f"net.{path}" for name, path in SITES.items()}
-    return GrowthTrainerCallback(sites, right, **{"controller": GROWS, "topology": "mlp", "config": LENIENT, **options})
+    return GrowthTrainerCallback(
+        sites,
+        right,
+        **{"controller": GROWS, "topology": "mlp", "config": LENIENT, **options},
+    )
 
 
-def train(folder: Path, callback: GrowthTrainerCallback, resume: Path | None = None, **options: Any) -> Any:
+def train(
+    folder: Path,
+    callback: GrowthTrainerCallback,
+    resume: Path | None = None,
+    **options: Any,
+) -> Any:
     """Returns the Trainer after training."""
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
@@ -65,16 +74,27 @@ def train(folder: Path, callback: GrowthTrainerCallback, resume: Path | None = N
         logging_strategy="no",
         per_device_train_batch_size=BATCH,
         learning_rate=0.01,
-        **{"num_train_epochs": EPOCHS, "eval_strategy": "epoch", "save_strategy": "epoch", **options},
+        **{
+            "num_train_epochs": EPOCHS,
+            "eval_strategy": "epoch",
+            "save_strategy": "epoch",
+            **options,
+        },
     )
     trainer = transformers.Trainer(
-        Classifier(), arguments, train_dataset=Rows(), eval_dataset=Rows(), callbacks=[callback]
+        Classifier(),
+        arguments,
+        train_dataset=Rows(),
+        eval_dataset=Rows(),
+        callbacks=[callback],
     )
     trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     return trainer
 
 
-def test_a_trainer_grows_a_seed_and_a_checkpoint_continues_to_the_same_bits(tmp_path: Path) -> None:
+def test_a_trainer_grows_a_seed_and_a_checkpoint_continues_to_the_same_bits(
+    tmp_path: Path,
+) -> None:
     """One checkpoint has a seed in its optimizer, which the Trainer loads before there is a Grower."""
     whole = growth()
     trained = train(tmp_path, whole)
@@ -94,7 +114,14 @@ def test_a_trainer_grows_a_seed_and_a_checkpoint_continues_to_the_same_bits(tmp_
 
 def test_evaluations_by_steps_count_as_epochs_of_growth(tmp_path: Path) -> None:
     callback = growth()
-    train(tmp_path, callback, num_train_epochs=4, eval_strategy="steps", eval_steps=2, save_strategy="no")
+    train(
+        tmp_path,
+        callback,
+        num_train_epochs=4,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="no",
+    )
     assert len(callback.steps) == 4 * STEPS // 2
     assert callback.steps[-1].done
 
@@ -109,11 +136,16 @@ def test_a_checkpoint_without_growth_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"load_best_model_at_end": True}, "does not work with .* load_best_model_at_end"),
+        (
+            {"load_best_model_at_end": True},
+            "does not work with .* load_best_model_at_end",
+        ),
         ({"eval_strategy": "no"}, "set eval_strategy"),
         ({"torch_compile": True}, "does not work with .* torch_compile"),
     ],
 )
-def test_impossible_arguments_are_refused_before_training(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
+def test_impossible_arguments_are_refused_before_training(
+    tmp_path: Path, options: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(esper.ConfigError, match=reason):
         train(tmp_path, growth(), **options)

@@ -28,13 +28,24 @@ def made(envs: int = 1, places: int = 1, **fields: Any) -> Slots:
     return slots
 
 
-def grown(stage: SeedStage, envs: int = 1, places: int = 1, tempo: int = 0, target: float = 1.0) -> Slots:
+def grown(
+    stage: SeedStage,
+    envs: int = 1,
+    places: int = 1,
+    tempo: int = 0,
+    target: float = 1.0,
+) -> Slots:
     """Slots whose seeds have come to ``stage`` by transitions, without an epoch between them."""
     slots = Slots.fresh(envs, places)
     if stage is SeedStage.DORMANT:
         return slots
     germinate(slots, tempo, target)
-    advances = [SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING]
+    advances = [
+        SeedStage.GERMINATED,
+        SeedStage.TRAINING,
+        SeedStage.BLENDING,
+        SeedStage.HOLDING,
+    ]
     for _ in range(advances.index(stage) if stage in advances else 3):
         transitions.advance(slots, every(slots))
     if stage is SeedStage.FOSSILIZED:
@@ -46,7 +57,15 @@ def grown(stage: SeedStage, envs: int = 1, places: int = 1, tempo: int = 0, targ
 
 def germinate(slots: Slots, tempo: int = 0, target: float = 1.0) -> None:
     style = column(STYLES.index("LINEAR_ADD"))
-    transitions.germinate(slots, every(slots), column(1), style, column(tempo), column(target), column(100))
+    transitions.germinate(
+        slots,
+        every(slots),
+        column(1),
+        style,
+        column(tempo),
+        column(target),
+        column(100),
+    )
 
 
 def column(value: float) -> NDArray[Any]:
@@ -55,7 +74,9 @@ def column(value: float) -> NDArray[Any]:
 
 
 def set_target(slots: Slots, target: float, steps: int, curve: int = LINEAR) -> None:
-    transitions.set_alpha_target(slots, every(slots), column(target), column(steps), column(curve))
+    transitions.set_alpha_target(
+        slots, every(slots), column(target), column(steps), column(curve)
+    )
 
 
 def tick(slots: Slots, embargo: int = 5) -> None:

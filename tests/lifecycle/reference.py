@@ -36,7 +36,9 @@ def progress(curve: str, t: float) -> float:
     if curve == "cosine":
         return (1 - math.cos(math.pi * t)) / 2
     steepness = float(curve.partition("_")[2])
-    low, here, high = (1 / (1 + math.exp(-steepness * (u - 0.5))) for u in (0.0, t, 1.0))
+    low, here, high = (
+        1 / (1 + math.exp(-steepness * (u - 0.5))) for u in (0.0, t, 1.0)
+    )
     return (here - low) / (high - low)
 
 
@@ -64,7 +66,13 @@ class Ramp:
     def begin(self, target: float, steps: int, curve: str) -> None:
         """Starts a ramp and takes its first step; 0 steps jump."""
         assert self.steady, "a ramp starts only when alpha holds"
-        self.start, self.target, self.steps, self.done, self.curve = self.alpha, target, steps, 0, curve
+        self.start, self.target, self.steps, self.done, self.curve = (
+            self.alpha,
+            target,
+            steps,
+            0,
+            curve,
+        )
         if steps == 0:
             self.alpha = target
         self.step()
@@ -73,7 +81,9 @@ class Ramp:
         if self.steady:
             return
         self.done += 1
-        value = self.start + (self.target - self.start) * progress(self.curve, self.done / self.steps)
+        value = self.start + (self.target - self.start) * progress(
+            self.curve, self.done / self.steps
+        )
         low, high = sorted((self.start, self.target))
         self.alpha = self.target if self.steady else min(max(value, low), high)
 
@@ -111,7 +121,11 @@ class Slot:
     def germinate(self, style: str, tempo: int, target: float) -> None:
         assert self.stage is S.DORMANT
         self.empty()
-        self.first_curve, self.tempo, self.incubation_target = FIRST_CURVE[style], tempo, target
+        self.first_curve, self.tempo, self.incubation_target = (
+            FIRST_CURVE[style],
+            tempo,
+            target,
+        )
         self.enter(S.GERMINATED)
 
     def advance(self) -> None:
@@ -162,20 +176,29 @@ class Slot:
             return [True]
         if self.stage is S.TRAINING:
             trial, error = self.measured.get("trial"), self.measured.get("trial_error")
-            slack = 0.0 if strict or error is None else config.trial_standard_errors * error
+            slack = (
+                0.0 if strict or error is None else config.trial_standard_errors * error
+            )
             held = [
                 epochs >= durations.min_training_epochs,
                 self.measured.get("exploding") == 0,
                 self.at_least("gradient_health", config.min_gradient_health),
                 trial is not None and error is not None and trial >= -slack,
             ]
-            return [*held, self.at_least("gradient_ratio", config.min_gradient_ratio)] if strict else held
+            return (
+                [*held, self.at_least("gradient_ratio", config.min_gradient_ratio)]
+                if strict
+                else held
+            )
         if self.stage is S.BLENDING:
             held = [ramp.target >= 1, ramp.steady]
             return [*held, epochs >= durations.min_blending_epochs] if strict else held
         if self.stage is S.HOLDING:
             error = self.measured.get("contribution_error")
-            held = [self.measured.get("contribution") is not None and error is not None, True]
+            held = [
+                self.measured.get("contribution") is not None and error is not None,
+                True,
+            ]
             noise = config.contribution_standard_errors * (error or 0.0)
             limits = (config.min_contribution, noise) if strict else ()
             return held + [self.at_least("contribution", limit) for limit in limits]
@@ -188,15 +211,24 @@ class Slot:
 
 def automatic_gate(slot: Slot, config: EnvConfig, durations: Durations) -> None:
     """Advances a seed through an automatic gate, or removes it if it has failed G2 for too long."""
-    if slot.stage not in NEXT or GATE_OF[slot.stage] not in config.auto_advance or slot.epochs_in_stage == 0:
+    if (
+        slot.stage not in NEXT
+        or GATE_OF[slot.stage] not in config.auto_advance
+        or slot.epochs_in_stage == 0
+    ):
         return
     if all(slot.checks(config.gates, durations)):
         slot.advance()
-    elif slot.stage is S.TRAINING and slot.epochs_in_stage >= durations.max_training_epochs:
+    elif (
+        slot.stage is S.TRAINING
+        and slot.epochs_in_stage >= durations.max_training_epochs
+    ):
         slot.cut()
 
 
-def legal(op: Op, slot: Slot, slots: Sequence[Slot], config: EnvConfig, durations: Durations) -> bool:
+def legal(
+    op: Op, slot: Slot, slots: Sequence[Slot], config: EnvConfig, durations: Durations
+) -> bool:
     """Whether an op is allowed in one of the ``slots`` of a host, if every blueprint is affordable."""
     stages = [each.stage for each in slots]
     if op is Op.GERMINATE:

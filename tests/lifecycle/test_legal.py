@@ -22,7 +22,12 @@ SIZES = np.array([[100, 300], [100, 300], [100, 300]])
 
 def legal(slots: Slots, budget: float = 1000.0, **env: Any) -> ActionMask:
     left = budget - slots.parameters.sum(axis=1)
-    return legal_actions(slots, EnvConfig(**env), DURATIONS, SIZES[: slots.stage.shape[1]] <= left[:, None, None])
+    return legal_actions(
+        slots,
+        EnvConfig(**env),
+        DURATIONS,
+        SIZES[: slots.stage.shape[1]] <= left[:, None, None],
+    )
 
 
 def ops_of(stage: SeedStage, **env: Any) -> set[str]:
@@ -55,7 +60,9 @@ def test_an_automatic_gate_takes_advance_away() -> None:
 
 
 def test_a_young_seed_and_one_on_a_ramp_cannot_be_pruned() -> None:
-    assert not legal(made(stage=S.HOLDING, age=DURATIONS.min_prune_age - 1)).op[0, Op.PRUNE]
+    assert not legal(made(stage=S.HOLDING, age=DURATIONS.min_prune_age - 1)).op[
+        0, Op.PRUNE
+    ]
     assert legal(made(stage=S.HOLDING, age=DURATIONS.min_prune_age)).op[0, Op.PRUNE]
     moving = legal(made(stage=S.BLENDING, age=20, alpha_steps=5, alpha_done=4))
     assert not moving.op[0, [Op.PRUNE, Op.SET_ALPHA_TARGET]].any()
@@ -79,12 +86,18 @@ def test_caps_of_a_host_limit_where_seeds_are_planted(
 ) -> None:
     slots = made(1, 3)
     slots.stage[0] = stages
-    assert np.flatnonzero(legal(slots, **env).op_slot[0, Op.GERMINATE]).tolist() == planted
+    assert (
+        np.flatnonzero(legal(slots, **env).op_slot[0, Op.GERMINATE]).tolist() == planted
+    )
 
 
 def test_a_blueprint_has_to_fit_the_rest_of_the_budget() -> None:
     slots = made(3, 2)
     slots.stage[:, 0], slots.parameters[:, 0] = S.HOLDING, [0, 150, 250]
     found = legal(slots, budget=300.0)
-    assert found.slot_blueprint[:, 1].tolist() == [[True, True], [True, False], [False, False]]
+    assert found.slot_blueprint[:, 1].tolist() == [
+        [True, True],
+        [True, False],
+        [False, False],
+    ]
     assert found.op[:, Op.GERMINATE].tolist() == [True, True, False]

@@ -23,7 +23,9 @@ REFERENCE = {
 
 def blending(alpha: float = 0.0, envs: int = 1, places: int = 1) -> Slots:
     """Seeds in BLENDING whose alpha holds."""
-    held = dict.fromkeys(("alpha", "alpha_start", "alpha_target", "alpha_at_tick"), alpha)
+    held = dict.fromkeys(
+        ("alpha", "alpha_start", "alpha_target", "alpha_at_tick"), alpha
+    )
     return made(envs, places, stage=S.BLENDING, blueprint=0, **held)
 
 
@@ -40,7 +42,9 @@ def ramp(slots: Slots, target: float, steps: int, curve: AlphaCurve) -> list[flo
 @pytest.mark.parametrize("curve", REFERENCE)
 def test_reference_ramps_to_one_in_five_steps(curve: AlphaCurve) -> None:
     assert ramp(blending(), 1.0, 5, curve) == pytest.approx(REFERENCE[curve], abs=5e-5)
-    assert PROGRESS[CURVES.index(curve), 5, 1:6] == pytest.approx(REFERENCE[curve], abs=5e-5)
+    assert PROGRESS[CURVES.index(curve), 5, 1:6] == pytest.approx(
+        REFERENCE[curve], abs=5e-5
+    )
 
 
 @pytest.mark.parametrize("curve", list(AlphaCurve))
@@ -65,8 +69,15 @@ def test_the_table_of_progress_covers_every_curve_and_length() -> None:
     for c, curve in enumerate(CURVES):
         for steps in range(1, MAX_STEPS + 1):
             row = PROGRESS[c, steps]
-            assert row[: steps + 1].tolist() == [curve.at(done / steps) for done in range(steps + 1)]
-    assert [CURVES.index(style.curve) for style in STYLES.values()] == [0, 0, CURVES.index(AlphaCurve.LOGISTIC_12), 0]
+            assert row[: steps + 1].tolist() == [
+                curve.at(done / steps) for done in range(steps + 1)
+            ]
+    assert [CURVES.index(style.curve) for style in STYLES.values()] == [
+        0,
+        0,
+        CURVES.index(AlphaCurve.LOGISTIC_12),
+        0,
+    ]
 
 
 def test_a_ramp_starts_from_the_present_alpha() -> None:
@@ -86,7 +97,9 @@ def test_velocity_is_the_change_between_two_ticks_by_the_ramp_or_by_a_jump() -> 
     slots = blending()
     set_target(slots, 1.0, 4)
     tick(slots)
-    assert slots.alpha_velocity == pytest.approx(0.5)  # the step on entering and the one of the tick
+    assert slots.alpha_velocity == pytest.approx(
+        0.5
+    )  # the step on entering and the one of the tick
     tick(slots)
     assert slots.alpha_velocity == pytest.approx(0.25)
     tick(slots)
@@ -141,7 +154,10 @@ def test_ramps_side_by_side_do_not_touch_each_other() -> None:
     transitions.set_alpha_target(slots, ticked, targets, steps, np.array([[LINEAR]]))
     for _ in range(2):
         expected = np.array([each.alpha.item() for each in alone]).reshape(2, 3)
-        assert np.where(ticked, slots.alpha, 0.5).tolist() == np.where(ticked, expected, 0.5).tolist()
+        assert (
+            np.where(ticked, slots.alpha, 0.5).tolist()
+            == np.where(ticked, expected, 0.5).tolist()
+        )
         assert slots.alpha[1, 2] == 0.5
         transitions.tick(slots, ticked, 5)
         for each in alone:

@@ -23,7 +23,11 @@ S = SeedStage
 EPISODES, EPOCHS = 8, 50
 CONFIGS: dict[str, dict[str, Any]] = {
     "default": {},
-    "easy": {"gates": {"trial_standard_errors": 100.0, "min_training_epochs": 1}, "min_prune_age": 2, "embargo": 3},
+    "easy": {
+        "gates": {"trial_standard_errors": 100.0, "min_training_epochs": 1},
+        "min_prune_age": 2,
+        "embargo": 3,
+    },
     "automatic": {
         "auto_advance": ["G1", "G2", "G3"],
         "max_training_epochs": 4,  # a seed may pass in the very epoch that would be its last
@@ -31,7 +35,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "min_prune_age": 8,
         "embargo": 2,
     },
-    "crowded": {"one_incubating": False, "max_seeds": 2, "max_fossils": 2, "min_prune_age": 3, "embargo": 1},
+    "crowded": {
+        "one_incubating": False,
+        "max_seeds": 2,
+        "max_fossils": 2,
+        "min_prune_age": 3,
+        "embargo": 1,
+    },
     "strict": {
         "gates": {
             "level": "strict",
@@ -74,7 +84,9 @@ class Twin:
         elif action.op is Op.PRUNE:
             slot.prune(action.alpha_speed, action.alpha_curve)
         elif action.op is Op.SET_ALPHA_TARGET:
-            slot.set_alpha_target(action.alpha_target, action.alpha_speed, action.alpha_curve)
+            slot.set_alpha_target(
+                action.alpha_target, action.alpha_speed, action.alpha_curve
+            )
         elif not self.passes(slot):
             self.refused += 1
         elif action.op is Op.ADVANCE:
@@ -85,8 +97,13 @@ class Twin:
     def measure(self, slots: Slots, env: int) -> None:
         """Both are judged by the same measurements."""
         for place, slot in enumerate(self.slots):
-            values = {name: float(getattr(slots, name)[env, place]) for name in MEASUREMENTS}
-            slot.measured = {name: None if np.isnan(value) else value for name, value in values.items()}
+            values = {
+                name: float(getattr(slots, name)[env, place]) for name in MEASUREMENTS
+            }
+            slot.measured = {
+                name: None if np.isnan(value) else value
+                for name, value in values.items()
+            }
 
     def tick(self) -> None:
         for slot in self.slots:
@@ -119,24 +136,37 @@ def draw(random: np.random.Generator, twin: Twin) -> NDArray[np.int64]:
     """A random action: any action in a quarter of the cases, otherwise a legal one, more often an advance."""
     spec = twin.env.action_spec
     row = np.array([random.integers(size) for size in spec.sizes])
-    allowed = [(op, place) for op in RELEVANT for place, slot in enumerate(twin.slots) if op and twin.legal(op, slot)]
+    allowed = [
+        (op, place)
+        for op in RELEVANT
+        for place, slot in enumerate(twin.slots)
+        if op and twin.legal(op, slot)
+    ]
     if random.random() < 0.25 or not allowed:
         return row
-    onward = [pair for pair in allowed if pair[0] in (Op.GERMINATE, Op.ADVANCE, Op.FOSSILIZE)]
+    onward = [
+        pair for pair in allowed if pair[0] in (Op.GERMINATE, Op.ADVANCE, Op.FOSSILIZE)
+    ]
     pool = onward if onward and random.random() < 0.6 else allowed
     row[:2] = pool[random.integers(len(pool))]
     return row
 
 
 @pytest.mark.parametrize("name", slow_except(["default"], CONFIGS))
-def test_seeds_in_arrays_live_as_the_reference_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeds_in_arrays_live_as_the_reference_does(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     envs = 6
-    config = TrainingConfig.parse({"env": {"n_envs": envs, "episode_length": EPOCHS, **CONFIGS[name]}})
+    config = TrainingConfig.parse(
+        {"env": {"n_envs": envs, "episode_length": EPOCHS, **CONFIGS[name]}}
+    )
     env = PlantedVectorEnv(config)
     measured: list[Slots] = []
 
     def tick(slots: Slots, *rest: Any) -> None:
-        measured.append(copy.deepcopy(slots))  # a seed that goes in this tick takes its measurements along
+        measured.append(
+            copy.deepcopy(slots)
+        )  # a seed that goes in this tick takes its measurements along
         original(slots, *rest)
 
     original = transitions.tick
@@ -144,7 +174,9 @@ def test_seeds_in_arrays_live_as_the_reference_does(name: str, monkeypatch: pyte
     random = np.random.default_rng(sum(map(ord, name)))
     seen: set[SeedStage] = set()
     faded, illegal = 0, 0
-    for _episode in range(EPISODES):  # fossils stay, so that a long episode ends with nothing to do
+    for _episode in range(
+        EPISODES
+    ):  # fossils stay, so that a long episode ends with nothing to do
         env.reset(seed=0)
         twins = [Twin(env) for _ in range(envs)]
         for epoch in range(EPOCHS):
@@ -159,13 +191,20 @@ def test_seeds_in_arrays_live_as_the_reference_does(name: str, monkeypatch: pyte
                 twin.tick()
                 for place, slot in enumerate(twin.slots):
                     values = twin.values(slot)
-                    mine = {key: getattr(env.state.slots, key)[e, place] for key in values}
+                    mine = {
+                        key: getattr(env.state.slots, key)[e, place] for key in values
+                    }
                     assert mine == values, (epoch, e, place)
                     seen.add(slot.stage)
                     faded += slot.fading
                     for op in (op for op in Op if op is not Op.WAIT):
-                        affordable = op is not Op.GERMINATE or env.mask.slot_blueprint[e, place].any()
-                        assert env.mask.op_slot[e, op, place] == (twin.legal(op, slot) and affordable), (op, values)
+                        affordable = (
+                            op is not Op.GERMINATE
+                            or env.mask.slot_blueprint[e, place].any()
+                        )
+                        assert env.mask.op_slot[e, op, place] == (
+                            twin.legal(op, slot) and affordable
+                        ), (op, values)
     # The comparison is worth something only if everything happened; an automatic G1 leaves no epoch for GERMINATED.
     assert seen == set(S) - ({S.GERMINATED} if name == "automatic" else set())
     assert faded
@@ -177,8 +216,14 @@ def test_a_gated_seed_has_the_gates_parameters() -> None:
     env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 2}}))
     env.reset(seed=0)
     spec = env.action_spec
-    rows = [spec.encode(Op.GERMINATE, "r0c0", "oak", style=style) for style in ("LINEAR_ADD", "GATED_GATE")]
+    rows = [
+        spec.encode(Op.GERMINATE, "r0c0", "oak", style=style)
+        for style in ("LINEAR_ADD", "GATED_GATE")
+    ]
     env.step(np.array(rows))
     oak = env.law.parameters[env.law.blueprints.index("oak")]
-    assert env.state.slots.parameters[:, 0].tolist() == [oak, oak + env.law.gate_parameters]
+    assert env.state.slots.parameters[:, 0].tolist() == [
+        oak,
+        oak + env.law.gate_parameters,
+    ]
     assert rows[0].shape == (len(HEADS),)

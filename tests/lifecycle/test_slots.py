@@ -46,11 +46,25 @@ def test_a_table_of_stages_is_indexed_by_their_values() -> None:
 
 def test_a_seed_whose_alpha_falls_does_not_learn() -> None:
     ramp = {"stage": S.BLENDING, "alpha_start": 1.0, "alpha_steps": 3}
-    falling, rising = made(**{**ramp, "alpha_target": 0.5}), made(**{**ramp, "alpha_target": 1.5})
+    falling, rising = (
+        made(**{**ramp, "alpha_target": 0.5}),
+        made(**{**ramp, "alpha_target": 1.5}),
+    )
     arrived = made(**{**ramp, "alpha_target": 0.5, "alpha_done": 3})
-    assert [slots.lowering.item() for slots in (falling, rising, arrived)] == [True, False, False]
-    assert [slots.learning.item() for slots in (falling, rising, arrived)] == [False, True, True]
-    assert [made(stage=stage).learning.item() for stage in (S.GERMINATED, S.FOSSILIZED, S.PRUNED)] == [
+    assert [slots.lowering.item() for slots in (falling, rising, arrived)] == [
+        True,
+        False,
+        False,
+    ]
+    assert [slots.learning.item() for slots in (falling, rising, arrived)] == [
+        False,
+        True,
+        True,
+    ]
+    assert [
+        made(stage=stage).learning.item()
+        for stage in (S.GERMINATED, S.FOSSILIZED, S.PRUNED)
+    ] == [
         False,
         True,
         False,
@@ -59,10 +73,19 @@ def test_a_seed_whose_alpha_falls_does_not_learn() -> None:
 
 def test_alpha_counts_in_the_forward_pass_only_from_blending_on() -> None:
     stages = (S.TRAINING, S.BLENDING, S.HOLDING, S.FOSSILIZED, S.PRUNED)
-    assert [made(stage=stage, alpha=0.5).alpha_on.item() for stage in stages] == [0, 0.5, 0.5, 0.5, 0]
+    assert [made(stage=stage, alpha=0.5).alpha_on.item() for stage in stages] == [
+        0,
+        0.5,
+        0.5,
+        0.5,
+        0,
+    ]
 
 
 def test_parameters_of_fossils_are_summed_by_host() -> None:
     slots = made(2, 3, parameters=10)
-    slots.stage[...] = [[S.FOSSILIZED, S.HOLDING, S.FOSSILIZED], [S.TRAINING, S.DORMANT, S.HOLDING]]
+    slots.stage[...] = [
+        [S.FOSSILIZED, S.HOLDING, S.FOSSILIZED],
+        [S.TRAINING, S.DORMANT, S.HOLDING],
+    ]
     assert slots.fossil_parameters.tolist() == [20, 0]

@@ -4,7 +4,12 @@ import itertools
 
 import pytest
 
-from esper.lifecycle.stage import TRANSITIONS, IllegalTransition, SeedStage, check_transition
+from esper.lifecycle.stage import (
+    TRANSITIONS,
+    IllegalTransition,
+    SeedStage,
+    check_transition,
+)
 
 S = SeedStage
 LEGAL = {
@@ -44,7 +49,9 @@ def test_unknown_and_retired_values_are_refused(value: int) -> None:
         SeedStage(value)
 
 
-@pytest.mark.parametrize(("before", "after"), list(itertools.product(SeedStage, SeedStage)))
+@pytest.mark.parametrize(
+    ("before", "after"), list(itertools.product(SeedStage, SeedStage))
+)
 def test_every_pair_of_stages(before: SeedStage, after: SeedStage) -> None:
     if (before, after) in LEGAL:
         check_transition(before, after)
@@ -52,7 +59,9 @@ def test_every_pair_of_stages(before: SeedStage, after: SeedStage) -> None:
     with pytest.raises(IllegalTransition) as caught:
         check_transition(before, after)
     named = str(caught.value).partition(";")[2]
-    assert all((stage.name in named) == ((before, stage) in LEGAL) for stage in SeedStage)
+    assert all(
+        (stage.name in named) == ((before, stage) in LEGAL) for stage in SeedStage
+    )
 
 
 def test_fossilized_is_final() -> None:

@@ -9,7 +9,17 @@ import pytest
 from esper.lifecycle import transitions
 from esper.lifecycle.slots import Slots
 from esper.lifecycle.stage import LIVING, ON, IllegalTransition, SeedStage
-from tests.lifecycle.grown import LINEAR, column, every, germinate, grown, made, prune, set_target, tick
+from tests.lifecycle.grown import (
+    LINEAR,
+    column,
+    every,
+    germinate,
+    grown,
+    made,
+    prune,
+    set_target,
+    tick,
+)
 
 S = SeedStage
 
@@ -62,10 +72,23 @@ def test_a_tick_moves_only_the_slots_of_where() -> None:
 
 
 def test_a_new_seed_is_what_was_chosen_and_nothing_of_the_one_before() -> None:
-    slots = made(2, 2, trial=3.0, contribution=1.0, age=7, epochs_in_stage=4, alpha_at_tick=0.5, vanishing=0.1)
+    slots = made(
+        2,
+        2,
+        trial=3.0,
+        contribution=1.0,
+        age=7,
+        epochs_in_stage=4,
+        alpha_at_tick=0.5,
+        vanishing=0.1,
+    )
     before = copy.deepcopy(slots)
     where = np.array([[True, False], [False, True]])
-    blueprint, style, size = np.array([[2], [3]]), np.array([[1], [2]]), np.array([[100], [200]])
+    blueprint, style, size = (
+        np.array([[2], [3]]),
+        np.array([[1], [2]]),
+        np.array([[100], [200]]),
+    )
     tempo, target = np.array([[3], [8]]), np.array([[0.5], [1.0]])
     transitions.germinate(slots, where, blueprint, style, tempo, target, size)
     for values, chosen in (
@@ -77,7 +100,10 @@ def test_a_new_seed_is_what_was_chosen_and_nothing_of_the_one_before() -> None:
     ):
         assert values[where].tolist() == chosen[:, 0].tolist()
     assert (slots.stage[where] == S.GERMINATED).all()
-    fresh, chosen_fields = Slots.fresh(), {"stage", "blueprint", "style", "tempo", "incubation_target", "parameters"}
+    fresh, chosen_fields = (
+        Slots.fresh(),
+        {"stage", "blueprint", "style", "tempo", "incubation_target", "parameters"},
+    )
     for name, values in slots.arrays().items():
         np.testing.assert_array_equal(values[~where], before.arrays()[name][~where])
         if name not in chosen_fields:
@@ -91,10 +117,14 @@ def test_properties_of_slots_follow_from_their_stage(stage: SeedStage) -> None:
     assert slots.occupied == (stage in LIVING or stage is S.FOSSILIZED)
     assert slots.fossil == (stage is S.FOSSILIZED)
     assert slots.alpha_on == (1.0 if stage in ON else 0.0)
-    assert slots.learning == (stage in (S.TRAINING, S.BLENDING, S.HOLDING, S.FOSSILIZED))
+    assert slots.learning == (
+        stage in (S.TRAINING, S.BLENDING, S.HOLDING, S.FOSSILIZED)
+    )
 
 
-def test_a_faded_prune_takes_holding_back_to_blending_freezes_and_then_removes() -> None:
+def test_a_faded_prune_takes_holding_back_to_blending_freezes_and_then_removes() -> (
+    None
+):
     slots = grown(S.HOLDING)
     prune(slots, 3)
     alphas = []
@@ -107,7 +137,9 @@ def test_a_faded_prune_takes_holding_back_to_blending_freezes_and_then_removes()
     assert slots.stage == S.PRUNED
     assert slots.blueprint == -1
     assert slots.alpha == 0
-    assert slots.epochs_in_stage == 0  # entered by the clock: first ticked in the next epoch
+    assert (
+        slots.epochs_in_stage == 0
+    )  # entered by the clock: first ticked in the next epoch
 
 
 @pytest.mark.parametrize("stage", [S.GERMINATED, S.TRAINING, S.BLENDING, S.HOLDING])
@@ -168,7 +200,9 @@ LEGAL = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("stage", list(SeedStage))
-def test_a_change_that_is_not_in_the_table_is_refused_and_changes_nothing(stage: SeedStage, change: str) -> None:
+def test_a_change_that_is_not_in_the_table_is_refused_and_changes_nothing(
+    stage: SeedStage, change: str
+) -> None:
     slots = made(2, 2, stage=stage)
     if stage in LEGAL[change]:
         CHANGES[change](slots)
@@ -183,7 +217,10 @@ def test_a_change_that_is_not_in_the_table_is_refused_and_changes_nothing(stage:
 def test_one_illegal_slot_among_legal_ones_is_refused() -> None:
     slots = made(1, 3, stage=np.array([[S.TRAINING, S.FOSSILIZED, S.BLENDING]]))
     before = copy.deepcopy(slots)
-    with pytest.raises(IllegalTransition, match=r"FOSSILIZED cannot become PRUNED; .* nothing: it is final"):
+    with pytest.raises(
+        IllegalTransition,
+        match=r"FOSSILIZED cannot become PRUNED; .* nothing: it is final",
+    ):
         transitions.cut(slots, every(slots))
     same(slots, before)
     transitions.cut(slots, np.array([[True, False, True]]))
@@ -209,22 +246,42 @@ def test_a_fossil_continues_to_learn() -> None:
 
 def test_seeds_at_every_stage_change_side_by_side() -> None:
     """Each of several seeds in a host goes its own way; ``where`` keeps the others out."""
-    stages = [S.GERMINATED, S.TRAINING, S.BLENDING, S.HOLDING, S.FOSSILIZED, S.EMBARGOED]
-    slots = made(1, len(stages), stage=np.array([stages]), tempo=3, incubation_target=1.0, blueprint=0)
+    stages = [
+        S.GERMINATED,
+        S.TRAINING,
+        S.BLENDING,
+        S.HOLDING,
+        S.FOSSILIZED,
+        S.EMBARGOED,
+    ]
+    slots = made(
+        1,
+        len(stages),
+        stage=np.array([stages]),
+        tempo=3,
+        incubation_target=1.0,
+        blueprint=0,
+    )
     held = slots.stage == S.HOLDING
     slots.alpha[held] = slots.alpha_target[held] = 1.0
     transitions.advance(slots, np.isin(slots.stage, [S.GERMINATED, S.TRAINING]))
     transitions.prune(slots, held, column(3), column(LINEAR))
-    assert slots.stage.tolist() == [[S.TRAINING, S.BLENDING, S.BLENDING, S.BLENDING, S.FOSSILIZED, S.EMBARGOED]]
+    assert slots.stage.tolist() == [
+        [S.TRAINING, S.BLENDING, S.BLENDING, S.BLENDING, S.FOSSILIZED, S.EMBARGOED]
+    ]
     assert slots.alpha.tolist() == [pytest.approx([0, 1 / 3, 0, 2 / 3, 0, 0])]
     assert slots.fading.tolist() == [[False, False, False, True, False, False]]
     for _ in range(2):
         tick(slots, embargo=2)
-    assert slots.stage.tolist() == [[S.TRAINING, S.BLENDING, S.BLENDING, S.PRUNED, S.FOSSILIZED, S.RESETTING]]
+    assert slots.stage.tolist() == [
+        [S.TRAINING, S.BLENDING, S.BLENDING, S.PRUNED, S.FOSSILIZED, S.RESETTING]
+    ]
     assert slots.alpha.tolist() == [[0, 1, 0, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("stage", [stage for stage in S if stage not in (S.BLENDING, S.HOLDING)])
+@pytest.mark.parametrize(
+    "stage", [stage for stage in S if stage not in (S.BLENDING, S.HOLDING)]
+)
 def test_an_alpha_target_is_set_in_blending_or_holding_only(stage: SeedStage) -> None:
     slots = made(1, 2, stage=S.HOLDING)
     slots.stage[0, 1] = stage

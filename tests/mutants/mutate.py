@@ -44,9 +44,16 @@ def main(arguments: list[str] | None = None) -> int:
             begin = time.monotonic()
             if fault.tests not in passing:
                 passing[fault.tests] = run(fault.tests, copy).returncode == 0
-            result = tried(fault, copy) if passing[fault.tests] else f"{BROKEN}: its test fails without the edit"
+            result = (
+                tried(fault, copy)
+                if passing[fault.tests]
+                else f"{BROKEN}: its test fails without the edit"
+            )
             results.append(result)
-            print(f"{result:9} {row}: {fault.name} ({fault.tests}), {time.monotonic() - begin:.0f} s", flush=True)
+            print(
+                f"{result:9} {row}: {fault.name} ({fault.tests}), {time.monotonic() - begin:.0f} s",
+                flush=True,
+            )
     noticed = results.count(NOTICED)
     print(f"{noticed} of {len(results)} mutants were noticed")
     return 0 if noticed == len(results) else 1
@@ -54,21 +61,39 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--row", action="append", help="only mutants of this row, such as 'trap 3' or 'C1'; repeatable")
-    parser.add_argument("--daily", type=int, metavar="N", help="only N of them, each day the next ones")
+    parser.add_argument(
+        "--row",
+        action="append",
+        help="only mutants of this row, such as 'trap 3' or 'C1'; repeatable",
+    )
+    parser.add_argument(
+        "--daily", type=int, metavar="N", help="only N of them, each day the next ones"
+    )
     return parser.parse_args(arguments)
 
 
-def choose(rows: list[str] | None, daily: int | None, day: int | None = None) -> list[tuple[str, Fault]]:
+def choose(
+    rows: list[str] | None, daily: int | None, day: int | None = None
+) -> list[tuple[str, Fault]]:
     """Returns (row, mutant) of those asked for. Raises SystemExit if a row has none."""
     unknown = sorted(set(rows or ()) - set(MUTANTS))
     if unknown:
-        raise SystemExit(f"no mutant belongs to {', '.join(unknown)}; rows with mutants: {', '.join(MUTANTS)}")
-    chosen = [(row, fault) for row, faults in MUTANTS.items() if not rows or row in rows for fault in faults]
+        raise SystemExit(
+            f"no mutant belongs to {', '.join(unknown)}; rows with mutants: {', '.join(MUTANTS)}"
+        )
+    chosen = [
+        (row, fault)
+        for row, faults in MUTANTS.items()
+        if not rows or row in rows
+        for fault in faults
+    ]
     if daily is None:
         return chosen
     start = (int(time.time() // 86400) if day is None else day) * daily
-    return [chosen[(start + index) % len(chosen)] for index in range(min(daily, len(chosen)))]
+    return [
+        chosen[(start + index) % len(chosen)]
+        for index in range(min(daily, len(chosen)))
+    ]
 
 
 def copy_of_sources(folder: Path) -> Path:
@@ -98,7 +123,13 @@ def copy_built_modules(copy: Path) -> None:
 def build(copy: Path) -> None:
     """Compiles the modules of the copy, which takes minutes. Raises CalledProcessError if that fails."""
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-    subprocess.run(command, cwd=copy, check=True, capture_output=True, env={**os.environ, "ESPER_CUDA": "0"})
+    subprocess.run(
+        command,
+        cwd=copy,
+        check=True,
+        capture_output=True,
+        env={**os.environ, "ESPER_CUDA": "0"},
+    )
 
 
 def tried(fault: Fault, copy: Path) -> str:
@@ -126,7 +157,19 @@ def tried(fault: Fault, copy: Path) -> str:
 def run(tests: str, copy: Path) -> subprocess.CompletedProcess[str]:
     """Runs the test in the copy; no byte code is kept, or an edit within the same second would not be seen."""
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-m", "", "-p", "no:cacheprovider", "--strict-markers", tests],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-m",
+            "",
+            "-p",
+            "no:cacheprovider",
+            "--strict-markers",
+            tests,
+        ],
         cwd=copy,
         env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from tests.fault import Fault
-from tests.mutants import findings_c_to_h, findings_l_to_t, findings_m, networks, others, traps_body, traps_machine
+from tests.mutants import (
+    findings_c_to_h,
+    findings_l_to_t,
+    findings_m,
+    networks,
+    others,
+    traps_body,
+    traps_machine,
+)
 
 MUTANTS: dict[str, list[Fault]] = {
     **findings_c_to_h.MUTANTS,

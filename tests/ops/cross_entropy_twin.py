@@ -6,12 +6,23 @@ from torch.nn import functional as F
 
 
 def cross_entropy_twin(
-    logits: Tensor, targets: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
+    logits: Tensor,
+    targets: Tensor,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``(loss [], correct [B] or [B, T] uint8, stats [5])``, computed in float64 throughout."""
     flat, t = logits.double().flatten(0, -2), targets.flatten()
-    loss = F.cross_entropy(flat, t, ignore_index=ignore_index, label_smoothing=label_smoothing)
-    each = F.cross_entropy(flat, t, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none")
+    loss = F.cross_entropy(
+        flat, t, ignore_index=ignore_index, label_smoothing=label_smoothing
+    )
+    each = F.cross_entropy(
+        flat,
+        t,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        reduction="none",
+    )
     counted = t != ignore_index
     correct = (flat.argmax(dim=1) == t) & counted
     losses = each.detach()[counted]

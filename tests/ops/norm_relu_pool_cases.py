@@ -49,14 +49,24 @@ def case(
     generator = torch.Generator().manual_seed(seed)
     channels = shape[1]
     spread = torch.rand(channels, generator=generator).view(1, -1, 1, 1) * 3 + 0.1
-    x = torch.randn(shape, generator=generator) * spread + torch.randn(channels, generator=generator).view(1, -1, 1, 1)
+    x = torch.randn(shape, generator=generator) * spread + torch.randn(
+        channels, generator=generator
+    ).view(1, -1, 1, 1)
     weight = torch.randn(channels, generator=generator) + 0.5
     bias = torch.randn(channels, generator=generator)
     running = None
     if not batch:
         mean = torch.randn(channels, generator=generator)
-        running = (mean.to(device), (torch.rand(channels, generator=generator) + 0.5).to(device))
-    return Case(x.to(device, dtype).to(memory_format=torch.channels_last), weight.to(device), bias.to(device), running)
+        running = (
+            mean.to(device),
+            (torch.rand(channels, generator=generator) + 0.5).to(device),
+        )
+    return Case(
+        x.to(device, dtype).to(memory_format=torch.channels_last),
+        weight.to(device),
+        bias.to(device),
+        running,
+    )
 
 
 class Results(NamedTuple):
@@ -72,14 +82,21 @@ def gradient_like(output: Tensor, seed: int = 5) -> Tensor:
 
 
 def _leaves(c: Case, dtype: torch.dtype | None) -> tuple[Tensor, Tensor, Tensor]:
-    leaves = [t.detach().to(dtype or t.dtype).requires_grad_() for t in (c.x, c.weight, c.bias)]
+    leaves = [
+        t.detach().to(dtype or t.dtype).requires_grad_()
+        for t in (c.x, c.weight, c.bias)
+    ]
     return leaves[0], leaves[1], leaves[2]
 
 
 def by_twin(c: Case, pool: bool, dtype: torch.dtype | None = None) -> Results:
     """Output and gradients of the three functions; ``dtype`` computes all of it in another precision."""
     x, weight, bias = _leaves(c, dtype)
-    running = None if c.running is None else (c.running[0].to(weight.dtype), c.running[1].to(weight.dtype))
+    running = (
+        None
+        if c.running is None
+        else (c.running[0].to(weight.dtype), c.running[1].to(weight.dtype))
+    )
     output = norm_relu_pool_twin(x, weight, bias, running, EPS, pool)
     output.backward(gradient_like(output))
     assert x.grad is not None
@@ -101,10 +118,14 @@ def by_operator(c: Case, pool: bool, pool_outside: bool = False) -> Results:
     return Results(output.detach(), x.grad, weight.grad, bias.grad)
 
 
-def assert_close_but_for_ties(actual: Tensor, expected: Tensor, rtol: float, atol: float) -> None:
+def assert_close_but_for_ties(
+    actual: Tensor, expected: Tensor, rtol: float, atol: float
+) -> None:
     """Close, except where values within rounding of each other, or of 0, were ordered the other way: at most 0.4 %."""
     assert actual.shape == expected.shape
-    wrong = ~torch.isclose(actual.double(), expected.double(), rtol=rtol, atol=atol, equal_nan=True)
+    wrong = ~torch.isclose(
+        actual.double(), expected.double(), rtol=rtol, atol=atol, equal_nan=True
+    )
     allowed = max(2, int(0.004 * actual.numel()))
     assert wrong.sum() <= allowed, f"{int(wrong.sum())} of {actual.numel()} differ"
 
@@ -112,17 +133,31 @@ def assert_close_but_for_ties(actual: Tensor, expected: Tensor, rtol: float, ato
 def assert_equals_twin(c: Case, pool: bool) -> None:
     """float32 is compared with float64, because torch's own float32 statistics lose digits in large batches."""
     low = c.x.dtype == torch.bfloat16
-    actual, expected = by_operator(c, pool), by_twin(c, pool, None if low else torch.float64)
+    actual, expected = (
+        by_operator(c, pool),
+        by_twin(c, pool, None if low else torch.float64),
+    )
     assert actual.output.dtype == c.x.dtype
     assert actual.output.is_contiguous(memory_format=torch.channels_last)
     assert actual.x.is_contiguous(memory_format=torch.channels_last)
     rtol, atol = (1.6e-2, 1e-2) if low else (1e-5, 1e-5)
-    torch.testing.assert_close(actual.output, expected.output, rtol=rtol, atol=atol, check_dtype=False)
+    torch.testing.assert_close(
+        actual.output, expected.output, rtol=rtol, atol=atol, check_dtype=False
+    )
     assert_close_but_for_ties(actual.x, expected.x, rtol, atol)
     # The sums add what a place that was chosen otherwise weighs.
-    for mine, theirs in ((actual.weight, expected.weight), (actual.bias, expected.bias)):
+    for mine, theirs in (
+        (actual.weight, expected.weight),
+        (actual.bias, expected.bias),
+    ):
         scale = float(theirs.abs().max()) + 1
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=(2e-2 if low else 1e-4) * scale, check_dtype=False)
+        torch.testing.assert_close(
+            mine,
+            theirs,
+            rtol=0,
+            atol=(2e-2 if low else 1e-4) * scale,
+            check_dtype=False,
+        )
 
 
 def assert_same_bits(a: Results, b: Results) -> None:

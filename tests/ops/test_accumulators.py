@@ -22,14 +22,20 @@ def test_accumulate_adds_to_one_row() -> None:
 
 
 @pytest.mark.parametrize("classes", [10, 100])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_into_writes_what_the_functional_form_returns(classes: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+)
+def test_into_writes_what_the_functional_form_returns(
+    classes: int, dtype: torch.dtype
+) -> None:
     accumulators = Accumulators(envs=2, configurations=3, samples=50)
     results = []
     for first in (0, 20):
         logits, targets = sample(20, classes, dtype=dtype, seed=first)
         logits.requires_grad_()
-        cross_entropy_into(logits, targets, accumulators, 1, 2, first, label_smoothing=0.1)
+        cross_entropy_into(
+            logits, targets, accumulators, 1, 2, first, label_smoothing=0.1
+        )
         results.append(cross_entropy(logits, targets, label_smoothing=0.1))
     expected = torch.zeros(2, 3, 5, dtype=torch.float64)
     expected[1, 2] = results[0].stats + results[1].stats
@@ -98,23 +104,40 @@ def test_impossible_sizes(sizes: tuple[int, int, int]) -> None:
         (0, 0, -1, r"samples -1\.\.8 are outside a row of 12"),
     ],
 )
-def test_a_row_outside_the_accumulators_is_refused(env: int, configuration: int, first: int, message: str) -> None:
+def test_a_row_outside_the_accumulators_is_refused(
+    env: int, configuration: int, first: int, message: str
+) -> None:
     accumulators = Accumulators(envs=2, configurations=3, samples=12)
     with pytest.raises(RuntimeError, match=message):
         cross_entropy_into(*sample(10, 4), accumulators, env, configuration, first)
     assert not accumulators.block.any()
     if first == 0:
         with pytest.raises(RuntimeError, match=message):
-            accumulate_(accumulators, env, cross_entropy(*sample(10, 4)).stats, configuration)
+            accumulate_(
+                accumulators, env, cross_entropy(*sample(10, 4)).stats, configuration
+            )
 
 
 def test_accumulators_for_other_logits_are_refused() -> None:
-    with pytest.raises(RuntimeError, match=r"correct must be contiguous int16 .counts per sequence"):
+    with pytest.raises(
+        RuntimeError, match=r"correct must be contiguous int16 .counts per sequence"
+    ):
         cross_entropy_into(*sample(2, 3, 4), Accumulators(1, samples=9), 0, first=0)
-    with pytest.raises(RuntimeError, match=r"correct must be contiguous uint8 .for logits \[B, C\]"):
-        cross_entropy_into(*sample(2, 3), Accumulators(1, samples=9, dtype=torch.int16), 0, first=0)
-    with pytest.raises(RuntimeError, match="a sequence of 32768 tokens is too long for an int16 count"):
-        cross_entropy_into(*sample(1, 32_768, 2), Accumulators(1, samples=9, dtype=torch.int16), 0, first=0)
+    with pytest.raises(
+        RuntimeError, match=r"correct must be contiguous uint8 .for logits \[B, C\]"
+    ):
+        cross_entropy_into(
+            *sample(2, 3), Accumulators(1, samples=9, dtype=torch.int16), 0, first=0
+        )
+    with pytest.raises(
+        RuntimeError, match="a sequence of 32768 tokens is too long for an int16 count"
+    ):
+        cross_entropy_into(
+            *sample(1, 32_768, 2),
+            Accumulators(1, samples=9, dtype=torch.int16),
+            0,
+            first=0,
+        )
     # Without samples, their dtype does not matter.
     cross_entropy_into(*sample(2, 3, 4), Accumulators(1, samples=9), 0)
 
@@ -122,16 +145,35 @@ def test_accumulators_for_other_logits_are_refused() -> None:
 def test_a_block_of_another_dtype_or_shape_is_refused() -> None:
     operator = torch.ops.esper.accumulate_
     stats = torch.zeros(5, dtype=torch.float64)
-    for block in (torch.zeros(2, 1, 5), torch.zeros(2, 1, 4).double(), torch.zeros(2, 5).double()):
-        with pytest.raises(RuntimeError, match=r"block must be contiguous float64 \[envs, configurations, 5\]"):
+    for block in (
+        torch.zeros(2, 1, 5),
+        torch.zeros(2, 1, 4).double(),
+        torch.zeros(2, 5).double(),
+    ):
+        with pytest.raises(
+            RuntimeError,
+            match=r"block must be contiguous float64 \[envs, configurations, 5\]",
+        ):
             operator(block, 0, 0, stats)
 
 
 def test_opcheck() -> None:
     accumulators = Accumulators(2, 1, 9)
     stats = torch.arange(5, dtype=torch.float64)
-    torch.library.opcheck(torch.ops.esper.accumulate_.default, (accumulators.block.clone(), 1, 0, stats))
+    torch.library.opcheck(
+        torch.ops.esper.accumulate_.default, (accumulators.block.clone(), 1, 0, stats)
+    )
     logits, targets = sample(4, 10)
     for correct in (None, accumulators.correct.clone()):
-        arguments = (logits, targets, accumulators.block.clone(), correct, 1, 0, 2, -100, 0.0)
+        arguments = (
+            logits,
+            targets,
+            accumulators.block.clone(),
+            correct,
+            1,
+            0,
+            2,
+            -100,
+            0.0,
+        )
         torch.library.opcheck(torch.ops.esper.cross_entropy_into.default, arguments)

@@ -17,40 +17,68 @@ from tests.ops.test_sgd import assert_same, parameters, set_gradients
 TOLERANCES = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2}
 
 
-def reference(params: list[nn.Parameter], rate: float = 0.01, decay: float = 0.1, **options: Any) -> torch.optim.AdamW:
+def reference(
+    params: list[nn.Parameter], rate: float = 0.01, decay: float = 0.1, **options: Any
+) -> torch.optim.AdamW:
     groups: list[dict[str, Any]] = [
         {"params": [p for p in params if p.dim() > 1]},
         {"params": [p for p in params if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=rate, weight_decay=decay, **{"fused": True, **options})
+    return torch.optim.AdamW(
+        groups, lr=rate, weight_decay=decay, **{"fused": True, **options}
+    )
 
 
-def draw(mine: list[nn.Parameter], theirs: list[nn.Parameter], seed: int, factor: float = 1.0) -> None:
+def draw(
+    mine: list[nn.Parameter], theirs: list[nn.Parameter], seed: int, factor: float = 1.0
+) -> None:
     """The same gradients for both, but for ``factor``; torch's lie as their parameter, which its fused step needs."""
     set_gradients(mine, seed)
     for own, other in zip(mine, theirs, strict=True):
-        other.grad = None if own.grad is None else torch.empty_like(other).copy_(own.grad) * factor
+        other.grad = (
+            None
+            if own.grad is None
+            else torch.empty_like(other).copy_(own.grad) * factor
+        )
 
 
-def values_of(optimizer: torch.optim.Optimizer, name: str | None = None) -> list[Tensor]:
+def values_of(
+    optimizer: torch.optim.Optimizer, name: str | None = None
+) -> list[Tensor]:
     """Copies of what is in the optimizer's state, of everything or under one name."""
-    return [v.clone() for state in optimizer.state.values() for k, v in state.items() if name in (None, k)]
+    return [
+        v.clone()
+        for state in optimizer.state.values()
+        for k, v in state.items()
+        if name in (None, k)
+    ]
 
 
 def assert_same_state(own: AdamW, other: torch.optim.AdamW, tolerance: float) -> None:
-    assert all(torch.equal(a, b) for a, b in zip(values_of(own, "step"), values_of(other, "step"), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(values_of(own, "step"), values_of(other, "step"), strict=True)
+    )
     for name in ("exp_avg", "exp_avg_sq"):
-        pairs = [[nn.Parameter(value) for value in values_of(each, name)] for each in (own, other)]
+        pairs = [
+            [nn.Parameter(value) for value in values_of(each, name)]
+            for each in (own, other)
+        ]
         assert_same(pairs[0], pairs[1], tolerance)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.5)], ids=str)
-def test_many_steps_equal_torch_with_decay_of_matrices_only(dtype: torch.dtype, betas: tuple[float, float]) -> None:
+def test_many_steps_equal_torch_with_decay_of_matrices_only(
+    dtype: torch.dtype, betas: tuple[float, float]
+) -> None:
     """One parameter is channels_last with gradients of other strides, and one is empty."""
     mine, theirs = parameters(dtype=dtype), parameters(dtype=dtype)
     rate = torch.zeros((), dtype=torch.float64)
-    own, other = AdamW(mine, rate, betas, weight_decay=0.1), reference(theirs, betas=betas)
+    own, other = (
+        AdamW(mine, rate, betas, weight_decay=0.1),
+        reference(theirs, betas=betas),
+    )
     for step in range(30):
         draw(mine, theirs, step)
         rate.fill_(0.01 / (1 + step % 4))
@@ -65,8 +93,17 @@ def test_many_steps_equal_torch_with_decay_of_matrices_only(dtype: torch.dtype, 
 def test_known_numbers() -> None:
     # m = 0.5 · 0 + 0.5 · 2 = 1 and v = 0.75 · 0 + 0.25 · 4 = 1, which divided by 1 − 0.5 and 1 − 0.75 are 2 and 4.
     # The matrix decays to 10 · (1 − 0.1 · 2) = 8, and moves by 0.1 · 2 / (√4 + 2) = 0.05.
-    matrix, bias = (nn.Parameter(torch.full(shape, 10.0, dtype=torch.float64)) for shape in ((1, 1), (1,)))
-    optimizer = AdamW([matrix, bias], torch.tensor(0.1, dtype=torch.float64), (0.5, 0.75), eps=2.0, weight_decay=2.0)
+    matrix, bias = (
+        nn.Parameter(torch.full(shape, 10.0, dtype=torch.float64))
+        for shape in ((1, 1), (1,))
+    )
+    optimizer = AdamW(
+        [matrix, bias],
+        torch.tensor(0.1, dtype=torch.float64),
+        (0.5, 0.75),
+        eps=2.0,
+        weight_decay=2.0,
+    )
     for parameter in (matrix, bias):
         parameter.grad = torch.full_like(parameter, 8.0)
     optimizer.step(clip_coef=torch.tensor(0.25))
@@ -86,9 +123,14 @@ def test_a_gradient_far_below_the_mean_keeps_its_digits() -> None:
 
 
 @pytest.mark.parametrize("rate_dtype", [torch.float32, torch.float64])
-def test_clipping_by_the_coefficient_equals_clip_grad_norm(rate_dtype: torch.dtype) -> None:
+def test_clipping_by_the_coefficient_equals_clip_grad_norm(
+    rate_dtype: torch.dtype,
+) -> None:
     mine, theirs = parameters(), parameters()
-    own, other = AdamW(mine, torch.tensor(0.01, dtype=rate_dtype), weight_decay=0.1), reference(theirs)
+    own, other = (
+        AdamW(mine, torch.tensor(0.01, dtype=rate_dtype), weight_decay=0.1),
+        reference(theirs),
+    )
     for step in range(10):
         draw(mine, theirs, step)
         own.step(clip_coef=grad_stats([[p.grad for p in mine]], max_norm=1.0).clip_coef)
@@ -97,14 +139,21 @@ def test_clipping_by_the_coefficient_equals_clip_grad_norm(rate_dtype: torch.dty
     assert_same(mine, theirs)
 
 
-def test_many_optimizers_in_one_call_have_their_own_rate_decay_and_coefficient() -> None:
+def test_many_optimizers_in_one_call_have_their_own_rate_decay_and_coefficient() -> (
+    None
+):
     rates, decays = (0.01, 0.02, 0.05), (0.0, 0.1, 0.3)
     mine, theirs = ([parameters(seed) for seed in range(3)] for _ in range(2))
-    own = [AdamW(p, torch.tensor(r), weight_decay=w) for p, r, w in zip(mine, rates, decays, strict=True)]
+    own = [
+        AdamW(p, torch.tensor(r), weight_decay=w)
+        for p, r, w in zip(mine, rates, decays, strict=True)
+    ]
     others = [reference(p, r, w) for p, r, w in zip(theirs, rates, decays, strict=True)]
     for step in range(6):
         # A column of a larger block, as grad_stats gives it.
-        coef = torch.rand(3, 13, dtype=torch.float64, generator=torch.Generator().manual_seed(step))[:, 4]
+        coef = torch.rand(
+            3, 13, dtype=torch.float64, generator=torch.Generator().manual_seed(step)
+        )[:, 4]
         for index in range(3):
             draw(mine[index], theirs[index], step + index, factor=coef[index].item())
         adamw_step(own, coef)
@@ -117,7 +166,9 @@ def test_many_optimizers_in_one_call_have_their_own_rate_decay_and_coefficient()
 
 def test_one_call_for_all_has_the_bits_of_a_call_for_each() -> None:
     together, alone = ([parameters(seed) for seed in range(3)] for _ in range(2))
-    optimizers = [[AdamW(p, torch.tensor(0.02)) for p in each] for each in (together, alone)]
+    optimizers = [
+        [AdamW(p, torch.tensor(0.02)) for p in each] for each in (together, alone)
+    ]
     coef = torch.tensor([0.5, 1.0, 0.25])
     for step in range(4):
         for index in range(3):
@@ -131,18 +182,25 @@ def test_one_call_for_all_has_the_bits_of_a_call_for_each() -> None:
 
 
 @pytest.mark.parametrize("coefficient", [0.0, math.nan, -1.0])
-def test_an_optimizer_without_a_usable_coefficient_stays_as_it_is(coefficient: float) -> None:
+def test_an_optimizer_without_a_usable_coefficient_stays_as_it_is(
+    coefficient: float,
+) -> None:
     params = [parameters(1), parameters(2)]
     optimizers = [AdamW(p, torch.tensor(0.01)) for p in params]
     for p in params:
         set_gradients(p, 1)
     adamw_step(optimizers)
-    before, values = values_of(optimizers[0]), copy.deepcopy([p.data for p in params[0]])
+    before, values = (
+        values_of(optimizers[0]),
+        copy.deepcopy([p.data for p in params[0]]),
+    )
     for parameter in params[0]:
         if parameter.grad is not None:
             parameter.grad.fill_(math.nan)
     adamw_step(optimizers, torch.tensor([coefficient, 1.0], dtype=torch.float64))
-    assert all(torch.equal(a, b) for a, b in zip(before, values_of(optimizers[0]), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(before, values_of(optimizers[0]), strict=True)
+    )
     assert all(torch.equal(a, b) for a, b in zip(values, params[0], strict=True))
     assert {step.item() for step in values_of(optimizers[0], "step")} == {1}
     assert {step.item() for step in values_of(optimizers[1], "step")} == {2}
@@ -165,7 +223,9 @@ def test_loss_scale_and_found_inf() -> None:
     own.found_inf = torch.tensor(0.0)  # type: ignore[attr-defined]
     own.step()
     plain.step()
-    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))  # by a power of two: no bit is lost
+    assert all(
+        torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)
+    )  # by a power of two: no bit is lost
     before = values_of(own)
     own.found_inf = torch.tensor(1.0)  # type: ignore[attr-defined]
     own.step()
@@ -186,12 +246,20 @@ def test_zero_state_keeps_the_storage_and_starts_anew() -> None:
     mine, theirs = parameters(), parameters()
     optimizer = AdamW(mine, torch.tensor(0.01), weight_decay=0.1)
     optimizer.zero_state()
-    places = [value.data_ptr() for state in optimizer.state.values() for value in state.values()]
+    places = [
+        value.data_ptr()
+        for state in optimizer.state.values()
+        for value in state.values()
+    ]
     draw(mine, theirs, 1)
     optimizer.step()
     assert sum(bool(value.any()) for value in values_of(optimizer)) > len(mine)
     optimizer.zero_state()
-    assert [value.data_ptr() for state in optimizer.state.values() for value in state.values()] == places
+    assert [
+        value.data_ptr()
+        for state in optimizer.state.values()
+        for value in state.values()
+    ] == places
     assert not any(bool(value.any()) for value in values_of(optimizer))
     with torch.no_grad():
         for own, other in zip(mine, theirs, strict=True):
@@ -204,13 +272,19 @@ def test_zero_state_keeps_the_storage_and_starts_anew() -> None:
 @pytest.mark.parametrize("fused", [True, False])
 def test_state_goes_to_and_from_torch(fused: bool) -> None:
     mine, theirs = parameters(), parameters()
-    own, other = AdamW(mine, torch.tensor(0.01), weight_decay=0.1), reference(theirs, fused=fused)
+    own, other = (
+        AdamW(mine, torch.tensor(0.01), weight_decay=0.1),
+        reference(theirs, fused=fused),
+    )
     for step in range(3):
         draw(mine, theirs, step)
         own.step()
         other.step()
     rate = torch.tensor(5.0)
-    swapped = AdamW(mine, rate, betas=(0.5, 0.5)), reference(theirs, 5.0, betas=(0.5, 0.5), fused=fused)
+    swapped = (
+        AdamW(mine, rate, betas=(0.5, 0.5)),
+        reference(theirs, 5.0, betas=(0.5, 0.5), fused=fused),
+    )
     swapped[0].load_state_dict(other.state_dict())
     swapped[1].load_state_dict(own.state_dict())
     assert all(group["lr"] is rate for group in swapped[0].param_groups)
@@ -224,12 +298,20 @@ def test_state_goes_to_and_from_torch(fused: bool) -> None:
     assert_same_state(swapped[0], swapped[1], 1e-6)
 
 
-def test_a_loaded_state_takes_the_layout_and_the_count_that_the_operator_needs() -> None:
+def test_a_loaded_state_takes_the_layout_and_the_count_that_the_operator_needs() -> (
+    None
+):
     p = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
     optimizer = AdamW([p], torch.tensor(0.1))
     moments = [torch.rand(4, 3, 2, 2) for _ in range(2)]
-    saved = {"step": torch.tensor(7.0, dtype=torch.float64), "exp_avg": moments[0], "exp_avg_sq": moments[1]}
-    groups = torch.optim.AdamW([{"params": [p]}, {"params": []}], lr=0.1).state_dict()["param_groups"]
+    saved = {
+        "step": torch.tensor(7.0, dtype=torch.float64),
+        "exp_avg": moments[0],
+        "exp_avg_sq": moments[1],
+    }
+    groups = torch.optim.AdamW([{"params": [p]}, {"params": []}], lr=0.1).state_dict()[
+        "param_groups"
+    ]
     optimizer.load_state_dict({"state": {0: saved}, "param_groups": groups})
     for name, moment in zip(("exp_avg", "exp_avg_sq"), moments, strict=True):
         assert torch.equal(optimizer.state[p][name], moment)
@@ -242,11 +324,18 @@ def test_a_loaded_state_takes_the_layout_and_the_count_that_the_operator_needs()
 def test_state_of_another_kind_of_adam_is_refused() -> None:
     weight = nn.Parameter(torch.ones(2, 2))
     saved = reference([weight], amsgrad=True).state_dict()
-    with pytest.raises(ValueError, match=r"saved with amsgrad=True, and Esper's AdamW only does False"):
+    with pytest.raises(
+        ValueError, match=r"saved with amsgrad=True, and Esper's AdamW only does False"
+    ):
         AdamW([weight], torch.tensor(0.1)).load_state_dict(saved)
-    saved = torch.optim.AdamW([{"params": [weight], "lr": 0.5}, {"params": []}], lr=0.25).state_dict()
+    saved = torch.optim.AdamW(
+        [{"params": [weight], "lr": 0.5}, {"params": []}], lr=0.25
+    ).state_dict()
     rate = torch.tensor(0.1)
-    with pytest.raises(ValueError, match=r"groups that share a learning rate were saved with \[0.5, 0.25\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"groups that share a learning rate were saved with \[0.5, 0.25\]",
+    ):
         AdamW([weight], rate).load_state_dict(saved)
     assert rate == 0.1
 
@@ -270,7 +359,9 @@ def test_closures_and_graphs() -> None:
 
 
 def test_stepping_nothing_is_allowed() -> None:
-    AdamW([nn.Parameter(torch.ones(2))], torch.tensor(0.1)).step(clip_coef=torch.tensor(1.0))
+    AdamW([nn.Parameter(torch.ones(2))], torch.tensor(0.1)).step(
+        clip_coef=torch.tensor(1.0)
+    )
     adamw_step([])
 
 
@@ -280,14 +371,21 @@ def test_optimizers_that_cannot_be_stepped_together() -> None:
         p.grad = torch.ones(2)
     rate = torch.tensor(0.1)
     first = AdamW(params[:1], rate)
-    for other in (AdamW(params[1:2], rate, betas=(0.5, 0.999)), AdamW(params[1:2], rate, eps=1e-6)):
-        with pytest.raises(ValueError, match=r"have one \(beta1, beta2, eps\), not \[\("):
+    for other in (
+        AdamW(params[1:2], rate, betas=(0.5, 0.999)),
+        AdamW(params[1:2], rate, eps=1e-6),
+    ):
+        with pytest.raises(
+            ValueError, match=r"have one \(beta1, beta2, eps\), not \[\("
+        ):
             adamw_step([first, other])
     more = AdamW(params[1:2], rate)
     more.add_param_group({"params": params[2:]})
     adamw_step([first, more])
     assert all(bool((p < 1).all()) for p in params)
-    with pytest.raises(ValueError, match=r"clipped together have equally many groups, not \[2, 3\]"):
+    with pytest.raises(
+        ValueError, match=r"clipped together have equally many groups, not \[2, 3\]"
+    ):
         adamw_step([first, more], torch.ones(2))
 
 
@@ -315,18 +413,36 @@ def call(**changes: object) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"params": [torch.ones(3, dtype=torch.int64)]}, "parameter 0 must be float32, bfloat16 or float64"),
+        (
+            {"params": [torch.ones(3, dtype=torch.int64)]},
+            "parameter 0 must be float32, bfloat16 or float64",
+        ),
         ({"params": [torch.ones(6)[::2]]}, "parameter 0 has holes or repeats"),
         (
             {"exp_avgs": []},
             "there are 1 parameters, 1 gradients, 0 first moments, 1 second moments, 1 steps and 1 group numbers",
         ),
         ({"steps": []}, "there are 1 parameters, .* 0 steps and 1 group numbers"),
-        ({"grads": [torch.ones(4)]}, "gradient 0 differs from its parameter in shape, dtype or device"),
-        ({"grads": [torch.ones(3).double()]}, "gradient 0 differs from its parameter in shape, dtype or device"),
-        ({"exp_avgs": [torch.ones(2)]}, "first moment 0 differs from its parameter in shape, strides, dtype or device"),
-        ({"exp_avg_sqs": [torch.ones(6)[::2]]}, "second moment 0 differs from its parameter in shape, strides"),
-        ({"steps": [torch.zeros((), dtype=torch.float64)]}, "step 0 must be 1 float32 on the parameters' device"),
+        (
+            {"grads": [torch.ones(4)]},
+            "gradient 0 differs from its parameter in shape, dtype or device",
+        ),
+        (
+            {"grads": [torch.ones(3).double()]},
+            "gradient 0 differs from its parameter in shape, dtype or device",
+        ),
+        (
+            {"exp_avgs": [torch.ones(2)]},
+            "first moment 0 differs from its parameter in shape, strides, dtype or device",
+        ),
+        (
+            {"exp_avg_sqs": [torch.ones(6)[::2]]},
+            "second moment 0 differs from its parameter in shape, strides",
+        ),
+        (
+            {"steps": [torch.zeros((), dtype=torch.float64)]},
+            "step 0 must be 1 float32 on the parameters' device",
+        ),
         ({"steps": [torch.zeros(2)]}, "step 0 must be 1 float32"),
         ({"beta1": 1.0}, "betas must be at least 0 and below 1, got 1 and 0.999"),
         ({"beta1": -0.5}, "betas must be at least 0 and below 1, got -0.5 and 0.999"),
@@ -334,8 +450,14 @@ def call(**changes: object) -> None:
         ({"beta2": -0.5}, "betas must be at least 0 and below 1, got 0.9 and -0.5"),
         ({"eps": -1.0}, "eps must not be negative, got -1"),
         ({"group_of": [1]}, r"group_of\[0\] is 1, and there are 1 groups"),
-        ({"weight_decay": [0.0, 0.1]}, "there are 1 learning rates but 2 weight decays"),
-        ({"lr": [torch.tensor([0.1, 0.2])]}, "lr must be 1 float32 or float64 on the parameters' device"),
+        (
+            {"weight_decay": [0.0, 0.1]},
+            "there are 1 learning rates but 2 weight decays",
+        ),
+        (
+            {"lr": [torch.tensor([0.1, 0.2])]},
+            "lr must be 1 float32 or float64 on the parameters' device",
+        ),
         ({"coef": torch.ones(2)}, "coef must be 1 float32 or float64"),
         ({"coef": torch.ones(1, 1)}, "coef must have one dimension, and has 2"),
         ({"grad_scale": torch.ones(2)}, "grad_scale must be 1 float32 or float64"),
@@ -349,10 +471,21 @@ def test_wrong_arguments(changes: dict[str, object], message: str) -> None:
 
 def test_gradients_of_any_layout() -> None:
     weight, gradient = torch.randn(4, 3, 2, 2), torch.randn(4, 3, 2, 2)
-    for layout in (gradient, gradient.to(memory_format=torch.channels_last), gradient[:, :1].expand(4, 3, 2, 2)):
+    for layout in (
+        gradient,
+        gradient.to(memory_format=torch.channels_last),
+        gradient[:, :1].expand(4, 3, 2, 2),
+    ):
         p = weight.to(memory_format=torch.channels_last, copy=True)
         moments = [torch.zeros_like(p) for _ in range(2)]
-        call(params=[p], grads=[layout], exp_avgs=moments[:1], exp_avg_sqs=moments[1:], beta1=0.0, beta2=0.5)
+        call(
+            params=[p],
+            grads=[layout],
+            exp_avgs=moments[:1],
+            exp_avg_sqs=moments[1:],
+            beta1=0.0,
+            beta2=0.5,
+        )
         assert torch.equal(moments[0], layout)
         torch.testing.assert_close(p, weight - 0.1 * layout.sign())
 

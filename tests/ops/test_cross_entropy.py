@@ -39,15 +39,26 @@ def sample(
     return logits, targets
 
 
-def assert_equals_twin(logits: Tensor, targets: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0) -> None:
+def assert_equals_twin(
+    logits: Tensor,
+    targets: Tensor,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> None:
     own = logits.detach().clone().requires_grad_()
     other = logits.detach().double().requires_grad_()
     result = cross_entropy(own, targets, ignore_index, label_smoothing)
-    loss, correct, stats = cross_entropy_twin(other, targets, ignore_index, label_smoothing)
+    loss, correct, stats = cross_entropy_twin(
+        other, targets, ignore_index, label_smoothing
+    )
 
-    assert result.loss.dtype == (torch.float64 if logits.dtype == torch.float64 else torch.float32)
+    assert result.loss.dtype == (
+        torch.float64 if logits.dtype == torch.float64 else torch.float32
+    )
     loss_tolerance = LOSS_TOLERANCE.get(logits.dtype, FLOAT32_LOSS)
-    torch.testing.assert_close(result.loss.double(), loss, equal_nan=True, **loss_tolerance)
+    torch.testing.assert_close(
+        result.loss.double(), loss, equal_nan=True, **loss_tolerance
+    )
     torch.testing.assert_close(result.stats, stats, equal_nan=True, **loss_tolerance)
     assert torch.equal(result.stats[1:], stats[1:])  # counts are exact
     assert torch.equal(result.correct, correct)
@@ -57,8 +68,12 @@ def assert_equals_twin(logits: Tensor, targets: Tensor, ignore_index: int = -100
     assert own.grad is not None
     assert other.grad is not None
     assert own.grad.dtype == logits.dtype
-    tolerance = {name: 3 * value for name, value in GRADIENT_TOLERANCE[logits.dtype].items()}
-    torch.testing.assert_close(own.grad.double(), other.grad, equal_nan=True, **tolerance)
+    tolerance = {
+        name: 3 * value for name, value in GRADIENT_TOLERANCE[logits.dtype].items()
+    }
+    torch.testing.assert_close(
+        own.grad.double(), other.grad, equal_nan=True, **tolerance
+    )
 
 
 def test_known_numbers() -> None:
@@ -72,21 +87,31 @@ def test_known_numbers() -> None:
     assert result.correct.tolist() == [1, 0, 0]
     assert result.stats.tolist() == pytest.approx([total, 1, 2, 1, 0], abs=1e-6)
     assert logits.grad is not None
-    assert logits.grad.flatten().tolist() == pytest.approx([0.125, -0.125, 0.25, -0.25, 0, 0], abs=1e-7)
+    assert logits.grad.flatten().tolist() == pytest.approx(
+        [0.125, -0.125, 0.25, -0.25, 0, 0], abs=1e-7
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("classes", [1, 2, 10, 16, 31, 32, 33, 64, 100, 1000, 1023, 1024, 1025, 2100])
+@pytest.mark.parametrize(
+    "classes", [1, 2, 10, 16, 31, 32, 33, 64, 100, 1000, 1023, 1024, 1025, 2100]
+)
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 70])
-def test_sizes_around_tiles_and_blocks(dtype: torch.dtype, classes: int, rows: int) -> None:
+def test_sizes_around_tiles_and_blocks(
+    dtype: torch.dtype, classes: int, rows: int
+) -> None:
     logits, targets = sample(rows, classes, dtype=dtype, seed=rows)
     assert_equals_twin(logits, targets)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(40, 10), (6, 200), (3, 5, 65), (2, 4, 10), (1, 2, 1500)])
+@pytest.mark.parametrize(
+    "shape", [(40, 10), (6, 200), (3, 5, 65), (2, 4, 10), (1, 2, 1500)]
+)
 @pytest.mark.parametrize("label_smoothing", [0.1, 0.9, 1.0])
-def test_label_smoothing(dtype: torch.dtype, shape: tuple[int, ...], label_smoothing: float) -> None:
+def test_label_smoothing(
+    dtype: torch.dtype, shape: tuple[int, ...], label_smoothing: float
+) -> None:
     logits, targets = sample(*shape, dtype=dtype)
     assert_equals_twin(logits, targets, label_smoothing=label_smoothing)
 
@@ -101,12 +126,18 @@ def test_a_vocabulary_of_50257(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("classes", [3, 10, 33, 2500])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_extremes_ties_and_non_finite_values(dtype: torch.dtype, classes: int, label_smoothing: float) -> None:
+def test_extremes_ties_and_non_finite_values(
+    dtype: torch.dtype, classes: int, label_smoothing: float
+) -> None:
     rows = difficult_rows(classes).to(dtype)
     for target in (0, classes // 2, classes - 1):
         for row in rows:
-            assert_equals_twin(row[None], torch.tensor([target]), label_smoothing=label_smoothing)
-        assert_equals_twin(rows, torch.full((len(rows),), target), label_smoothing=label_smoothing)
+            assert_equals_twin(
+                row[None], torch.tensor([target]), label_smoothing=label_smoothing
+            )
+        assert_equals_twin(
+            rows, torch.full((len(rows),), target), label_smoothing=label_smoothing
+        )
 
 
 def test_every_position_of_nan_and_tie_is_judged_as_argmax_does() -> None:
@@ -116,7 +147,9 @@ def test_every_position_of_nan_and_tie_is_judged_as_argmax_does() -> None:
         for target in range(4):
             targets = torch.full((len(values),), target)
             for padding in (0, 40):  # the two paths of the CPU kernel
-                logits = torch.cat([values, torch.full((len(values), padding), -5.0)], dim=1).to(dtype)
+                logits = torch.cat(
+                    [values, torch.full((len(values), padding), -5.0)], dim=1
+                ).to(dtype)
                 expected = (logits.argmax(dim=1) == targets).to(torch.uint8)
                 assert torch.equal(cross_entropy(logits, targets).correct, expected)
 
@@ -129,7 +162,9 @@ def test_not_finite_losses_are_counted() -> None:
     assert stats[4] == 2
     assert stats[0].isnan()
     # Ignored, it is no one's business.
-    assert cross_entropy(logits, torch.tensor([0, -100, -100, 2])).stats.isfinite().all()
+    assert (
+        cross_entropy(logits, torch.tensor([0, -100, -100, 2])).stats.isfinite().all()
+    )
 
 
 def test_an_ignored_row_has_no_gradient() -> None:
@@ -190,7 +225,9 @@ def test_gradcheck(label_smoothing: float) -> None:
         logits.requires_grad_()
         for function in (cross_entropy, operator):
             arguments = (logits, targets, -100, label_smoothing)
-            assert torch.autograd.gradcheck(lambda *given, f=function: f(*given)[0], arguments)
+            assert torch.autograd.gradcheck(
+                lambda *given, f=function: f(*given)[0], arguments
+            )
 
 
 def test_a_graph_may_be_walked_twice_but_not_differentiated_twice() -> None:
@@ -207,7 +244,10 @@ def test_a_graph_may_be_walked_twice_but_not_differentiated_twice() -> None:
 def test_only_the_loss_is_differentiable() -> None:
     logits, targets = sample(8, 10)
     logits.requires_grad_()
-    for result in (cross_entropy(logits, targets), torch.ops.esper.cross_entropy(logits, targets, -100, 0.0)):
+    for result in (
+        cross_entropy(logits, targets),
+        torch.ops.esper.cross_entropy(logits, targets, -100, 0.0),
+    ):
         assert [part.requires_grad for part in result[:3]] == [True, False, False]
     with torch.no_grad():
         assert not cross_entropy(logits, targets).loss.requires_grad
@@ -227,7 +267,10 @@ def test_nothing_of_the_logits_size_is_kept_for_backward() -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = cross_entropy(logits, targets).loss
-    assert sorted(tensor.nbytes for tensor in kept) == [5 * 8, targets.numel() * 2 * 4]  # statistics, normaliser
+    assert sorted(tensor.nbytes for tensor in kept) == [
+        5 * 8,
+        targets.numel() * 2 * 4,
+    ]  # statistics, normaliser
     loss.backward()
     assert logits.grad is not None
 
@@ -246,9 +289,17 @@ def test_logits_changed_before_backward_are_noticed() -> None:
 def test_any_logits_equal_the_twin(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(DTYPES))
     rows, classes = data.draw(st.tuples(st.integers(1, 20), st.integers(1, 70)))
-    values = st.floats(-1000, 1000, width=32) | st.sampled_from([float("inf"), float("-inf"), float("nan")])
-    items = data.draw(st.lists(values, min_size=rows * classes, max_size=rows * classes))
-    targets = data.draw(st.lists(st.integers(0, classes - 1) | st.just(-100), min_size=rows, max_size=rows))
+    values = st.floats(-1000, 1000, width=32) | st.sampled_from(
+        [float("inf"), float("-inf"), float("nan")]
+    )
+    items = data.draw(
+        st.lists(values, min_size=rows * classes, max_size=rows * classes)
+    )
+    targets = data.draw(
+        st.lists(
+            st.integers(0, classes - 1) | st.just(-100), min_size=rows, max_size=rows
+        )
+    )
     logits = torch.tensor(items, dtype=torch.float32).view(rows, classes).to(dtype)
     _, correct, stats = cross_entropy_twin(logits, torch.tensor(targets))
     result = cross_entropy(logits, torch.tensor(targets))
@@ -297,10 +348,14 @@ def test_many_threads_at_a_time() -> None:
         for _ in range(50):
             result = cross_entropy(*cases[case])
             cross_entropy_into(*cases[case], accumulators, case)
-            if not all(torch.equal(a, b) for a, b in zip(result, expected[case], strict=True)):
+            if not all(
+                torch.equal(a, b) for a, b in zip(result, expected[case], strict=True)
+            ):
                 wrong.append(case)
 
-    threads = [threading.Thread(target=repeat, args=(case,)) for case in range(len(cases))]
+    threads = [
+        threading.Thread(target=repeat, args=(case,)) for case in range(len(cases))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -316,19 +371,66 @@ def test_many_threads_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("logits", "targets", "options", "message"),
     [
-        (torch.zeros(2, 3).long(), torch.zeros(2).long(), {}, "logits must be float32, bfloat16, float16 or float64"),
+        (
+            torch.zeros(2, 3).long(),
+            torch.zeros(2).long(),
+            {},
+            "logits must be float32, bfloat16, float16 or float64",
+        ),
         (torch.zeros(2, 3), torch.zeros(2), {}, "targets must be int64"),
-        (torch.zeros(3), torch.zeros(3).long(), {}, r"logits must be \[B, C\] or \[B, T, V\], got \[3\]"),
-        (torch.zeros(2, 3), torch.zeros(3).long(), {}, r"targets \[3\] do not fit logits \[2, 3\]"),
-        (torch.zeros(2, 4, 3), torch.zeros(2).long(), {}, r"targets \[2\] do not fit logits \[2, 4, 3\]"),
-        (torch.zeros(2, 0), torch.zeros(2).long(), {}, "must have 1 to 2147483647 classes, got 0"),
-        (torch.zeros(2, 3), torch.tensor([0, 3]), {}, r"target 3 at position 1 is outside 0\.\.2"),
-        (torch.zeros(2, 3), torch.tensor([-1, 0]), {}, r"target -1 at position 0 is outside 0\.\.2"),
-        (torch.zeros(2, 3), torch.zeros(2).long(), {"label_smoothing": 1.5}, r"label_smoothing must be in \[0, 1\]"),
-        (torch.zeros(2, 3), torch.zeros(2).long(), {"label_smoothing": float("nan")}, "label_smoothing must be in"),
+        (
+            torch.zeros(3),
+            torch.zeros(3).long(),
+            {},
+            r"logits must be \[B, C\] or \[B, T, V\], got \[3\]",
+        ),
+        (
+            torch.zeros(2, 3),
+            torch.zeros(3).long(),
+            {},
+            r"targets \[3\] do not fit logits \[2, 3\]",
+        ),
+        (
+            torch.zeros(2, 4, 3),
+            torch.zeros(2).long(),
+            {},
+            r"targets \[2\] do not fit logits \[2, 4, 3\]",
+        ),
+        (
+            torch.zeros(2, 0),
+            torch.zeros(2).long(),
+            {},
+            "must have 1 to 2147483647 classes, got 0",
+        ),
+        (
+            torch.zeros(2, 3),
+            torch.tensor([0, 3]),
+            {},
+            r"target 3 at position 1 is outside 0\.\.2",
+        ),
+        (
+            torch.zeros(2, 3),
+            torch.tensor([-1, 0]),
+            {},
+            r"target -1 at position 0 is outside 0\.\.2",
+        ),
+        (
+            torch.zeros(2, 3),
+            torch.zeros(2).long(),
+            {"label_smoothing": 1.5},
+            r"label_smoothing must be in \[0, 1\]",
+        ),
+        (
+            torch.zeros(2, 3),
+            torch.zeros(2).long(),
+            {"label_smoothing": float("nan")},
+            "label_smoothing must be in",
+        ),
     ],
 )
-def test_wrong_arguments(logits: Tensor, targets: Tensor, options: dict[str, float], message: str) -> None:
+def test_wrong_arguments(
+    logits: Tensor, targets: Tensor, options: dict[str, float], message: str
+) -> None:
     accumulators = Accumulators(1)
     with pytest.raises(RuntimeError, match=f"^cross_entropy: .*{message}"):
         cross_entropy(logits, targets, **options)  # type: ignore[arg-type]
@@ -340,17 +442,34 @@ def test_wrong_arguments(logits: Tensor, targets: Tensor, options: dict[str, flo
 # --- what torch asks of an operator -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", slow_except([torch.float32], [torch.float32, torch.bfloat16, torch.float64]))
+@pytest.mark.parametrize(
+    "dtype",
+    slow_except([torch.float32], [torch.float32, torch.bfloat16, torch.float64]),
+)
 def test_opcheck(dtype: torch.dtype) -> None:
     for shape in ((6, 5), (2, 3, 40)):
         logits, targets = sample(*shape, dtype=dtype)
-        torch.library.opcheck(torch.ops.esper.cross_entropy.default, (logits, targets, -100, 0.1))
+        torch.library.opcheck(
+            torch.ops.esper.cross_entropy.default, (logits, targets, -100, 0.1)
+        )
         logits.requires_grad_()
-        torch.library.opcheck(torch.ops.esper.cross_entropy.default, (logits, targets, -100, 0.1))
+        torch.library.opcheck(
+            torch.ops.esper.cross_entropy.default, (logits, targets, -100, 0.1)
+        )
         logits = logits.detach()
         output = torch.ops.esper.cross_entropy_forward(logits, targets, -100, 0.1)
-        torch.library.opcheck(torch.ops.esper.cross_entropy_forward.default, (logits, targets, -100, 0.1))
-        arguments = (torch.ones_like(output[0]), logits, targets, output[3], output[2], -100, 0.1)
+        torch.library.opcheck(
+            torch.ops.esper.cross_entropy_forward.default, (logits, targets, -100, 0.1)
+        )
+        arguments = (
+            torch.ones_like(output[0]),
+            logits,
+            targets,
+            output[3],
+            output[2],
+            -100,
+            0.1,
+        )
         torch.library.opcheck(torch.ops.esper.cross_entropy_backward.default, arguments)
 
 
@@ -379,5 +498,7 @@ def test_under_autocast_the_logits_are_taken_as_they_are() -> None:
 
 
 def test_wrong_accumulated_stats_are_refused() -> None:
-    with pytest.raises(RuntimeError, match=r"stats must be the contiguous float64 \[5\]"):
+    with pytest.raises(
+        RuntimeError, match=r"stats must be the contiguous float64 \[5\]"
+    ):
         accumulate_(Accumulators(1), 0, torch.zeros(4, dtype=torch.float64))

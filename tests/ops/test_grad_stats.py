@@ -22,7 +22,11 @@ def gradient(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> 
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def assert_equals_twin(groups: list[list[Tensor | None]], max_norm: float = 1.0, exploding_norm: float = 10.0) -> None:
+def assert_equals_twin(
+    groups: list[list[Tensor | None]],
+    max_norm: float = 1.0,
+    exploding_norm: float = 10.0,
+) -> None:
     stats = grad_stats(groups, max_norm, exploding_norm)
     fields, norms = grad_stats_twin(groups, max_norm, exploding_norm)
     torch.testing.assert_close(stats.fields, fields, rtol=RTOL, atol=0, equal_nan=True)
@@ -32,8 +36,17 @@ def assert_equals_twin(groups: list[list[Tensor | None]], max_norm: float = 1.0,
 @pytest.mark.finding("M7")
 def test_a_groups_norm_is_global_and_its_tensors_are_measured_apart() -> None:
     # Group 0: norms 5 and 12, together 13. Group 1: 8 vanishing elements of 1e-9. Clip to 6.5.
-    stats = grad_stats([[torch.tensor([3.0, 4.0]), torch.tensor([[0.0, 12.0]])], [torch.full((8,), 1e-9)]], 6.5, 10.0)
-    assert stats.norms.tolist() == pytest.approx([5.0, 12.0, math.sqrt(8) * 1e-9], rel=1e-6)
+    stats = grad_stats(
+        [
+            [torch.tensor([3.0, 4.0]), torch.tensor([[0.0, 12.0]])],
+            [torch.full((8,), 1e-9)],
+        ],
+        6.5,
+        10.0,
+    )
+    assert stats.norms.tolist() == pytest.approx(
+        [5.0, 12.0, math.sqrt(8) * 1e-9], rel=1e-6
+    )
     assert stats.sum_sq.tolist() == pytest.approx([169.0, 8e-18], rel=1e-6)
     assert stats.norm.tolist() == pytest.approx([13.0, math.sqrt(8) * 1e-9], rel=1e-6)
     assert stats.tensors.tolist() == [2, 1]
@@ -49,7 +62,9 @@ def test_a_groups_norm_is_global_and_its_tensors_are_measured_apart() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [1, 7, 15, 16, 17, 48, 63, 64, 65, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 3])
+@pytest.mark.parametrize(
+    "n", [1, 7, 15, 16, 17, 48, 63, 64, 65, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 3]
+)
 def test_sizes_around_vectors_and_blocks(dtype: torch.dtype, n: int) -> None:
     g = gradient(n, seed=n, dtype=dtype)
     g[::3] = 0
@@ -86,7 +101,12 @@ def test_no_groups_and_no_gradients() -> None:
 
 
 def test_dtypes_may_differ_between_gradients() -> None:
-    assert_equals_twin([[gradient(300, seed=i, dtype=dtype) for i, dtype in enumerate(DTYPES)], [gradient(5)]])
+    assert_equals_twin(
+        [
+            [gradient(300, seed=i, dtype=dtype) for i, dtype in enumerate(DTYPES)],
+            [gradient(5)],
+        ]
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -104,12 +124,20 @@ def test_storage_of_every_kind(dtype: torch.dtype) -> None:
     }
     for name, view in views.items():
         fields, _ = grad_stats_twin([[view]])
-        torch.testing.assert_close(grad_stats([[view]]).fields, fields, rtol=RTOL, atol=0, msg=lambda m, n=name: n + m)
+        torch.testing.assert_close(
+            grad_stats([[view]]).fields,
+            fields,
+            rtol=RTOL,
+            atol=0,
+            msg=lambda m, n=name: n + m,
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("position", [0, 40, BLOCK + 10, 3 * BLOCK - 1])
-def test_nan_and_inf_are_counted_and_make_the_group_unusable(dtype: torch.dtype, position: int) -> None:
+def test_nan_and_inf_are_counted_and_make_the_group_unusable(
+    dtype: torch.dtype, position: int
+) -> None:
     bad = gradient(3 * BLOCK, dtype=dtype)
     bad[position] = math.nan
     bad[100:103] = math.inf
@@ -151,7 +179,9 @@ def test_huge_and_tiny_blocks_in_one_tensor() -> None:
 def test_every_float16_value() -> None:
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16)
     stats = grad_stats([[value.clone() for value in every[every.isfinite()].split(1)]])
-    torch.testing.assert_close(stats.norms, every[every.isfinite()].double().abs(), rtol=1e-7, atol=0)
+    torch.testing.assert_close(
+        stats.norms, every[every.isfinite()].double().abs(), rtol=1e-7, atol=0
+    )
     assert grad_stats([[every]]).nan.item() == every.isnan().sum()
     assert grad_stats([[every]]).inf.item() == 2
     assert grad_stats([[every]]).zero.item() == 2
@@ -174,7 +204,10 @@ def test_any_groups_equal_the_twin(data: st.DataObject) -> None:
 
 def test_same_bits_for_any_number_of_threads() -> None:
     # 1.3M elements: well above where the kernel goes parallel.
-    groups = [[gradient(300_001, seed=1), gradient(7, seed=2)], [gradient(1000, 1000, seed=3)]]
+    groups = [
+        [gradient(300_001, seed=1), gradient(7, seed=2)],
+        [gradient(1000, 1000, seed=3)],
+    ]
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -207,11 +240,15 @@ def test_iterators_are_read_once() -> None:
 def test_out_is_overwritten_in_place() -> None:
     out = grad_stats([[torch.zeros(4)], [torch.zeros(2, 2)]])
     fields, norms, clip = out.fields.data_ptr(), out.norms.data_ptr(), out.clip_coef
-    returned = grad_stats([[torch.full((4,), 3.0)], [torch.ones(2, 2)]], max_norm=1.5, out=out)
+    returned = grad_stats(
+        [[torch.full((4,), 3.0)], [torch.ones(2, 2)]], max_norm=1.5, out=out
+    )
     assert returned is out
     assert (out.fields.data_ptr(), out.norms.data_ptr()) == (fields, norms)
     assert out.norm.tolist() == [6, 2]
-    assert clip.tolist() == pytest.approx([0.25, 0.75], rel=1e-6)  # a view taken before sees the new values
+    assert clip.tolist() == pytest.approx(
+        [0.25, 0.75], rel=1e-6
+    )  # a view taken before sees the new values
 
 
 @pytest.mark.finding("M7")
@@ -236,18 +273,28 @@ def test_gradients_that_require_grad_are_only_measured() -> None:
 
 
 def test_fields_are_attributes() -> None:
-    stats = GradStats(torch.arange(26, dtype=torch.float64).reshape(2, 13), torch.zeros(2))
+    stats = GradStats(
+        torch.arange(26, dtype=torch.float64).reshape(2, 13), torch.zeros(2)
+    )
     for column, name in enumerate(FIELDS):
         assert getattr(stats, name).tolist() == [column, column + 13]
-    with pytest.raises(AttributeError, match="no attribute 'median'; fields: sum_sq, norm"):
+    with pytest.raises(
+        AttributeError, match="no attribute 'median'; fields: sum_sq, norm"
+    ):
         _ = stats.median
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([[torch.ones(3, dtype=torch.int64)]],), "gradient 0 must be float32, bfloat16, float16 or float64"),
-        (([[torch.ones(3), torch.ones(3, dtype=torch.complex64)]],), "gradient 1 must be float32"),
+        (
+            ([[torch.ones(3, dtype=torch.int64)]],),
+            "gradient 0 must be float32, bfloat16, float16 or float64",
+        ),
+        (
+            ([[torch.ones(3), torch.ones(3, dtype=torch.complex64)]],),
+            "gradient 1 must be float32",
+        ),
         (([[torch.ones(3)]], 0.0), "max_norm must be positive, got 0"),
         (([[torch.ones(3)]], math.nan), "max_norm must be positive, got nan"),
         (([[torch.ones(3)]], 1.0, -1.0), "exploding_norm must be positive, got -1"),
@@ -260,28 +307,43 @@ def test_wrong_arguments(arguments: tuple[object, ...], message: str) -> None:
 
 def test_out_of_other_sizes_is_refused() -> None:
     out = grad_stats([[torch.ones(3)]])
-    with pytest.raises(RuntimeError, match=r"this call needs fields \[1, 13\] and norms \[2\]"):
+    with pytest.raises(
+        RuntimeError, match=r"this call needs fields \[1, 13\] and norms \[2\]"
+    ):
         grad_stats([[torch.ones(3), torch.ones(3)]], out=out)
     with pytest.raises(RuntimeError, match="`fields` must be contiguous float64"):
-        grad_stats([[torch.ones(3)]], out=GradStats(torch.empty(1, 13), torch.empty(1, dtype=torch.float64)))
+        grad_stats(
+            [[torch.ones(3)]],
+            out=GradStats(torch.empty(1, 13), torch.empty(1, dtype=torch.float64)),
+        )
 
 
 def test_group_sizes_must_add_up() -> None:
-    with pytest.raises(RuntimeError, match="group_sizes add up to 3 but there are 1 gradients"):
+    with pytest.raises(
+        RuntimeError, match="group_sizes add up to 3 but there are 1 gradients"
+    ):
         torch.ops.esper.grad_stats([torch.ones(3)], [3], 1.0, 10.0)
     with pytest.raises(RuntimeError, match="group 1 has a negative size"):
         torch.ops.esper.grad_stats([torch.ones(3)], [2, -1], 1.0, 10.0)
 
 
 def test_opcheck() -> None:
-    gradients = [gradient(3, 5), gradient(40, seed=1, dtype=torch.bfloat16), torch.empty(0)]
-    torch.library.opcheck(torch.ops.esper.grad_stats.default, (gradients, [1, 2, 0], 1.0, 10.0))
+    gradients = [
+        gradient(3, 5),
+        gradient(40, seed=1, dtype=torch.bfloat16),
+        torch.empty(0),
+    ]
+    torch.library.opcheck(
+        torch.ops.esper.grad_stats.default, (gradients, [1, 2, 0], 1.0, 10.0)
+    )
     outputs = {
         "fields": torch.zeros(3, 13, dtype=torch.float64),
         "norms": torch.zeros(3, dtype=torch.float64),
         "scratch": torch.zeros(0, 6, dtype=torch.float64),
     }
-    torch.library.opcheck(torch.ops.esper.grad_stats.out, (gradients, [1, 2, 0], 1.0, 10.0), outputs)
+    torch.library.opcheck(
+        torch.ops.esper.grad_stats.out, (gradients, [1, 2, 0], 1.0, 10.0), outputs
+    )
 
 
 def test_works_under_torch_compile() -> None:
@@ -298,4 +360,6 @@ def test_without_gradients_the_result_is_on_the_given_device() -> None:
     assert grad_stats([[None], []]).fields.device.type == "cpu"
     stats = grad_stats([[None], []], device="meta")
     assert (stats.fields.device.type, stats.fields.shape) == ("meta", (2, len(FIELDS)))
-    assert grad_stats([[torch.ones(2)]], device="meta").norm.tolist() == [math.sqrt(2)]  # the gradients' device
+    assert grad_stats([[torch.ones(2)]], device="meta").norm.tolist() == [
+        math.sqrt(2)
+    ]  # the gradients' device

@@ -48,10 +48,14 @@ def test_requiring_native_is_an_error_only_if_a_gpu_would_fall_back() -> None:
         _native.require_native(strict, MISSING, gpu=True)
     _native.require_native(strict, MISSING, gpu=False)
     _native.require_native({}, MISSING, gpu=True)
-    _native.require_native(strict, _native.ModuleReport("esper._C_cuda", Path("there.so"), None), gpu=True)
+    _native.require_native(
+        strict, _native.ModuleReport("esper._C_cuda", Path("there.so"), None), gpu=True
+    )
 
 
-@pytest.mark.parametrize(("value", "required"), [(None, False), ("", False), ("0", False), ("1", True)])
+@pytest.mark.parametrize(
+    ("value", "required"), [(None, False), ("", False), ("0", False), ("1", True)]
+)
 def test_a_fallback_is_refused_if_native_is_required(
     value: str | None, required: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,7 +64,10 @@ def test_a_fallback_is_refused_if_native_is_required(
         monkeypatch.setenv(_native.VARIABLE, value)
     assert _native.native_required() is required
     if required:
-        with pytest.raises(RuntimeError, match=r"^ESPER_REQUIRE_NATIVE=1, but the step runs eager: no graph$"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"^ESPER_REQUIRE_NATIVE=1, but the step runs eager: no graph$",
+        ):
             _native.refuse_fallback("the step runs eager", "no graph")
     else:
         _native.refuse_fallback("the step runs eager", "no graph")
@@ -69,7 +76,10 @@ def test_a_fallback_is_refused_if_native_is_required(
 @pytest.mark.parametrize("value", ["yes", "true", "2", " 1"])
 def test_another_value_is_an_error(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(_native.VARIABLE, value)
-    with pytest.raises(ValueError, match=r"ESPER_REQUIRE_NATIVE is '.*'; 1 makes every fallback an error, 0 allows"):
+    with pytest.raises(
+        ValueError,
+        match=r"ESPER_REQUIRE_NATIVE is '.*'; 1 makes every fallback an error, 0 allows",
+    ):
         _native.refuse_fallback("the step runs eager", "no graph")
 
 
@@ -77,7 +87,9 @@ def test_only_one_place_reads_the_variable() -> None:
     """All fallbacks ask one function, so that no fallback can forget the variable."""
     package = Path(esper.__file__).parent
     readers = [
-        path for path in sorted(package.rglob("*.py")) if "getenv" in (text := path.read_text()) or "environ" in text
+        path
+        for path in sorted(package.rglob("*.py"))
+        if "getenv" in (text := path.read_text()) or "environ" in text
     ]
     named = [path.name for path in readers if "REQUIRE_NATIVE" in path.read_text()]
     assert named == ["_native.py"]
@@ -98,14 +110,19 @@ def _copy_of_package(target: Path, without: str) -> None:
 
 def _import_ops(folder: Path) -> subprocess.CompletedProcess[str]:
     code = f"import sys; sys.path.insert(0, {str(folder)!r}); from esper.ops import _native; print(_native.__file__)"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder
+    )
 
 
 def test_a_missing_cpu_module_names_the_repair(tmp_path: Path) -> None:
     _copy_of_package(tmp_path, without="_C")
     done = _import_ops(tmp_path)
     assert done.returncode != 0
-    assert "ImportError: Esper's compiled module esper._C is missing: not built." in done.stderr
+    assert (
+        "ImportError: Esper's compiled module esper._C is missing: not built."
+        in done.stderr
+    )
     assert _native.REPAIR_COMMAND in done.stderr
 
 

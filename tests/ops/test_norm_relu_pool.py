@@ -32,29 +32,41 @@ backward = torch.ops.esper.norm_relu_pool_backward.default
 @pytest.mark.parametrize("pool", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_values_and_gradients(shape: tuple[int, int, int, int], dtype: torch.dtype, pool: bool, batch: bool) -> None:
+def test_values_and_gradients(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, pool: bool, batch: bool
+) -> None:
     assert_equals_twin(case(shape, dtype, batch), pool)
 
 
 @pytest.mark.parametrize("batch", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_same_bits_with_the_pool_outside(shape: tuple[int, int, int, int], dtype: torch.dtype, batch: bool) -> None:
+def test_same_bits_with_the_pool_outside(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, batch: bool
+) -> None:
     c = case(shape, dtype, batch, seed=3)
-    assert_same_bits(by_operator(c, pool=True), by_operator(c, pool=False, pool_outside=True))
+    assert_same_bits(
+        by_operator(c, pool=True), by_operator(c, pool=False, pool_outside=True)
+    )
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    shape=st.tuples(st.integers(1, 3), st.integers(1, 50), st.integers(2, 9), st.integers(2, 9)),
+    shape=st.tuples(
+        st.integers(1, 3), st.integers(1, 50), st.integers(2, 9), st.integers(2, 9)
+    ),
     dtype=st.sampled_from(DTYPES),
     pool=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_any_shape(shape: tuple[int, int, int, int], dtype: torch.dtype, pool: bool, seed: int) -> None:
+def test_any_shape(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, pool: bool, seed: int
+) -> None:
     c = case(shape, dtype, batch=False, seed=seed)
     assert_equals_twin(c, pool)
-    assert_same_bits(by_operator(c, pool=True), by_operator(c, pool=False, pool_outside=True))
+    assert_same_bits(
+        by_operator(c, pool=True), by_operator(c, pool=False, pool_outside=True)
+    )
 
 
 def test_known_numbers() -> None:
@@ -75,8 +87,17 @@ def test_known_numbers() -> None:
 def test_ties_are_broken_as_pytorch_breaks_them(dtype: torch.dtype) -> None:
     # Statistics 0 and 1, so that y = x exactly; five values make ties in nearly every window, and dead windows too.
     generator = torch.Generator().manual_seed(1)
-    x = torch.randint(-3, 2, (4, 16, 8, 8), generator=generator).to(dtype).to(memory_format=torch.channels_last)
-    c = Case(x, torch.ones(16), torch.zeros(16), (torch.zeros(16), torch.full((16,), 1 - 2.0**-20)))
+    x = (
+        torch.randint(-3, 2, (4, 16, 8, 8), generator=generator)
+        .to(dtype)
+        .to(memory_format=torch.channels_last)
+    )
+    c = Case(
+        x,
+        torch.ones(16),
+        torch.zeros(16),
+        (torch.zeros(16), torch.full((16,), 1 - 2.0**-20)),
+    )
     actual, expected = by_operator(c, pool=True), by_twin(c, pool=True)
     assert torch.equal(actual.x != 0, expected.x != 0)
     torch.testing.assert_close(actual.x, expected.x)
@@ -88,7 +109,9 @@ def test_argmax_is_taken_after_rounding() -> None:
     # 256 and 256.9 are one bfloat16 value: the first wins, though the second is larger.
     x = torch.tensor([256.0, 257.0, 1.0, 2.0]).view(1, 1, 2, 2).bfloat16()
     weight, bias = torch.tensor([1.0]), torch.tensor([0.9])
-    output, _, choice = norm_relu_pool(x, weight, bias, torch.zeros(1), torch.ones(1), 0.0)
+    output, _, choice = norm_relu_pool(
+        x, weight, bias, torch.zeros(1), torch.ones(1), 0.0
+    )
     assert output.item() == 256
     assert choice.item() == 0
 
@@ -96,7 +119,9 @@ def test_argmax_is_taken_after_rounding() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pool", [True, False])
 @pytest.mark.parametrize("channels", [8, 16, 5])
-def test_nan_and_inf_propagate_as_in_pytorch(dtype: torch.dtype, pool: bool, channels: int) -> None:
+def test_nan_and_inf_propagate_as_in_pytorch(
+    dtype: torch.dtype, pool: bool, channels: int
+) -> None:
     c = case((6, channels, 8, 8), dtype, batch=False)
     flat = c.x.permute(0, 2, 3, 1).reshape(-1)
     chosen = torch.rand(flat.shape, generator=torch.Generator().manual_seed(2))
@@ -108,7 +133,9 @@ def test_nan_and_inf_propagate_as_in_pytorch(dtype: torch.dtype, pool: bool, cha
     actual, expected = by_operator(c, pool), by_twin(c, pool)
     assert torch.equal(actual.output.isnan(), expected.output.isnan())
     assert torch.equal(actual.output.isinf(), expected.output.isinf())
-    assert torch.equal(actual.x != 0, expected.x != 0)  # two NaN in a window: the last has the gradient
+    assert torch.equal(
+        actual.x != 0, expected.x != 0
+    )  # two NaN in a window: the last has the gradient
     torch.testing.assert_close(actual.bias, expected.bias, rtol=1e-2, atol=2e-2)
 
 
@@ -130,15 +157,21 @@ def test_a_mean_far_above_the_spread_loses_nothing(offset: float) -> None:
     c = c._replace(x=c.x + offset)
     _, statistics, _ = norm_relu_pool(c.x, c.weight, c.bias, eps=EPS)
     exact = c.x.double()
-    torch.testing.assert_close(statistics[0].double(), exact.mean(dim=(0, 2, 3)), rtol=1e-7, atol=0)
-    torch.testing.assert_close(statistics[2].double(), exact.var(dim=(0, 2, 3)), rtol=2e-6, atol=0)
+    torch.testing.assert_close(
+        statistics[0].double(), exact.mean(dim=(0, 2, 3)), rtol=1e-7, atol=0
+    )
+    torch.testing.assert_close(
+        statistics[2].double(), exact.var(dim=(0, 2, 3)), rtol=2e-6, atol=0
+    )
 
 
 def test_an_outlier_first_loses_nothing() -> None:
     c = case((16, 8, 32, 32), torch.float32)
     c.x[0, :, 0, 0] = 1e4
     _, statistics, _ = norm_relu_pool(c.x, c.weight, c.bias, eps=EPS)
-    torch.testing.assert_close(statistics[2].double(), c.x.double().var(dim=(0, 2, 3)), rtol=2e-5, atol=0)
+    torch.testing.assert_close(
+        statistics[2].double(), c.x.double().var(dim=(0, 2, 3)), rtol=2e-5, atol=0
+    )
 
 
 @pytest.mark.parametrize("pool", [True, False])
@@ -153,7 +186,9 @@ def test_float32_is_as_near_to_float64_as_pytorch(pool: bool) -> None:
 
     for name in ("output", "x", "weight", "bias"):
         for own, other in zip(
-            distances(getattr(mine, name), name), distances(getattr(theirs, name), name), strict=True
+            distances(getattr(mine, name), name),
+            distances(getattr(theirs, name), name),
+            strict=True,
         ):
             assert own <= 2 * other + 1e-9, name
 
@@ -164,7 +199,14 @@ def test_float32_is_as_near_to_float64_as_pytorch(pool: bool) -> None:
 def test_gradcheck(pool: bool, batch: bool) -> None:
     # float32, so differences are wide; the values of a window and zero are further apart than they reach.
     generator = torch.Generator().manual_seed(0)
-    values = torch.randperm(2 * 4 * 4, generator=generator).float().view(2, 1, 4, 4).expand(2, 3, 4, 4) / 4 - 3.9
+    values = (
+        torch.randperm(2 * 4 * 4, generator=generator)
+        .float()
+        .view(2, 1, 4, 4)
+        .expand(2, 3, 4, 4)
+        / 4
+        - 3.9
+    )
     x = values.contiguous(memory_format=torch.channels_last).requires_grad_()
     weight = torch.tensor([1.0, -0.7, 2.0], requires_grad=True)
     bias = torch.tensor([0.05, 0.1, 0.03], requires_grad=True)
@@ -185,7 +227,9 @@ def test_gradients_of_any_layout() -> None:
     output, _, _ = norm_relu_pool(x, c.weight, c.bias)
     gradient = gradient_like(output)
     (expected,) = torch.autograd.grad(output, x, gradient, retain_graph=True)
-    (contiguous,) = torch.autograd.grad(output, x, gradient.contiguous(), retain_graph=True)
+    (contiguous,) = torch.autograd.grad(
+        output, x, gradient.contiguous(), retain_graph=True
+    )
     assert torch.equal(expected, contiguous)
     (summed,) = torch.autograd.grad(output.sum(), x)  # an expanded gradient
     assert summed.isfinite().all()
@@ -194,19 +238,28 @@ def test_gradients_of_any_layout() -> None:
 def test_only_input_statistics_and_choice_are_saved() -> None:
     c = case((2, 8, 8, 8), torch.bfloat16)
     saved: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: saved.append(t) or t, lambda t: t
+    ):
         norm_relu_pool(c.x.requires_grad_(), c.weight.requires_grad_(), c.bias)
     sizes = sorted((tuple(t.shape), t.dtype) for t in saved)
     parameters = [((8,), torch.float32)] * 2
     assert sizes == sorted(
-        [*parameters, ((2, 8, 8, 8), torch.bfloat16), ((3, 8), torch.float32), ((2, 8, 4, 4), torch.uint8)]
+        [
+            *parameters,
+            ((2, 8, 8, 8), torch.bfloat16),
+            ((3, 8), torch.float32),
+            ((2, 8, 4, 4), torch.uint8),
+        ]
     )
 
 
 def test_differentiating_twice_is_refused() -> None:
     c = case((2, 8, 4, 4), torch.float32)
     x = c.x.requires_grad_()
-    (gradient,) = torch.autograd.grad(norm_relu_pool(x, c.weight, c.bias)[0].sum(), x, create_graph=True)
+    (gradient,) = torch.autograd.grad(
+        norm_relu_pool(x, c.weight, c.bias)[0].sum(), x, create_graph=True
+    )
     with pytest.raises(RuntimeError, match="can be differentiated once"):
         gradient.sum().backward()
 
@@ -244,13 +297,22 @@ ONES = torch.ones(8)
         ((X.double(), ONES, ONES), "input must be float32 or bfloat16"),
         ((X.contiguous(), ONES, ONES), "input must be contiguous in channels_last"),
         ((ROW, ONES, ONES), "a 2x2 pool needs an input of at least 2x2, got 1x4"),
-        ((X, torch.ones(7), ONES), r"weight must be contiguous float32 \[8\] on the input's device"),
+        (
+            (X, torch.ones(7), ONES),
+            r"weight must be contiguous float32 \[8\] on the input's device",
+        ),
         ((X, ONES, torch.ones(8).bfloat16()), r"bias must be contiguous float32 \[8\]"),
         ((X, ONES, torch.ones(16)[::2]), r"bias must be contiguous float32 \[8\]"),
         ((X, ONES, ONES, ONES), "give both running_mean and running_var, or neither"),
-        ((X, ONES, ONES, ONES, torch.ones(3)), r"running_var must be contiguous float32 \[8\]"),
+        (
+            (X, ONES, ONES, ONES, torch.ones(3)),
+            r"running_var must be contiguous float32 \[8\]",
+        ),
         ((X, ONES, ONES, None, None, -1.0), "eps must not be negative, got -1"),
-        ((X[:1, :, :1, :1], ONES, ONES, None, None, EPS, False), "need more than one value per channel"),
+        (
+            (X[:1, :, :1, :1], ONES, ONES, None, None, EPS, False),
+            "need more than one value per channel",
+        ),
     ],
 )
 def test_wrong_arguments(arguments: tuple[object, ...], message: str) -> None:
@@ -260,15 +322,24 @@ def test_wrong_arguments(arguments: tuple[object, ...], message: str) -> None:
 
 def test_wrong_arguments_of_backward_and_update() -> None:
     output, statistics, choice = norm_relu_pool(X, ONES, ONES)
-    with pytest.raises(RuntimeError, match=r"grad_output must be like the output: \[2, 8, 2, 2\] in channels_last"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"grad_output must be like the output: \[2, 8, 2, 2\] in channels_last",
+    ):
         backward(X, X, ONES, ONES, statistics, choice, True, True)
-    with pytest.raises(RuntimeError, match="choice must be uint8 as forward returned it"):
+    with pytest.raises(
+        RuntimeError, match="choice must be uint8 as forward returned it"
+    ):
         backward(output, X, ONES, ONES, statistics, choice[:1], True, True)
-    with pytest.raises(RuntimeError, match=r"statistics must be contiguous float32 \[3, 8\]"):
+    with pytest.raises(
+        RuntimeError, match=r"statistics must be contiguous float32 \[3, 8\]"
+    ):
         backward(output, X, ONES, ONES, statistics[:2], choice, True, True)
     update = torch.ops.esper.norm_relu_pool_update_.default
     count = torch.zeros((), dtype=torch.int64)
-    with pytest.raises(RuntimeError, match=r"momentum must be from 0 to 1, or None, got 1\.5"):
+    with pytest.raises(
+        RuntimeError, match=r"momentum must be from 0 to 1, or None, got 1\.5"
+    ):
         update(ONES.clone(), ONES.clone(), count, statistics, 1.5)
     with pytest.raises(RuntimeError, match="num_batches_tracked must be one int64"):
         update(ONES.clone(), ONES.clone(), count.float(), statistics, 0.1)
@@ -278,15 +349,35 @@ def test_wrong_arguments_of_backward_and_update() -> None:
 @pytest.mark.parametrize("dtype", slow_except([torch.float32], DTYPES))
 def test_opcheck(pool: bool, dtype: torch.dtype) -> None:
     c = case((2, 8, 6, 5), dtype)
-    x, weight, bias = c.x.requires_grad_(), c.weight.requires_grad_(), c.bias.requires_grad_()
+    x, weight, bias = (
+        c.x.requires_grad_(),
+        c.weight.requires_grad_(),
+        c.bias.requires_grad_(),
+    )
     torch.library.opcheck(forward, (x, weight, bias, None, None, EPS, pool))
-    torch.library.opcheck(forward, (x, weight, bias, torch.zeros(8), torch.ones(8), EPS, pool))
-    output, statistics, choice = (t.detach() for t in forward(x, weight, bias, None, None, EPS, pool))
-    arguments = (gradient_like(output), x.detach(), weight.detach(), bias.detach(), statistics, choice, True, pool)
+    torch.library.opcheck(
+        forward, (x, weight, bias, torch.zeros(8), torch.ones(8), EPS, pool)
+    )
+    output, statistics, choice = (
+        t.detach() for t in forward(x, weight, bias, None, None, EPS, pool)
+    )
+    arguments = (
+        gradient_like(output),
+        x.detach(),
+        weight.detach(),
+        bias.detach(),
+        statistics,
+        choice,
+        True,
+        pool,
+    )
     torch.library.opcheck(backward, arguments)
     running = (torch.zeros(8), torch.ones(8), torch.zeros((), dtype=torch.int64))
     for momentum in (0.1, None):
-        torch.library.opcheck(torch.ops.esper.norm_relu_pool_update_.default, (*running, statistics.detach(), momentum))
+        torch.library.opcheck(
+            torch.ops.esper.norm_relu_pool_update_.default,
+            (*running, statistics.detach(), momentum),
+        )
 
 
 def test_works_under_torch_compile() -> None:
@@ -301,6 +392,8 @@ def test_works_under_torch_compile() -> None:
         return torch.autograd.grad(function(*leaves), leaves)  # type: ignore[operator]
 
     for compiled, plain in zip(
-        gradients(loss), gradients(lambda x, w, b: norm_relu_pool(x, w, b)[0].square().sum()), strict=True
+        gradients(loss),
+        gradients(lambda x, w, b: norm_relu_pool(x, w, b)[0].square().sum()),
+        strict=True,
     ):
         torch.testing.assert_close(compiled, plain)

@@ -24,7 +24,10 @@ def pair(pool: bool, **arguments: Any) -> tuple[NormReluPool, nn.BatchNorm2d]:
 
 
 def batch(seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    x = torch.randn(16, 8, 12, 12, generator=torch.Generator().manual_seed(seed)) * 2 + 1
+    x = (
+        torch.randn(16, 8, 12, 12, generator=torch.Generator().manual_seed(seed)) * 2
+        + 1
+    )
     return x.to(dtype).to(memory_format=torch.channels_last)
 
 
@@ -33,17 +36,28 @@ def three(plain: nn.BatchNorm2d, x: Tensor, pool: bool) -> Tensor:
     return F.max_pool2d(y, 2) if pool else y
 
 
-@pytest.mark.parametrize("arguments", [{}, {"momentum": 0.3, "eps": 1e-3}, {"momentum": None}, {"momentum": 0.0}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"momentum": 0.3, "eps": 1e-3}, {"momentum": None}, {"momentum": 0.0}],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("pool", [True, False])
-def test_training_and_evaluation_follow_batch_norm(arguments: dict[str, Any], dtype: torch.dtype, pool: bool) -> None:
+def test_training_and_evaluation_follow_batch_norm(
+    arguments: dict[str, Any], dtype: torch.dtype, pool: bool
+) -> None:
     fused, plain = pair(pool, **arguments)
-    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1.6e-2, "atol": 1e-2}
+    tolerance = (
+        {"rtol": 1e-5, "atol": 1e-5}
+        if dtype == torch.float32
+        else {"rtol": 1.6e-2, "atol": 1e-2}
+    )
     for step in range(4):
         x = batch(step, dtype)
         torch.testing.assert_close(fused(x), three(plain, x, pool), **tolerance)
     for name, buffer in plain.named_buffers():
-        torch.testing.assert_close(dict(fused.named_buffers())[name], buffer, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            dict(fused.named_buffers())[name], buffer, rtol=1e-5, atol=1e-6
+        )
     assert fused.num_batches_tracked.item() == 4
     state = copy.deepcopy(fused.state_dict())
     fused.eval()
@@ -59,7 +73,9 @@ def test_without_running_statistics() -> None:
     for module in (fused, plain):
         module.eval()
     assert fused.unserved(batch(0)) is None
-    torch.testing.assert_close(fused(batch(0)), three(plain, batch(0), True), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        fused(batch(0)), three(plain, batch(0), True), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_gradients_reach_input_and_parameters() -> None:
@@ -71,14 +87,18 @@ def test_gradients_reach_input_and_parameters() -> None:
         y.backward(gradient_like(y))
         results.append(x.grad)
     torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(fused.weight.grad, plain.weight.grad, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(
+        fused.weight.grad, plain.weight.grad, rtol=1e-4, atol=1e-3
+    )
     torch.testing.assert_close(fused.bias.grad, plain.bias.grad, rtol=1e-4, atol=1e-3)
 
 
 def test_state_is_that_of_batch_norm() -> None:
     fused, plain = pair(False)
     assert list(fused.state_dict()) == list(plain.state_dict())
-    assert [n for n, _ in fused.named_parameters()] == [n for n, _ in plain.named_parameters()]
+    assert [n for n, _ in fused.named_parameters()] == [
+        n for n, _ in plain.named_parameters()
+    ]
     plain.load_state_dict(fused.state_dict())
     assert isinstance(fused, nn.BatchNorm2d)
 
@@ -102,7 +122,9 @@ UNSERVED = {
 
 @pytest.mark.parametrize("why", UNSERVED)
 @pytest.mark.parametrize("pool", [True, False])
-def test_other_inputs_go_through_pytorch(why: str, pool: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_inputs_go_through_pytorch(
+    why: str, pool: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("ESPER_REQUIRE_NATIVE", raising=False)
     fused, plain = pair(pool)
     x = UNSERVED[why](batch(0))
@@ -114,7 +136,9 @@ def test_other_inputs_go_through_pytorch(why: str, pool: bool, monkeypatch: pyte
     assert torch.equal(fused.running_var, plain.running_var)
 
 
-def test_parameters_that_are_not_float32_go_through_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_that_are_not_float32_go_through_pytorch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("ESPER_REQUIRE_NATIVE", raising=False)
     for fused, x in (
         (NormReluPool(8, affine=False), batch(0)),
@@ -124,28 +148,39 @@ def test_parameters_that_are_not_float32_go_through_pytorch(monkeypatch: pytest.
         assert fused(x).dtype == x.dtype
 
 
-def test_requiring_native_makes_the_other_way_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requiring_native_makes_the_other_way_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
     fused, _ = pair(True)
     fused(batch(0))
-    with pytest.raises(RuntimeError, match=r"ESPER_REQUIRE_NATIVE=1.*not \[N, C, H, W\] in channels_last"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"ESPER_REQUIRE_NATIVE=1.*not \[N, C, H, W\] in channels_last",
+    ):
         fused(batch(0).contiguous())
 
 
 def test_under_autocast() -> None:
     fused, plain = pair(True)
-    convolution = nn.Conv2d(8, 8, 3, padding=1, bias=False).to(memory_format=torch.channels_last)
+    convolution = nn.Conv2d(8, 8, 3, padding=1, bias=False).to(
+        memory_format=torch.channels_last
+    )
     with torch.autocast("cpu", torch.bfloat16):
         h = convolution(batch(0))
         assert fused.unserved(h) is None
         assert fused(h).dtype == torch.bfloat16
-        torch.testing.assert_close(fused(h), three(plain, h, True), rtol=1.6e-2, atol=1e-2)
+        torch.testing.assert_close(
+            fused(h), three(plain, h, True), rtol=1.6e-2, atol=1e-2
+        )
 
 
 def test_works_under_torch_compile() -> None:
     fused, plain = pair(True)
     compiled = torch.compile(fused, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(batch(0)), three(plain, batch(0), True), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        compiled(batch(0)), three(plain, batch(0), True), rtol=1e-5, atol=1e-5
+    )
     torch.testing.assert_close(fused.running_mean, plain.running_mean)
     assert fused.num_batches_tracked.item() == 1
 

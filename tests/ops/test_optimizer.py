@@ -42,7 +42,10 @@ def test_making_stepping_and_saving_them_imports_no_compiler() -> None:
 
 def test_adam_steps_as_that_of_torch() -> None:
     weights = [torch.nn.Parameter(torch.linspace(-1, 1, 12)) for _ in range(2)]
-    optimizers = [make([weight], lr=0.1) for make, weight in zip((Adam, torch.optim.Adam), weights, strict=True)]
+    optimizers = [
+        make([weight], lr=0.1)
+        for make, weight in zip((Adam, torch.optim.Adam), weights, strict=True)
+    ]
     for _ in range(3):
         for optimizer, weight in zip(optimizers, weights, strict=True):
             optimizer.zero_grad()

@@ -24,7 +24,10 @@ SHAPES = ((1,), (7,), (16, 3, 3, 3), (33, 65), (), (0, 4), (1000,))
 
 def parameters(seed: int = 0, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
     generator = torch.Generator().manual_seed(seed)
-    made = [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in SHAPES]
+    made = [
+        nn.Parameter(torch.randn(shape, generator=generator).to(dtype))
+        for shape in SHAPES
+    ]
     made[2].data = made[2].data.to(memory_format=torch.channels_last)
     return made
 
@@ -37,7 +40,9 @@ def set_gradients(params: list[nn.Parameter], seed: int) -> None:
         parameter.grad = None if (seed + i) % 5 == 0 else gradient.contiguous()
 
 
-def assert_same(a: list[nn.Parameter], b: list[nn.Parameter], tolerance: float = 1e-6) -> None:
+def assert_same(
+    a: list[nn.Parameter], b: list[nn.Parameter], tolerance: float = 1e-6
+) -> None:
     """Relative to the size of each tensor: single elements near zero have lost more, in both."""
     for mine, theirs in zip(a, b, strict=True):
         assert (mine - theirs).norm() <= tolerance * theirs.norm()
@@ -97,9 +102,13 @@ def test_clipping_by_the_coefficient_equals_clip_grad_norm() -> None:
 def test_groups_have_their_own_rate_decay_and_coefficient() -> None:
     mine, theirs = parameters(), parameters()
     options = [{"lr": 0.1, "weight_decay": 0.0}, {"lr": 0.01, "weight_decay": 0.1}]
-    own = SGD([{"params": mine[:3], **options[0]}, {"params": mine[3:], **options[1]}], momentum=0.9)
+    own = SGD(
+        [{"params": mine[:3], **options[0]}, {"params": mine[3:], **options[1]}],
+        momentum=0.9,
+    )
     reference = torch.optim.SGD(
-        [{"params": theirs[:3], **options[0]}, {"params": theirs[3:], **options[1]}], momentum=0.9
+        [{"params": theirs[:3], **options[0]}, {"params": theirs[3:], **options[1]}],
+        momentum=0.9,
     )
     coef = torch.tensor([0.5, 0.25], dtype=torch.float64)
     for step in range(10):
@@ -121,14 +130,22 @@ def test_many_optimizers_in_one_call(momentum: float) -> None:
         return [parameters(seed) for seed in range(3)]
 
     mine, theirs = three(), three()
-    own = [SGD(p, lr=r, weight_decay=w, momentum=momentum) for p, r, w in zip(mine, rates, decays, strict=True)]
-    alone = [SGD(p, lr=r, weight_decay=w, momentum=momentum) for p, r, w in zip(theirs, rates, decays, strict=True)]
+    own = [
+        SGD(p, lr=r, weight_decay=w, momentum=momentum)
+        for p, r, w in zip(mine, rates, decays, strict=True)
+    ]
+    alone = [
+        SGD(p, lr=r, weight_decay=w, momentum=momentum)
+        for p, r, w in zip(theirs, rates, decays, strict=True)
+    ]
     for step in range(5):
         for i in range(3):
             set_gradients(mine[i], step + i)
             set_gradients(theirs[i], step + i)
         # A column of a larger block, as grad_stats gives it.
-        coef = torch.rand(3, 13, dtype=torch.float64, generator=torch.Generator().manual_seed(step))[:, 4]
+        coef = torch.rand(
+            3, 13, dtype=torch.float64, generator=torch.Generator().manual_seed(step)
+        )[:, 4]
         sgd_step(own, coef)
         for i, optimizer in enumerate(alone):
             optimizer.step(clip_coef=coef[i : i + 1])
@@ -137,21 +154,28 @@ def test_many_optimizers_in_one_call(momentum: float) -> None:
 
 
 @pytest.mark.parametrize("coefficient", [0.0, math.nan, -1.0])
-def test_a_group_without_a_usable_coefficient_stays_as_it_is(coefficient: float) -> None:
+def test_a_group_without_a_usable_coefficient_stays_as_it_is(
+    coefficient: float,
+) -> None:
     params = [parameters(1), parameters(2)]
     optimizers = [SGD(p, lr=0.1, momentum=0.9) for p in params]
     for p in params:
         set_gradients(p, 1)
     sgd_step(optimizers)
     before = copy.deepcopy([p.data for p in params[0]])
-    momenta = copy.deepcopy([s["momentum_buffer"] for s in optimizers[0].state.values()])
+    momenta = copy.deepcopy(
+        [s["momentum_buffer"] for s in optimizers[0].state.values()]
+    )
     other = params[1][1].detach().clone()
     for parameter in params[0]:
         if parameter.grad is not None:
             parameter.grad.fill_(math.nan)
     sgd_step(optimizers, torch.tensor([coefficient, 1.0]))
     assert all(torch.equal(a, b) for a, b in zip(params[0], before, strict=True))
-    assert all(torch.equal(s["momentum_buffer"], m) for s, m in zip(optimizers[0].state.values(), momenta, strict=True))
+    assert all(
+        torch.equal(s["momentum_buffer"], m)
+        for s, m in zip(optimizers[0].state.values(), momenta, strict=True)
+    )
     assert not torch.equal(params[1][1], other)
 
 
@@ -177,7 +201,10 @@ def test_loss_scale_and_found_inf() -> None:
 def test_a_gradient_scaler_leaves_its_scale_to_the_step() -> None:
     model, twin = nn.Linear(4, 2), nn.Linear(4, 2)
     twin.load_state_dict(model.state_dict())
-    own, reference = SGD(model.parameters(), lr=0.1), torch.optim.SGD(twin.parameters(), lr=0.1)
+    own, reference = (
+        SGD(model.parameters(), lr=0.1),
+        torch.optim.SGD(twin.parameters(), lr=0.1),
+    )
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
     scaler.scale(model(x).square().sum()).backward()
@@ -189,11 +216,17 @@ def test_a_gradient_scaler_leaves_its_scale_to_the_step() -> None:
     assert own._step_supports_amp_scaling
 
 
-SCHEDULERS: list[Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]] = [
+SCHEDULERS: list[
+    Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+] = [
     lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10),
     lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 6]),
-    lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch)),
-    lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=12),
+    lambda optimizer: torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda epoch: 1 / (1 + epoch)
+    ),
+    lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.3, total_steps=12
+    ),
 ]
 
 
@@ -212,7 +245,9 @@ def test_schedulers_fill_the_rate(scheduler: int) -> None:
         for schedule in schedules:
             schedule.step()
         assert own.param_groups[0]["lr"] is rate
-        assert rate.item() == pytest.approx(reference.param_groups[0]["lr"], rel=1e-9, abs=1e-12)
+        assert rate.item() == pytest.approx(
+            reference.param_groups[0]["lr"], rel=1e-9, abs=1e-12
+        )
     assert_same(mine, theirs)
 
 
@@ -255,7 +290,10 @@ def test_a_loaded_momentum_takes_the_layout_of_its_parameter() -> None:
     p = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
     optimizer = SGD([p], lr=0.1, momentum=0.9)
     momentum = torch.randn(4, 3, 2, 2)
-    state = {"state": {0: {"momentum_buffer": momentum}}, "param_groups": optimizer.state_dict()["param_groups"]}
+    state = {
+        "state": {0: {"momentum_buffer": momentum}},
+        "param_groups": optimizer.state_dict()["param_groups"],
+    }
     optimizer.load_state_dict(state)
     loaded = optimizer.state[p]["momentum_buffer"]
     assert torch.equal(loaded, momentum)
@@ -267,7 +305,9 @@ def test_a_loaded_momentum_takes_the_layout_of_its_parameter() -> None:
 def test_state_of_another_kind_of_sgd_is_refused() -> None:
     p = nn.Parameter(torch.ones(2))
     saved = torch.optim.SGD([p], lr=0.1, momentum=0.9, dampening=0.5).state_dict()
-    with pytest.raises(ValueError, match=r"saved with dampening=0.5, and Esper's SGD only does 0"):
+    with pytest.raises(
+        ValueError, match=r"saved with dampening=0.5, and Esper's SGD only does 0"
+    ):
         SGD([p], lr=0.1).load_state_dict(saved)
 
 
@@ -317,7 +357,10 @@ def test_wrong_options() -> None:
             SGD([p], **options)  # type: ignore[arg-type]
     p.grad = torch.ones(2)
     other = nn.Parameter(torch.ones(2))
-    with pytest.raises(ValueError, match=r"have one \(momentum, nesterov\), not \[\(0.0, False\), \(0.9, False\)\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"have one \(momentum, nesterov\), not \[\(0.0, False\), \(0.9, False\)\]",
+    ):
         sgd_step([SGD([p], momentum=0.9), SGD([other])])
 
 
@@ -342,18 +385,39 @@ def call(**changes: object) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"params": [torch.ones(3, dtype=torch.int64)]}, "parameter 0 must be float32, bfloat16 or float64"),
+        (
+            {"params": [torch.ones(3, dtype=torch.int64)]},
+            "parameter 0 must be float32, bfloat16 or float64",
+        ),
         ({"params": [torch.ones(6)[::2]]}, "parameter 0 has holes or repeats"),
-        ({"grads": []}, "there are 1 parameters, 0 gradients, 1 group numbers and 1 momenta"),
-        ({"grads": [torch.ones(4)]}, "gradient 0 differs from its parameter in shape, dtype or device"),
-        ({"grads": [torch.ones(3).double()]}, "gradient 0 differs from its parameter in shape, dtype or device"),
+        (
+            {"grads": []},
+            "there are 1 parameters, 0 gradients, 1 group numbers and 1 momenta",
+        ),
+        (
+            {"grads": [torch.ones(4)]},
+            "gradient 0 differs from its parameter in shape, dtype or device",
+        ),
+        (
+            {"grads": [torch.ones(3).double()]},
+            "gradient 0 differs from its parameter in shape, dtype or device",
+        ),
         ({"momenta": [torch.ones(2)]}, "momentum 0 differs from its parameter"),
-        ({"momenta": [], "momentum": 0.9}, r"0 momenta \(as many with momentum, none without\)"),
+        (
+            {"momenta": [], "momentum": 0.9},
+            r"0 momenta \(as many with momentum, none without\)",
+        ),
         ({"momentum": -0.5}, "momentum must not be negative, got -0.5"),
         ({"momentum": 0.0, "momenta": [], "nesterov": True}, "nesterov needs momentum"),
         ({"group_of": [1]}, r"group_of\[0\] is 1, and there are 1 groups"),
-        ({"weight_decay": [0.0, 0.1]}, "there are 1 learning rates but 2 weight decays"),
-        ({"lr": [torch.tensor([0.1, 0.2])]}, "lr must be 1 float32 or float64 on the parameters' device"),
+        (
+            {"weight_decay": [0.0, 0.1]},
+            "there are 1 learning rates but 2 weight decays",
+        ),
+        (
+            {"lr": [torch.tensor([0.1, 0.2])]},
+            "lr must be 1 float32 or float64 on the parameters' device",
+        ),
         ({"lr": [torch.tensor(1)]}, "lr must be 1 float32 or float64"),
         ({"coef": torch.ones(2)}, "coef must be 1 float32 or float64"),
         ({"coef": torch.ones(1, 1)}, "coef must have one dimension, and has 2"),
@@ -369,12 +433,28 @@ def test_gradients_of_any_layout() -> None:
     weight = torch.randn(4, 3, 2, 2)
     gradient = torch.randn(4, 3, 2, 2)
     p = nn.Parameter(weight.to(memory_format=torch.channels_last, copy=True))
-    for layout in (gradient, gradient.to(memory_format=torch.channels_last), gradient[:, :1].expand(4, 3, 2, 2)):
+    for layout in (
+        gradient,
+        gradient.to(memory_format=torch.channels_last),
+        gradient[:, :1].expand(4, 3, 2, 2),
+    ):
         with torch.no_grad():
             p.copy_(weight)
         p.grad = None
         grads: list[Tensor] = [layout]
-        torch.ops.esper.sgd_step_([p.data], grads, [], [0], [torch.tensor(0.5)], [0.0], None, None, None, 0.0, False)
+        torch.ops.esper.sgd_step_(
+            [p.data],
+            grads,
+            [],
+            [0],
+            [torch.tensor(0.5)],
+            [0.0],
+            None,
+            None,
+            None,
+            0.0,
+            False,
+        )
         torch.testing.assert_close(p.data, weight - 0.5 * layout)
 
 
@@ -385,7 +465,31 @@ def test_opcheck() -> None:
     rates = [torch.tensor(0.1), torch.tensor(0.2, dtype=torch.float64)]
     coef = torch.tensor([0.5, 1.0], dtype=torch.float64)
     for scale in (None, torch.tensor(2.0)):
-        arguments = (params, grads, momenta, [0, 1, 0], rates, [0.0, 0.1], coef, scale, None, 0.9, True)
+        arguments = (
+            params,
+            grads,
+            momenta,
+            [0, 1, 0],
+            rates,
+            [0.0, 0.1],
+            coef,
+            scale,
+            None,
+            0.9,
+            True,
+        )
         torch.library.opcheck(torch.ops.esper.sgd_step_.default, arguments)
-    arguments = (params, grads, [], [0, 1, 0], rates, [0.0, 0.1], None, None, None, 0.0, False)
+    arguments = (
+        params,
+        grads,
+        [],
+        [0, 1, 0],
+        rates,
+        [0.0, 0.1],
+        None,
+        None,
+        None,
+        0.0,
+        False,
+    )
     torch.library.opcheck(torch.ops.esper.sgd_step_.default, arguments)

@@ -13,12 +13,18 @@ from tests.ops.stage_batch_twin import philox, stage_images_twin
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def dataset(n: int, height: int, width: int, channels: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+def dataset(
+    n: int, height: int, width: int, channels: int, seed: int = 0
+) -> tuple[Tensor, Tensor]:
     """Random images and a table for them."""
     generator = torch.Generator().manual_seed(seed)
-    images = torch.randint(0, 256, (n, height, width, channels), dtype=torch.uint8, generator=generator)
+    images = torch.randint(
+        0, 256, (n, height, width, channels), dtype=torch.uint8, generator=generator
+    )
     spread = [0.2 + 0.01 * c for c in range(channels)]
-    return images, normalisation_table([0.4 + 0.02 * c for c in range(channels)], spread)
+    return images, normalisation_table(
+        [0.4 + 0.02 * c for c in range(channels)], spread
+    )
 
 
 def channels_last(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -32,9 +38,19 @@ def test_the_twins_generator_gives_the_published_numbers() -> None:
     # Known answers that the authors publish with their code (Random123, kat_vectors).
     full = 0xFFFFFFFF
     assert philox([0] * 4, [0] * 2) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
-    assert philox([full] * 4, [full] * 2) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+    assert philox([full] * 4, [full] * 2) == [
+        0x408F276D,
+        0x41C83B0E,
+        0xA20BC7C6,
+        0x6D5451FD,
+    ]
     pi = [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344]
-    assert philox(pi, [0xA4093822, 0x299F31D0]) == [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
+    assert philox(pi, [0xA4093822, 0x299F31D0]) == [
+        0xD16CFE09,
+        0x94FDCCEB,
+        0x5001E420,
+        0x24126EA1,
+    ]
 
 
 def test_draws_are_even() -> None:
@@ -43,12 +59,21 @@ def test_draws_are_even() -> None:
     table = torch.arange(256.0).reshape(1, 256)
     marked = torch.zeros(n, 9, 9, 1, dtype=torch.uint8)
     marked[:, 4, 4] = 1
-    places = stage_images(marked, torch.arange(n), table, padding=padding)[0].sum(dim=0)  # [1, 9, 9]
+    places = stage_images(marked, torch.arange(n), table, padding=padding)[0].sum(
+        dim=0
+    )  # [1, 9, 9]
     assert places.sum() == n
     assert places.min() > 200 - 5 * 14
     assert places.max() < 200 + 5 * 14
-    pair = torch.tensor([1, 0], dtype=torch.uint8).expand(n, 1, 2).reshape(n, 1, 2, 1).contiguous()
-    mirrored = stage_images(pair, torch.arange(n), table, flip=True)[0][:, 0, 0, 1].sum()
+    pair = (
+        torch.tensor([1, 0], dtype=torch.uint8)
+        .expand(n, 1, 2)
+        .reshape(n, 1, 2, 1)
+        .contiguous()
+    )
+    mirrored = stage_images(pair, torch.arange(n), table, flip=True)[0][
+        :, 0, 0, 1
+    ].sum()
     assert abs(int(mirrored) - n // 2) < 5 * 64
 
 
@@ -63,16 +88,25 @@ def test_every_key_changes_the_draw(what: str) -> None:
             options[what] = value
         index = torch.tensor([value if what == "index" else 0])
         outputs.append(stage_images(images, index, table, **options)[0])  # type: ignore[arg-type]
-    assert len({tuple(out.flatten().tolist()) for out in outputs}) > 25  # of 162 placements
+    assert (
+        len({tuple(out.flatten().tolist()) for out in outputs}) > 25
+    )  # of 162 placements
 
 
 # --- images -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [(32, 32, 3), (8, 8, 1), (5, 7, 3), (3, 4, 4), (1, 1, 1), (6, 9, 2), (4, 4, 32)])
-@pytest.mark.parametrize(("padding", "flip"), [(0, False), (4, False), (0, True), (4, True), (1, True)])
-def test_equals_the_twin(dtype: torch.dtype, size: tuple[int, int, int], padding: int, flip: bool) -> None:
+@pytest.mark.parametrize(
+    "size",
+    [(32, 32, 3), (8, 8, 1), (5, 7, 3), (3, 4, 4), (1, 1, 1), (6, 9, 2), (4, 4, 32)],
+)
+@pytest.mark.parametrize(
+    ("padding", "flip"), [(0, False), (4, False), (0, True), (4, True), (1, True)]
+)
+def test_equals_the_twin(
+    dtype: torch.dtype, size: tuple[int, int, int], padding: int, flip: bool
+) -> None:
     images, table = dataset(20, *size)
     indices = torch.randperm(20)
     height, width, channels = size
@@ -81,7 +115,9 @@ def test_equals_the_twin(dtype: torch.dtype, size: tuple[int, int, int], padding
         options = {"seed": seed, "epoch": epoch, "padding": padding, "flip": flip}
         returned, _ = stage_images(images, indices, table, out=out, **options)  # type: ignore[arg-type]
         assert returned is out
-        expected = stage_images_twin(images, indices.tolist(), table, dtype=dtype, **options)  # type: ignore[arg-type]
+        expected = stage_images_twin(
+            images, indices.tolist(), table, dtype=dtype, **options
+        )  # type: ignore[arg-type]
         assert torch.equal(out, expected)
         assert out.is_contiguous(memory_format=torch.channels_last)
 
@@ -90,7 +126,9 @@ def test_padding_may_be_larger_than_the_image() -> None:
     images, table = dataset(10, 4, 4, 3)
     indices = torch.arange(10)
     out, _ = stage_images(images, indices, table, padding=9)
-    assert torch.equal(out, stage_images_twin(images, indices.tolist(), table, padding=9))
+    assert torch.equal(
+        out, stage_images_twin(images, indices.tolist(), table, padding=9)
+    )
 
 
 def test_known_pixels() -> None:
@@ -106,7 +144,9 @@ def test_known_pixels() -> None:
 def test_padding_is_pixel_value_zero_before_normalising() -> None:
     images = torch.full((1, 4, 4, 1), 200, dtype=torch.uint8)
     table = normalisation_table([0.5], [0.25])
-    out, _ = stage_images(images, torch.tensor([0]).repeat(1), table, padding=50, seed=3)
+    out, _ = stage_images(
+        images, torch.tensor([0]).repeat(1), table, padding=50, seed=3
+    )
     assert set(out.flatten().tolist()) <= {table[0, 0].item(), table[0, 200].item()}
     assert table[0, 0] == -2.0
     assert (out == -2.0).any()
@@ -135,7 +175,13 @@ def test_targets_come_along() -> None:
     assert gathered.tolist() == [103, 103, 109, 100, 101]
     targets_out = torch.zeros(2, dtype=torch.int64)
     _, returned = stage_images(
-        images, indices, table, first=2, targets=targets, out=channels_last((2, 1, 4, 4)), targets_out=targets_out
+        images,
+        indices,
+        table,
+        first=2,
+        targets=targets,
+        out=channels_last((2, 1, 4, 4)),
+        targets_out=targets_out,
     )
     assert returned is targets_out
     assert targets_out.tolist() == [109, 100]
@@ -147,17 +193,40 @@ def test_the_cursor_takes_the_place_of_epoch_and_first() -> None:
     cursor = torch.tensor([6, 4])
     moving, fixed = channels_last((5, 3, 8, 8)), channels_last((5, 3, 8, 8))
     for _ in range(3):
-        stage_images(images, indices, table, padding=2, flip=True, cursor=cursor, epoch=99, first=99, out=moving)
-        stage_images(images, indices, table, padding=2, flip=True, epoch=6, first=int(cursor[1]), out=fixed)
+        stage_images(
+            images,
+            indices,
+            table,
+            padding=2,
+            flip=True,
+            cursor=cursor,
+            epoch=99,
+            first=99,
+            out=moving,
+        )
+        stage_images(
+            images,
+            indices,
+            table,
+            padding=2,
+            flip=True,
+            epoch=6,
+            first=int(cursor[1]),
+            out=fixed,
+        )
         assert torch.equal(moving, fixed)
         cursor[1] += 5
-    with pytest.raises(RuntimeError, match="a batch of 5 from position 19 is outside the 20 indices"):
+    with pytest.raises(
+        RuntimeError, match="a batch of 5 from position 19 is outside the 20 indices"
+    ):
         stage_images(images, indices, table, cursor=cursor, out=moving)
 
 
 def test_an_empty_batch() -> None:
     images, table = dataset(3, 4, 4, 1)
-    out, targets = stage_images(images, torch.empty(0, dtype=torch.int64), table, targets=torch.arange(3))
+    out, targets = stage_images(
+        images, torch.empty(0, dtype=torch.int64), table, targets=torch.arange(3)
+    )
     assert out.shape == (0, 1, 4, 4)
     assert targets is not None
     assert targets.shape == (0,)
@@ -169,7 +238,9 @@ def test_bfloat16_is_rounded_as_torch_rounds() -> None:
     table[0, :4] = torch.tensor([float("nan"), float("inf"), 1e-45, 3.3895e38])
     out = channels_last((1, 1, 16, 16), torch.bfloat16)
     stage_images(images, torch.tensor([0]), table, out=out)
-    torch.testing.assert_close(out.flatten(), table[0].bfloat16(), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        out.flatten(), table[0].bfloat16(), rtol=0, atol=0, equal_nan=True
+    )
 
 
 @pytest.fixture
@@ -194,13 +265,18 @@ def test_same_bits_for_any_number_of_threads() -> None:
 def test_many_threads_at_a_time() -> None:
     images, table = dataset(64, 16, 16, 3)
     indices = torch.randperm(64)
-    expected = [stage_images(images, indices, table, seed=seed, padding=4, flip=True)[0] for seed in range(4)]
+    expected = [
+        stage_images(images, indices, table, seed=seed, padding=4, flip=True)[0]
+        for seed in range(4)
+    ]
     wrong: list[int] = []
 
     def run(seed: int) -> None:
         out = channels_last((64, 3, 16, 16))
         for _ in range(30):
-            stage_images(images, indices, table, seed=seed, padding=4, flip=True, out=out)
+            stage_images(
+                images, indices, table, seed=seed, padding=4, flip=True, out=out
+            )
             if not torch.equal(out, expected[seed]):
                 wrong.append(seed)
 
@@ -219,44 +295,95 @@ def test_many_threads_at_a_time() -> None:
             {"images": torch.zeros(5, 4, 4, 3)},
             r"images must be contiguous uint8 \[N, H, W, C\], got shape \[5, 4, 4, 3\]",
         ),
-        ({"images": torch.zeros(5, 4, 4, dtype=torch.uint8)}, r"images must be contiguous uint8 \[N, H, W, C\]"),
-        ({"images": torch.zeros(5, 3, 4, 40, dtype=torch.uint8)}, "images must have 1 to 32 channels"),
-        ({"images": torch.zeros(5, 0, 4, 3, dtype=torch.uint8)}, "images of 0 x 4 are too small or too large"),
+        (
+            {"images": torch.zeros(5, 4, 4, dtype=torch.uint8)},
+            r"images must be contiguous uint8 \[N, H, W, C\]",
+        ),
+        (
+            {"images": torch.zeros(5, 3, 4, 40, dtype=torch.uint8)},
+            "images must have 1 to 32 channels",
+        ),
+        (
+            {"images": torch.zeros(5, 0, 4, 3, dtype=torch.uint8)},
+            "images of 0 x 4 are too small or too large",
+        ),
         ({"indices": torch.zeros(2)}, "indices must be a contiguous int64 vector"),
         ({"indices": torch.tensor([0, 5])}, r"index 5 at position 1 is outside 0\.\.4"),
-        ({"indices": torch.tensor([-1, 0])}, r"index -1 at position 0 is outside 0\.\.4"),
-        ({"indices": torch.tensor([0])}, "a batch of 2 from position 0 is outside the 1 indices"),
+        (
+            {"indices": torch.tensor([-1, 0])},
+            r"index -1 at position 0 is outside 0\.\.4",
+        ),
+        (
+            {"indices": torch.tensor([0])},
+            "a batch of 2 from position 0 is outside the 1 indices",
+        ),
         ({"first": 1}, "a batch of 2 from position 1 is outside the 2 indices"),
         ({"first": -1}, "a batch of 2 from position -1 is outside the 2 indices"),
-        ({"table": torch.zeros(1, 256)}, r"table must be contiguous float32 \[3, 256\], got \[1, 256\]"),
-        ({"padding": -1}, "padding must be 0 to 1048576, got -1"),
-        ({"targets": torch.zeros(5, dtype=torch.int64)}, "targets and targets_out go together"),
         (
-            {"targets": torch.zeros(4, dtype=torch.int64), "targets_out": torch.zeros(2, dtype=torch.int64)},
+            {"table": torch.zeros(1, 256)},
+            r"table must be contiguous float32 \[3, 256\], got \[1, 256\]",
+        ),
+        ({"padding": -1}, "padding must be 0 to 1048576, got -1"),
+        (
+            {"targets": torch.zeros(5, dtype=torch.int64)},
+            "targets and targets_out go together",
+        ),
+        (
+            {
+                "targets": torch.zeros(4, dtype=torch.int64),
+                "targets_out": torch.zeros(2, dtype=torch.int64),
+            },
             "targets must hold 5 values, got 4",
         ),
         (
-            {"targets": torch.zeros(5, dtype=torch.int64), "targets_out": torch.zeros(3, dtype=torch.int64)},
+            {
+                "targets": torch.zeros(5, dtype=torch.int64),
+                "targets_out": torch.zeros(3, dtype=torch.int64),
+            },
             "targets_out must hold 2 values, got 3",
         ),
-        ({"cursor": torch.zeros(3, dtype=torch.int64)}, r"cursor \(epoch, first\) must hold 2 values, got 3"),
-        ({"out": torch.zeros(2, 3, 4, 4)}, "out must be in channels_last memory format"),
-        ({"out": channels_last((2, 3, 4, 4), torch.float64)}, "out must be float32 or bfloat16"),
-        ({"out": channels_last((2, 3, 4, 5))}, r"out must be \[B, 3, 4, 4\] for these images, got \[2, 3, 4, 5\]"),
+        (
+            {"cursor": torch.zeros(3, dtype=torch.int64)},
+            r"cursor \(epoch, first\) must hold 2 values, got 3",
+        ),
+        (
+            {"out": torch.zeros(2, 3, 4, 4)},
+            "out must be in channels_last memory format",
+        ),
+        (
+            {"out": channels_last((2, 3, 4, 4), torch.float64)},
+            "out must be float32 or bfloat16",
+        ),
+        (
+            {"out": channels_last((2, 3, 4, 5))},
+            r"out must be \[B, 3, 4, 4\] for these images, got \[2, 3, 4, 5\]",
+        ),
     ],
 )
 def test_wrong_arguments(changes: dict[str, Tensor | int], message: str) -> None:
     images, table = dataset(5, 4, 4, 3)
     out = channels_last((2, 3, 4, 4)).fill_(7.0)
-    arguments = {"images": images, "indices": torch.tensor([0, 1]), "table": table, "out": out} | changes
+    arguments = {
+        "images": images,
+        "indices": torch.tensor([0, 1]),
+        "table": table,
+        "out": out,
+    } | changes
     with pytest.raises(RuntimeError, match=f"^stage_images: {message}"):
         stage_images(**arguments)  # type: ignore[arg-type]
     assert (out == 7.0).all()
 
 
 def test_wrong_tables() -> None:
-    for arguments in (([], []), ([0.5], [0.1, 0.2]), ([0.5], [0.0]), ([0.5], [1.0], -1.0)):
-        with pytest.raises(ValueError, match="a normalisation table needs one mean and one std"):
+    for arguments in (
+        ([], []),
+        ([0.5], [0.1, 0.2]),
+        ([0.5], [0.0]),
+        ([0.5], [1.0], -1.0),
+    ):
+        with pytest.raises(
+            ValueError, match="a normalisation table needs one mean and one std"
+        ):
             normalisation_table(*arguments)  # type: ignore[arg-type]
 
 
@@ -281,7 +408,11 @@ def test_rows_of_tokens_and_the_tokens_that_follow(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", TOKEN_DTYPES)
 def test_a_text_is_read_through_a_view(dtype: torch.dtype) -> None:
     text = torch.arange(100).to(dtype)
-    rows = text.view(torch.int16).unfold(0, 9, 8).view(torch.uint16) if dtype == torch.uint16 else text.unfold(0, 9, 8)
+    rows = (
+        text.view(torch.int16).unfold(0, 9, 8).view(torch.uint16)
+        if dtype == torch.uint16
+        else text.unfold(0, 9, 8)
+    )
     out, targets = stage_tokens(rows, torch.tensor([0, 1, 11]))
     assert out.tolist() == [list(range(start, start + 8)) for start in (0, 8, 88)]
     assert targets is not None
@@ -305,13 +436,25 @@ def test_whole_rows_first_and_cursor() -> None:
     [
         ({"tokens": torch.zeros(4, 5)}, "tokens must be int64, int32, uint16 or uint8"),
         ({"tokens": torch.zeros(4, dtype=torch.int64)}, r"tokens must be \[N, L\]"),
-        ({"tokens": torch.zeros(5, 4, dtype=torch.int64).t()}, "with the tokens of a row side by side"),
+        (
+            {"tokens": torch.zeros(5, 4, dtype=torch.int64).t()},
+            "with the tokens of a row side by side",
+        ),
         ({"tokens": torch.zeros(4, 0, dtype=torch.int64)}, "rows of 0 have none"),
         ({"indices": torch.tensor([0, 4])}, r"index 4 at position 1 is outside 0\.\.3"),
         ({"first": 1}, "a batch of 2 from position 1 is outside the 2 indices"),
-        ({"out": torch.zeros(2, 5, dtype=torch.int64)}, r"out must be contiguous int64 \[B, 4\]"),
-        ({"out": torch.zeros(2, 4, dtype=torch.int32)}, r"out must be contiguous int64 \[B, 4\]"),
-        ({"targets_out": torch.zeros(3, 4, dtype=torch.int64)}, r"targets_out must be contiguous int64 \[B, 4\]"),
+        (
+            {"out": torch.zeros(2, 5, dtype=torch.int64)},
+            r"out must be contiguous int64 \[B, 4\]",
+        ),
+        (
+            {"out": torch.zeros(2, 4, dtype=torch.int32)},
+            r"out must be contiguous int64 \[B, 4\]",
+        ),
+        (
+            {"targets_out": torch.zeros(3, 4, dtype=torch.int64)},
+            r"targets_out must be contiguous int64 \[B, 4\]",
+        ),
     ],
 )
 def test_wrong_token_arguments(changes: dict[str, Tensor | int], message: str) -> None:
@@ -331,7 +474,10 @@ def test_wrong_token_arguments(changes: dict[str, Tensor | int], message: str) -
 def test_opcheck() -> None:
     images, table = dataset(6, 4, 4, 3)
     indices = torch.arange(6)
-    for out in (channels_last((4, 3, 4, 4)).zero_(), channels_last((4, 3, 4, 4), torch.bfloat16).zero_()):
+    for out in (
+        channels_last((4, 3, 4, 4)).zero_(),
+        channels_last((4, 3, 4, 4), torch.bfloat16).zero_(),
+    ):
         given = (images, indices, table, None, 1, 2, 0, None, 2, True, out, None)
         torch.library.opcheck(torch.ops.esper.stage_images.default, given)
     targets_out = torch.zeros(4, dtype=torch.int64)
@@ -353,4 +499,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.esper.stage_images.default, full)
     tokens = torch.arange(30).reshape(6, 5)
     out = torch.zeros(2, 4, dtype=torch.int64)
-    torch.library.opcheck(torch.ops.esper.stage_tokens.default, (tokens, indices, 0, None, out, out.clone()))
+    torch.library.opcheck(
+        torch.ops.esper.stage_tokens.default,
+        (tokens, indices, 0, None, out, out.clone()),
+    )

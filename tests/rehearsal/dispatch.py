@@ -21,16 +21,52 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.rehearsal import fake_runtime
-from tests.rehearsal.twins import NotModelledError, Philox, addresses_of, call_with_draws, on_cpu
+from tests.rehearsal.twins import (
+    NotModelledError,
+    Philox,
+    addresses_of,
+    call_with_draws,
+    on_cpu,
+)
 
 LAUNCHES_NOTHING = {
-    *("alias", "as_strided", "detach", "expand", "lift_fresh", "permute", "record_stream", "select", "set_", "slice"),
-    *("split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unsqueeze", "view", "_reshape_alias"),
+    *(
+        "alias",
+        "as_strided",
+        "detach",
+        "expand",
+        "lift_fresh",
+        "permute",
+        "record_stream",
+        "select",
+        "set_",
+        "slice",
+    ),
+    *(
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "t",
+        "transpose",
+        "unbind",
+        "unsqueeze",
+        "view",
+        "_reshape_alias",
+    ),
 }
 """Views, and operators that change no memory."""
 
 ONLY_ALLOCATES = {
-    *("_pin_memory", "empty", "empty_like", "empty_strided", "is_pinned", "new_empty", "new_empty_strided", "resize_"),
+    *(
+        "_pin_memory",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "is_pinned",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+    ),
 }
 """Operators that write nothing, but for the NaNs of torch's deterministic mode, which the rehearsal leaves out."""
 
@@ -87,7 +123,8 @@ class Traits:
             any(argument.name == "dropout_p" for argument in func._schema.arguments),
             name not in LAUNCHES_NOTHING and torch.Tag.inplace_view not in tags,
             name in ONLY_ALLOCATES,
-            torch.Tag.dynamic_output_shape in tags or name.startswith(("index_put", "_index_put_impl")),
+            torch.Tag.dynamic_output_shape in tags
+            or name.startswith(("index_put", "_index_put_impl")),
         )
 
 
@@ -133,13 +170,21 @@ class Operator:
     """
 
     def __init__(
-        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
+        self,
+        func: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leaves: list[Any],
     ) -> None:
         self.func, self.args, self.kwargs, self.leaves = func, args, kwargs, leaves
         self.traits = Traits.of(func)
         self.inputs = [leaf for leaf in leaves if _is_cuda(leaf)]
         places = [leaf.device.index for leaf in self.inputs]
-        places += [leaf.index for leaf in leaves if isinstance(leaf, torch.device) and leaf.index is not None]
+        places += [
+            leaf.index
+            for leaf in leaves
+            if isinstance(leaf, torch.device) and leaf.index is not None
+        ]
         self.device: int = places[0] if places else torch.cuda.current_device()
         self.across = len({leaf.device.index for leaf in self.inputs}) > 1
 
@@ -156,7 +201,9 @@ class Operator:
         outs = list(_leaves(out if isinstance(out, tuple | list) else (out,)))
         if self._writes_nothing(outs, known):
             return out
-        work = self._twin(args, kwargs, draws if draws is not None and draws.moved else None)
+        work = self._twin(
+            args, kwargs, draws if draws is not None and draws.moved else None
+        )
         if self._host_waits(outs):
             return self._finish_now(work, out, outs, place)
         targets = [self._target(leaf, known) for leaf in outs]
@@ -176,19 +223,29 @@ class Operator:
 
     def _host_sources(self) -> tuple[Any, Any]:
         """The arguments, with copies of what lies in pageable memory: CUDA reads that before the call returns."""
-        if len(self.inputs) == len([leaf for leaf in self.leaves if isinstance(leaf, Tensor)]):
+        if len(self.inputs) == len(
+            [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+        ):
             return self.args, self.kwargs
         written = self.leaves[0] if self.traits.name == "copy_" else None
 
         def read(leaf: Any) -> Any:
             late = not isinstance(leaf, Tensor) or leaf.is_cuda or leaf is written
-            return leaf if late or fake_runtime.is_pinned(leaf.data_ptr()) else leaf.clone()
+            return (
+                leaf
+                if late or fake_runtime.is_pinned(leaf.data_ptr())
+                else leaf.clone()
+            )
 
-        return _mapped(read, self.args), {name: _mapped(read, value) for name, value in self.kwargs.items()}
+        return _mapped(read, self.args), {
+            name: _mapped(read, value) for name, value in self.kwargs.items()
+        }
 
     def _draws(self) -> Philox | None:
         """The generator that the operator draws from, if it draws. Raises NotModelledError in a capture."""
-        if not self.traits.draws or (self.traits.drops and not self._given("dropout_p")):
+        if not self.traits.draws or (
+            self.traits.drops and not self._given("dropout_p")
+        ):
             return None
         if fake_runtime.is_capturing(current_stream(self.device)):
             _report(f"{self.func} draws in a capture, which is not modelled")
@@ -203,10 +260,13 @@ class Operator:
         if any(not leaf.is_cuda for leaf in tensors):
             return not self.inputs  # made for the CPU
         return bool(tensors) and all(
-            leaf.numel() == 0 or leaf.untyped_storage().data_ptr() in known for leaf in tensors
+            leaf.numel() == 0 or leaf.untyped_storage().data_ptr() in known
+            for leaf in tensors
         )
 
-    def _twin(self, args: Any, kwargs: Any, draws: Philox | None) -> Callable[[], list[Any]]:
+    def _twin(
+        self, args: Any, kwargs: Any, draws: Philox | None
+    ) -> Callable[[], list[Any]]:
         def change(leaf: Any) -> Any:
             if isinstance(leaf, Tensor):
                 return on_cpu(leaf) if leaf.is_cuda else leaf
@@ -215,11 +275,18 @@ class Operator:
             return None if isinstance(leaf, torch.Generator) else leaf
 
         with torch._C._AutoDispatchBelowAutograd():
-            args, kwargs = _mapped(change, args), {name: _mapped(change, value) for name, value in kwargs.items()}
+            args, kwargs = (
+                _mapped(change, args),
+                {name: _mapped(change, value) for name, value in kwargs.items()},
+            )
         func = self.func
 
         def work() -> list[Any]:
-            found = func(*args, **kwargs) if draws is None else call_with_draws(func, args, kwargs, draws)
+            found = (
+                func(*args, **kwargs)
+                if draws is None
+                else call_with_draws(func, args, kwargs, draws)
+            )
             return list(_leaves(found if isinstance(found, tuple | list) else (found,)))
 
         return work
@@ -237,7 +304,9 @@ class Operator:
         if not self.inputs:
             return False
         host = [leaf for leaf in outs if isinstance(leaf, Tensor) and not leaf.is_cuda]
-        values = [leaf for leaf in outs if leaf is not None and not isinstance(leaf, Tensor)]
+        values = [
+            leaf for leaf in outs if leaf is not None and not isinstance(leaf, Tensor)
+        ]
         if host and not values and self._given("non_blocking"):
             return not all(fake_runtime.is_pinned(leaf.data_ptr()) for leaf in host)
         return bool(values or host)
@@ -247,7 +316,13 @@ class Operator:
         names = [argument.name for argument in self.func._schema.arguments]
         return {**dict(zip(names, self.args, strict=False)), **self.kwargs}.get(name)
 
-    def _finish_now(self, work: Callable[[], list[Any]], out: Any, outs: list[Any], place: fake_runtime.Place) -> Any:
+    def _finish_now(
+        self,
+        work: Callable[[], list[Any]],
+        out: Any,
+        outs: list[Any],
+        place: fake_runtime.Place,
+    ) -> Any:
         fake_runtime.drain(place)
         with torch._C._AutoDispatchBelowAutograd():
             results = work()
@@ -260,14 +335,20 @@ class Operator:
         """Whether torch would wait to learn a size: with an index, only if it is a mask."""
         if "index" not in self.traits.name:
             return True
-        return any(leaf.dtype in (torch.bool, torch.uint8) for leaf in self.leaves[1:] if isinstance(leaf, Tensor))
+        return any(
+            leaf.dtype in (torch.bool, torch.uint8)
+            for leaf in self.leaves[1:]
+            if isinstance(leaf, Tensor)
+        )
 
     def _run_sized_by_values(self) -> Any:
         """torch waits for the stream to learn the size. Its own code would read it from a kernel that did nothing."""
         with torch.cuda.device(self.device):
             probe = torch.empty(1, device="cuda")
             # By torch's rules: an error in a capture, a warning or an error in sync debug mode.
-            Operator(torch.ops.aten._local_scalar_dense.default, (probe,), {}, [probe]).run()
+            Operator(
+                torch.ops.aten._local_scalar_dense.default, (probe,), {}, [probe]
+            ).run()
             place = current_stream(self.device)
             fake_runtime.drain(place)
             with torch._C._AutoDispatchBelowAutograd():
@@ -279,17 +360,23 @@ class Operator:
         self._submit(lambda: _store(results, targets), place, made)
         return made[0] if len(made) == 1 else tuple(made)
 
-    def _submit(self, action: Callable[[], None], place: fake_runtime.Place, outs: list[Any]) -> None:
+    def _submit(
+        self, action: Callable[[], None], place: fake_runtime.Place, outs: list[Any]
+    ) -> None:
         """Put the action on the stream. Copies between devices go on that of the source, and the other one waits."""
         tensors = [leaf for leaf in (*self.inputs, *outs) if _is_cuda(leaf)]
         devices = {leaf.device.index for leaf in tensors}
         number = next(_numbers)
         _actions[number] = (str(self.func), action)
-        code = fake_runtime.submit(place, number, addresses_of(tensors), len(devices) > 1)
+        code = fake_runtime.submit(
+            place, number, addresses_of(tensors), len(devices) > 1
+        )
         for device in devices - {place[0]}:
             fake_runtime.order(place, current_stream(device))
         if code != 0:
-            raise RuntimeError(f"CUDA error {code} when {self.func} was put on its stream")
+            raise RuntimeError(
+                f"CUDA error {code} when {self.func} was put on its stream"
+            )
         for done in fake_runtime.take_released():
             del _actions[done]
 
@@ -305,14 +392,20 @@ class Rehearsal(TorchDispatchMode):
     """Every operator with CUDA tensors goes through :class:`Operator`. Holds for the thread that enters it."""
 
     def __torch_dispatch__(
-        self, func: torch._ops.OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: torch._ops.OpOverload,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if not Traits.of(func).launches:
             return func(*args, **kwargs)
         leaves = [*_leaves(args), *_leaves(kwargs.values())]
         for leaf in leaves:
-            if _is_cuda(leaf) or (isinstance(leaf, torch.device) and leaf.type == "cuda"):
+            if _is_cuda(leaf) or (
+                isinstance(leaf, torch.device) and leaf.type == "cuda"
+            ):
                 return Operator(func, args, kwargs, leaves).run()
         return func(*args, **kwargs)
 
@@ -341,7 +434,9 @@ def start(seed: int) -> None:
     """Rehearse from here on, in this thread and in all that begin later; ``seed`` decides how streams interleave."""
     fake_runtime.set_callback(_run)
     fake_runtime.seed(seed)
-    torch.backends.cudnn.enabled = False  # there is no fake cuDNN; torch has kernels of its own for everything
+    torch.backends.cudnn.enabled = (
+        False  # there is no fake cuDNN; torch has kernels of its own for everything
+    )
     _in_every_thread()
     _show_by_value()
     gc.freeze()  # modules do not become garbage, and twins make the collector look often

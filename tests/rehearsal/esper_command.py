@@ -28,11 +28,22 @@ def main(arguments: list[str]) -> int:
         status = end.code
     fake_runtime.drain_all()
     contexts = {device: fake_runtime.context(device) for device in DEVICES}
-    print("rehearsal: contexts made by", {device: made_by for device, made_by in contexts.items() if made_by})
-    print("rehearsal:", ", ".join(f"{fake_runtime.count(what)} {what}" for what in ("operators", "graph launches")))
+    print(
+        "rehearsal: contexts made by",
+        {device: made_by for device, made_by in contexts.items() if made_by},
+    )
+    print(
+        "rehearsal:",
+        ", ".join(
+            f"{fake_runtime.count(what)} {what}"
+            for what in ("operators", "graph launches")
+        ),
+    )
     found = dispatch.take_failures()
     if idle is not None and contexts[idle]:
-        found.append(f"{contexts[idle]} made a context on GPU {idle}, which nothing uses")
+        found.append(
+            f"{contexts[idle]} made a context on GPU {idle}, which nothing uses"
+        )
     for failure in found:
         print("rehearsal:", failure)
     return 1 if found or status not in (0, None) else 0

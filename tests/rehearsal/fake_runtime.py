@@ -24,7 +24,12 @@ _short.rehearsal_submit.argtypes = (
 )
 _short.rehearsal_is_pinned.argtypes = (ctypes.c_void_p,)
 _short.rehearsal_is_capturing.argtypes = (ctypes.c_int, ctypes.c_void_p)
-_short.rehearsal_order.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+_short.rehearsal_order.argtypes = (
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_void_p,
+)
 _short.rehearsal_context.restype = ctypes.c_char_p
 _short.rehearsal_count.restype = ctypes.c_long
 _short.rehearsal_count.argtypes = (ctypes.c_char_p,)

@@ -35,5 +35,15 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    whats = ("operators", "kernel launches", "captures", "broken captures", "graph launches", "waits")
-    terminalreporter.write_line("rehearsal: " + ", ".join(f"{fake_runtime.count(what)} {what}" for what in whats))
+    whats = (
+        "operators",
+        "kernel launches",
+        "captures",
+        "broken captures",
+        "graph launches",
+        "waits",
+    )
+    terminalreporter.write_line(
+        "rehearsal: "
+        + ", ".join(f"{fake_runtime.count(what)} {what}" for what in whats)
+    )

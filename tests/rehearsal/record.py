@@ -35,7 +35,9 @@ class Rehearsal:
     @property
     def passed(self) -> bool:
         """Whether all tests and runs passed, and every fault was noticed."""
-        return all(result.passed for result in (*self.tests, *self.runs)) and all(map(noticed, self.faults))
+        return all(result.passed for result in (*self.tests, *self.runs)) and all(
+            map(noticed, self.faults)
+        )
 
 
 def noticed(result: steps.Result) -> bool:
@@ -45,7 +47,10 @@ def noticed(result: steps.Result) -> bool:
 
 def written(rehearsals: list[Rehearsal], seconds: float, command: str) -> str:
     """The whole page; ``command`` makes it again."""
-    parts = [HEAD.format(command=command), *(_section(rehearsal) for rehearsal in rehearsals)]
+    parts = [
+        HEAD.format(command=command),
+        *(_section(rehearsal) for rehearsal in rehearsals),
+    ]
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     parts.append(f"{machine}; {seconds:.0f} s in all, with what had to be built.\n")
     return "\n".join(parts)
@@ -60,14 +65,28 @@ def _section(rehearsal: Rehearsal) -> str:
         "",
         "| step | result | seconds |",
         "|---|---|---|",
-        *(f"| {result.name} | {_outcome(result)} | {result.seconds:.0f} |" for result in rehearsal.tests),
-        *(f"| `{result.name}` | {_outcome(result)} | {result.seconds:.0f} |" for result in rehearsal.runs),
+        *(
+            f"| {result.name} | {_outcome(result)} | {result.seconds:.0f} |"
+            for result in rehearsal.tests
+        ),
+        *(
+            f"| `{result.name}` | {_outcome(result)} | {result.seconds:.0f} |"
+            for result in rehearsal.runs
+        ),
         "",
         *_details(rehearsal),
     ]
     if rehearsal.faults:
-        lines += ["Planted faults:", "", "| fault | noticed by | seconds |", "|---|---|---|"]
-        lines += [f"| {_fault(result)} | {result.seconds:.0f} |" for result in rehearsal.faults]
+        lines += [
+            "Planted faults:",
+            "",
+            "| fault | noticed by | seconds |",
+            "|---|---|---|",
+        ]
+        lines += [
+            f"| {_fault(result)} | {result.seconds:.0f} |"
+            for result in rehearsal.faults
+        ]
         lines.append("")
     return "\n".join(lines)
 
@@ -78,8 +97,13 @@ def _outcome(result: steps.Result) -> str:
     if not result.tests:
         return "ok" if result.passed else f"FAILED, status {result.status}"
     passed = sum(outcome == "passed" for outcome in result.tests.values())
-    return f"{passed} passed, {len(result.failed)} failed, {len(result.skipped)} skipped" + (
-        "" if result.passed or result.failed else f"; FAILED, status {result.status}"
+    return (
+        f"{passed} passed, {len(result.failed)} failed, {len(result.skipped)} skipped"
+        + (
+            ""
+            if result.passed or result.failed
+            else f"; FAILED, status {result.status}"
+        )
     )
 
 
@@ -93,7 +117,11 @@ def _details(rehearsal: Rehearsal) -> list[str]:
     for result in rehearsal.runs:
         if not result.passed:
             found[f"- `{result.name}`: {result.last_line}"] = None
-    return ["Not passed:", "", *found, ""] if found else ["Every test passed, and every run.", ""]
+    return (
+        ["Not passed:", "", *found, ""]
+        if found
+        else ["Every test passed, and every run.", ""]
+    )
 
 
 def _fault(result: steps.Result) -> str:

@@ -36,7 +36,16 @@ STREAMS, DEVICES = "tests/cuda/test_gpu_streams.py", "tests/cuda/test_devices.py
 PARTS = 4
 """Processes that share the tests of streams."""
 
-SHORT = ["--rounds", "1", "--controller", "schedule", "--envs", "2", "--episode-length", "6"]
+SHORT = [
+    "--rounds",
+    "1",
+    "--controller",
+    "schedule",
+    "--envs",
+    "2",
+    "--episode-length",
+    "6",
+]
 RUNS = {
     "--device cuda": (1, []),
     "--device cuda:0,cuda:1": (2, []),
@@ -49,12 +58,22 @@ def main(arguments: list[str] | None = None) -> int:
     """Rehearse as the command line asks; returns the exit status."""
     options = parse(arguments)
     begin = time.monotonic()
-    command = shlex.join(["python", "tests/rehearsal/rehearse.py", *(sys.argv[1:] if arguments is None else arguments)])
+    command = shlex.join(
+        [
+            "python",
+            "tests/rehearsal/rehearse.py",
+            *(sys.argv[1:] if arguments is None else arguments),
+        ]
+    )
     rehearsals: list[record.Rehearsal] = []
     for version in options.torch or VERSIONS:
         place = Workplace.of(version, options.python)
         place.prepare()
-        rehearsals.append(rehearse(place, options.seeds, FAULTS if options.faults else (), options.jobs))
+        rehearsals.append(
+            rehearse(
+                place, options.seeds, FAULTS if options.faults else (), options.jobs
+            )
+        )
         text = record.written(rehearsals, time.monotonic() - begin, command)
         if options.record:
             RECORD.write_text(text)
@@ -64,32 +83,73 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--torch", action="append", metavar="VERSION", help=f"default: {' and '.join(VERSIONS)}")
-    parser.add_argument("--python", type=Path, help="an interpreter that has this torch, instead of one made here")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="of interleavings; default: 1 2")
-    parser.add_argument("--faults", action=argparse.BooleanOptionalAction, default=True, help="plant faults, too")
-    parser.add_argument("--record", action=argparse.BooleanOptionalAction, default=True, help=f"write {RECORD.name}")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="steps at a time; default: one for each core")
+    parser.add_argument(
+        "--torch",
+        action="append",
+        metavar="VERSION",
+        help=f"default: {' and '.join(VERSIONS)}",
+    )
+    parser.add_argument(
+        "--python",
+        type=Path,
+        help="an interpreter that has this torch, instead of one made here",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[1, 2],
+        help="of interleavings; default: 1 2",
+    )
+    parser.add_argument(
+        "--faults",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="plant faults, too",
+    )
+    parser.add_argument(
+        "--record",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help=f"write {RECORD.name}",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=os.cpu_count(),
+        help="steps at a time; default: one for each core",
+    )
     options = parser.parse_args(arguments)
     if options.python is not None and len(options.torch or VERSIONS) != 1:
         parser.error("--python has one torch: name it with --torch VERSION")
     return options
 
 
-def rehearse(place: Workplace, seeds: list[int], faults: tuple[Fault, ...], jobs: int) -> record.Rehearsal:
+def rehearse(
+    place: Workplace, seeds: list[int], faults: tuple[Fault, ...], jobs: int
+) -> record.Rehearsal:
     """Do all steps with one torch, ``jobs`` at a time."""
     begin = time.monotonic()
     with ThreadPoolExecutor(jobs) as pool:
 
-        def start(do: Callable[..., steps.Result], *what: object) -> Future[steps.Result]:
+        def start(
+            do: Callable[..., steps.Result], *what: object
+        ) -> Future[steps.Result]:
             return pool.submit(lambda: said(place, do(place, *what)))
 
-        parts_of = {seed: [start(run_tests, STREAMS, seed, part) for part in range(1, PARTS + 1)] for seed in seeds}
+        parts_of = {
+            seed: [
+                start(run_tests, STREAMS, seed, part) for part in range(1, PARTS + 1)
+            ]
+            for seed in seeds
+        }
         devices = [start(run_tests, DEVICES, seed) for seed in seeds]
         runs = [start(run_esper, device) for device in RUNS]
         planted = [start(run_fault, fault) for fault in faults]
     whole = [
-        steps.joined(f"{Path(STREAMS).name}, seed {seed}", [part.result() for part in parts])
+        steps.joined(
+            f"{Path(STREAMS).name}, seed {seed}", [part.result() for part in parts]
+        )
         for seed, parts in parts_of.items()
     ]
     return record.Rehearsal(
@@ -110,7 +170,9 @@ def said(place: Workplace, result: steps.Result) -> steps.Result:
     return result
 
 
-def run_tests(place: Workplace, file: str, seed: int, part: int | None = None) -> steps.Result:
+def run_tests(
+    place: Workplace, file: str, seed: int, part: int | None = None
+) -> steps.Result:
     """The tests of one file, or one part of them, with one interleaving of streams."""
     environment = place.environment(seed, devices=2 if file == DEVICES else 1)
     name = f"{Path(file).name}, seed {seed}"
@@ -121,12 +183,29 @@ def run_tests(place: Workplace, file: str, seed: int, part: int | None = None) -
 
 
 def run_pytest(
-    place: Workplace, name: str, arguments: list[str], environment: dict[str, str], limit: float
+    place: Workplace,
+    name: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    limit: float,
 ) -> steps.Result:
     report = place.logs / f"{name}.xml"
     report.unlink(missing_ok=True)
-    pytest = ["-m", "pytest", "-p", "tests.rehearsal.plugin", "-v", "--tb=short", "-p", "no:cacheprovider"]
-    options = ["-o", "addopts=--strict-markers --import-mode=importlib", f"--junit-xml={report}"]
+    pytest = [
+        "-m",
+        "pytest",
+        "-p",
+        "tests.rehearsal.plugin",
+        "-v",
+        "--tb=short",
+        "-p",
+        "no:cacheprovider",
+    ]
+    options = [
+        "-o",
+        "addopts=--strict-markers --import-mode=importlib",
+        f"--junit-xml={report}",
+    ]
     result = place.run(name, [*pytest, *options, *arguments], environment, limit)
     result.tests = steps.outcomes(report)
     return result
@@ -138,7 +217,16 @@ def run_esper(place: Workplace, device: str) -> steps.Result:
     out = place.logs / "runs" / device.replace(" ", "-")
     shutil.rmtree(out, ignore_errors=True)
     environment = {**place.environment(1, devices), "ESPER_REQUIRE_NATIVE": "1"}
-    command = ["-m", "tests.rehearsal.esper_command", *options, "run", *device.split(), *SHORT, "--out", str(out)]
+    command = [
+        "-m",
+        "tests.rehearsal.esper_command",
+        *options,
+        "run",
+        *device.split(),
+        *SHORT,
+        "--out",
+        str(out),
+    ]
     return place.run(f"esper run {device}", command, environment, RUN_LIMIT)
 
 
@@ -147,10 +235,20 @@ def run_fault(place: Workplace, fault: Fault) -> steps.Result:
     name = f"fault: {fault.name}"
     source = place.logs.parent / "faulty" / fault.name.replace(" ", "-")
     shutil.rmtree(source, ignore_errors=True)
-    shutil.copytree(place.source, source, ignore=shutil.ignore_patterns(".git", "__pycache__", "build", "runs"))
+    shutil.copytree(
+        place.source,
+        source,
+        ignore=shutil.ignore_patterns(".git", "__pycache__", "build", "runs"),
+    )
     try:
         fault.plant(source)
-        return run_pytest(place, name, [STREAMS, "-x", "-k", fault.tests], place.environment(1, 1, source), FAULT_LIMIT)
+        return run_pytest(
+            place,
+            name,
+            [STREAMS, "-x", "-k", fault.tests],
+            place.environment(1, 1, source),
+            FAULT_LIMIT,
+        )
     except ValueError as error:
         log = place.logs / f"{name}.log"
         log.write_text(f"{error}\n")

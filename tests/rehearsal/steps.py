@@ -36,17 +36,29 @@ class Result:
 
     @property
     def failed(self) -> list[str]:
-        return [name for name, outcome in self.tests.items() if outcome.startswith(("failed", "error"))]
+        return [
+            name
+            for name, outcome in self.tests.items()
+            if outcome.startswith(("failed", "error"))
+        ]
 
     @property
     def skipped(self) -> dict[str, str]:
         """Reasons by test."""
         start = "skipped: "
-        return {name: said.removeprefix(start) for name, said in self.tests.items() if said.startswith(start)}
+        return {
+            name: said.removeprefix(start)
+            for name, said in self.tests.items()
+            if said.startswith(start)
+        }
 
     @property
     def last_line(self) -> str:
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [
+            line
+            for line in self.log.read_text(errors="replace").splitlines()
+            if line.strip()
+        ]
         return lines[-1] if lines else ""
 
 
@@ -54,11 +66,19 @@ def joined(name: str, parts: list[Result]) -> Result:
     """Parts of one step as one: with the status of the first part that failed, and the seconds of all."""
     status = next((part.status for part in parts if part.status != 0), 0)
     tests = {test: outcome for part in parts for test, outcome in part.tests.items()}
-    return Result(name, status, sum(part.seconds for part in parts), parts[0].log, tests)
+    return Result(
+        name, status, sum(part.seconds for part in parts), parts[0].log, tests
+    )
 
 
 def run(
-    name: str, command: list[str], *, folder: Path, log: Path, limit: float, environment: Mapping[str, str]
+    name: str,
+    command: list[str],
+    *,
+    folder: Path,
+    log: Path,
+    limit: float,
+    environment: Mapping[str, str],
 ) -> Result:
     """Run ``command`` in ``folder``, with output to ``log``; after ``limit`` seconds it gets SIGINT, then SIGKILL."""
     begin = time.monotonic()
@@ -102,7 +122,10 @@ def outcomes(report: Path) -> dict[str, str]:
     """Outcomes by test from pytest's JUnit XML; empty if there is no report."""
     if not report.is_file():
         return {}
-    return {_name(case): _outcome(case) for case in ElementTree.parse(report).iter("testcase")}
+    return {
+        _name(case): _outcome(case)
+        for case in ElementTree.parse(report).iter("testcase")
+    }
 
 
 def _name(case: ElementTree.Element) -> str:
@@ -110,7 +133,11 @@ def _name(case: ElementTree.Element) -> str:
 
 
 def _outcome(case: ElementTree.Element) -> str:
-    for kind, word in (("failure", "failed"), ("error", "error"), ("skipped", "skipped")):
+    for kind, word in (
+        ("failure", "failed"),
+        ("error", "error"),
+        ("skipped", "skipped"),
+    ):
         found = case.find(kind)
         if found is not None:
             return f"{word}: {' '.join((found.get('message') or '').split())[:200]}"

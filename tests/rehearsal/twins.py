@@ -63,19 +63,30 @@ class Philox:
 
     def twin(self) -> torch.Generator:
         """A fresh generator of the CPU; equal places give equal numbers."""
-        mixed = (self.seed * 0x9E3779B97F4A7C15 + self.offset * 0xBF58476D1CE4E5B9) % WORD
+        mixed = (
+            self.seed * 0x9E3779B97F4A7C15 + self.offset * 0xBF58476D1CE4E5B9
+        ) % WORD
         return torch.Generator().manual_seed(mixed)
 
 
-def call_with_draws(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], draws: Philox) -> Any:
+def call_with_draws(
+    func: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    draws: Philox,
+) -> Any:
     """Call ``func`` on the CPU with the twin of its generator. Raises NotModelledError if it takes no generator."""
     names = [argument.name for argument in func._schema.arguments]
     if "generator" in names:
         return func(*args, **{**kwargs, "generator": draws.twin()})
     if "generator" in func.overloadpacket.overloads():
-        return func.overloadpacket.generator(*args, **{**kwargs, "generator": draws.twin()})
+        return func.overloadpacket.generator(
+            *args, **{**kwargs, "generator": draws.twin()}
+        )
     if func is torch.ops.aten.native_dropout.default:
         x, p, _train = args
-        kept = torch.empty(x.shape, dtype=x.dtype).bernoulli_(1 - p, generator=draws.twin())
+        kept = torch.empty(x.shape, dtype=x.dtype).bernoulli_(
+            1 - p, generator=draws.twin()
+        )
         return x * kept / (1 - p), kept.bool()
     raise NotModelledError(f"{func} draws from the process's generator")

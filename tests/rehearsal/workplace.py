@@ -17,7 +17,14 @@ from tests.rehearsal.build_fakes import LIBRARIES, find_toolkit
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = ROOT / "build" / "rehearsal"
-TOOLS = ("setuptools>=77", "wheel", "ninja", "pybind11>=2.13", "pytest>=8", "hypothesis")
+TOOLS = (
+    "setuptools>=77",
+    "wheel",
+    "ninja",
+    "pybind11>=2.13",
+    "pytest>=8",
+    "hypothesis",
+)
 BUILD_LIMIT = 1800.0
 
 
@@ -48,10 +55,18 @@ class Workplace:
             self._make_environment()
         self._check_torch()
         copy_tree(self.source)
-        self._must("build", [str(self.python), "setup.py", "egg_info", "build_ext", "--inplace"])
-        self._must("fakes", [str(self.python), "tests/rehearsal/build_fakes.py", str(self.fakes)])
+        self._must(
+            "build",
+            [str(self.python), "setup.py", "egg_info", "build_ext", "--inplace"],
+        )
+        self._must(
+            "fakes",
+            [str(self.python), "tests/rehearsal/build_fakes.py", str(self.fakes)],
+        )
 
-    def environment(self, seed: int, devices: int, source: Path | None = None) -> dict[str, str]:
+    def environment(
+        self, seed: int, devices: int, source: Path | None = None
+    ) -> dict[str, str]:
         """Variables of a process on the fake GPU."""
         return {
             "LD_PRELOAD": " ".join(str(self.fakes / name) for name in LIBRARIES),
@@ -63,7 +78,9 @@ class Workplace:
             "REHEARSAL_DEVICES": str(devices),
         }
 
-    def run(self, name: str, arguments: list[str], environment: dict[str, str], limit: float) -> steps.Result:
+    def run(
+        self, name: str, arguments: list[str], environment: dict[str, str], limit: float
+    ) -> steps.Result:
         """Run this interpreter with ``arguments`` in the copy of the tree, or where ``environment`` says."""
         return steps.run(
             name,
@@ -76,15 +93,22 @@ class Workplace:
 
     def ask(self, code: str) -> str:
         """Returns the output of a line of Python there."""
-        done = subprocess.run([str(self.python), "-c", code], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [str(self.python), "-c", code], capture_output=True, text=True, check=True
+        )
         return done.stdout.strip()
 
     def _make_environment(self) -> None:
         folder = self.python.parent.parent
-        print(f"an environment with torch {self.torch}, some gigabytes: {folder}", flush=True)
+        print(
+            f"an environment with torch {self.torch}, some gigabytes: {folder}",
+            flush=True,
+        )
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        wanted = [name for name in project["dependencies"] if not name.startswith("torch")]
+        wanted = [
+            name for name in project["dependencies"] if not name.startswith("torch")
+        ]
         pip = [str(self.python), "-m", "pip", "install", "--quiet"]
         try:
             subprocess.run([*pip, f"torch=={self.torch}", *TOOLS, *wanted], check=True)
@@ -93,7 +117,9 @@ class Workplace:
             raise
 
     def _check_torch(self) -> None:
-        found = self.ask("import torch; print(torch.__version__.split('+')[0], torch.version.cuda)")
+        found = self.ask(
+            "import torch; print(torch.__version__.split('+')[0], torch.version.cuda)"
+        )
         version, cuda = found.split()
         if version != self.torch or cuda == "None":
             raise SystemExit(
@@ -108,9 +134,18 @@ class Workplace:
             "PATH": f"{self.python.parent}:{find_toolkit() / 'bin'}:{os.environ['PATH']}",
         }
         log = self.logs / f"{name}.log"
-        result = steps.run(name, command, folder=self.source, log=log, limit=BUILD_LIMIT, environment=environment)
+        result = steps.run(
+            name,
+            command,
+            folder=self.source,
+            log=log,
+            limit=BUILD_LIMIT,
+            environment=environment,
+        )
         if result.status != 0:
-            raise SystemExit(f"torch {self.torch}: {name} failed, see {log}: {result.last_line}")
+            raise SystemExit(
+                f"torch {self.torch}: {name} failed, see {log}: {result.last_line}"
+            )
 
 
 def copy_tree(to: Path) -> None:
@@ -123,7 +158,13 @@ def copy_tree(to: Path) -> None:
         check=True,
     )
     names = [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
-    _remove(to, lambda name: name.endswith((".py", ".cpp", ".h", ".cu", ".cuh")) and name not in set(names))
+    _remove(
+        to,
+        lambda name: (
+            name.endswith((".py", ".cpp", ".h", ".cu", ".cuh"))
+            and name not in set(names)
+        ),
+    )
     for name in names:
         source, target = ROOT / name, to / name
         if not target.is_file() or not filecmp.cmp(source, target, shallow=False):

@@ -31,7 +31,9 @@ def state(*slots: tuple[SeedStage, int], **values: Any) -> RewardState:
     return RewardState(**{**given, **values})
 
 
-def transition(after: RewardState, before: RewardState | None = None, **values: Any) -> Transition:
+def transition(
+    after: RewardState, before: RewardState | None = None, **values: Any
+) -> Transition:
     given: dict[str, Any] = {
         "before": before or state(),
         "after": after,

@@ -25,12 +25,17 @@ from esper.rewards.terms import RewardState, Transition
 from esper.spaces.action import Op
 from esper.telemetry.span import Spans
 
-BASELINE = Baseline(accuracy=(10.0, 60.0, 80.0), loss=(2.3, 1.1, 0.5), final_loss_std=0.05, episodes=8)
+BASELINE = Baseline(
+    accuracy=(10.0, 60.0, 80.0), loss=(2.3, 1.1, 0.5), final_loss_std=0.05, episodes=8
+)
 
 
 def state(epoch: int = 2, **nats: float) -> RewardState:
     """A state with these losses in nats; those not given are the baseline's."""
-    loss = {name: nats.get(name, BASELINE.loss[epoch]) for name in ("loss", "committed_loss", "all_off_loss")}
+    loss = {
+        name: nats.get(name, BASELINE.loss[epoch])
+        for name in ("loss", "committed_loss", "all_off_loss")
+    }
     return RewardState(
         accuracy=50.0,
         committed=50.0,
@@ -45,27 +50,43 @@ def state(epoch: int = 2, **nats: float) -> RewardState:
     )
 
 
-def pay(after: RewardState, mode: str, terminated: bool = True, **values: Any) -> dict[str, Any]:
+def pay(
+    after: RewardState, mode: str, terminated: bool = True, **values: Any
+) -> dict[str, Any]:
     config = RewardConfig(mode=mode, **values)  # type: ignore[arg-type]
-    return Reward(config, 10).pay(Transition(after, after, Op.WAIT, True, False, terminated, horizon=2, budget=3000.0))
+    return Reward(config, 10).pay(
+        Transition(
+            after, after, Op.WAIT, True, False, terminated, horizon=2, budget=3000.0
+        )
+    )
 
 
 @pytest.mark.parametrize("mode", ["loss_shaped", "loss_sparse"])
 def test_the_loss_benefit_by_hand(mode: str) -> None:
     """0.1 nats below the baseline's 0.5 are 2 standard deviations, worth 0.4."""
-    assert pay(state(committed_loss=0.4, loss=0.1), mode)["loss_benefit"] == pytest.approx(0.4)
+    assert pay(state(committed_loss=0.4, loss=0.1), mode)[
+        "loss_benefit"
+    ] == pytest.approx(0.4)
     assert pay(state(committed_loss=0.7), mode)["loss_benefit"] == pytest.approx(-0.8)
     assert pay(state(committed_loss=0.4), mode, terminated=False)["loss_benefit"] == 0
-    assert pay(state(committed_loss=0.4), mode, loss_benefit_scale=2.0)["loss_benefit"] == pytest.approx(1.0)
+    assert pay(state(committed_loss=0.4), mode, loss_benefit_scale=2.0)[
+        "loss_benefit"
+    ] == pytest.approx(1.0)
     early = pay(state(epoch=1, committed_loss=1.0), mode)["loss_benefit"]
-    assert early == pytest.approx(0.4), "an episode that ends early is compared with the baseline at that epoch"
+    assert early == pytest.approx(0.4), (
+        "an episode that ends early is compared with the baseline at that epoch"
+    )
 
 
 def test_the_loss_contribution_potential_by_hand() -> None:
     after = state(loss=0.3, all_off_loss=0.6)
-    assert pay(after, "loss_shaped", False)["loss_contribution_potential"] == pytest.approx(0.995 * 0.1 * 6)
+    assert pay(after, "loss_shaped", False)[
+        "loss_contribution_potential"
+    ] == pytest.approx(0.995 * 0.1 * 6)
     worse = state(loss=0.6, all_off_loss=0.3)
-    assert pay(worse, "loss_shaped", False)["loss_contribution_potential"] == pytest.approx(-0.995 * 0.1 * 6)
+    assert pay(worse, "loss_shaped", False)[
+        "loss_contribution_potential"
+    ] == pytest.approx(-0.995 * 0.1 * 6)
     paid = pay(after, "loss_shaped", False, loss_contribution_potential=1.0, gamma=1.0)
     assert paid["loss_contribution_potential"] == pytest.approx(6.0)
 
@@ -133,7 +154,9 @@ class ScriptedHosts(PlantedBackend):
 def tracked(*losses: tuple[float, float]) -> Iterator[EnvState]:
     """The state of the env after each epoch of a scripted host; the first losses are those before any training."""
     hosts, config = ScriptedHosts(*losses), TrainingConfig()
-    loop = EpochLoop(hosts, config, [len(losses) - 1], len(hosts.law.slots), None, Spans(marks=False))
+    loop = EpochLoop(
+        hosts, config, [len(losses) - 1], len(hosts.law.slots), None, Spans(marks=False)
+    )
     return itertools.islice(loop.without_growth(0), 1, None)
 
 
@@ -142,8 +165,12 @@ losses = st.floats(0.01, 2.29)
 
 @pytest.mark.trap(29)
 @settings(deadline=None)
-@given(first=losses, second=losses, mode=st.sampled_from(["loss_shaped", "loss_sparse"]))
-def test_a_fall_of_the_tracked_loss_is_paid_and_not_charged(first: float, second: float, mode: str) -> None:
+@given(
+    first=losses, second=losses, mode=st.sampled_from(["loss_shaped", "loss_sparse"])
+)
+def test_a_fall_of_the_tracked_loss_is_paid_and_not_charged(
+    first: float, second: float, mode: str
+) -> None:
     assume(abs(first - second) > 1e-6)
     paid = []
     for now in tracked((2.3, 2.3), (first, first), (second, second)):
@@ -157,19 +184,28 @@ def test_a_fall_of_the_tracked_loss_is_paid_and_not_charged(first: float, second
 @pytest.mark.trap(29)
 @settings(deadline=None)
 @given(on=losses, off=losses)
-def test_seeds_that_lower_the_tracked_loss_raise_the_potential(on: float, off: float) -> None:
+def test_seeds_that_lower_the_tracked_loss_raise_the_potential(
+    on: float, off: float
+) -> None:
     assume(abs(on - off) > 1e-6)
     (now,) = tracked((off, off), (on, off))
     nats = {"loss": now.loss.item(), "all_off_loss": now.all_off_loss.item()}
-    paid = float(pay(state(**nats), "loss_shaped", False)["loss_contribution_potential"])
+    paid = float(
+        pay(state(**nats), "loss_shaped", False)["loss_contribution_potential"]
+    )
     assert (paid > 0) == (now.loss[0] < now.loss_ago[0, 0]) == (on < off)
 
 
-def test_a_broken_network_is_as_bad_as_an_untrained_one_and_no_reward_is_infinite() -> None:
+def test_a_broken_network_is_as_bad_as_an_untrained_one_and_no_reward_is_infinite() -> (
+    None
+):
     nats = np.array([0.5, 2.3, 6.6, 1e30, math.inf, math.nan])
     assert BASELINE.in_stds(nats) == pytest.approx([10.0, 46.0, 46.0, 46.0, 46.0, 46.0])
     for broken in (math.inf, math.nan):
-        paid = pay(state(committed_loss=broken, all_off_loss=broken, loss=broken), "loss_shaped")
+        paid = pay(
+            state(committed_loss=broken, all_off_loss=broken, loss=broken),
+            "loss_shaped",
+        )
         assert paid["loss_benefit"] == pytest.approx((10 - 46) / 5)
         assert all(math.isfinite(term) for term in paid.values())
 
@@ -196,7 +232,9 @@ def test_a_loss_mode_needs_hosts_to_measure_a_standard_deviation_from() -> None:
             with pytest.raises(ConfigError) as refused:
                 TrainingConfig.parse(tables)
             assert str(refused.value).startswith(f"reward.mode = '{mode}' ")
-            assert "env.baseline_episodes must be 2 or more, not 1" in str(refused.value)
+            assert "env.baseline_episodes must be 2 or more, not 1" in str(
+                refused.value
+            )
             two = {**tables, "env": {"baseline_episodes": 2}}
             assert TrainingConfig.parse(two).reward.mode == mode
         else:

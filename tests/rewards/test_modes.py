@@ -11,7 +11,14 @@ S = SeedStage
 def test_the_terms_of_each_mode() -> None:
     named = {mode: set(pay(transition(state()), mode)) for mode in MODES}
     assert named == {
-        "shaped": {"benefit", "rent", "stage_potential", "contribution_potential", "action_cost", "governor"},
+        "shaped": {
+            "benefit",
+            "rent",
+            "stage_potential",
+            "contribution_potential",
+            "action_cost",
+            "governor",
+        },
         "simplified": {"benefit", "stage_potential", "action_cost", "governor"},
         "advantage": {"advantage", "rent", "governor"},
         "sparse": {"benefit", "fossil_cost", "governor"},

@@ -28,8 +28,12 @@ states = st.builds(
     **{name: st.floats(0, 300) for name in LOSSES},
     weighted_share=st.floats(0, 1e5),
     fossil_parameters=st.integers(0, 3000),
-    stage=st.lists(st.sampled_from(list(SeedStage)), min_size=SLOTS, max_size=SLOTS).map(np.array),
-    epochs_in_stage=st.lists(st.integers(0, 40), min_size=SLOTS, max_size=SLOTS).map(np.array),
+    stage=st.lists(
+        st.sampled_from(list(SeedStage)), min_size=SLOTS, max_size=SLOTS
+    ).map(np.array),
+    epochs_in_stage=st.lists(st.integers(0, 40), min_size=SLOTS, max_size=SLOTS).map(
+        np.array
+    ),
 )
 Step = tuple[RewardState, Op, bool, bool]
 steps = st.tuples(states, st.sampled_from(list(Op)), st.booleans(), st.booleans())
@@ -43,7 +47,12 @@ def rewards(mode: str, gamma: float, n_envs: int | None = None) -> Reward:
 
 
 def transition(before: RewardState, after: RewardState, **values: Any) -> Transition:
-    given: dict[str, Any] = {"op": Op.WAIT, "succeeded": True, "rolled_back": False, "terminated": False}
+    given: dict[str, Any] = {
+        "op": Op.WAIT,
+        "succeeded": True,
+        "rolled_back": False,
+        "terminated": False,
+    }
     return Transition(before, after, **{**given, **values}, horizon=40, budget=2770.0)
 
 
@@ -52,20 +61,33 @@ def play(reward: Reward, episode: list[Step], terminated: bool) -> list[dict[str
     paid, before = [], episode[0][0]
     for number, (after, op, succeeded, rolled_back) in enumerate(episode):
         ends = terminated and number == len(episode) - 1
-        step = transition(before, after, op=op, succeeded=succeeded, rolled_back=rolled_back, terminated=ends)
+        step = transition(
+            before,
+            after,
+            op=op,
+            succeeded=succeeded,
+            rolled_back=rolled_back,
+            terminated=ends,
+        )
         paid.append(reward.pay(step))
         before = after
     return paid
 
 
 def discounted(paid: list[dict[str, Any]], names: set[str], gamma: float) -> float:
-    return sum(gamma**number * float(step[name]) for number, step in enumerate(paid) for name in names)
+    return sum(
+        gamma**number * float(step[name])
+        for number, step in enumerate(paid)
+        for name in names
+    )
 
 
 @pytest.mark.trap(21)
 @settings(max_examples=60, deadline=None)
 @given(mode=modes, gamma=gammas, episode=episodes)
-def test_potential_terms_of_an_episode_telescope_to_zero(mode: str, gamma: float, episode: list[Step]) -> None:
+def test_potential_terms_of_an_episode_telescope_to_zero(
+    mode: str, gamma: float, episode: list[Step]
+) -> None:
     """Episodes have prunes, refusals, rollbacks, and jumps of stage, accuracy and loss."""
     reward = rewards(mode, gamma)
     assert set(reward.stored) == set(POTENTIALS) & set(MODES[mode])
@@ -86,17 +108,24 @@ def test_a_truncated_return_with_its_bootstrap_is_the_one_without_potentials(
     Σ γ^t (r + F) + γ^n (V − Φ) is Σ γ^t r + γ^n V."""
     reward, count = rewards(mode, gamma), len(episode)
     paid = play(reward, episode, terminated=False)
-    last = sum(float(POTENTIALS[name](episode[-1][0], reward.config, DWELL)) for name in reward.stored)
+    last = sum(
+        float(POTENTIALS[name](episode[-1][0], reward.config, DWELL))
+        for name in reward.stored
+    )
     assert float(reward.potential) == pytest.approx(last, abs=1e-12)
     others = set(reward.names) - set(POTENTIALS)
     shaped = discounted(paid, set(reward.names), gamma) + gamma**count * (value - last)
-    assert shaped == pytest.approx(discounted(paid, others, gamma) + gamma**count * value, abs=1e-8)
+    assert shaped == pytest.approx(
+        discounted(paid, others, gamma) + gamma**count * value, abs=1e-8
+    )
 
 
 @pytest.mark.trap(22)
 @settings(max_examples=60, deadline=None)
 @given(mode=modes, episode=episodes)
-def test_the_outcome_is_paid_at_termination_only(mode: str, episode: list[Step]) -> None:
+def test_the_outcome_is_paid_at_termination_only(
+    mode: str, episode: list[Step]
+) -> None:
     """A truncated episode gets V(s') instead."""
     at_the_end = {"benefit", "loss_benefit", "fossil_cost"} & set(MODES[mode])
     for step in play(rewards(mode, 0.995), episode, terminated=False):
@@ -105,7 +134,8 @@ def test_the_outcome_is_paid_at_termination_only(mode: str, episode: list[Step])
     final, config = episode[-1][0], RewardConfig()
     want = {
         "benefit": (final.committed - final.baseline) / config.benefit_scale,
-        "loss_benefit": (final.baseline_loss - final.committed_loss) / config.loss_benefit_scale,
+        "loss_benefit": (final.baseline_loss - final.committed_loss)
+        / config.loss_benefit_scale,
         "fossil_cost": -0.1 * final.fossil_parameters / 2770.0,
     }
     assert {name: float(last[name]) for name in at_the_end} == {
@@ -130,10 +160,15 @@ def one_env(state: RewardState, env: int) -> RewardState:
 
 @pytest.mark.trap(21)
 @pytest.mark.parametrize("mode", MODES)
-def test_envs_that_end_idle_and_start_again_apart_are_paid_as_if_each_were_alone(mode: str) -> None:
+def test_envs_that_end_idle_and_start_again_apart_are_paid_as_if_each_were_alone(
+    mode: str,
+) -> None:
     """Arrays of envs: ends, idle steps and resets of single envs, against a reward of one env each."""
     random, n_envs, gamma = np.random.default_rng(5), 6, 0.97
-    together, alone = rewards(mode, gamma, n_envs), [rewards(mode, gamma) for _ in range(n_envs)]
+    together, alone = (
+        rewards(mode, gamma, n_envs),
+        [rewards(mode, gamma) for _ in range(n_envs)],
+    )
     names = set(together.stored)
     running = np.ones(n_envs, dtype=bool)
     total, age, ended = np.zeros(n_envs), np.zeros(n_envs), 0
@@ -156,7 +191,9 @@ def test_envs_that_end_idle_and_start_again_apart_are_paid_as_if_each_were_alone
         for env in range(n_envs):
             own = {name: values[env] for name, values in outcome.items()}
             step = transition(one_env(before, env), one_env(after, env), **own)
-            expected = alone[env].pay(step) if running[env] else dict.fromkeys(paid, 0.0)
+            expected = (
+                alone[env].pay(step) if running[env] else dict.fromkeys(paid, 0.0)
+            )
             assert {name: float(term[env]) for name, term in paid.items()} == expected
         total += gamma**age * sum((paid[name] for name in names), np.zeros(n_envs))
         age += running

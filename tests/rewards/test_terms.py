@@ -59,7 +59,9 @@ def test_the_rent_of_a_size_over_an_episode(share: float, whole_episode: float) 
         (S.RESETTING, 1, 0.0),
     ],
 )
-def test_the_stage_potential_of_one_slot(stage: SeedStage, epochs: int, phi: float) -> None:
+def test_the_stage_potential_of_one_slot(
+    stage: SeedStage, epochs: int, phi: float
+) -> None:
     paid = pay(transition(state((stage, epochs))))["stage_potential"]
     assert paid == pytest.approx(0.995 * 0.1 * phi)
 
@@ -69,10 +71,17 @@ def test_the_stage_potentials_are_those_of_the_config() -> None:
     phi = (0.0, 1.0, 11.0, 20.0, -5.0)
     paid = pay(transition(after), gamma=1.0, stage_potentials=phi)["stage_potential"]
     assert paid == pytest.approx(0.1 * (1.0 + 0.9 * 10.0 - 5.0))
-    paid = pay(transition(after), gamma=1.0, stage_potentials=phi, stage_climb=0.5)["stage_potential"]
+    paid = pay(transition(after), gamma=1.0, stage_potentials=phi, stage_climb=0.5)[
+        "stage_potential"
+    ]
     assert paid == pytest.approx(0.1 * (1.0 + 0.5 * 10.0 - 5.0))
     assert Durations.of(TrainingConfig(), 60).stage_dwell == 4
-    assert Durations.of(TrainingConfig.parse({"reward": {"stage_dwell": 7}}), 60).stage_dwell == 7
+    assert (
+        Durations.of(
+            TrainingConfig.parse({"reward": {"stage_dwell": 7}}), 60
+        ).stage_dwell
+        == 7
+    )
     with pytest.raises(ConfigError, match=r"reward\.stage_potentials"):
         TrainingConfig.parse({"reward": {"stage_potentials": (1.0, 2.0)}})
 
@@ -80,15 +89,21 @@ def test_the_stage_potentials_are_those_of_the_config() -> None:
 @pytest.mark.trap(21)
 def test_the_stage_potential_is_the_sum_over_all_slots() -> None:
     after = state((S.TRAINING, 4), (S.FOSSILIZED, 2), (S.DORMANT, 8), (S.BLENDING, 5))
-    assert pay(transition(after), gamma=1.0)["stage_potential"] == pytest.approx(0.1 * (2.54 + 6.0 + 4.4))
+    assert pay(transition(after), gamma=1.0)["stage_potential"] == pytest.approx(
+        0.1 * (2.54 + 6.0 + 4.4)
+    )
 
 
 def test_the_contribution_potential_is_what_all_seeds_add() -> None:
     after = state(accuracy=60.0, all_off=48.0)
-    assert pay(transition(after))["contribution_potential"] == pytest.approx(0.995 * 0.05 * 12.0)
+    assert pay(transition(after))["contribution_potential"] == pytest.approx(
+        0.995 * 0.05 * 12.0
+    )
 
 
-@pytest.mark.parametrize("name", ["contribution_potential", "loss_contribution_potential"])
+@pytest.mark.parametrize(
+    "name", ["contribution_potential", "loss_contribution_potential"]
+)
 def test_a_potential_that_was_not_measured_stays_as_it_was(name: str) -> None:
     """A step to it pays only the discount, and the next measurement pays the rest."""
     mode = "shaped" if name == "contribution_potential" else "loss_shaped"
@@ -116,7 +131,9 @@ def test_a_potential_that_was_not_measured_stays_as_it_was(name: str) -> None:
         (Op.SET_ALPHA_TARGET, True, 0.001),
     ],
 )
-def test_the_cost_of_an_action_depends_on_its_outcome(op: Op, succeeded: bool, cost: float) -> None:
+def test_the_cost_of_an_action_depends_on_its_outcome(
+    op: Op, succeeded: bool, cost: float
+) -> None:
     paid = pay(transition(state(), op=op, succeeded=succeeded))["action_cost"]
     assert paid == pytest.approx(-cost)
 
@@ -130,14 +147,20 @@ def test_every_mode_pays_ten_for_a_rollback(mode: str) -> None:
 def test_advantage_is_the_change_of_the_lead_and_ends_with_what_is_kept() -> None:
     before = state(accuracy=60.0, baseline=55.0)
     after = state(accuracy=66.0, committed=58.0, baseline=57.0)
-    assert pay(transition(after, before), "advantage")["advantage"] == pytest.approx((9.0 - 5.0) / 10)
-    assert pay(transition(after, before, terminated=True), "advantage")["advantage"] == pytest.approx((1.0 - 5.0) / 10)
+    assert pay(transition(after, before), "advantage")["advantage"] == pytest.approx(
+        (9.0 - 5.0) / 10
+    )
+    assert pay(transition(after, before, terminated=True), "advantage")[
+        "advantage"
+    ] == pytest.approx((1.0 - 5.0) / 10)
 
 
 def test_sparse_pays_benefit_and_parameters_at_the_end_only() -> None:
     after = state(committed=60.0, baseline=50.0, fossil_parameters=1385)
     assert sum(pay(transition(after), "sparse").values()) == 0
-    assert sum(pay(transition(after, terminated=True), "sparse").values()) == pytest.approx(1.0 - 0.1 * 0.5)
+    assert sum(
+        pay(transition(after, terminated=True), "sparse").values()
+    ) == pytest.approx(1.0 - 0.1 * 0.5)
 
 
 def test_weights_of_terms_are_those_of_the_config() -> None:

@@ -27,25 +27,36 @@ def signals_interrupt() -> Iterator[None]:
 
 
 def rollout_of(controller: str = "random") -> Rollout:
-    config = TrainingConfig.parse({"task": {"name": "planted"}, "env": {"n_envs": 3, "episode_length": HORIZON}})
+    config = TrainingConfig.parse(
+        {"task": {"name": "planted"}, "env": {"n_envs": 3, "episode_length": HORIZON}}
+    )
     env = PlantedVectorEnv(config)
     env.prepare()
     return Rollout(env, controller_for(controller, config, env, run_seed=0))
 
 
-def collector(between_steps: Callable[[], None] = lambda: None, control: bool = False) -> Collector:
-    return Collector(rollout_of(), rollout_of("none") if control else None, between_steps)
+def collector(
+    between_steps: Callable[[], None] = lambda: None, control: bool = False
+) -> Collector:
+    return Collector(
+        rollout_of(), rollout_of("none") if control else None, between_steps
+    )
 
 
 def test_a_round_is_one_episode_of_the_controller_and_then_of_the_control() -> None:
     order: list[tuple[int, int]] = []
-    made = collector(lambda: order.append((len(made.running), made.running[-1].steps)), control=True)
+    made = collector(
+        lambda: order.append((len(made.running), made.running[-1].steps)), control=True
+    )
     for number, env in enumerate(made.envs):
         env.test_accuracy = partial(np.full, 3, float(number))  # type: ignore[method-assign]
     played = made.play()
     assert order == [(which, step) for which in (1, 2) for step in range(HORIZON)]
     assert played.stats.epochs.tolist() == [HORIZON] * 3
-    assert [accuracies.tolist() for accuracies in played.tests] == [[0, 0, 0], [1, 1, 1]]
+    assert [accuracies.tolist() for accuracies in played.tests] == [
+        [0, 0, 0],
+        [1, 1, 1],
+    ]
 
 
 def test_the_next_round_begins_only_after_the_last_one_was_used() -> None:
@@ -63,7 +74,9 @@ def test_without_a_control_no_test_accuracy_is_measured() -> None:
     assert played.tests == ()
 
 
-def test_an_interrupt_takes_effect_at_the_end_of_a_step_and_the_rest_is_played_later() -> None:
+def test_an_interrupt_takes_effect_at_the_end_of_a_step_and_the_rest_is_played_later() -> (
+    None
+):
     made, whole = collector(), rollout_of()
     inner, steps = made.rollouts[0].env.step, []
 
@@ -79,7 +92,9 @@ def test_an_interrupt_takes_effect_at_the_end_of_a_step_and_the_rest_is_played_l
     assert steps == [False] * 3
     assert made.consistent
     assert made.rollouts[0].steps == 3
-    np.testing.assert_array_equal(made.play().stats.returns, play_round(whole.env, whole.controller).returns)
+    np.testing.assert_array_equal(
+        made.play().stats.returns, play_round(whole.env, whole.controller).returns
+    )
 
 
 def test_an_error_within_a_step_leaves_a_state_that_is_not_saved() -> None:

@@ -47,7 +47,11 @@ def test_a_users_signal_handler_is_kept() -> None:
 def test_a_sigterm_that_repeats_the_first_does_not_stop_at_once() -> None:
     """The end of a job signals a rank and the launcher, which passes its signal on."""
     reached = []
-    with termination_interrupts(), pytest.raises(KeyboardInterrupt), interrupts_wait(again=True):  # noqa: PT012
+    with (  # noqa: PT012
+        termination_interrupts(),
+        pytest.raises(KeyboardInterrupt),
+        interrupts_wait(again=True),
+    ):
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         reached.append(True)
@@ -80,7 +84,9 @@ def hang_up() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hang_up")
-def test_a_terminal_that_closes_interrupts_as_sigterm_does_unless_nohup_ignores_it() -> None:
+def test_a_terminal_that_closes_interrupts_as_sigterm_does_unless_nohup_ignores_it() -> (
+    None
+):
     with pytest.raises(KeyboardInterrupt), termination_interrupts():
         signal.raise_signal(signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL

@@ -26,7 +26,9 @@ def world() -> Iterator[Rig]:
 
 
 def agent_of(world: Rig) -> PPOAgent:
-    return PPOAgent(world.env.action_spec, world.env.layout, 3, PPOConfig(width=16), run_seed=1)
+    return PPOAgent(
+        world.env.action_spec, world.env.layout, 3, PPOConfig(width=16), run_seed=1
+    )
 
 
 def test_events_have_the_log_probabilities_that_an_agent_stores(world: Rig) -> None:
@@ -38,7 +40,12 @@ def test_events_have_the_log_probabilities_that_an_agent_stores(world: Rig) -> N
     assert len({event.log_prob for event in taken}) > 5
     for event in taken:
         assert event.log_prob == float(rollout["log_prob"][event.epoch, event.env])
-        assert event.op == world.env.action_spec.choices("op")[int(rollout["action"][event.epoch, event.env, 0])]
+        assert (
+            event.op
+            == world.env.action_spec.choices("op")[
+                int(rollout["action"][event.epoch, event.env, 0])
+            ]
+        )
 
 
 def test_a_greedy_policy_reports_the_probability_of_its_choice(world: Rig) -> None:
@@ -66,17 +73,24 @@ class Sure(HeuristicController):
 
 def test_any_controller_may_report_log_probabilities(world: Rig) -> None:
     play_round(world.env, Sure(world.env.action_spec, world.env.layout, 3), seed=1)
-    assert all(event.log_prob == Sure.log_prob[event.env] for event in world.of_kind(ActionTaken))
+    assert all(
+        event.log_prob == Sure.log_prob[event.env]
+        for event in world.of_kind(ActionTaken)
+    )
     assert world.of_kind(ActionTaken)
 
 
-def test_log_probabilities_of_another_shape_are_refused_before_the_step(world: Rig) -> None:
+def test_log_probabilities_of_another_shape_are_refused_before_the_step(
+    world: Rig,
+) -> None:
     class Wrong(HeuristicController):
         log_prob = np.zeros((3, 8))
 
         def act(self, observation: Any, masks: Any) -> Any:
             return wait_actions(3)
 
-    with pytest.raises(ConfigError, match=r"log_prob of Wrong has shape \[3, 8\]; expected \[3\]"):
+    with pytest.raises(
+        ConfigError, match=r"log_prob of Wrong has shape \[3, 8\]; expected \[3\]"
+    ):
         play_round(world.env, Wrong(world.env.action_spec, world.env.layout, 3), seed=1)
     assert (world.env.state.epoch == 0).all()

@@ -9,7 +9,9 @@ import torch
 from esper.rollout.threads import one_thread
 
 
-def test_a_block_has_one_thread_and_the_number_before_comes_back_after_an_error() -> None:
+def test_a_block_has_one_thread_and_the_number_before_comes_back_after_an_error() -> (
+    None
+):
     torch.set_num_threads(2)  # the fixture of this folder resets it
     with suppress(ValueError), one_thread():
         assert torch.get_num_threads() == 1

@@ -16,7 +16,9 @@ from esper.env.rank_hosts import RankServer, Reply
 from esper.training.execution.messages import RankLost
 from esper.training.execution.ranks import RunRanks
 
-SERVER = multiprocessing.get_context("forkserver")  # a fork of the test would have its threads' locks without them
+SERVER = multiprocessing.get_context(
+    "forkserver"
+)  # a fork of the test would have its threads' locks without them
 SERVER.set_forkserver_preload(["esper.env.rank_hosts"])
 
 
@@ -37,7 +39,12 @@ def break_a_host(server: RankServer) -> Any:
     server.groups[min(server.groups)].backend.each[0].training.host = None  # type: ignore[assignment]
 
 
-def serve(environment: dict[str, str], minutes: float, fault: Callable[[RankServer], Any] | None, epoch: int) -> None:
+def serve(
+    environment: dict[str, str],
+    minutes: float,
+    fault: Callable[[RankServer], Any] | None,
+    epoch: int,
+) -> None:
     """A rank that trains hosts; in its epoch with this number, counted from 1, it has the fault."""
     os.environ.update(environment)
     begun = 0
@@ -78,19 +85,31 @@ def ranks_of(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
+    place = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(size),
+    }
     place["LOCAL_WORLD_SIZE"] = str(size)
     others = [
         SERVER.Process(
             target=serve,
-            args=({**place, "RANK": str(i), "LOCAL_RANK": str(i)}, minutes, fault if i == rank else None, epoch),
+            args=(
+                {**place, "RANK": str(i), "LOCAL_RANK": str(i)},
+                minutes,
+                fault if i == rank else None,
+                epoch,
+            ),
         )
         for i in range(1, size)
     ]
     for other in others:
         other.start()
     try:
-        with patch.dict(os.environ, {**place, "RANK": "0", "LOCAL_RANK": "0"}), RunRanks.joined(minutes) as ranks:
+        with (
+            patch.dict(os.environ, {**place, "RANK": "0", "LOCAL_RANK": "0"}),
+            RunRanks.joined(minutes) as ranks,
+        ):
             yield ranks
     finally:
         for other in others:

@@ -38,7 +38,9 @@ def tiny(controller: str = "random", **run: Any) -> TrainingConfig:
     )
 
 
-def learning(task: str = "digits", n_envs: int = 2, ppo: dict[str, Any] | None = None, **run: Any) -> TrainingConfig:
+def learning(
+    task: str = "digits", n_envs: int = 2, ppo: dict[str, Any] | None = None, **run: Any
+) -> TrainingConfig:
     """A small agent that learns for three rounds from hosts of four epochs on 128 images, or simulated ones; without
     practice unless ``ppo`` says so, and not compared unless ``run`` says so."""
     data = {"samples_per_epoch": 128} if task == "digits" else {}
@@ -107,14 +109,20 @@ def round_ends(number: int) -> Callable[[Event], bool]:
 
 def within_round(number: int) -> Callable[[Event], bool]:
     """An event in the second epoch of a round, counted from 1."""
-    return lambda event: isinstance(event, EpochCompleted) and event.episode == number - 1 and event.epoch == 2
+    return lambda event: (
+        isinstance(event, EpochCompleted)
+        and event.episode == number - 1
+        and event.epoch == 2
+    )
 
 
 def of_kind(recorder: Recorder, kind: type[Event]) -> list[Any]:
     return [event for event in recorder.events if isinstance(event, kind)]
 
 
-def play(config: TrainingConfig, folder: Path, *more: Sink) -> tuple[RunSummary, Recorder]:
+def play(
+    config: TrainingConfig, folder: Path, *more: Sink
+) -> tuple[RunSummary, Recorder]:
     recorder = Recorder()
     return Experiment(config, folder, [recorder, *more]).run(), recorder
 
@@ -122,7 +130,9 @@ def play(config: TrainingConfig, folder: Path, *more: Sink) -> tuple[RunSummary,
 class Runs:
     """Runs of some configs that were never stopped, played once each."""
 
-    def __init__(self, folder: Path, configs: dict[str, Callable[[], TrainingConfig]]) -> None:
+    def __init__(
+        self, folder: Path, configs: dict[str, Callable[[], TrainingConfig]]
+    ) -> None:
         self.folder, self.configs = folder, configs
 
     @functools.cache  # noqa: B019  lives as long as the module's tests
@@ -141,9 +151,15 @@ def stable_log(folder: Path) -> list[dict[str, Any]]:
     found = []
     for fields in read_events(folder / "events.jsonl"):
         kind = getattr(events, fields["event"])
-        clocks = {field.name for field in dataclasses.fields(kind) if "volatile" in field.metadata}
+        clocks = {
+            field.name
+            for field in dataclasses.fields(kind)
+            if "volatile" in field.metadata
+        }
         if fields["event"] not in ("RunResumed", "RanksWaited"):
-            found.append({name: value for name, value in fields.items() if name not in clocks})
+            found.append(
+                {name: value for name, value in fields.items() if name not in clocks}
+            )
     return found
 
 
@@ -155,7 +171,11 @@ def metrics(folder: Path) -> list[dict[str, str]]:
 def stable_metrics(folder: Path) -> list[dict[str, str]]:
     """The metrics table without the columns of clocks and memory."""
     return [
-        {name: cell for name, cell in row.items() if name not in CLOCKS and not name.startswith(("phase/", "memory/"))}
+        {
+            name: cell
+            for name, cell in row.items()
+            if name not in CLOCKS and not name.startswith(("phase/", "memory/"))
+        }
         for row in metrics(folder)
     ]
 
@@ -164,14 +184,24 @@ def flat(value: Any, place: str = "") -> dict[str, Any]:
     """Nested dicts and lists as one dict by path; tensors as their bytes, and NaN as a word: it is not equal to
     itself."""
     if isinstance(value, torch.Tensor):
-        return {place: (value.dtype, tuple(value.shape), value.contiguous().numpy().tobytes())}
+        return {
+            place: (
+                value.dtype,
+                tuple(value.shape),
+                value.contiguous().numpy().tobytes(),
+            )
+        }
     if isinstance(value, dict):
         parts = value.items()
     elif isinstance(value, list | tuple):
         parts = enumerate(value)  # type: ignore[assignment]
     else:
         return {place: "nan" if value != value else value}
-    return {path: leaf for key, part in parts for path, leaf in flat(part, f"{place}/{key}").items()}
+    return {
+        path: leaf
+        for key, part in parts
+        for path, leaf in flat(part, f"{place}/{key}").items()
+    }
 
 
 def assert_same_bits(one: list[Any], other: list[Any]) -> None:
@@ -209,7 +239,9 @@ def same_results(one: RunSummary, other: RunSummary) -> None:
     """Summaries are equal except for folder and time."""
     places = {"folder": Path(), "seconds": 0.0}
     first, second = (dataclasses.replace(summary, **places) for summary in (one, other))
-    assert repr(first) == repr(second)  # as text: NaN, of one pair, is not equal to itself
+    assert repr(first) == repr(
+        second
+    )  # as text: NaN, of one pair, is not equal to itself
 
 
 def same_run(one: Path, other: Path) -> None:
@@ -218,7 +250,10 @@ def same_run(one: Path, other: Path) -> None:
     assert stable_metrics(one) == stable_metrics(other)
     assert learned_state(one) == learned_state(other)
     # The picture is drawn by the command, and only by one that completes the run.
-    names, others = ({path.name for path in folder.iterdir()} - {"life.svg"} for folder in (one, other))
+    names, others = (
+        {path.name for path in folder.iterdir()} - {"life.svg"}
+        for folder in (one, other)
+    )
     assert names == others
     for name in names & {"config.toml", "best_host.json", "best_host.safetensors"}:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name

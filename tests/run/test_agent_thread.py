@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 
-from esper.agents.ppo.normalization import ObservationStatistics, RewardNormalizer, RunningMeanStd
+from esper.agents.ppo.normalization import (
+    ObservationStatistics,
+    RewardNormalizer,
+    RunningMeanStd,
+)
 from tests.run.run_helpers import learning, play
 
 
 @pytest.mark.finding("H4")
-def test_only_the_agents_thread_uses_its_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_agents_thread_uses_its_statistics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The hosts of the run train on two workers, each a thread of its own."""
     users: dict[str, set[int]] = {}
 
@@ -25,7 +31,13 @@ def test_only_the_agents_thread_uses_its_statistics(tmp_path: Path, monkeypatch:
 
     for kind in (RunningMeanStd, ObservationStatistics, RewardNormalizer):
         for name in {"merge", "update", "normalize", "state_dict"} & set(vars(kind)):
-            monkeypatch.setattr(kind, name, noted(f"{kind.__name__}.{name}", vars(kind)[name]))
+            monkeypatch.setattr(
+                kind, name, noted(f"{kind.__name__}.{name}", vars(kind)[name])
+            )
     play(learning(lanes=2), tmp_path / "run")
-    assert {"ObservationStatistics.update", "ObservationStatistics.normalize", "RewardNormalizer.update"} <= set(users)
+    assert {
+        "ObservationStatistics.update",
+        "ObservationStatistics.normalize",
+        "RewardNormalizer.update",
+    } <= set(users)
     assert set.union(*users.values()) == {threading.get_ident()}

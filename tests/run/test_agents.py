@@ -15,44 +15,78 @@ from esper.files import checkpoint
 from esper.files.policy import find_policy
 from esper.run.agents import PPORun
 from esper.run.experiment import Experiment
-from esper.telemetry.event import AgentValidated, PolicyUpdated, RoundCompleted, WorthsEstimated
+from esper.telemetry.event import (
+    AgentValidated,
+    PolicyUpdated,
+    RoundCompleted,
+    WorthsEstimated,
+)
 from esper.training.rng import HELD_OUT
 from tests.run.run_helpers import Does, learning, of_kind, play, same_results
 
 
-def test_plans_learns_within_its_run_and_is_compared_with_all_others(tmp_path: Path) -> None:
-    config = learning("planted", n_envs=8, controller="plans", rounds=6, evaluation_pairs=8).with_values(
-        env={"episode_length": 20}
-    )
+def test_plans_learns_within_its_run_and_is_compared_with_all_others(
+    tmp_path: Path,
+) -> None:
+    config = learning(
+        "planted", n_envs=8, controller="plans", rounds=6, evaluation_pairs=8
+    ).with_values(env={"episode_length": 20})
     summary, recorder = play(config, tmp_path / "r")
-    assert [c.pair.name_b for c in summary.comparisons] == ["none", "random", "heuristic", "schedule"]
-    gains = [e.committed_accuracy - e.baseline_accuracy for e in of_kind(recorder, RoundCompleted)]
+    assert [c.pair.name_b for c in summary.comparisons] == [
+        "none",
+        "random",
+        "heuristic",
+        "schedule",
+    ]
+    gains = [
+        e.committed_accuracy - e.baseline_accuracy
+        for e in of_kind(recorder, RoundCompleted)
+    ]
     assert np.mean(gains[3:]) > gains[0] + 2
     told = of_kind(recorder, WorthsEstimated)
     assert [event.episodes for event in told] == [8, 16, 24, 32, 40, 48]
-    best = {slot: max(row, key=lambda name: row[name][0]) for slot, row in told[-1].worths.items()}
+    best = {
+        slot: max(row, key=lambda name: row[name][0])
+        for slot, row in told[-1].worths.items()
+    }
     assert best == {"r0c0": "fern", "r0c1": "oak", "r0c2": "moss"}
 
 
 @pytest.mark.parametrize("controller", ["plans", "ppo"])
-def test_an_interrupted_learner_ends_as_if_it_had_never_stopped(controller: str, tmp_path: Path) -> None:
-    config = learning("planted", n_envs=4, controller=controller, rounds=3, ppo={"validate_every": 1})
+def test_an_interrupted_learner_ends_as_if_it_had_never_stopped(
+    controller: str, tmp_path: Path
+) -> None:
+    config = learning(
+        "planted", n_envs=4, controller=controller, rounds=3, ppo={"validate_every": 1}
+    )
     whole, _ = play(config, tmp_path / "whole")
 
     def stop(event: object) -> None:
         experiment.stop()
 
-    sink = Does(lambda event: isinstance(event, RoundCompleted) and event.round == 2, lambda: stop(None))
+    sink = Does(
+        lambda event: isinstance(event, RoundCompleted) and event.round == 2,
+        lambda: stop(None),
+    )
     experiment = Experiment(config, tmp_path / "cut", callbacks=[sink])
     assert experiment.run().interrupted
     resumed = Experiment.resume(tmp_path / "cut").run()
-    assert [c.pair.mean_a for c in resumed.comparisons] == [c.pair.mean_a for c in whole.comparisons]
+    assert [c.pair.mean_a for c in resumed.comparisons] == [
+        c.pair.mean_a for c in whole.comparisons
+    ]
     one, two = (checkpoint.read(tmp_path / name) for name in ("whole", "cut"))
-    assert all(torch.equal(one["experience"][k], two["experience"][k]) for k in ("gram", "moments", "sums"))
+    assert all(
+        torch.equal(one["experience"][k], two["experience"][k])
+        for k in ("gram", "moments", "sums")
+    )
 
 
-def test_plans_of_a_run_plays_elsewhere_and_without_one_it_is_refused(tmp_path: Path) -> None:
-    config = learning("planted", n_envs=8, controller="plans", rounds=3).with_values(env={"episode_length": 30})
+def test_plans_of_a_run_plays_elsewhere_and_without_one_it_is_refused(
+    tmp_path: Path,
+) -> None:
+    config = learning("planted", n_envs=8, controller="plans", rounds=3).with_values(
+        env={"episode_length": 30}
+    )
     play(config, tmp_path / "r")
     arms = compare_controllers(config, [f"plans:{tmp_path / 'r'}", "none"], pairs=8)
     assert (arms[0].accuracy > arms[1].accuracy).all()
@@ -60,18 +94,26 @@ def test_plans_of_a_run_plays_elsewhere_and_without_one_it_is_refused(tmp_path: 
     with pytest.raises(ConfigError, match="name the run, as in plans:RUN_FOLDER"):
         compare_controllers(config, ["plans", "none"], pairs=4)
     other = config.with_values(env={"blueprints": ["moss", "oak"]})
-    with pytest.raises(ConfigError, match=r"knows .* and blueprints moss, fern, oak, ivy; this host has .*moss, oak$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"knows .* and blueprints moss, fern, oak, ivy; this host has .*moss, oak$",
+    ):
         compare_controllers(other, [f"plans:{tmp_path / 'r'}", "none"], pairs=4)
 
 
-def test_plans_of_a_run_plays_other_hosts_and_resumes_without_that_run(tmp_path: Path) -> None:
+def test_plans_of_a_run_plays_other_hosts_and_resumes_without_that_run(
+    tmp_path: Path,
+) -> None:
     first = learning("planted", n_envs=4, controller="plans", rounds=2)
     play(first, tmp_path / "r")
     config = first.with_values(run={"controller": f"plans:{tmp_path / 'r'}"})
     informed = Experiment(config, tmp_path / "whole")
     whole = informed.run()
     assert informed.trainer.env.run_seed == first.run.seed + HELD_OUT
-    sink = Does(lambda event: isinstance(event, RoundCompleted) and event.round == 1, lambda: experiment.stop())
+    sink = Does(
+        lambda event: isinstance(event, RoundCompleted) and event.round == 1,
+        lambda: experiment.stop(),
+    )
     experiment = Experiment(config, tmp_path / "cut", callbacks=[sink])
     assert experiment.run().interrupted
     shutil.rmtree(tmp_path / "r")
@@ -79,7 +121,9 @@ def test_plans_of_a_run_plays_other_hosts_and_resumes_without_that_run(tmp_path:
     same_results(resumed, whole)
 
 
-def test_the_agent_that_did_best_on_validation_hosts_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agent_that_did_best_on_validation_hosts_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Returns on the validation hosts are invented: the second agent of four is the best."""
     returns = iter((0.1, 0.9, 0.3, 0.2))
     weights: list[torch.Tensor] = []
@@ -91,18 +135,29 @@ def test_the_agent_that_did_best_on_validation_hosts_is_kept(tmp_path: Path, mon
         return next(returns)
 
     monkeypatch.setattr(PPORun, "validation_return", made_up)
-    _, seen = play(learning("planted", n_envs=4, rounds=4, ppo={"validate_every": 1}), tmp_path / "r")
+    _, seen = play(
+        learning("planted", n_envs=4, rounds=4, ppo={"validate_every": 1}),
+        tmp_path / "r",
+    )
     assert len(weights) == 4
     kept = checkpoint.read(tmp_path / "r")["policy"]["network"]["op_head.0.weight"]
     assert torch.equal(kept, weights[1])
     assert not torch.equal(kept, weights[3])
-    told = [(event.round, event.mean_return, event.best_round) for event in of_kind(seen, AgentValidated)]
+    told = [
+        (event.round, event.mean_return, event.best_round)
+        for event in of_kind(seen, AgentValidated)
+    ]
     assert told == [(1, 0.1, 1), (2, 0.9, 2), (3, 0.3, 2), (4, 0.2, 2)]
-    assert find_policy(str(tmp_path / "r")).origin == "learned on planted, 4 of 4 rounds, best after round 2, seed 7"
+    assert (
+        find_policy(str(tmp_path / "r")).origin
+        == "learned on planted, 4 of 4 rounds, best after round 2, seed 7"
+    )
 
 
 @pytest.mark.parametrize(("practice", "rate"), [(0, 1e-3), (128, 2e-4)])
-def test_an_agent_that_has_practised_learns_at_a_lower_rate(practice: int, rate: float, tmp_path: Path) -> None:
+def test_an_agent_that_has_practised_learns_at_a_lower_rate(
+    practice: int, rate: float, tmp_path: Path
+) -> None:
     """Otherwise the returns of a few hosts would displace what many simulated ones have taught."""
     config = learning(rounds=1, ppo={"practice_steps": practice, "practice_envs": 4})
     _, seen = play(config, tmp_path / "r")

@@ -34,13 +34,23 @@ class Folder:
 class Run:
     """A run in some round, with a clock that the test moves."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, intact: bool = True, **config: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        intact: bool = True,
+        **config: Any,
+    ) -> None:
         self.now, self.round, self.folder = 0.0, 0, Folder(folder)
         (folder / checkpoint.CONFIG).write_text("")
         monkeypatch.setattr(checkpointing.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(checkpoint, "encode", lambda state: json.dumps(state).encode())
+        monkeypatch.setattr(
+            checkpoint, "encode", lambda state: json.dumps(state).encode()
+        )
         files: Any = self.folder
-        self.checkpoints = Checkpoints(files, RunConfig(**config), lambda: {"round": self.round}, intact)
+        self.checkpoints = Checkpoints(
+            files, RunConfig(**config), lambda: {"round": self.round}, intact
+        )
 
     @property
     def rounds(self) -> list[Any]:
@@ -51,7 +61,9 @@ class Run:
         self.checkpoints.save_round(number)
 
 
-def test_rounds_are_written_as_often_as_the_config_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_are_written_as_often_as_the_config_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Run(tmp_path, monkeypatch, checkpoint_every=3)
     for number in range(1, 8):
         run.play(number)
@@ -62,7 +74,9 @@ def test_rounds_are_written_as_often_as_the_config_says(tmp_path: Path, monkeypa
     assert run.rounds == [3, 6, 7], "the state after the last round, and once"
 
 
-def test_a_long_round_is_written_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_round_is_written_by_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Run(tmp_path, monkeypatch, checkpoint_every=100, checkpoint_minutes=2.0)
     for minute in (1.0, 2.0, 2.1, 4.0, 4.2):
         run.now, run.round = 60 * minute, minute
@@ -70,7 +84,9 @@ def test_a_long_round_is_written_by_the_clock(tmp_path: Path, monkeypatch: pytes
     assert run.rounds == [2.1, 4.2]
 
 
-def test_a_damaged_checkpoint_is_not_kept_beside_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_checkpoint_is_not_kept_beside_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Run(tmp_path, monkeypatch, intact=False)
     run.checkpoints.save()
     run.checkpoints.save(finished=True)

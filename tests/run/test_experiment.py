@@ -38,7 +38,16 @@ from esper.telemetry.event import (
 from esper.telemetry.record import SCHEMA_VERSION, record
 from esper.training.rng import HELD_OUT, seeded
 from esper.training.step import train_epoch
-from tests.run.run_helpers import Does, Recorder, metrics, play, round_ends, stop, tiny, within_round
+from tests.run.run_helpers import (
+    Does,
+    Recorder,
+    metrics,
+    play,
+    round_ends,
+    stop,
+    tiny,
+    within_round,
+)
 from tests.selection import slow_except
 from tests.telemetry.sample_events import read_events
 
@@ -70,10 +79,14 @@ class FailsOn:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, RunSummary, Recorder]:
+def finished(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Experiment, RunSummary, Recorder]:
     """A run of two rounds, read by the tests of its folder."""
     recorder = Recorder()
-    experiment = Experiment(tiny(rounds=2, seed=7), tmp_path_factory.mktemp("runs") / "a" / "b", [recorder])
+    experiment = Experiment(
+        tiny(rounds=2, seed=7), tmp_path_factory.mktemp("runs") / "a" / "b", [recorder]
+    )
     return experiment, experiment.run(), recorder
 
 
@@ -89,15 +102,28 @@ def test_config_toml_reads_back_as_the_config_of_the_run(finished: Finished) -> 
     again = TrainingConfig.parse(read_toml(summary.folder / "config.toml"))
     assert again.model_dump() == experiment.config.model_dump()
     assert EnvMaker.of(again).config == experiment.config
-    assert (again.task.batch_size, again.task.learning_rate) == (64, 0.4)  # what was left to the task is written out
+    assert (again.task.batch_size, again.task.learning_rate) == (
+        64,
+        0.4,
+    )  # what was left to the task is written out
 
 
 @pytest.mark.parametrize(
-    "name", ["schedule:größe.toml", "schedule:\U0001f331.toml", 'schedule:a"b\\c.toml', "schedule:a\x7fb.toml"]
+    "name",
+    [
+        "schedule:größe.toml",
+        "schedule:\U0001f331.toml",
+        'schedule:a"b\\c.toml',
+        "schedule:a\x7fb.toml",
+    ],
 )
 def test_every_name_survives_config_toml(name: str, tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text(tiny(controller=name).to_toml(), encoding="utf-8")
-    assert TrainingConfig.parse(read_toml(tmp_path / "config.toml")).run.controller == name
+    (tmp_path / "config.toml").write_text(
+        tiny(controller=name).to_toml(), encoding="utf-8"
+    )
+    assert (
+        TrainingConfig.parse(read_toml(tmp_path / "config.toml")).run.controller == name
+    )
 
 
 def test_env_json_describes_the_machine(finished: Finished) -> None:
@@ -114,7 +140,9 @@ def test_events_jsonl_holds_every_event_in_order(finished: Finished) -> None:
     names = [fields["event"] for fields in read]
     assert names[:2] == ["RunStarted", "BaselineMeasured"]
     assert names[-3:] == ["RoundCompleted", "WorthsEstimated", "RunCompleted"]
-    assert names.count("EpochCompleted") == 2 * 2 * 4  # rounds, hosts, epochs: the control hosts are not in the log
+    assert (
+        names.count("EpochCompleted") == 2 * 2 * 4
+    )  # rounds, hosts, epochs: the control hosts are not in the log
     assert names.count("EpisodeCompleted") == 2 * 2
     assert names.count("BaselineMeasured") == 1
 
@@ -124,15 +152,25 @@ def test_metrics_csv_has_one_row_a_round(finished: Finished) -> None:
     rows = metrics(summary.folder)
     rounds = [event for event in recorder.events if isinstance(event, RoundCompleted)]
     assert [row["round"] for row in rows] == ["1", "2"]
-    assert [float(row["committed_accuracy"]) for row in rows] == [event.committed_accuracy for event in rounds]
+    assert [float(row["committed_accuracy"]) for row in rows] == [
+        event.committed_accuracy for event in rounds
+    ]
     assert [int(row["samples"]) for row in rows] == [2 * 4 * 128] * 2
 
 
-def test_the_baseline_of_the_log_is_the_one_that_rewards_were_measured_against(finished: Finished) -> None:
+def test_the_baseline_of_the_log_is_the_one_that_rewards_were_measured_against(
+    finished: Finished,
+) -> None:
     _, _, recorder = finished
-    (measured,) = [event for event in recorder.events if isinstance(event, BaselineMeasured)]
+    (measured,) = [
+        event for event in recorder.events if isinstance(event, BaselineMeasured)
+    ]
     assert len(measured.accuracy) == 4 + 1
-    last = [e.baseline_accuracy for e in recorder.events if isinstance(e, EpochCompleted) and e.epoch == 4]
+    last = [
+        e.baseline_accuracy
+        for e in recorder.events
+        if isinstance(e, EpochCompleted) and e.epoch == 4
+    ]
     assert last == [measured.accuracy[4]] * 4
 
 
@@ -142,12 +180,33 @@ def test_the_summary_is_what_the_last_event_says(finished: Finished) -> None:
     assert isinstance(end, RunCompleted)
     found = summary.comparison
     (sent,) = end.comparisons
-    assert (found.name_a, found.name_b) == (end.controller, sent.reference) == ("random", "none")
-    assert (sent.accuracy, sent.reference_accuracy, sent.difference) == (found.mean_a, found.mean_b, found.difference)
-    assert (sent.low, sent.high, sent.p_value) == (found.interval.low, found.interval.high, found.p_value)
+    assert (
+        (found.name_a, found.name_b)
+        == (end.controller, sent.reference)
+        == ("random", "none")
+    )
+    assert (sent.accuracy, sent.reference_accuracy, sent.difference) == (
+        found.mean_a,
+        found.mean_b,
+        found.difference,
+    )
+    assert (sent.low, sent.high, sent.p_value) == (
+        found.interval.low,
+        found.interval.high,
+        found.p_value,
+    )
     assert sent.verdict == "inconclusive: under 10 pairs"
-    assert (end.pairs, found.pairs, summary.rounds, summary.interrupted) == (4, 4, 2, False)
-    assert (end.host_parameters, end.parameters, end.fossils) == (277, summary.grown_parameters, summary.fossils)
+    assert (end.pairs, found.pairs, summary.rounds, summary.interrupted) == (
+        4,
+        4,
+        2,
+        False,
+    )
+    assert (end.host_parameters, end.parameters, end.fossils) == (
+        277,
+        summary.grown_parameters,
+        summary.fossils,
+    )
     assert summary.host_parameters == 277
     assert summary.dropped_sinks == {}
     assert recorder.closed == 1
@@ -155,7 +214,9 @@ def test_the_summary_is_what_the_last_event_says(finished: Finished) -> None:
 
 @pytest.mark.finding("C1")
 @pytest.mark.parametrize("lanes", [1, 3])
-def test_same_seed_same_events_whatever_the_workers(finished: Finished, lanes: int, tmp_path: Path) -> None:
+def test_same_seed_same_events_whatever_the_workers(
+    finished: Finished, lanes: int, tmp_path: Path
+) -> None:
     _, again = play(tiny(rounds=2, seed=7, lanes=lanes), tmp_path / "again")
     assert again.stable() == finished[2].stable()
 
@@ -165,14 +226,20 @@ def test_another_seed_gives_other_events(finished: Finished, tmp_path: Path) -> 
     assert other.stable()[1:] != finished[2].stable()[1:]
 
 
-def test_a_longer_run_starts_like_a_shorter_one(finished: Finished, tmp_path: Path) -> None:
+def test_a_longer_run_starts_like_a_shorter_one(
+    finished: Finished, tmp_path: Path
+) -> None:
     _, short = play(tiny(rounds=1, seed=7), tmp_path / "short")
     first = [e for e in finished[2].stable() if e["event"] == "EpochCompleted"][: 2 * 4]
     assert [e for e in short.stable() if e["event"] == "EpochCompleted"] == first
 
 
 def test_rounds_play_fresh_hosts(finished: Finished) -> None:
-    episodes = [(e.env, e.episode) for e in finished[2].events if isinstance(e, EpochCompleted) and e.epoch == 4]
+    episodes = [
+        (e.env, e.episode)
+        for e in finished[2].events
+        if isinstance(e, EpochCompleted) and e.epoch == 4
+    ]
     assert sorted(episodes) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
@@ -209,7 +276,9 @@ class RunsAnother(Recorder):
 
 
 @pytest.mark.finding("M17")
-def test_two_runs_in_one_process_do_not_see_each_other(finished: Finished, tmp_path: Path) -> None:
+def test_two_runs_in_one_process_do_not_see_each_other(
+    finished: Finished, tmp_path: Path
+) -> None:
     _, alone = play(tiny(seed=3), tmp_path / "alone")
     outer = RunsAnother(tmp_path / "inner")
     Experiment(tiny(rounds=2, seed=7), tmp_path / "outer", [outer]).run()
@@ -217,17 +286,29 @@ def test_two_runs_in_one_process_do_not_see_each_other(finished: Finished, tmp_p
     assert outer.inner.stable() == alone.stable()
     assert outer.stable() == finished[2].stable()
     log = read_events(tmp_path / "outer" / "events.jsonl")
-    assert [fields["event"] for fields in log] == [type(event).__name__ for event in finished[2].events]
+    assert [fields["event"] for fields in log] == [
+        type(event).__name__ for event in finished[2].events
+    ]
 
 
 @pytest.mark.finding("M17")
 def test_two_open_runs_do_not_share_state(tmp_path: Path) -> None:
-    first, second = (Experiment(tiny(seed=seed), tmp_path / str(seed)) for seed in (1, 2))
+    first, second = (
+        Experiment(tiny(seed=seed), tmp_path / str(seed)) for seed in (1, 2)
+    )
     assert first.trainer.env.executor is not second.trainer.env.executor  # type: ignore[attr-defined]
-    one, two = second.run(), first.run()  # the first run's end closes nothing of the other
+    one, two = (
+        second.run(),
+        first.run(),
+    )  # the first run's end closes nothing of the other
     assert (one.folder.name, two.folder.name) == ("2", "1")
-    begins = [next(read_events(tmp_path / name / "events.jsonl")) for name in ("1", "2")]
-    assert [(begin["event"], begin["seed"]) for begin in begins] == [("RunStarted", 1), ("RunStarted", 2)]
+    begins = [
+        next(read_events(tmp_path / name / "events.jsonl")) for name in ("1", "2")
+    ]
+    assert [(begin["event"], begin["seed"]) for begin in begins] == [
+        ("RunStarted", 1),
+        ("RunStarted", 2),
+    ]
 
 
 @pytest.mark.finding("M17")
@@ -250,7 +331,9 @@ def test_runs_in_two_threads_draw_their_own_numbers() -> None:
         found[1] = torch.rand(4).tolist()
         drawn.set()
     thread.join()
-    assert found == {seed: torch.rand(4, generator=wanted[seed - 1]).tolist() for seed in (1, 2)}
+    assert found == {
+        seed: torch.rand(4, generator=wanted[seed - 1]).tolist() for seed in (1, 2)
+    }
 
 
 @pytest.mark.finding("M17")
@@ -260,7 +343,14 @@ def test_a_closed_run_holds_neither_hosts_nor_data(tmp_path: Path) -> None:
         experiment.run()
         env = experiment.trainer.env
         assert isinstance(env, GrowthVectorEnv)
-        held = [experiment, env, env.executor, env.training[0].host, env.task.train.x, env.training[0].totals.training]
+        held = [
+            experiment,
+            env,
+            env.executor,
+            env.training[0].host,
+            env.task.train.x,
+            env.training[0].totals.training,
+        ]
         return [weakref.ref(thing) for thing in held]
 
     things = run("r")
@@ -277,15 +367,24 @@ def test_a_run_of_one_host_and_one_epoch(controller: str, tmp_path: Path) -> Non
     )
     summary, recorder = play(config, tmp_path / "r")
     assert (summary.rounds, summary.interrupted) == (2, False)
-    assert len([event for event in recorder.events if isinstance(event, RoundCompleted)]) == 2
+    assert (
+        len([event for event in recorder.events if isinstance(event, RoundCompleted)])
+        == 2
+    )
     assert np.isfinite(summary.comparison.difference)
     if controller == "ppo":
         policy = checkpoint.read(summary.folder)["policy"]
-        assert all(bool(tensor.isfinite().all()) for tensor in policy["network"].values())
+        assert all(
+            bool(tensor.isfinite().all()) for tensor in policy["network"].values()
+        )
 
 
 @pytest.mark.parametrize(
-    "kind", slow_except([EpochCompleted], [RunStarted, EpochCompleted, RoundCompleted, RunCompleted, None])
+    "kind",
+    slow_except(
+        [EpochCompleted],
+        [RunStarted, EpochCompleted, RoundCompleted, RunCompleted, None],
+    ),
 )
 def test_a_sink_that_raises_stops_nothing_and_is_named(
     kind: type[Event] | None, finished: Finished, tmp_path: Path
@@ -303,12 +402,21 @@ def test_a_sink_that_raises_stops_nothing_and_is_named(
     ("tables", "message"),
     [
         ({"task": {"name": "nope"}}, "unknown task 'nope'; known: digits"),
-        ({"run": {"controller": "nope"}}, r"unknown controller 'nope' \(did you mean 'none'\?\); known: .*heuristic"),
+        (
+            {"run": {"controller": "nope"}},
+            r"unknown controller 'nope' \(did you mean 'none'\?\); known: .*heuristic",
+        ),
         ({"run": {"device": "nope"}}, "unknown device 'nope'; this machine has: cpu"),
         ({"ppo": {"device": "nope"}}, "unknown device 'nope'; this machine has: cpu"),
         ({"ppo": {"device": "cuda:99"}}, "device 'cuda:99' is not available"),
-        ({"ppo": {"gamma": 0.9}}, r"ppo\.gamma is 0\.9 and reward\.gamma is 0\.995: they must be equal"),
-        ({"ppo": {"episodes_per_update": 12}}, r"ppo\.episodes_per_update is 12, .* use a multiple of 8"),
+        (
+            {"ppo": {"gamma": 0.9}},
+            r"ppo\.gamma is 0\.9 and reward\.gamma is 0\.995: they must be equal",
+        ),
+        (
+            {"ppo": {"episodes_per_update": 12}},
+            r"ppo\.episodes_per_update is 12, .* use a multiple of 8",
+        ),
         ({"run": {"controller": "checkpoint:gone"}}, r"no checkpoint at gone"),
         ({"task": {"batch_size": 998}}, "task.batch_size is 998"),
         ({"task": {"samples_per_epoch": 998}}, "task.samples_per_epoch is 998"),
@@ -343,8 +451,14 @@ def test_a_run_is_played_once(tmp_path: Path) -> None:
 
 
 def test_preparing_a_run_twice_is_preparing_it_once(tmp_path: Path) -> None:
-    tables = {"task": {"name": "planted"}, "run": {"controller": "random", "seed": 7}, "env": {"n_envs": 2}}
-    with closing(Experiment(TrainingConfig.parse(tables), tmp_path / "r")) as experiment:
+    tables = {
+        "task": {"name": "planted"},
+        "run": {"controller": "random", "seed": 7},
+        "env": {"n_envs": 2},
+    }
+    with closing(
+        Experiment(TrainingConfig.parse(tables), tmp_path / "r")
+    ) as experiment:
         trainer = experiment.trainer
         trainer.agent.seed_offset = HELD_OUT  # as of one that follows a trained agent
         trainer.prepare()
@@ -352,17 +466,23 @@ def test_preparing_a_run_twice_is_preparing_it_once(tmp_path: Path) -> None:
         assert [env.run_seed for env in trainer.collector.envs] == [7 + HELD_OUT] * 2
 
 
-def test_an_error_while_running_leaves_a_log_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_while_running_leaves_a_log_that_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained: list[int] = []
 
     def breaks(env: Any, cancelled: Callable[[], bool]) -> None:
-        trained.extend([env.index] * (env.index < FIRST_INDEX))  # not the hosts of the baseline
+        trained.extend(
+            [env.index] * (env.index < FIRST_INDEX)
+        )  # not the hosts of the baseline
         if len(trained) > 2:
             raise ArithmeticError("no more")
         train_epoch(env, cancelled)
 
     monkeypatch.setattr("esper.training.execution.workers.train_epoch", breaks)
-    with pytest.raises(RuntimeError, match=r"env \d, epoch 1, batch \d+: ArithmeticError: no more"):
+    with pytest.raises(
+        RuntimeError, match=r"env \d, epoch 1, batch \d+: ArithmeticError: no more"
+    ):
         Experiment(tiny(), tmp_path / "r").run()
     names = [fields["event"] for fields in read_events(tmp_path / "r" / "events.jsonl")]
     assert names.count("EpochCompleted") == 2
@@ -375,12 +495,18 @@ def test_an_interrupt_keeps_the_rounds_that_were_completed(tmp_path: Path) -> No
         summary = Experiment(tiny(rounds=3, seed=7), tmp_path / "r", [recorder]).run()
     except KeyboardInterrupt:  # it would end pytest
         pytest.fail("the round that was completed is lost")
-    assert (summary.rounds, summary.interrupted, summary.comparison.pairs) == (1, True, 2)
+    assert (summary.rounds, summary.interrupted, summary.comparison.pairs) == (
+        1,
+        True,
+        2,
+    )
     assert isinstance(recorder.events[-1], RunCompleted)
     assert len(metrics(tmp_path / "r")) == 1
 
 
-def test_an_interrupt_while_a_round_is_recorded_loses_nothing_of_it(tmp_path: Path) -> None:
+def test_an_interrupt_while_a_round_is_recorded_loses_nothing_of_it(
+    tmp_path: Path,
+) -> None:
     """A round that is in the log, the table and on the screen is in the figures too."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -390,21 +516,31 @@ def test_an_interrupt_while_a_round_is_recorded_loses_nothing_of_it(tmp_path: Pa
         pytest.fail("the round that was completed is lost")
     finally:
         signal.signal(signal.SIGINT, before)
-    assert (summary.rounds, summary.interrupted, summary.comparison.pairs) == (1, True, 2)
+    assert (summary.rounds, summary.interrupted, summary.comparison.pairs) == (
+        1,
+        True,
+        2,
+    )
     assert len(metrics(tmp_path / "r")) == 1
 
 
 def test_the_schedule_of_a_run_is_kept_with_it(tmp_path: Path) -> None:
     """config.toml alone cannot repeat a run whose schedule lies elsewhere, or has been edited since."""
-    text = '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "norm"\n'
+    text = (
+        '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "norm"\n'
+    )
     (tmp_path / "mine.toml").write_text(text)
-    summary, _ = play(tiny(controller=f"schedule:{tmp_path / 'mine.toml'}"), tmp_path / "r")
+    summary, _ = play(
+        tiny(controller=f"schedule:{tmp_path / 'mine.toml'}"), tmp_path / "r"
+    )
     assert any(path.read_text() == text for path in summary.folder.glob("*.toml"))
 
 
 @pytest.mark.finding("M17")
 def test_a_task_is_loaded_for_each_run() -> None:
-    assert load_task("digits").train.x.data_ptr() != load_task("digits").train.x.data_ptr()
+    assert (
+        load_task("digits").train.x.data_ptr() != load_task("digits").train.x.data_ptr()
+    )
 
 
 def test_a_run_imports_no_compiler(tmp_path: Path) -> None:
@@ -422,5 +558,9 @@ summary = Experiment(TrainingConfig.parse(sections), sys.argv[1]).run()
 assert summary.rounds == 1 and summary.comparison.pairs == 1
 assert "torch._dynamo" not in sys.modules
 """
-    found = subprocess.run([sys.executable, "-c", code, str(tmp_path / "r")], capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "r")],
+        capture_output=True,
+        text=True,
+    )
     assert found.returncode == 0, found.stderr

@@ -13,7 +13,13 @@ import torch
 from esper.data.split import Split
 from esper.data.task import Task
 from esper.run.experiment import Experiment
-from esper.telemetry.event import EpochCompleted, Event, GovernorRollback, RoundCompleted, StageChanged
+from esper.telemetry.event import (
+    EpochCompleted,
+    Event,
+    GovernorRollback,
+    RoundCompleted,
+    StageChanged,
+)
 from tests.core_helpers import DAMAGE, digits, tiny_config
 from tests.run.run_helpers import kinds
 from tests.training.live_tensors import STATM, live_tensors, resident_mib
@@ -26,7 +32,9 @@ HORIZON = 8
 SCHEDULE = "\n".join(
     f'[[action]]\nepoch = {epoch}\nop = "{op}"\nslot = "{slot}"\nblueprint = "norm"\ntempo = 3\n'
     for slot, start in (("r0c0", 0), ("r1c1", 6))
-    for epoch, op in enumerate(["GERMINATE", "ADVANCE", "ADVANCE", "ADVANCE", "FOSSILIZE"], start)
+    for epoch, op in enumerate(
+        ["GERMINATE", "ADVANCE", "ADVANCE", "ADVANCE", "FOSSILIZE"], start
+    )
 )
 """A fossil after six epochs, and a living seed beside it from then on."""
 
@@ -50,11 +58,17 @@ class Measures:
             self.seen["rollbacks"] += 1
         elif isinstance(event, StageChanged):
             self.seen[event.after] += 1
-        elif isinstance(event, RoundCompleted) and event.round in (WARM, ROUNDS // 2, ROUNDS):
+        elif isinstance(event, RoundCompleted) and event.round in (
+            WARM,
+            ROUNDS // 2,
+            ROUNDS,
+        ):
             self.live.append(live_tensors())  # which collects garbage
             self.objects.append(len(gc.get_objects()))
             self.resident.append(resident_mib())
-            self.device.append(torch.cuda.memory_allocated() if DEVICE.type == "cuda" else 0)
+            self.device.append(
+                torch.cuda.memory_allocated() if DEVICE.type == "cuda" else 0
+            )
 
     def close(self) -> None:
         pass
@@ -64,7 +78,10 @@ def small() -> Task:
     """40 images to validate and 40 to test on."""
     whole = digits()
     parts = {"validation": whole.validation, "test": whole.test}
-    return replace(whole, **{name: Split(split.x[:40], split.y[:40]) for name, split in parts.items()}).to(DEVICE)
+    return replace(
+        whole,
+        **{name: Split(split.x[:40], split.y[:40]) for name, split in parts.items()},
+    ).to(DEVICE)
 
 
 @pytest.mark.finding("C4")
@@ -77,7 +94,11 @@ def test_a_run_of_1000_episodes_is_flat(tmp_path: Path) -> None:
     config = tiny_config(
         1,
         HORIZON,
-        run={"controller": f"schedule:{schedule}", "rounds": ROUNDS, "device": DEVICE.type},
+        run={
+            "controller": f"schedule:{schedule}",
+            "rounds": ROUNDS,
+            "device": DEVICE.type,
+        },
         task={"samples_per_epoch": 32},
         env={"one_incubating": False},
         governor={"snapshot_every": 1},
@@ -85,7 +106,13 @@ def test_a_run_of_1000_episodes_is_flat(tmp_path: Path) -> None:
     measures = Measures()
     measures.experiment = Experiment(config, folder, [measures], task=small())
     summary = measures.experiment.run()
-    print(measures.resident, measures.objects, measures.live, measures.device, measures.seen)
+    print(
+        measures.resident,
+        measures.objects,
+        measures.live,
+        measures.device,
+        measures.seen,
+    )
     assert not summary.dropped_sinks
     assert measures.seen["rollbacks"] == ROUNDS
     assert measures.seen["FOSSILIZED"] >= ROUNDS

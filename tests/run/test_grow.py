@@ -80,7 +80,9 @@ def schedule(tmp_path: Path) -> str:
     return f"schedule:{path}"
 
 
-def test_a_network_is_grown_saved_and_loaded_to_the_last_digit(schedule: str, tmp_path: Path) -> None:
+def test_a_network_is_grown_saved_and_loaded_to_the_last_digit(
+    schedule: str, tmp_path: Path
+) -> None:
     mine = task()
     grown = esper.grow(mine, schedule, epochs=7, config=config())
     assert grown.seeds == {"r0c0": "conv_light"}
@@ -95,7 +97,9 @@ def test_a_network_is_grown_saved_and_loaded_to_the_last_digit(schedule: str, tm
 
 def test_the_host_alone_is_the_same_host(schedule: str) -> None:
     grown = esper.grow(task(), schedule, epochs=7, config=config())
-    idle = esper.grow(task(), "heuristic", epochs=7, config=config(max_seeds=1, parameter_budget=1e-6))
+    idle = esper.grow(
+        task(), "heuristic", epochs=7, config=config(max_seeds=1, parameter_budget=1e-6)
+    )
     assert idle.seeds == {}
     assert idle.accuracy == idle.alone == grown.alone
 
@@ -113,7 +117,9 @@ def test_a_pretrained_network_starts_from_its_weights(schedule: str) -> None:
     )
     grown = esper.grow(grafted, schedule, epochs=7, config=config())
     for name, weight in pretrained.named_parameters():
-        torch.testing.assert_close(grown.network.host.get_parameter(f"model.{name}"), weight, rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            grown.network.host.get_parameter(f"model.{name}"), weight, rtol=0, atol=1e-6
+        )
 
 
 def _copy(network: nn.Module) -> nn.Module:
@@ -122,9 +128,16 @@ def _copy(network: nn.Module) -> nn.Module:
     return made
 
 
-def test_a_users_host_is_loaded_only_with_its_model(schedule: str, tmp_path: Path) -> None:
-    esper.export(esper.grow(task(), schedule, epochs=7, config=config()).network, tmp_path / "best")
-    with pytest.raises(esper.ConfigError, match="pass a model of the same architecture as model="):
+def test_a_users_host_is_loaded_only_with_its_model(
+    schedule: str, tmp_path: Path
+) -> None:
+    esper.export(
+        esper.grow(task(), schedule, epochs=7, config=config()).network,
+        tmp_path / "best",
+    )
+    with pytest.raises(
+        esper.ConfigError, match="pass a model of the same architecture as model="
+    ):
         esper.load_host(tmp_path / "best")
     with pytest.raises(esper.ConfigError, match="no submodule '3'"):
         esper.load_host(tmp_path / "best", model=nn.Sequential(nn.Linear(2, 2)))
@@ -137,7 +150,12 @@ def test_a_users_host_is_loaded_only_with_its_model(schedule: str, tmp_path: Pat
 def test_a_host_of_a_known_task_is_loaded_without_a_model(tmp_path: Path) -> None:
     base = digits()
     known = esper.Task(
-        "digits", 10, lambda: CNNHost(1, 10, 3, 2, pool_last=False), base.train, base.validation, base.test
+        "digits",
+        10,
+        lambda: CNNHost(1, 10, 3, 2, pool_last=False),
+        base.train,
+        base.validation,
+        base.test,
     )
     grown = esper.grow(known, "random", epochs=4, config=config())
     esper.export(grown.network, tmp_path / "best")
@@ -155,20 +173,34 @@ def test_the_controller_none_cannot_grow() -> None:
 
 
 def test_a_run_grows_hosts_of_a_users_task(tmp_path: Path) -> None:
-    settings = config(n_envs=2, episode_length=5).with_values(run={"controller": "random", "rounds": 1})
+    settings = config(n_envs=2, episode_length=5).with_values(
+        run={"controller": "random", "rounds": 1}
+    )
     summary = esper.Experiment(settings, tmp_path / "run", task=task()).run()
     assert summary.comparison.pairs == 2
     loaded = esper.load_host(tmp_path / "run" / "best_host", model=model())
     facts = (tmp_path / "run" / "best_host.json").read_text()
     assert str(esper.accuracy(loaded, digits().test.x, digits().test.y)) in facts
-    assert hashlib.sha256((tmp_path / "run" / "best_host.safetensors").read_bytes()).hexdigest() in facts
+    assert (
+        hashlib.sha256(
+            (tmp_path / "run" / "best_host.safetensors").read_bytes()
+        ).hexdigest()
+        in facts
+    )
     assert 'name = "mine"' in (tmp_path / "run" / "config.toml").read_text()
 
 
 def test_a_schedule_that_does_not_fit_is_no_baseline(tmp_path: Path) -> None:
     """The schedule that ships for `digits` names slots that this host does not have."""
     base = digits()
-    task = esper.Task("digits", 10, lambda: CNNHost(1, 10, 3, 1, rows=1), base.train, base.validation, base.test)
+    task = esper.Task(
+        "digits",
+        10,
+        lambda: CNNHost(1, 10, 3, 1, rows=1),
+        base.train,
+        base.validation,
+        base.test,
+    )
     chosen = config(n_envs=2, episode_length=5).with_values(run={"rounds": 1})
     experiment = esper.Experiment(chosen, tmp_path / "run", task=task)
     assert "schedule" not in experiment.trainer.agent.baselines

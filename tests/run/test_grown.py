@@ -72,7 +72,12 @@ def ctrl_c_after(epoch: int) -> Callable[[Event], None]:
 def test_a_seed_that_was_not_kept_is_explained(schedule: Callable[[str], str]) -> None:
     grown = esper.grow(task(), schedule(HOLDS), epochs=7, config=config())
     (seed,) = grown.tried
-    assert (seed.slot, seed.blueprint, seed.planted, seed.stage) == ("r0c0", "conv_light", 0, "HOLDING")
+    assert (seed.slot, seed.blueprint, seed.planted, seed.stage) == (
+        "r0c0",
+        "conv_light",
+        0,
+        "HOLDING",
+    )
     assert not seed.kept
     assert seed.standing.startswith("gate G5 was open, but schedule:")
     assert seed.contribution == grown.history[-1].contributions["r0c0"]
@@ -81,20 +86,29 @@ def test_a_seed_that_was_not_kept_is_explained(schedule: Callable[[str], str]) -
     assert grown.gain == grown.accuracy - grown.alone
     text = told(grown)
     assert "kept no seed" in text
-    assert "r0c0 conv_light: planted at epoch 0, in HOLDING at the end: gate G5 was open" in text
+    assert (
+        "r0c0 conv_light: planted at epoch 0, in HOLDING at the end: gate G5 was open"
+        in text
+    )
     assert "pp against" in text
 
 
 def test_kept_and_pruned_seeds_are_named(schedule: Callable[[str], str]) -> None:
-    (kept,) = esper.grow(task(), schedule(SCHEDULE), epochs=7, config=config(), alone=False).tried
+    (kept,) = esper.grow(
+        task(), schedule(SCHEDULE), epochs=7, config=config(), alone=False
+    ).tried
     assert kept.end == "kept at epoch 5"
-    (pruned,) = esper.grow(task(), schedule(EARLY), epochs=4, config=config(), alone=False).tried
+    (pruned,) = esper.grow(
+        task(), schedule(EARLY), epochs=4, config=config(), alone=False
+    ).tried
     assert pruned.end == "pruned by the controller at epoch 2, in TRAINING"
 
 
 def test_a_gate_that_held_a_seed_is_named(schedule: Callable[[str], str]) -> None:
     impossible = config(gates={"min_training_epochs": 50})
-    (seed,) = esper.grow(task(), schedule(HOLDS), epochs=5, config=impossible, alone=False).tried
+    (seed,) = esper.grow(
+        task(), schedule(HOLDS), epochs=5, config=impossible, alone=False
+    ).tried
     assert seed.stage == "TRAINING"
     assert "gate G2 was closed: epochs in TRAINING: 4, at least 50 required" in seed.end
 
@@ -104,9 +118,17 @@ def test_ctrl_c_returns_what_has_grown_and_the_same_call_continues(
 ) -> None:
     name = schedule(SCHEDULE)
 
-    def grow(folder: str, *callbacks: Callable[[Event], None], **more: Any) -> esper.Grown:
+    def grow(
+        folder: str, *callbacks: Callable[[Event], None], **more: Any
+    ) -> esper.Grown:
         return esper.grow(
-            task(), name, epochs=7, config=config(), folder=tmp_path / folder, callbacks=callbacks, **more
+            task(),
+            name,
+            epochs=7,
+            config=config(),
+            folder=tmp_path / folder,
+            callbacks=callbacks,
+            **more,
         )
 
     whole = grow("whole")
@@ -118,7 +140,11 @@ def test_ctrl_c_returns_what_has_grown_and_the_same_call_continues(
     assert "interrupted after 6 of 7 epochs; the same call continues" in told(first)
     rest = grow("r")
     assert not rest.interrupted
-    assert (rest.accuracy, rest.alone, rest.tried) == (whole.accuracy, whole.alone, whole.tried)
+    assert (rest.accuracy, rest.alone, rest.tried) == (
+        whole.accuracy,
+        whole.alone,
+        whole.tried,
+    )
     assert [epoch.epoch for epoch in rest.history] == list(range(1, 8))
     assert torch.equal(rest.network(task().test.x), whole.network(task().test.x))
     same_run(tmp_path / "r", tmp_path / "whole")
@@ -126,19 +152,27 @@ def test_ctrl_c_returns_what_has_grown_and_the_same_call_continues(
         grow("r")
 
 
-def test_ctrl_c_before_anything_has_grown_is_raised(schedule: Callable[[str], str]) -> None:
+def test_ctrl_c_before_anything_has_grown_is_raised(
+    schedule: Callable[[str], str],
+) -> None:
     def at_once(event: Event) -> None:
         signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        esper.grow(task(), schedule(SCHEDULE), epochs=4, config=config(), callbacks=[at_once])
+        esper.grow(
+            task(), schedule(SCHEDULE), epochs=4, config=config(), callbacks=[at_once]
+        )
 
 
-def test_the_host_alone_can_be_left_out_and_trained_later(schedule: Callable[[str], str], tmp_path: Path) -> None:
+def test_the_host_alone_can_be_left_out_and_trained_later(
+    schedule: Callable[[str], str], tmp_path: Path
+) -> None:
     name = schedule(SCHEDULE)
     both = esper.grow(task(), name, epochs=7, config=config(), folder=tmp_path / "both")
     for _ in range(2):
-        grown = esper.grow(task(), name, epochs=7, config=config(), folder=tmp_path / "r", alone=False)
+        grown = esper.grow(
+            task(), name, epochs=7, config=config(), folder=tmp_path / "r", alone=False
+        )
         assert (grown.alone, grown.gain, grown.interrupted) == (None, None, False)
         assert grown.accuracy == both.accuracy
         assert (tmp_path / "r" / "best_host.safetensors").exists()
@@ -147,10 +181,21 @@ def test_the_host_alone_can_be_left_out_and_trained_later(schedule: Callable[[st
     assert stable_log(tmp_path / "r") == stable_log(tmp_path / "both")
 
 
-def test_a_folder_of_other_arguments_is_refused(schedule: Callable[[str], str], tmp_path: Path) -> None:
+def test_a_folder_of_other_arguments_is_refused(
+    schedule: Callable[[str], str], tmp_path: Path
+) -> None:
     name = schedule(SCHEDULE)
-    esper.grow(task(), name, epochs=7, config=config(), folder=tmp_path / "r", callbacks=[ctrl_c_after(2)])
-    with pytest.raises(esper.ConfigError, match=r"another env\.episode_length: give the same arguments"):
+    esper.grow(
+        task(),
+        name,
+        epochs=7,
+        config=config(),
+        folder=tmp_path / "r",
+        callbacks=[ctrl_c_after(2)],
+    )
+    with pytest.raises(
+        esper.ConfigError, match=r"another env\.episode_length: give the same arguments"
+    ):
         esper.grow(task(), name, epochs=8, config=config(), folder=tmp_path / "r")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
@@ -161,29 +206,52 @@ def test_a_folder_of_other_arguments_is_refused(schedule: Callable[[str], str], 
 def test_the_folder_of_grow_is_that_of_a_run(
     schedule: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    esper.grow(task(), schedule(SCHEDULE), epochs=6, config=config(), folder=tmp_path / "r", progress=True)
+    esper.grow(
+        task(),
+        schedule(SCHEDULE),
+        epochs=6,
+        config=config(),
+        folder=tmp_path / "r",
+        progress=True,
+    )
     assert "round 1/1" in capsys.readouterr().out
-    shown, reported = (CliRunner().invoke(group, [command, str(tmp_path / "r")]) for command in ("show", "report"))
+    shown, reported = (
+        CliRunner().invoke(group, [command, str(tmp_path / "r")])
+        for command in ("show", "report")
+    )
     assert "finished: 1 round played and compared" in shown.output
     assert reported.exit_code == 0, reported.output
 
 
-def test_training_that_diverges_is_warned_of(schedule: Callable[[str], str], caplog: pytest.LogCaptureFixture) -> None:
+def test_training_that_diverges_is_warned_of(
+    schedule: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
     wild = config().with_values(task={"learning_rate": 1e6})
     with caplog.at_level(logging.WARNING):
         grown = esper.grow(task(), schedule(SCHEDULE), epochs=5, config=wild)
     assert "training diverged: epoch 1" in caplog.text
-    assert any("the host was restored as of epoch 0" in warning for warning in grown.warnings)
+    assert any(
+        "the host was restored as of epoch 0" in warning for warning in grown.warnings
+    )
     assert "lower the learning rate (task.learning_rate is 1e+06)" in told(grown)
 
 
-def test_a_callback_that_fails_is_dropped_and_named(schedule: Callable[[str], str]) -> None:
+def test_a_callback_that_fails_is_dropped_and_named(
+    schedule: Callable[[str], str],
+) -> None:
     seen: list[Event] = []
 
     def fails(event: Event) -> None:
         seen.append(event)
         raise ValueError("no")
 
-    grown = esper.grow(task(), schedule(SCHEDULE), epochs=2, config=config(), callbacks=[fails], alone=False)
+    grown = esper.grow(
+        task(),
+        schedule(SCHEDULE),
+        epochs=2,
+        config=config(),
+        callbacks=[fails],
+        alone=False,
+    )
     assert len(seen) == 1
     assert grown.warnings == ("a callback failed and was dropped: ValueError: no",)

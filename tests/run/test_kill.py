@@ -31,7 +31,9 @@ def killed_at(size: int, *arguments: str, folder: Path) -> bool:
     return child.returncode != 0
 
 
-def killed_again_and_again(config: TrainingConfig, kills: int, seed: int, folder: Path) -> int:
+def killed_again_and_again(
+    config: TrainingConfig, kills: int, seed: int, folder: Path
+) -> int:
     """The run ``folder/r``, killed at random sizes of its event log and, after the last kill, left to end. How often
     it was killed while it was going on from a checkpoint in the middle of a round."""
     (folder / "run.toml").write_text(config.to_toml())
@@ -39,11 +41,20 @@ def killed_again_and_again(config: TrainingConfig, kills: int, seed: int, folder
     whole = (folder / "whole" / "events.jsonl").stat().st_size
     dice = random.Random(seed)
     begun = kinds(folder / "whole").index("EpochCompleted")
-    first = sum(len(line) for line in (folder / "whole" / "events.jsonl").read_bytes().splitlines(True)[:begun])
+    first = sum(
+        len(line)
+        for line in (folder / "whole" / "events.jsonl")
+        .read_bytes()
+        .splitlines(True)[:begun]
+    )
     sizes = sorted(dice.randrange(first, whole) for _ in range(kills))
     within = 0
     for place, size in enumerate(sizes):
-        command = ("run", "--config", "run.toml", "--out", "r") if place == 0 else ("run", "--resume", "r")
+        command = (
+            ("run", "--config", "run.toml", "--out", "r")
+            if place == 0
+            else ("run", "--resume", "r")
+        )
         if not killed_at(size, *command, folder=folder):
             return within  # it came to its end in the moment before
         within += bool(checkpoint.read(folder / "r")["collector"]["rollouts"])
@@ -56,7 +67,9 @@ def killed_again_and_again(config: TrainingConfig, kills: int, seed: int, folder
 CONFIGS: dict[str, Any] = {
     "ppo": lambda **run: growing(learning(rounds=3, **run)),
     "random": lambda **run: growing(tiny(rounds=3, seed=7, **run)),
-    "practised": lambda **run: growing(learning(rounds=3, ppo={"practice_steps": 512}, **run)),
+    "practised": lambda **run: growing(
+        learning(rounds=3, ppo={"practice_steps": 512}, **run)
+    ),
 }
 
 
@@ -71,9 +84,13 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_run_killed_many_times_ends_as_one_that_was_not(name: str, seed: int, tmp_path: Path) -> None:
+def test_a_run_killed_many_times_ends_as_one_that_was_not(
+    name: str, seed: int, tmp_path: Path
+) -> None:
     """A checkpoint is written between any two steps, so that some kills come during a write."""
-    within = killed_again_and_again(CONFIGS[name](checkpoint_minutes=1e-9), 8, seed, tmp_path)
+    within = killed_again_and_again(
+        CONFIGS[name](checkpoint_minutes=1e-9), 8, seed, tmp_path
+    )
     assert within > 0
     same_run(tmp_path / "r", tmp_path / "whole")
 
@@ -82,5 +99,8 @@ def test_a_run_killed_many_times_ends_as_one_that_was_not(name: str, seed: int, 
 def test_a_run_killed_before_its_first_checkpoint_says_so(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(tiny().to_toml())
     assert killed_at(0, "run", "--config", "run.toml", "--out", "r", folder=tmp_path)
-    with pytest.raises(ConfigError, match=r"no checkpoint at .*checkpoint\.pt; give the folder of a run that has"):
+    with pytest.raises(
+        ConfigError,
+        match=r"no checkpoint at .*checkpoint\.pt; give the folder of a run that has",
+    ):
         checkpoint.read(tmp_path / "r")

@@ -25,23 +25,44 @@ def growing(controller: str = "schedule", **sections: dict[str, Any]) -> Trainin
     """Some hosts in which seeds are planted."""
     return TrainingConfig.parse(
         {
-            "run": {"rounds": 2, "controller": controller, "seed": 7, "evaluation_pairs": 2, **sections.pop("run", {})},
+            "run": {
+                "rounds": 2,
+                "controller": controller,
+                "seed": 7,
+                "evaluation_pairs": 2,
+                **sections.pop("run", {}),
+            },
             "task": {"samples_per_epoch": 64, **sections.pop("task", {})},
-            "env": {"n_envs": 4, "episode_length": 6, "baseline_episodes": 3, **sections.pop("env", {})},
+            "env": {
+                "n_envs": 4,
+                "episode_length": 6,
+                "baseline_episodes": 3,
+                **sections.pop("env", {}),
+            },
             "ppo": {"width": 16, "practice_steps": 0, "validate_every": 1},
         }
     )
 
 
 CONFIGS = {
-    "small": lambda: growing("ppo", run={"rounds": 1}, env={"n_envs": 3, "episode_length": 3, "baseline_episodes": 2}),
+    "small": lambda: growing(
+        "ppo",
+        run={"rounds": 1},
+        env={"n_envs": 3, "episode_length": 3, "baseline_episodes": 2},
+    ),
     "schedule": growing,
     "ppo": lambda: growing("ppo"),
     "plans": lambda: growing("plans"),
-    "wild": lambda: growing("random", task={"learning_rate": 30.0}, env={"stop_on": ["divergence"]}),
+    "wild": lambda: growing(
+        "random", task={"learning_rate": 30.0}, env={"stop_on": ["divergence"]}
+    ),
     # seeds that fade on another rank while nothing is planted
-    "fading": lambda: growing("random", run={"rounds": 1}, env={"n_envs": 2, "episode_length": 20}),
-    "automatic": lambda: growing("random", env={"auto_advance": ["G1", "G2", "G3"], "recalibrate": True}),
+    "fading": lambda: growing(
+        "random", run={"rounds": 1}, env={"n_envs": 2, "episode_length": 20}
+    ),
+    "automatic": lambda: growing(
+        "random", env={"auto_advance": ["G1", "G2", "G3"], "recalibrate": True}
+    ),
 }
 
 FOUR_HOSTS = [name for name in CONFIGS if name not in ("small", "fading")]
@@ -57,10 +78,16 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     ("name", "size"),
     slow_except(
         [("small", 2)],
-        [("small", 2), ("fading", 2), *((name, size) for name in FOUR_HOSTS for size in (2, 4))],
+        [
+            ("small", 2),
+            ("fading", 2),
+            *((name, size) for name in FOUR_HOSTS for size in (2, 4)),
+        ],
     ),
 )
-def test_ranks_train_the_hosts_of_one_process(name: str, size: int, alone: Runs, tmp_path: Path) -> None:
+def test_ranks_train_the_hosts_of_one_process(
+    name: str, size: int, alone: Runs, tmp_path: Path
+) -> None:
     folder, summary = alone(name)
     with ranks_of(size) as ranks:
         spread = Experiment(CONFIGS[name](), tmp_path / "r", ranks=ranks).run()
@@ -77,10 +104,16 @@ def test_ranks_train_the_hosts_of_one_process(name: str, size: int, alone: Runs,
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), slow_except([(1, 2)], [(1, 2), (2, 1), (2, 3)]), ids=lambda size: f"{size} ranks"
+    ("before", "after"),
+    slow_except([(1, 2)], [(1, 2), (2, 1), (2, 3)]),
+    ids=lambda size: f"{size} ranks",
 )
-def test_a_run_is_resumed_with_another_number_of_ranks(before: int, after: int, alone: Runs, tmp_path: Path) -> None:
-    stops = Does(lambda event: isinstance(event, EpochCompleted) and event.epoch == 2, stop)
+def test_a_run_is_resumed_with_another_number_of_ranks(
+    before: int, after: int, alone: Runs, tmp_path: Path
+) -> None:
+    stops = Does(
+        lambda event: isinstance(event, EpochCompleted) and event.epoch == 2, stop
+    )
     with ranks_of(before) as ranks, pytest.raises(KeyboardInterrupt):
         Experiment(CONFIGS["small"](), tmp_path / "r", [stops], ranks=ranks).run()
     with ranks_of(after) as ranks:
@@ -96,11 +129,15 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_rank_that_fails_ends_the_run_and_is_named(fault: str, tmp_path: Path) -> None:
+def test_a_rank_that_fails_ends_the_run_and_is_named(
+    fault: str, tmp_path: Path
+) -> None:
     does, error, words = FAULTS[fault]
     with ranks_of(2, does, epoch=2) as ranks, pytest.raises(error, match=words):
         Experiment(tiny(), tmp_path / "r", ranks=ranks).run()
-    assert checkpoint.read(tmp_path / "r")["round"] == 0  # all that was saved can be read
+    assert (
+        checkpoint.read(tmp_path / "r")["round"] == 0
+    )  # all that was saved can be read
 
 
 @pytest.mark.slow

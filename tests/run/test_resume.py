@@ -16,7 +16,13 @@ from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.data.tasks import build_host
 from esper.files import checkpoint
 from esper.run.experiment import Experiment
-from esper.telemetry.event import ArmPlayed, BaselineMeasured, EpochCompleted, Event, PolicyUpdated
+from esper.telemetry.event import (
+    ArmPlayed,
+    BaselineMeasured,
+    EpochCompleted,
+    Event,
+    PolicyUpdated,
+)
 from esper.training.executor import HostError
 from esper.training.step import train_epoch
 from tests.run.interrupted_runs import interrupted
@@ -71,9 +77,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         ],
     ),
 )
-def test_a_run_stopped_within_a_round_ends_the_same(name: str, number: int, whole: Runs, tmp_path: Path) -> None:
+def test_a_run_stopped_within_a_round_ends_the_same(
+    name: str, number: int, whole: Runs, tmp_path: Path
+) -> None:
     """The stop may come before the first round is done, and between two rounds of one update."""
-    summary = interrupted(CONFIGS[name](), tmp_path / "r", Does(within_round(number), stop))
+    summary = interrupted(
+        CONFIGS[name](), tmp_path / "r", Does(within_round(number), stop)
+    )
     assert (summary is None) == (number == 1)
     assert checkpoint.read(tmp_path / "r")["round"] == number - 1
     again = Experiment.resume(tmp_path / "r").run()
@@ -83,7 +93,9 @@ def test_a_run_stopped_within_a_round_ends_the_same(name: str, number: int, whol
 
 
 @pytest.mark.trap(30)
-def test_a_run_stopped_between_rounds_of_simulated_hosts_resumes(whole: Runs, tmp_path: Path) -> None:
+def test_a_run_stopped_between_rounds_of_simulated_hosts_resumes(
+    whole: Runs, tmp_path: Path
+) -> None:
     """Ctrl-C comes while round 2 is recorded, and acts once the round is complete."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -99,8 +111,13 @@ def test_a_run_stopped_between_rounds_of_simulated_hosts_resumes(whole: Runs, tm
 
 
 @pytest.mark.trap(30)
-def test_a_run_stopped_in_the_comparison_plays_it_again(whole: Runs, tmp_path: Path) -> None:
-    sink = Does(lambda event: isinstance(event, ArmPlayed) and event.controller == "heuristic", stop)
+def test_a_run_stopped_in_the_comparison_plays_it_again(
+    whole: Runs, tmp_path: Path
+) -> None:
+    sink = Does(
+        lambda event: isinstance(event, ArmPlayed) and event.controller == "heuristic",
+        stop,
+    )
     summary = interrupted(CONFIGS["planted"](), tmp_path / "r", sink)
     assert summary is not None
     assert (summary.comparisons, summary.rounds) == ((), 4)
@@ -124,7 +141,9 @@ def test_an_error_in_a_worker_leaves_a_checkpoint(
 
     with monkeypatch.context() as patch:
         patch.setattr("esper.training.execution.workers.train_epoch", breaks)
-        with pytest.raises(HostError, match=r"env 1, epoch 2, batch \d+: ArithmeticError: no more"):
+        with pytest.raises(
+            HostError, match=r"env 1, epoch 2, batch \d+: ArithmeticError: no more"
+        ):
             Experiment(CONFIGS[name](), tmp_path / "r").run()
     assert "RunCompleted" not in kinds(tmp_path / "r")
     assert checkpoint.read(tmp_path / "r")["round"] == 1
@@ -152,8 +171,12 @@ def test_an_error_while_learning_leaves_the_agent_of_the_round_before(
 
 
 @pytest.mark.trap(30)
-@pytest.mark.parametrize("name", slow_except(["random"], ["checkpoint every 2", "random"]))
-def test_a_killed_run_resumes_from_the_last_checkpoint(name: str, whole: Runs, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", slow_except(["random"], ["checkpoint every 2", "random"])
+)
+def test_a_killed_run_resumes_from_the_last_checkpoint(
+    name: str, whole: Runs, tmp_path: Path
+) -> None:
     """The folder as a killed process leaves it: logs ahead of the checkpoint, their last lines torn."""
     killed = tmp_path / "killed"
     last = 4 if name == "checkpoint every 2" else 3
@@ -168,7 +191,9 @@ def test_a_killed_run_resumes_from_the_last_checkpoint(name: str, whole: Runs, t
     same_run(killed, whole(name)[0])
 
 
-def test_events_are_cut_back_to_the_checkpoint_and_say_that_the_run_was_resumed(tmp_path: Path) -> None:
+def test_events_are_cut_back_to_the_checkpoint_and_say_that_the_run_was_resumed(
+    tmp_path: Path,
+) -> None:
     interrupted(learning(), tmp_path / "r", Does(within_round(3), stop))
     before = stable_log(tmp_path / "r")
     sink = Recorder()
@@ -178,16 +203,32 @@ def test_events_are_cut_back_to_the_checkpoint_and_say_that_the_run_was_resumed(
     assert names[place - 1] == "PolicyUpdated"
     assert stable_log(tmp_path / "r")[:place] == before[:place]
     resumed = list(read_events(tmp_path / "r" / "events.jsonl"))[place]
-    assert (resumed["round"], resumed["rounds"], resumed["n_envs"], resumed["episode_length"]) == (2, 3, 2, 4)
+    assert (
+        resumed["round"],
+        resumed["rounds"],
+        resumed["n_envs"],
+        resumed["episode_length"],
+    ) == (2, 3, 2, 4)
     assert type(sink.events[0]).__name__ == "RunResumed"
     assert not any(isinstance(event, BaselineMeasured) for event in sink.events)
-    assert names.count("BaselineMeasured") == names.count("RunStarted") == names.count("RunCompleted") == 1
+    assert (
+        names.count("BaselineMeasured")
+        == names.count("RunStarted")
+        == names.count("RunCompleted")
+        == 1
+    )
 
 
 @pytest.mark.slow
-def test_a_run_may_be_stopped_and_resumed_again_and_again(whole: Runs, tmp_path: Path) -> None:
+def test_a_run_may_be_stopped_and_resumed_again_and_again(
+    whole: Runs, tmp_path: Path
+) -> None:
     interrupted(learning(), tmp_path / "r", Does(within_round(2), stop))
-    anything: list[Callable[[Event], bool]] = [lambda _event: True, within_round(2), within_round(3)]
+    anything: list[Callable[[Event], bool]] = [
+        lambda _event: True,
+        within_round(2),
+        within_round(3),
+    ]
     for when in anything:
         assert Experiment.resume(tmp_path / "r", [Does(when, stop)]).run().interrupted
     Experiment.resume(tmp_path / "r").run()
@@ -197,27 +238,46 @@ def test_a_run_may_be_stopped_and_resumed_again_and_again(whole: Runs, tmp_path:
 @pytest.mark.finding("M3")
 def test_an_update_learns_from_the_episodes_that_the_config_says(whole: Runs) -> None:
     folder, _ = whole("two rounds an update")
-    updates = [fields for fields in read_events(folder / "events.jsonl") if fields["event"] == "PolicyUpdated"]
-    assert [(fields["round"], fields["env_steps"]) for fields in updates] == [(2, 16), (4, 32)]
-    names = [name for name in kinds(folder) if name in (PolicyUpdated.__name__, "RoundCompleted")]
+    updates = [
+        fields
+        for fields in read_events(folder / "events.jsonl")
+        if fields["event"] == "PolicyUpdated"
+    ]
+    assert [(fields["round"], fields["env_steps"]) for fields in updates] == [
+        (2, 16),
+        (4, 32),
+    ]
+    names = [
+        name
+        for name in kinds(folder)
+        if name in (PolicyUpdated.__name__, "RoundCompleted")
+    ]
     assert names == ["RoundCompleted", "RoundCompleted", "PolicyUpdated"] * 2
 
 
 def test_a_finished_run_is_not_resumed(whole: Runs) -> None:
     folder, _ = whole("ppo")
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(ConfigError, match="is finished: all 3 rounds were played and compared"):
+    with pytest.raises(
+        ConfigError, match="is finished: all 3 rounds were played and compared"
+    ):
         Experiment.resume(folder)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_a_run_that_never_measured_its_baseline_is_not_resumed(tmp_path: Path) -> None:
-    interrupted(tiny(), tmp_path / "r", Does(lambda event: isinstance(event, BaselineMeasured), stop))
+    interrupted(
+        tiny(),
+        tmp_path / "r",
+        Does(lambda event: isinstance(event, BaselineMeasured), stop),
+    )
     with pytest.raises(ConfigError, match=r"no checkpoint at .*checkpoint\.pt"):
         Experiment.resume(tmp_path / "r")
 
 
-def test_a_resumed_run_measures_no_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_measures_no_baseline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     interrupted(tiny(rounds=2), tmp_path / "r", Does(within_round(2), stop))
 
     def never(*_arguments: Any) -> Any:
@@ -228,10 +288,14 @@ def test_a_resumed_run_measures_no_baseline(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.trap(30)
-def test_a_resumed_run_follows_the_schedule_it_was_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_follows_the_schedule_it_was_begun_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The file was edited since, and the working directory has changed."""
     monkeypatch.chdir(tmp_path)
-    text = '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "norm"\n'
+    text = (
+        '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "norm"\n'
+    )
     Path("mine.toml").write_text(text)
     config = tiny("schedule:mine.toml", rounds=2)
     play(config, tmp_path / "whole")
@@ -241,11 +305,17 @@ def test_a_resumed_run_follows_the_schedule_it_was_begun_with(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path / "elsewhere")
     Experiment.resume(tmp_path / "r").run()
     same_run(tmp_path / "r", tmp_path / "whole")
-    assert {event.get("slot") for event in stable_log(tmp_path / "r") if event["event"] == "ActionTaken"} == {"r0c0"}
+    assert {
+        event.get("slot")
+        for event in stable_log(tmp_path / "r")
+        if event["event"] == "ActionTaken"
+    } == {"r0c0"}
 
 
 @pytest.mark.trap(30)
-def test_a_resumed_run_plays_the_policy_it_was_begun_with(whole: Runs, tmp_path: Path) -> None:
+def test_a_resumed_run_plays_the_policy_it_was_begun_with(
+    whole: Runs, tmp_path: Path
+) -> None:
     shutil.copytree(whole("ppo")[0], tmp_path / "agent")
     config = tiny(f"checkpoint:{tmp_path / 'agent'}", rounds=2)
     play(config, tmp_path / "whole")
@@ -257,10 +327,15 @@ def test_a_resumed_run_plays_the_policy_it_was_begun_with(whole: Runs, tmp_path:
 
 @pytest.mark.trap(30)
 @pytest.mark.slow
-def test_a_checkpoint_of_another_run_lends_it_no_policy(whole: Runs, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_lends_it_no_policy(
+    whole: Runs, tmp_path: Path
+) -> None:
     """Both runs play learned policies; a refused checkpoint is not used as the controller's policy."""
     play(learning(rounds=1, seed=8), tmp_path / "other agent")
-    configs = [tiny(f"checkpoint:{place}", rounds=2) for place in (whole("ppo")[0], tmp_path / "other agent")]
+    configs = [
+        tiny(f"checkpoint:{place}", rounds=2)
+        for place in (whole("ppo")[0], tmp_path / "other agent")
+    ]
     play(configs[0], tmp_path / "whole")
     for name, config in zip("rs", configs, strict=True):
         interrupted(config, tmp_path / name, Does(within_round(2), stop))
@@ -273,16 +348,25 @@ def test_a_checkpoint_of_another_run_lends_it_no_policy(whole: Runs, tmp_path: P
 
 
 @pytest.mark.trap(30)
-def test_a_torn_checkpoint_does_not_take_the_place_of_the_sound_one_before_it(tmp_path: Path) -> None:
+def test_a_torn_checkpoint_does_not_take_the_place_of_the_sound_one_before_it(
+    tmp_path: Path,
+) -> None:
     """Otherwise there would be no intact checkpoint between two renames, and until the one after next is written."""
     interrupted(tiny(rounds=2), tmp_path / "r", Does(within_round(2), stop))
-    newest, previous = (tmp_path / "r" / name for name in ("checkpoint.pt", "checkpoint.previous.pt"))
+    newest, previous = (
+        tmp_path / "r" / name for name in ("checkpoint.pt", "checkpoint.previous.pt")
+    )
     sound = previous.read_bytes()
     newest.write_bytes(newest.read_bytes()[:-1])
     with pytest.raises(KeyboardInterrupt):
         Experiment.resume(
             tmp_path / "r",
-            [Does(lambda e: isinstance(e, EpochCompleted), functools.partial(signal.raise_signal, signal.SIGTERM))],
+            [
+                Does(
+                    lambda e: isinstance(e, EpochCompleted),
+                    functools.partial(signal.raise_signal, signal.SIGTERM),
+                )
+            ],
         ).run()
     assert previous.read_bytes() == sound
     assert checkpoint.read_file(newest)["collector"]["rollouts"]
@@ -294,7 +378,9 @@ def test_a_run_that_is_going_on_is_not_resumed_beside_itself(tmp_path: Path) -> 
     refused: list[str] = []
 
     def resume() -> None:
-        with pytest.raises(ConfigError, match="is being written by a run in progress") as found:
+        with pytest.raises(
+            ConfigError, match="is being written by a run in progress"
+        ) as found:
             Experiment.resume(tmp_path / "r")
         refused.append(str(found.value))
 
@@ -302,7 +388,9 @@ def test_a_run_that_is_going_on_is_not_resumed_beside_itself(tmp_path: Path) -> 
     assert len(refused) == 1
 
 
-def test_a_run_on_auto_records_its_device_and_is_resumed_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_auto_records_its_device_and_is_resumed_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with pytest.raises(KeyboardInterrupt):
         play(tiny(device="auto"), tmp_path / "r", Does(within_round(1), stop))
@@ -312,11 +400,15 @@ def test_a_run_on_auto_records_its_device_and_is_resumed_there(tmp_path: Path, m
 
 
 @pytest.mark.slow
-def test_a_run_that_starts_from_trained_hosts_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_starts_from_trained_hosts_ends_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("esper.training.start.MAX_RESTARTS", 0)
 
     def config(folder: str) -> TrainingConfig:
-        return tiny(rounds=2, seed=7).with_values(task={"start": "trained", "data": str(tmp_path / folder)})
+        return tiny(rounds=2, seed=7).with_values(
+            task={"start": "trained", "data": str(tmp_path / folder)}
+        )
 
     interrupted(config("data"), tmp_path / "cut", Does(within_round(2), stop))
     shutil.rmtree(tmp_path / "data")  # they are trained again, to the same bits
@@ -326,7 +418,9 @@ def test_a_run_that_starts_from_trained_hosts_ends_the_same(tmp_path: Path, monk
     same_results(again, uncut)
 
 
-def test_a_run_is_not_resumed_from_other_weights_than_it_started_from(tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_from_other_weights_than_it_started_from(
+    tmp_path: Path,
+) -> None:
     weights = tmp_path / "weights.pt"
     torch.save(build_host("digits").state_dict(), weights)
     config = tiny(rounds=2).with_values(task={"start": str(weights)})

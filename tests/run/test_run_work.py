@@ -35,20 +35,28 @@ class Watched:
     def check(self) -> None:
         """The planned work is done exactly."""
         phases = self.work.phases.values()
-        assert {p.name: p.done for p in phases} == pytest.approx({p.name: p.total for p in phases})
+        assert {p.name: p.done for p in phases} == pytest.approx(
+            {p.name: p.total for p in phases}
+        )
         assert self.work.seconds_left() == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_run_of_an_agent_counts_all_of_its_phases(tmp_path: Path) -> None:
     watched = Watched()
-    Experiment(learning(ppo=PRACTICE, evaluation_pairs=1, rounds=2), tmp_path / "run", work=watched.work).run()
+    Experiment(
+        learning(ppo=PRACTICE, evaluation_pairs=1, rounds=2),
+        tmp_path / "run",
+        work=watched.work,
+    ).run()
     names = ["baseline", "practice", "rounds", "validation", "comparison"]
     assert list(watched.work.phases) == names
     assert list(dict.fromkeys(watched.order)) == names
     watched.check()
 
 
-def test_a_run_of_a_controller_that_does_not_learn_counts_the_hosts_left_alone(tmp_path: Path) -> None:
+def test_a_run_of_a_controller_that_does_not_learn_counts_the_hosts_left_alone(
+    tmp_path: Path,
+) -> None:
     watched = Watched()
     Experiment(tiny(rounds=2), tmp_path / "run", work=watched.work).run()
     assert watched.order == ["baseline", "rounds"]
@@ -56,7 +64,9 @@ def test_a_run_of_a_controller_that_does_not_learn_counts_the_hosts_left_alone(t
 
 
 def test_hosts_that_stop_early_are_counted_in_full(tmp_path: Path) -> None:
-    config = tiny("none").with_values(env={"stop_on": ["plateau"], "plateau_epochs": 1, "plateau_margin": 100.0})
+    config = tiny("none").with_values(
+        env={"stop_on": ["plateau"], "plateau_epochs": 1, "plateau_margin": 100.0}
+    )
     watched = Watched()
     Experiment(config, tmp_path / "run", work=watched.work).run()
     watched.check()
@@ -72,17 +82,29 @@ def test_a_resumed_run_counts_what_is_left(tmp_path: Path) -> None:
 
 
 def test_a_comparison_counts_controls_too(tmp_path: Path) -> None:
-    base = {"task": {"samples_per_epoch": 128}, "env": {"n_envs": 2, "episode_length": 4, "baseline_episodes": 1}}
+    base = {
+        "task": {"samples_per_epoch": 128},
+        "env": {"n_envs": 2, "episode_length": 4, "baseline_episodes": 1},
+    }
     watched = Watched()
-    ComparisonRun(read_arms(["random", "static", "none"], base), 3, tmp_path / "c", work=watched.work).run()
+    ComparisonRun(
+        read_arms(["random", "static", "none"], base),
+        3,
+        tmp_path / "c",
+        work=watched.work,
+    ).run()
     assert watched.order == ["baseline", "comparison"]
     watched.check()
 
 
 def test_a_comparison_of_agents_counts_every_training_seed(tmp_path: Path) -> None:
-    base = learning(ppo={"practice_steps": 0, "validate_every": 2}, rounds=2).model_dump(mode="json", exclude_none=True)
+    base = learning(
+        ppo={"practice_steps": 0, "validate_every": 2}, rounds=2
+    ).model_dump(mode="json", exclude_none=True)
     watched = Watched()
-    arms = read_arms(["ppo", "none"], {name: base[name] for name in ("run", "task", "env", "ppo")})
+    arms = read_arms(
+        ["ppo", "none"], {name: base[name] for name in ("run", "task", "env", "ppo")}
+    )
     ComparisonRun(arms, 2, tmp_path / "c", train_seeds=2, work=watched.work).run()
     assert set(watched.order) == {"baseline", "rounds", "validation", "comparison"}
     watched.check()

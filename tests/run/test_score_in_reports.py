@@ -41,13 +41,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, RunSummary
     settings = tiny_config(2, 5, run={"lanes": 1, "controller": "random", "rounds": 1})
     task = replace(regression(), score_name="skill")
     with esper.Experiment(
-        settings, folder, callbacks=[ConsoleSink(Console(file=stream, width=200))], task=task
+        settings,
+        folder,
+        callbacks=[ConsoleSink(Console(file=stream, width=200))],
+        task=task,
     ) as made:
         summary = made.run()
     return folder, stream.getvalue(), summary
 
 
-def test_the_console_and_the_result_name_the_score(run: tuple[Path, str, RunSummary]) -> None:
+def test_the_console_and_the_result_name_the_score(
+    run: tuple[Path, str, RunSummary],
+) -> None:
     _, printed, summary = run
     text = "\n".join([printed, *result_lines(summary)])
     assert re.search(r"final validation skill -?\d\.\d{3}\n", printed)
@@ -59,10 +64,19 @@ def test_show_and_the_report_name_the_score(run: tuple[Path, str, RunSummary]) -
     opened = open_run(run[0])
     assert opened.of(ScoreDefined) == [ScoreDefined("skill", "", 100.0)]
     shown = short_form(opened)
-    assert re.search(r"^skill .*? -?\d\.\d{3} grown, epoch 5, validation: [+-]\d\.\d{3}$", shown, re.MULTILINE)
+    assert re.search(
+        r"^skill .*? -?\d\.\d{3} grown, epoch 5, validation: [+-]\d\.\d{3}$",
+        shown,
+        re.MULTILINE,
+    )
     assert in_per_cent(shown) == []
     page = report_html([opened])
-    visible = re.sub(r"<style>.*?</style>|<svg.*?</svg>|<details>.*?</details>|<[^>]*>", "\n", page, flags=re.DOTALL)
+    visible = re.sub(
+        r"<style>.*?</style>|<svg.*?</svg>|<details>.*?</details>|<[^>]*>",
+        "\n",
+        page,
+        flags=re.DOTALL,
+    )
     assert "Skill by epoch" in visible
     assert in_per_cent(visible) == []
 
@@ -79,4 +93,6 @@ def test_a_comparison_is_made_in_the_score(tmp_path: Path) -> None:
     assert "Test skill (higher is better)" in stream.getvalue()
     assert in_per_cent(stream.getvalue()) == []
     values = result.metrics[0].metric.values(result.hosts["none"])
-    assert values == pytest.approx([host.accuracy / 100 for host in result.hosts["none"]])
+    assert values == pytest.approx(
+        [host.accuracy / 100 for host in result.hosts["none"]]
+    )

@@ -36,7 +36,11 @@ from tests.run.run_helpers import (
 from tests.selection import slow_except
 from tests.telemetry.sample_events import read_events
 
-GATES = {"min_training_epochs": 1, "min_gradient_health": 0.0, "trial_standard_errors": 1000.0}
+GATES = {
+    "min_training_epochs": 1,
+    "min_gradient_health": 0.0,
+    "trial_standard_errors": 1000.0,
+}
 
 
 def growing(config: Any) -> Any:
@@ -46,7 +50,9 @@ def growing(config: Any) -> Any:
 
 CONFIGS = {
     "ppo": lambda: growing(learning(rounds=2)),
-    "two rounds an update": lambda: growing(learning(ppo={"episodes_per_update": 4}, rounds=2)),
+    "two rounds an update": lambda: growing(
+        learning(ppo={"episodes_per_update": 4}, rounds=2)
+    ),
     "random": lambda: growing(tiny(rounds=2, seed=7)),
     "heuristic": lambda: growing(tiny("heuristic", rounds=2)),
     "schedule": lambda: growing(tiny("schedule", rounds=2)),
@@ -67,7 +73,10 @@ def signals_interrupt() -> Iterator[None]:
 
 
 def at(episode: int, epoch: int, env: int = 0) -> Callable[[Event], bool]:
-    return lambda e: isinstance(e, EpochCompleted) and (e.episode, e.epoch, e.env) == (episode, epoch, env)
+    return lambda e: (
+        isinstance(e, EpochCompleted)
+        and (e.episode, e.epoch, e.env) == (episode, epoch, env)
+    )
 
 
 def sends(number: int) -> Callable[[], None]:
@@ -114,7 +123,9 @@ def test_a_run_stops_and_resumes_at_every_step(whole: Runs, tmp_path: Path) -> N
     folder, _ = whole("ppo")
     with pytest.raises(KeyboardInterrupt):
         Experiment(config, tmp_path / "r", [Does(at(0, 1), sends(signal.SIGINT))]).run()
-    for episode, epoch in [(e, t) for e in (0, 1) for t in range(1, 7) if (e, t) > (0, 1)]:
+    for episode, epoch in [
+        (e, t) for e in (0, 1) for t in range(1, 7) if (e, t) > (0, 1)
+    ]:
         sink = Does(at(episode, epoch), sends(signal.SIGINT))
         try:
             Experiment.resume(tmp_path / "r", [sink]).run()
@@ -158,7 +169,10 @@ def test_a_second_signal_stops_at_once_and_the_round_is_played_again(
 
     def twice() -> None:
         signal.raise_signal(signal.SIGINT)
-        assert "stopping at the end of this step; a second Ctrl-C stops at once" in caplog.text
+        assert (
+            "stopping at the end of this step; a second Ctrl-C stops at once"
+            in caplog.text
+        )
         signal.raise_signal(signal.SIGINT)
 
     with caplog.at_level(logging.WARNING):
@@ -176,7 +190,10 @@ def test_a_long_round_is_saved_by_the_clock(tmp_path: Path) -> None:
     found: list[int] = []
 
     def breaks() -> None:
-        found.extend(game["env"]["hosts"][0]["training"]["epoch"] for game in state_of(tmp_path / "r"))
+        found.extend(
+            game["env"]["hosts"][0]["training"]["epoch"]
+            for game in state_of(tmp_path / "r")
+        )
         raise KeyboardInterrupt
 
     Experiment(config, tmp_path / "r", [Does(at(1, 5), breaks)]).run()
@@ -191,7 +208,10 @@ def test_finished_parts_of_the_comparison_are_not_played_again(tmp_path: Path) -
     arms = [e for e in stable_log(tmp_path / "whole") if e["event"] == "ArmPlayed"]
     third = arms[2]
     sink = Does(
-        lambda e: isinstance(e, ArmPlayed) and (e.controller, e.round) == (third["controller"], third["round"]),
+        lambda e: (
+            isinstance(e, ArmPlayed)
+            and (e.controller, e.round) == (third["controller"], third["round"])
+        ),
         lambda: None,
     )
     sink.what = lambda: signal.raise_signal(signal.SIGINT)
@@ -206,12 +226,16 @@ def test_finished_parts_of_the_comparison_are_not_played_again(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_baseline_that_was_measured_is_kept_when_practice_is_stopped(tmp_path: Path) -> None:
+def test_a_baseline_that_was_measured_is_kept_when_practice_is_stopped(
+    tmp_path: Path,
+) -> None:
     config = learning(rounds=1, ppo={"practice_steps": 1024})
     whole, _ = play(config, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         Experiment(
-            config, tmp_path / "r", [Does(lambda e: isinstance(e, PracticeRound) and e.round == 2, sends(2))]
+            config,
+            tmp_path / "r",
+            [Does(lambda e: isinstance(e, PracticeRound) and e.round == 2, sends(2))],
         ).run()
     sink = Does(lambda _e: False, lambda: None)
     summary = Experiment.resume(tmp_path / "r", [sink]).run()
@@ -220,10 +244,14 @@ def test_a_baseline_that_was_measured_is_kept_when_practice_is_stopped(tmp_path:
     same_run(tmp_path / "r", tmp_path / "whole")
 
 
-def test_a_run_stopped_between_a_round_and_its_update_resumes_there(whole: Runs, tmp_path: Path) -> None:
+def test_a_run_stopped_between_a_round_and_its_update_resumes_there(
+    whole: Runs, tmp_path: Path
+) -> None:
     config = CONFIGS["ppo"]()
     folder, _ = whole("ppo")
-    Experiment(config, tmp_path / "r", [Does(round_ends(1), sends(signal.SIGINT))]).run()
+    Experiment(
+        config, tmp_path / "r", [Does(round_ends(1), sends(signal.SIGINT))]
+    ).run()
     names = [e["event"] for e in read_events(tmp_path / "r" / "events.jsonl")]
     assert names[-3:] == ["RoundCompleted", "WorthsEstimated", "PolicyUpdated"]
     Experiment.resume(tmp_path / "r").run()
@@ -233,7 +261,11 @@ def test_a_run_stopped_between_a_round_and_its_update_resumes_there(whole: Runs,
 def test_actions_of_the_runs_here_reach_late_stages(tmp_path: Path) -> None:
     """The runs that are stopped and resumed above have seeds."""
     _, recorder = play(CONFIGS["random"](), tmp_path / "r")
-    accepted = {event.op for event in recorder.events if isinstance(event, ActionTaken) and event.accepted}
+    accepted = {
+        event.op
+        for event in recorder.events
+        if isinstance(event, ActionTaken) and event.accepted
+    }
     assert {"GERMINATE", "ADVANCE"} <= accepted
 
 
@@ -264,10 +296,14 @@ def test_a_run_stopped_while_it_loads_its_checkpoint_writes_nothing(
 
 
 @pytest.mark.parametrize("make", slow_except([tiny], [tiny, learning]))
-def test_a_signal_at_the_very_end_finds_the_run_finished(make: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_signal_at_the_very_end_finds_the_run_finished(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
     """No work is left to resume, and no event is reported twice; the signal still takes effect."""
     experiment = Experiment(
-        make(rounds=1), tmp_path / "r", [Does(lambda e: isinstance(e, RunCompleted), sends(signal.SIGINT))]
+        make(rounds=1),
+        tmp_path / "r",
+        [Does(lambda e: isinstance(e, RunCompleted), sends(signal.SIGINT))],
     )
     with pytest.raises(KeyboardInterrupt):
         experiment.run()
@@ -286,10 +322,14 @@ def test_a_signal_at_the_very_end_finds_the_run_finished(make: Callable[..., Any
     ],
     ids=["first round", "second round", "comparison"],
 )
-def test_a_stopped_run_returns_and_is_resumed(name: str, when: Callable[[Event], bool], tmp_path: Path) -> None:
+def test_a_stopped_run_returns_and_is_resumed(
+    name: str, when: Callable[[Event], bool], tmp_path: Path
+) -> None:
     config = CONFIGS[name]().with_values(run={"evaluation_pairs": 2})
     play(config, tmp_path / "whole")
-    experiment = Experiment(config, tmp_path / "r", [Does(when, lambda: experiment.stop())])
+    experiment = Experiment(
+        config, tmp_path / "r", [Does(when, lambda: experiment.stop())]
+    )
     summary = experiment.run()
     assert summary.interrupted
     assert bool(summary.comparisons) == (summary.rounds == 1)
@@ -299,7 +339,10 @@ def test_a_stopped_run_returns_and_is_resumed(name: str, when: Callable[[Event],
 
 def test_practice_can_be_stopped(tmp_path: Path) -> None:
     config = learning(rounds=1, ppo={"practice_steps": 1024})
-    second = Does(lambda e: isinstance(e, PracticeRound) and e.round == 2, lambda: experiment.stop())
+    second = Does(
+        lambda e: isinstance(e, PracticeRound) and e.round == 2,
+        lambda: experiment.stop(),
+    )
     experiment = Experiment(config, tmp_path / "r", [second])
     assert experiment.run().rounds == 0
     assert max(e.round for e in second.events if isinstance(e, PracticeRound)) == 2

@@ -12,8 +12,13 @@ from esper.run.summary import RunSummary
 
 
 def summary(*names: str) -> RunSummary:
-    pairs = [compare_pairs([2.0, 3.0], [1.0, 1.0], name_a="ppo", name_b=name) for name in names]
-    return RunSummary(Path("r"), "ppo", tuple(corrected(pairs)), 277, 300.0, 1.0, 1, 2, True, 3.0, {})
+    pairs = [
+        compare_pairs([2.0, 3.0], [1.0, 1.0], name_a="ppo", name_b=name)
+        for name in names
+    ]
+    return RunSummary(
+        Path("r"), "ppo", tuple(corrected(pairs)), 277, 300.0, 1.0, 1, 2, True, 3.0, {}
+    )
 
 
 def test_the_comparison_is_that_with_the_first_baseline() -> None:

@@ -112,19 +112,27 @@ def test_no_sink_changes_a_learned_bit(
     assert full.dropped_sinks["Stands"] == (
         f"it had not finished 0 s after the end of the run, its queue of 5 events was full; {events} events not written"
     )
-    assert full.dropped_sinks["BreaksAtTheThird"] == f"OSError: the server is gone; {events - 2} events not written"
+    assert (
+        full.dropped_sinks["BreaksAtTheThird"]
+        == f"OSError: the server is gone; {events - 2} events not written"
+    )
     same_results(plain, dataclasses.replace(full, dropped_sinks={}))
     for library in libraries.values():
         assert library.calls[-1] == ("finish", None)
         assert {tag for row in library.logged() for tag in row} >= CLEANRL
     words = closing_words(full, task)
-    assert f"Telemetry lost: Stands failed ({full.dropped_sinks['Stands']})." in words.splitlines()
+    assert (
+        f"Telemetry lost: Stands failed ({full.dropped_sinks['Stands']})."
+        in words.splitlines()
+    )
 
 
 def test_tensorboard_lies_in_the_run_folder(tmp_path: Path) -> None:
     config = tracked(learning("planted", n_envs=4), "tensorboard", patience=60.0)
     summary, recorder = play(config, tmp_path / "r")
-    updates = [event.env_steps for event in recorder.events if isinstance(event, PolicyUpdated)]
+    updates = [
+        event.env_steps for event in recorder.events if isinstance(event, PolicyUpdated)
+    ]
     assert updates == [16, 32, 48]
     for tag in CLEANRL:
         assert steps(summary.folder, tag) == updates
@@ -136,7 +144,9 @@ def test_tensorboard_lies_in_the_run_folder(tmp_path: Path) -> None:
 
 
 def test_a_controller_that_does_not_learn_has_charts_too(tmp_path: Path) -> None:
-    summary, _ = play(tracked(tiny(rounds=2), "tensorboard", patience=60.0), tmp_path / "r")
+    summary, _ = play(
+        tracked(tiny(rounds=2), "tensorboard", patience=60.0), tmp_path / "r"
+    )
     assert steps(summary.folder, "charts/episodic_return") == [8, 16]
     assert steps(summary.folder, "esper/test_accuracy") == [8, 16]
 
@@ -146,23 +156,35 @@ def test_a_resumed_run_shows_no_step_twice(
     moment: Callable[[Event], bool], tmp_path: Path, libraries: dict[str, Library]
 ) -> None:
     """Interrupted, then resumed from an older checkpoint than what TensorBoard was shown."""
-    config = tracked(learning(checkpoint_every=2), "tensorboard", "wandb", patience=60.0)
+    config = tracked(
+        learning(checkpoint_every=2), "tensorboard", "wandb", patience=60.0
+    )
     folder = tmp_path / "r"
     summary, _ = play(config, folder, Does(moment, stop))
     assert summary.interrupted
     Experiment.resume(folder).run()
     for tag in ("charts/episodic_return", "losses/policy_loss"):
         assert steps(folder, tag) == [8, 16, 24]
-    rows = [row["global_step"] for row in libraries["wandb"].logged() if "charts/SPS" in row]
+    rows = [
+        row["global_step"] for row in libraries["wandb"].logged() if "charts/SPS" in row
+    ]
     assert rows == [8, 16, 24]
 
 
-def test_a_killed_run_that_falls_back_to_its_checkpoint_shows_no_step_twice(tmp_path: Path) -> None:
+def test_a_killed_run_that_falls_back_to_its_checkpoint_shows_no_step_twice(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "r"
-    config = tracked(learning("planted", checkpoint_every=5, evaluation_pairs=2), "tensorboard", patience=60.0)
+    config = tracked(
+        learning("planted", checkpoint_every=5, evaluation_pairs=2),
+        "tensorboard",
+        patience=60.0,
+    )
     kept: list[bytes] = []
     first = Does(lambda event: True, lambda: None)
-    keep = Does(round_ends(1), lambda: kept.append((folder / "checkpoint.pt").read_bytes()))
+    keep = Does(
+        round_ends(1), lambda: kept.append((folder / "checkpoint.pt").read_bytes())
+    )
     play(config, folder, first, keep)
     (folder / "checkpoint.pt").write_bytes(kept[0])  # written before the first round
     Experiment.resume(folder).run()
@@ -173,12 +195,19 @@ def test_a_killed_run_that_falls_back_to_its_checkpoint_shows_no_step_twice(tmp_
 def test_curves_cannot_continue_without_the_metrics_table(tmp_path: Path) -> None:
     folder = tmp_path / "r"
     play(
-        tracked(learning("planted", n_envs=4, evaluation_pairs=2), "tensorboard", patience=60.0),
+        tracked(
+            learning("planted", n_envs=4, evaluation_pairs=2),
+            "tensorboard",
+            patience=60.0,
+        ),
         folder,
         Does(round_ends(2), stop),
     )
     (folder / "metrics.csv").unlink()
-    with pytest.raises(ConfigError, match="it is unknown at which step the trackers continue; restore the file, or"):
+    with pytest.raises(
+        ConfigError,
+        match="it is unknown at which step the trackers continue; restore the file, or",
+    ):
         Experiment.resume(folder).run()
     (folder / "metrics.csv").write_text("")  # as the message advises
     assert Experiment.resume(folder).run().comparisons
@@ -188,33 +217,52 @@ def test_curves_cannot_continue_without_the_metrics_table(tmp_path: Path) -> Non
 def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_written(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, tracking.MODULES[name], None)  # which Python treats as not installed
-    with pytest.raises(ConfigError, match=f"track.to names {name}, .* pip install {name}"):
+    monkeypatch.setitem(
+        sys.modules, tracking.MODULES[name], None
+    )  # which Python treats as not installed
+    with pytest.raises(
+        ConfigError, match=f"track.to names {name}, .* pip install {name}"
+    ):
         Experiment(tracked(tiny(), name), tmp_path / "r")
     assert not (tmp_path / "r").exists()
 
 
-def test_without_trackers_nothing_of_them_is_imported_or_written(tmp_path: Path) -> None:
+def test_without_trackers_nothing_of_them_is_imported_or_written(
+    tmp_path: Path,
+) -> None:
     summary, _ = play(tiny(), tmp_path / "r")
     assert not (summary.folder / "tensorboard").exists()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("esper-")]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name.startswith("esper-")
+    ]
 
 
 # --- What became of blueprints
 
 
-@pytest.mark.parametrize("controller", slow_except(["schedule"], ["random", "schedule", "heuristic"]))
-def test_every_seed_that_was_planted_became_something(controller: str, tmp_path: Path) -> None:
-    config = tiny(controller, rounds=1).with_values(env={"episode_length": 20, "n_envs": 3})
+@pytest.mark.parametrize(
+    "controller", slow_except(["schedule"], ["random", "schedule", "heuristic"])
+)
+def test_every_seed_that_was_planted_became_something(
+    controller: str, tmp_path: Path
+) -> None:
+    config = tiny(controller, rounds=1).with_values(
+        env={"episode_length": 20, "n_envs": 3}
+    )
     live = BlueprintAnalytics()
     summary, recorder = play(config, tmp_path / "r", live)
     rows = [*live.rows(), live.total()]
     assert live.total().germinated > 0
     for row in rows:
-        assert row.germinated == row.fossilized + row.pruned + row.cut + row.rolled_back + row.living
+        assert (
+            row.germinated
+            == row.fossilized + row.pruned + row.cut + row.rolled_back + row.living
+        )
         assert row.blended <= row.germinated
     assert live.total().fossilized == pytest.approx(summary.fossils * 3)
-    assert open_run(summary.folder).view.blueprints.rows() == live.rows()  # the log says the same
+    assert (
+        open_run(summary.folder).view.blueprints.rows() == live.rows()
+    )  # the log says the same
     assert not any(isinstance(event, AnomalyDetected) for event in recorder.events)
 
 
@@ -224,30 +272,49 @@ def test_every_seed_that_was_planted_became_something(controller: str, tmp_path:
 @pytest.mark.slow
 def test_a_healthy_run_gives_no_warning(tmp_path: Path) -> None:
     """The default agent on the default hosts of `planted`, up to the rounds in which the critic is checked."""
-    config = TrainingConfig.parse({"run": {"rounds": 5, "evaluation_pairs": 1}, "task": {"name": "planted"}})
+    config = TrainingConfig.parse(
+        {"run": {"rounds": 5, "evaluation_pairs": 1}, "task": {"name": "planted"}}
+    )
     _, recorder = play(config, tmp_path / "r")
     assert sum(isinstance(event, PolicyUpdated) for event in recorder.events) == 5
     assert not any(isinstance(event, AnomalyDetected) for event in recorder.events)
 
 
-def test_a_run_that_learns_badly_warns_everywhere_and_does_not_change(tmp_path: Path) -> None:
+def test_a_run_that_learns_badly_warns_everywhere_and_does_not_change(
+    tmp_path: Path,
+) -> None:
     config = learning("planted", n_envs=16, ppo={"learning_rate": 0.3})
     summary, recorder = play(config, tmp_path / "r")
     warned = [event for event in recorder.events if isinstance(event, AnomalyDetected)]
     assert {"ratio_collapsed"} <= {event.kind for event in warned}
-    log = [fields for fields in stable_log(summary.folder) if fields["event"] == "AnomalyDetected"]
+    log = [
+        fields
+        for fields in stable_log(summary.folder)
+        if fields["event"] == "AnomalyDetected"
+    ]
     assert [fields["advice"] for fields in log] == [event.advice for event in warned]
 
-    deaf = config.with_values(anomaly={"ratio_high": 1e30, "ratio_low": 1e-300, "entropy": 0.0, "gradient_large": 1e30})
+    deaf = config.with_values(
+        anomaly={
+            "ratio_high": 1e30,
+            "ratio_low": 1e-300,
+            "entropy": 0.0,
+            "gradient_large": 1e30,
+        }
+    )
     quiet, unwarned = play(deaf, tmp_path / "quiet")
     assert not any(isinstance(event, AnomalyDetected) for event in unwarned.events)
     assert learned_state(quiet.folder) == learned_state(summary.folder)
-    rest = [fields for fields in recorder.stable() if fields["event"] != "AnomalyDetected"]
+    rest = [
+        fields for fields in recorder.stable() if fields["event"] != "AnomalyDetected"
+    ]
     assert rest == unwarned.stable()
 
 
 @pytest.mark.slow
-def test_a_resumed_run_gives_the_warnings_that_it_would_have_given(tmp_path: Path) -> None:
+def test_a_resumed_run_gives_the_warnings_that_it_would_have_given(
+    tmp_path: Path,
+) -> None:
     config = learning(ppo={"learning_rate": 0.5})
     whole, recorder = play(config, tmp_path / "whole")
     assert any(isinstance(event, AnomalyDetected) for event in recorder.events)
@@ -258,7 +325,11 @@ def test_a_resumed_run_gives_the_warnings_that_it_would_have_given(tmp_path: Pat
 
 def test_recorders_see_warnings_after_the_update_they_are_about(tmp_path: Path) -> None:
     recorder = Recorder()
-    Experiment(learning("planted", n_envs=16, ppo={"learning_rate": 0.3}), tmp_path / "r", [recorder]).run()
+    Experiment(
+        learning("planted", n_envs=16, ppo={"learning_rate": 0.3}),
+        tmp_path / "r",
+        [recorder],
+    ).run()
     last: PolicyUpdated | None = None
     for event in recorder.events:
         if isinstance(event, PolicyUpdated):

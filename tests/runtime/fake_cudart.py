@@ -16,7 +16,11 @@ class Launch(ctypes.Structure):
     graph: int
     stream: int
     device: int
-    _fields_ = (("graph", ctypes.c_ssize_t), ("stream", ctypes.c_ssize_t), ("device", ctypes.c_int))
+    _fields_ = (
+        ("graph", ctypes.c_ssize_t),
+        ("stream", ctypes.c_ssize_t),
+        ("device", ctypes.c_int),
+    )
 
 
 class Call(ctypes.Structure):
@@ -38,7 +42,10 @@ def compile_fake(folder: Path, name: str = "libfakecudart.so", *options: str) ->
     if compiler is None:
         pytest.skip("there is no C compiler")
     path = folder / name
-    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", *options, str(SOURCE), "-o", str(path)], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-Wall", *options, str(SOURCE), "-o", str(path)],
+        check=True,
+    )
     return path
 
 
@@ -82,10 +89,17 @@ class Fake:
 
     @property
     def launch_devices(self) -> set[int]:
-        return {launch.device for launch in (Launch * self.launch_count).in_dll(self.library, "fake_launches")}
+        return {
+            launch.device
+            for launch in (Launch * self.launch_count).in_dll(
+                self.library, "fake_launches"
+            )
+        }
 
     @property
     def calls(self) -> list[tuple[str, int, int, int]]:
         """(letter, device, first argument, second argument) of calls that create streams."""
         array = (Call * self.call_count).in_dll(self.library, "fake_calls")
-        return [(chr(call.name), call.device, call.first, call.second) for call in array]
+        return [
+            (chr(call.name), call.device, call.first, call.second) for call in array
+        ]

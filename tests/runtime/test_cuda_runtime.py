@@ -31,7 +31,9 @@ def runtime(fake: Fake) -> CudaRuntime:
     return CudaRuntime(str(fake.path))
 
 
-def test_batch_major_and_each_stream_as_long_as_it_is(fake: Fake, runtime: CudaRuntime) -> None:
+def test_batch_major_and_each_stream_as_long_as_it_is(
+    fake: Fake, runtime: CudaRuntime
+) -> None:
     result = runtime.launch(1, [10, 20, 30], [1, 2, 3], [2, 0, 3])
     assert fake.launches == [(10, 1), (30, 3), (10, 1), (30, 3), (30, 3)]
     assert fake.launch_devices == {1}
@@ -40,22 +42,33 @@ def test_batch_major_and_each_stream_as_long_as_it_is(fake: Fake, runtime: CudaR
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 6), max_size=6))
-def test_any_numbers_of_steps(fake: Fake, runtime: CudaRuntime, steps: list[int]) -> None:
+def test_any_numbers_of_steps(
+    fake: Fake, runtime: CudaRuntime, steps: list[int]
+) -> None:
     fake.launch_count = 0
     streams = range(len(steps))
-    result = runtime.launch(0, [100 + i for i in streams], [1 + i for i in streams], steps)
+    result = runtime.launch(
+        0, [100 + i for i in streams], [1 + i for i in streams], steps
+    )
     assert fake.launches == [
-        (100 + i, 1 + i) for step in range(max(steps, default=0)) for i in streams if step < steps[i]
+        (100 + i, 1 + i)
+        for step in range(max(steps, default=0))
+        for i in streams
+        if step < steps[i]
     ]
     assert result.launched == steps
 
 
 @pytest.mark.trap(35)
-def test_every_stream_is_a_new_one_on_its_device(fake: Fake, runtime: CudaRuntime) -> None:
+def test_every_stream_is_a_new_one_on_its_device(
+    fake: Fake, runtime: CudaRuntime
+) -> None:
     streams = [runtime.create_stream(i % 2) for i in range(80)]
     assert len(set(streams)) == 80
     non_blocking = 1
-    assert fake.calls == [("S", i % 2, stream, non_blocking) for i, stream in enumerate(streams)]
+    assert fake.calls == [
+        ("S", i % 2, stream, non_blocking) for i, stream in enumerate(streams)
+    ]
     runtime.launch(0, [7], [streams[0]], [1])
     assert fake.launch_devices == {0}
 
@@ -69,7 +82,9 @@ def test_the_device_of_the_thread_is_put_back(fake: Fake, runtime: CudaRuntime) 
     assert fake.launch_devices == {1}
 
 
-def test_no_context_is_made_on_a_device_that_is_not_used(fake: Fake, runtime: CudaRuntime) -> None:
+def test_no_context_is_made_on_a_device_that_is_not_used(
+    fake: Fake, runtime: CudaRuntime
+) -> None:
     """The current device is 0, which another process may be using; it gets no context until it is used."""
     runtime.launch(1, [7], [runtime.create_stream(1)], [1])
     assert fake.contexts == {1}
@@ -78,13 +93,17 @@ def test_no_context_is_made_on_a_device_that_is_not_used(fake: Fake, runtime: Cu
 
 
 @pytest.mark.parametrize("version", [0, 12000, 13020])
-def test_the_driver_reports_its_cuda_version(fake: Fake, runtime: CudaRuntime, version: int) -> None:
+def test_the_driver_reports_its_cuda_version(
+    fake: Fake, runtime: CudaRuntime, version: int
+) -> None:
     fake.driver_version = version
     assert runtime.driver_version() == version
     assert fake.contexts == set()
 
 
-def test_an_error_ends_its_stream_only_and_leaves_none_for_torch(fake: Fake, runtime: CudaRuntime) -> None:
+def test_an_error_ends_its_stream_only_and_leaves_none_for_torch(
+    fake: Fake, runtime: CudaRuntime
+) -> None:
     fake.bad_graph, fake.bad_step, fake.code = 20, 2, 719
     result = runtime.launch(0, [10, 20, 30], [1, 2, 3], [4, 4, 4])
     assert result.failures == [(1, 2, 719, "made to fail (CUDA error 719)")]
@@ -119,7 +138,9 @@ def soon(fake: Fake, act: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def test_python_runs_beside_the_loop_and_may_stop_it_between_steps(fake: Fake, runtime: CudaRuntime) -> None:
+def test_python_runs_beside_the_loop_and_may_stop_it_between_steps(
+    fake: Fake, runtime: CudaRuntime
+) -> None:
     stop = StopFlag()
     fake.gate_closed = 1
     thread = soon(fake, stop.set)
@@ -144,7 +165,12 @@ def test_python_runs_beside_the_loop_and_may_stop_it_between_steps(fake: Fake, r
     ],
 )
 def test_bad_streams_are_refused(
-    fake: Fake, runtime: CudaRuntime, graphs: list[int], streams: list[int], steps: list[int], words: str
+    fake: Fake,
+    runtime: CudaRuntime,
+    graphs: list[int],
+    streams: list[int],
+    steps: list[int],
+    words: str,
 ) -> None:
     with pytest.raises(ValueError, match=words):
         runtime.launch(0, graphs, streams, steps)
@@ -153,18 +179,28 @@ def test_bad_streams_are_refused(
 
 def test_a_runtime_that_lacks_functions_is_named(tmp_path: Path) -> None:
     old = compile_fake(tmp_path, "libold.so", "-DOLD")
-    with pytest.raises(RuntimeError, match=r"libold\.so lacks cudaGraphLaunch, which CUDA 12 and 13 have"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"libold\.so lacks cudaGraphLaunch, which CUDA 12 and 13 have",
+    ):
         CudaRuntime(str(old))
-    with pytest.raises(RuntimeError, match=r"lacks cudaDriverGetVersion, cudaGetDevice, .*cudaGraphLaunch"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"lacks cudaDriverGetVersion, cudaGetDevice, .*cudaGraphLaunch",
+    ):
         CudaRuntime("libc.so.6")
-    with pytest.raises(RuntimeError, match=r"no CUDA runtime can be loaded: .*nowhere\.so"):
+    with pytest.raises(
+        RuntimeError, match=r"no CUDA runtime can be loaded: .*nowhere\.so"
+    ):
         CudaRuntime(str(tmp_path / "nowhere.so"))
 
 
 def child(body: str) -> str:
     """Returns the output of a fresh process without torch."""
     head = "import ctypes, os, signal, sys, threading, time\nfrom esper._runtime import CudaRuntime, StopFlag\n"
-    done = subprocess.run([sys.executable, "-c", head + body], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", head + body], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -176,7 +212,9 @@ def test_without_a_runtime_the_error_names_what_was_looked_for() -> None:
     )
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="names of Linux libraries")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="names of Linux libraries"
+)
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -185,7 +223,9 @@ def test_without_a_runtime_the_error_names_what_was_looked_for() -> None:
         ("libcudart-d0da41ae.so.11.0", []),
     ],
 )
-def test_the_runtime_that_is_loaded_is_found(tmp_path: Path, name: str, options: list[str]) -> None:
+def test_the_runtime_that_is_loaded_is_found(
+    tmp_path: Path, name: str, options: list[str]
+) -> None:
     path = compile_fake(tmp_path, name, *options)
     body = f"""
 library = ctypes.CDLL({str(path)!r})
@@ -196,7 +236,9 @@ print(ctypes.c_int.in_dll(library, "fake_launch_count").value)"""
     assert child(body) == "4\n"
 
 
-def test_ctrl_c_stops_the_loop_and_is_raised_when_the_streams_are_idle(tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_loop_and_is_raised_when_the_streams_are_idle(
+    tmp_path: Path,
+) -> None:
     path = compile_fake(tmp_path)
     body = f"""
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -224,5 +266,7 @@ def test_the_module_links_no_cuda_library() -> None:
     from esper import _runtime
 
     assert _runtime.__file__ is not None
-    linked = subprocess.run(["ldd", _runtime.__file__], capture_output=True, text=True, check=True).stdout
+    linked = subprocess.run(
+        ["ldd", _runtime.__file__], capture_output=True, text=True, check=True
+    ).stdout
     assert "cuda" not in linked

@@ -21,7 +21,9 @@ PATIENCE = 30.0
 
 
 @contextmanager
-def pool_of(workers: int = 2, start: Callable[[int], object] | None = None) -> Iterator[WorkerPool]:
+def pool_of(
+    workers: int = 2, start: Callable[[int], object] | None = None
+) -> Iterator[WorkerPool]:
     pool = WorkerPool(workers, start, pin=False)
     try:
         yield pool
@@ -37,8 +39,12 @@ def wait_for(event: threading.Event) -> None:
     assert event.wait(PATIENCE)
 
 
-@given(st.lists(st.floats(min_value=0, allow_nan=False), max_size=20), st.integers(1, 5))
-def test_every_task_runs_once_and_its_outcome_has_its_place(costs: list[float], workers: int) -> None:
+@given(
+    st.lists(st.floats(min_value=0, allow_nan=False), max_size=20), st.integers(1, 5)
+)
+def test_every_task_runs_once_and_its_outcome_has_its_place(
+    costs: list[float], workers: int
+) -> None:
     results: list[list[int]] = [[] for _ in costs]
 
     def task(i: int) -> None:
@@ -52,7 +58,9 @@ def test_every_task_runs_once_and_its_outcome_has_its_place(costs: list[float], 
     assert [type(error) for error, _ in outcomes] == [
         ValueError if i % 3 == 0 else type(None) for i in range(len(costs))
     ]
-    assert [error.args[0] for error, _ in outcomes if error] == list(range(0, len(costs), 3))
+    assert [error.args[0] for error, _ in outcomes if error] == list(
+        range(0, len(costs), 3)
+    )
     assert all(seconds > 0 for _, seconds in outcomes)
 
 
@@ -67,7 +75,9 @@ def test_longest_first_and_equals_in_the_order_given() -> None:
 def test_seconds_are_the_tasks_own() -> None:
     sleep = threading.Event()
     with pool_of(1) as pool:
-        outcomes = pool.run([lambda: sleep.wait(0.05), lambda: sleep.wait(0.2), nothing], [2, 1, 0])
+        outcomes = pool.run(
+            [lambda: sleep.wait(0.05), lambda: sleep.wait(0.2), nothing], [2, 1, 0]
+        )
     assert outcomes[0][1] >= 0.05
     assert outcomes[1][1] >= 0.2
 
@@ -93,7 +103,10 @@ def test_ten_thousand_tiny_tasks() -> None:
 
     with pool_of(4) as pool:
         for _ in range(2):
-            outcomes = pool.run([lambda i=i: task(i) for i in range(10_000)], [float(i % 7) for i in range(10_000)])
+            outcomes = pool.run(
+                [lambda i=i: task(i) for i in range(10_000)],
+                [float(i % 7) for i in range(10_000)],
+            )
             assert all(error is None for error, _ in outcomes)
         for _ in range(1000):
             pool.run([nothing, nothing], [0, 0])
@@ -125,7 +138,9 @@ def test_workers_keep_their_thread_and_its_state() -> None:
     assert threading.enumerate() == before
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system cannot pin threads")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity"), reason="the system cannot pin threads"
+)
 def test_pinned_workers_are_on_different_cores() -> None:
     mine, pool = os.sched_getaffinity(0), WorkerPool()
     meeting = threading.Barrier(pool.count, timeout=PATIENCE)
@@ -139,12 +154,16 @@ def test_pinned_workers_are_on_different_cores() -> None:
     pool.close()
     assert pool.count == physical_cores() == len(places)
     assert sorted(map(sorted, places)) == sorted(pool.cpus)
-    assert sum(map(len, places)) == len(frozenset().union(*places)), "two workers share a CPU"
+    assert sum(map(len, places)) == len(frozenset().union(*places)), (
+        "two workers share a CPU"
+    )
     assert frozenset().union(*places) == mine
     assert os.sched_getaffinity(0) == mine, "the caller stays free"
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system cannot pin threads")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity"), reason="the system cannot pin threads"
+)
 @pytest.mark.parametrize(("workers", "pin"), [(1, False), (physical_cores() + 1, True)])
 def test_workers_that_are_not_pinned_go_everywhere(workers: int, pin: bool) -> None:
     pool, places = WorkerPool(workers, pin=pin), []
@@ -215,7 +234,10 @@ def test_two_threads_take_turns() -> None:
 
     def play(pool: WorkerPool, owner: str) -> None:
         for _ in range(runs):
-            assert all(error is None for error, _ in pool.run([lambda: task(owner)] * 3, [0] * 3))
+            assert all(
+                error is None
+                for error, _ in pool.run([lambda: task(owner)] * 3, [0] * 3)
+            )
 
     with pool_of(2) as pool:
         threads = [threading.Thread(target=play, args=(pool, owner)) for owner in "ab"]
@@ -230,8 +252,19 @@ def test_two_threads_take_turns() -> None:
 
 def test_run_in_a_task_of_the_same_pool_is_refused_and_of_another_is_not() -> None:
     with pool_of() as pool, pool_of() as other:
-        outcomes = pool.run([lambda: pool.run([nothing], [0]), pool.close, lambda: other.run([nothing], [0])], [0] * 3)
-    assert [type(error) for error, _ in outcomes] == [RuntimeError, RuntimeError, type(None)]
+        outcomes = pool.run(
+            [
+                lambda: pool.run([nothing], [0]),
+                pool.close,
+                lambda: other.run([nothing], [0]),
+            ],
+            [0] * 3,
+        )
+    assert [type(error) for error, _ in outcomes] == [
+        RuntimeError,
+        RuntimeError,
+        type(None),
+    ]
     assert "a task must not call run() of its own pool" in str(outcomes[0][0])
 
 
@@ -290,7 +323,12 @@ def test_nothing_is_kept_of_tasks_and_errors() -> None:
 @pytest.mark.parametrize(
     ("tasks", "costs", "error", "words"),
     [
-        ([nothing], [], ValueError, "expected one cost per task, got 1 tasks and 0 costs"),
+        (
+            [nothing],
+            [],
+            ValueError,
+            "expected one cost per task, got 1 tasks and 0 costs",
+        ),
         ([nothing, nothing], [0, nan], ValueError, "the cost of task 1 is NaN"),
         ([nothing, 3], [0, 0], TypeError, "task 1 is not callable: 3"),
     ],
@@ -303,5 +341,8 @@ def test_bad_arguments_are_named(
 
 
 def test_a_pool_has_workers() -> None:
-    with pytest.raises(ValueError, match=r"count must be 0 \(one worker per physical core\) or more, got -1"):
+    with pytest.raises(
+        ValueError,
+        match=r"count must be 0 \(one worker per physical core\) or more, got -1",
+    ):
         WorkerPool(-1)

@@ -91,7 +91,10 @@ def test_a_forgotten_pool_lets_the_process_end(body: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["at work for a daemon", "runs of a daemon without end", "collected", "many"])
+@pytest.mark.parametrize(
+    "name",
+    ["at work for a daemon", "runs of a daemon without end", "collected", "many"],
+)
 def test_a_forgotten_pool_lets_the_process_end_every_time(name: str) -> None:
     for _ in range(20):
         assert output(FORGOTTEN[name]) == "end\n"
@@ -122,7 +125,9 @@ def test_ctrl_c_waits_for_running_tasks_and_starts_no_more() -> None:
     assert output(body) == "['long'] True\nNone ['long', 'again']\n"
 
 
-def test_a_second_ctrl_c_leaves_at_once_and_the_next_run_comes_after_the_old_task() -> None:
+def test_a_second_ctrl_c_leaves_at_once_and_the_next_run_comes_after_the_old_task() -> (
+    None
+):
     body = """
         pool, done, release = WorkerPool(1), [], threading.Event()
         def long():
@@ -165,7 +170,9 @@ def test_ctrl_c_while_another_thread_has_the_turn() -> None:
 
 
 def test_killed_by_ctrl_c_without_a_handler_around() -> None:
-    done = run("pool = WorkerPool(2)\ninterrupt_soon()\npool.run([lambda: time.sleep(0.5)] * 2, [0] * 2)")
+    done = run(
+        "pool = WorkerPool(2)\ninterrupt_soon()\npool.run([lambda: time.sleep(0.5)] * 2, [0] * 2)"
+    )
     assert done.returncode == -signal.SIGINT
     assert done.stderr.rstrip().endswith("KeyboardInterrupt")
 

@@ -32,7 +32,9 @@ def test_the_operators_are_what_they_say() -> None:
     body = nn.Conv2d(6, 6, 1)
     f = body(h)
     torch.testing.assert_close(Seed(body, BlendOperator.ADD, 6, "cnn")(h), f)
-    torch.testing.assert_close(Seed(body, BlendOperator.MULTIPLY, 6, "cnn")(h), h * torch.tanh(f))
+    torch.testing.assert_close(
+        Seed(body, BlendOperator.MULTIPLY, 6, "cnn")(h), h * torch.tanh(f)
+    )
     gated = Seed(body, BlendOperator.GATE, 6, "cnn")
     first, last = (layer for layer in gated.modules() if isinstance(layer, nn.Linear))
     g = torch.sigmoid(last(nn.functional.silu(first(h.mean(dim=(2, 3))))))
@@ -50,7 +52,9 @@ def test_the_gate_of_a_sequence_sees_the_mean_so_far() -> None:
     h = torch.tensor([10.0, 20.0, 30.0, 40.0])[None, :, None].expand(2, 4, 3)
     expected = torch.tensor([10.0, 15.0, 20.0, 25.0])[None, :, None].expand(2, 4, 3)
     assert torch.equal(running_mean(h), expected)
-    assert torch.equal(running_mean(h.reshape(2, 2, 2, 3)), expected.reshape(2, 2, 2, 3))
+    assert torch.equal(
+        running_mean(h.reshape(2, 2, 2, 3)), expected.reshape(2, 2, 2, 3)
+    )
     assert running_mean(h.double()).dtype == torch.float64
 
 

@@ -20,7 +20,11 @@ def test_other_features_at_the_sink_leave_the_source_unless_it_is_the_sink() -> 
 
 def test_a_change_of_each_tensor_keeps_what_is_one_tensor_as_one() -> None:
     there = Features(H, SOURCE, {1: KEPT}).each(lambda x: x + 1)
-    assert [float(x.mean()) for x in (there.h, there.source, there.earlier[1])] == [2, 1, 8]
+    assert [float(x.mean()) for x in (there.h, there.source, there.earlier[1])] == [
+        2,
+        1,
+        8,
+    ]
     here = Features.at_sink(H).each(torch.clone)
     assert here.h is not H
     assert here.source is here.h

@@ -25,22 +25,31 @@ print(float(layer.weight.grad.norm()) > 0)
 """
 
 
-def test_group_norm_on_features_in_channels_last_that_need_no_gradient_does_not_end_the_process() -> None:
-    done = subprocess.run([sys.executable, "-c", CRASHES], capture_output=True, text=True)
+def test_group_norm_on_features_in_channels_last_that_need_no_gradient_does_not_end_the_process() -> (
+    None
+):
+    done = subprocess.run(
+        [sys.executable, "-c", CRASHES], capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout.strip()) == (0, "True")
 
 
 def test_a_guarded_layer_computes_what_it_did() -> None:
     torch.manual_seed(0)
     layer, x = nn.GroupNorm(2, 8), torch.randn(4, 8, 4, 4)
-    inputs = {"plain": x, "channels_last": x.contiguous(memory_format=torch.channels_last)}
+    inputs = {
+        "plain": x,
+        "channels_last": x.contiguous(memory_format=torch.channels_last),
+    }
     wanted = layer(x)
     guard_group_norm(layer)
     for h in inputs.values():
         torch.testing.assert_close(layer(h), wanted)
         assert torch.equal(layer(input=h), layer(h))
         with torch.inference_mode():
-            assert layer(h).stride() == h.stride()  # nothing is laid out anew where nothing is wrong
+            assert (
+                layer(h).stride() == h.stride()
+            )  # nothing is laid out anew where nothing is wrong
         assert layer(h.clone().requires_grad_()).stride() == h.stride()
 
 

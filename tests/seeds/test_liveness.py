@@ -13,7 +13,9 @@ from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from tests.selection import slow_except
 
 TOPOLOGIES = ("cnn", "transformer", "encoder", "mlp")
-CASES = [(topology, name) for topology in TOPOLOGIES for name in BLUEPRINTS.names(topology)]
+CASES = [
+    (topology, name) for topology in TOPOLOGIES for name in BLUEPRINTS.names(topology)
+]
 WIDTHS = (3, 4, 17, 32, 64)
 DRAWS = 5
 CLASSES = 10
@@ -23,7 +25,11 @@ def features(topology: str, width: int, scale: float = 1.0) -> Tensor:
     """Features as of a host's layers: after a ReLU for images, of both signs elsewhere."""
     if topology == "cnn":
         return scale * torch.relu(torch.randn(8, width, 6, 6))
-    return scale * (torch.randn(8, 7, width) if topology in ("transformer", "encoder") else torch.randn(8, width))
+    return scale * (
+        torch.randn(8, 7, width)
+        if topology in ("transformer", "encoder")
+        else torch.randn(8, width)
+    )
 
 
 def make(topology: str, name: str, operator: BlendOperator, width: int) -> Seed:
@@ -34,7 +40,11 @@ def head(topology: str, width: int) -> nn.Module:
     """The rest of a host: features to logits [B, classes] or [B, T, classes]."""
     if topology == "cnn":
         return nn.Sequential(
-            nn.Conv2d(width, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, CLASSES)
+            nn.Conv2d(width, 16, 3),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(16, CLASSES),
         )
     return nn.Sequential(nn.Linear(width, 16), nn.GELU(), nn.Linear(16, CLASSES))
 
@@ -64,21 +74,31 @@ def dead_after_two_steps(seed: Seed, topology: str, width: int) -> set[str]:
 @pytest.mark.trap(6)
 @pytest.mark.parametrize("operator", BlendOperator)
 @pytest.mark.parametrize(("topology", "name"), CASES)
-@pytest.mark.parametrize("draws", slow_except([range(1)], [range(1), range(1, DRAWS)]), ids=["one draw", "more draws"])
+@pytest.mark.parametrize(
+    "draws",
+    slow_except([range(1)], [range(1), range(1, DRAWS)]),
+    ids=["one draw", "more draws"],
+)
 def test_every_parameter_of_every_blueprint_is_alive_within_two_steps(
     topology: str, name: str, operator: BlendOperator, draws: range
 ) -> None:
     for draw in draws:
         torch.manual_seed(draw)
         for width in WIDTHS:
-            dead = dead_after_two_steps(make(topology, name, operator, width), topology, width)
+            dead = dead_after_two_steps(
+                make(topology, name, operator, width), topology, width
+            )
             assert not dead, (draw, width)
 
 
 @pytest.mark.trap(8)
 @pytest.mark.parametrize("operator", BlendOperator)
 @pytest.mark.parametrize(("topology", "name"), CASES)
-@pytest.mark.parametrize("draws", slow_except([range(1)], [range(1), range(1, DRAWS)]), ids=["one draw", "more draws"])
+@pytest.mark.parametrize(
+    "draws",
+    slow_except([range(1)], [range(1), range(1, DRAWS)]),
+    ids=["one draw", "more draws"],
+)
 def test_a_seed_keeps_the_shape_and_is_born_smaller_than_the_features(
     topology: str, name: str, operator: BlendOperator, draws: range
 ) -> None:
@@ -90,8 +110,12 @@ def test_a_seed_keeps_the_shape_and_is_born_smaller_than_the_features(
                 delta = make(topology, name, operator, width)(h).detach()
                 assert delta.shape == h.shape
                 assert bool(torch.isfinite(delta).all())
-                size, reference = (float(values.square().mean().sqrt()) for values in (delta, h))
-                bound = 1.0 if operator is BlendOperator.MULTIPLY else 0.6  # a product ends at h itself
+                size, reference = (
+                    float(values.square().mean().sqrt()) for values in (delta, h)
+                )
+                bound = (
+                    1.0 if operator is BlendOperator.MULTIPLY else 0.6
+                )  # a product ends at h itself
                 assert 0 < size <= bound * reference, (draw, width, scale)
 
 
@@ -103,12 +127,23 @@ def test_a_seed_keeps_the_shape_of_features_one_wide(topology: str, name: str) -
 
 
 @pytest.mark.parametrize(("topology", "name"), CASES)
-def test_a_body_keeps_no_running_statistics_and_no_relu_may_be_born_dead(topology: str, name: str) -> None:
+def test_a_body_keeps_no_running_statistics_and_no_relu_may_be_born_dead(
+    topology: str, name: str
+) -> None:
     for width in WIDTHS:
         modules = list(BLUEPRINTS.get(topology, name).build(width).modules())
-        assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules)
-        chains = [list(module) for module in modules if isinstance(module, nn.Sequential)]
-        pairs = [pair for chain in chains for pair in itertools.pairwise(chain) if isinstance(pair[1], nn.ReLU)]
+        assert not any(
+            isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules
+        )
+        chains = [
+            list(module) for module in modules if isinstance(module, nn.Sequential)
+        ]
+        pairs = [
+            pair
+            for chain in chains
+            for pair in itertools.pairwise(chain)
+            if isinstance(pair[1], nn.ReLU)
+        ]
         assert all(isinstance(before, nn.GroupNorm) for before, _ in pairs)
         assert len(pairs) == sum(isinstance(module, nn.ReLU) for module in modules)
 
@@ -118,17 +153,25 @@ def test_a_seed_is_finite_on_features_of_zeros(topology: str) -> None:
     """A dead layer of a host, or padding, is no reason for a NaN, neither forward nor backward."""
     for name in BLUEPRINTS.names(topology):
         for operator in BlendOperator:
-            seed, h = make(topology, name, operator, 16), torch.zeros_like(features(topology, 16))
+            seed, h = (
+                make(topology, name, operator, 16),
+                torch.zeros_like(features(topology, 16)),
+            )
             delta = seed(h)
             delta.sum().backward()
             assert bool(torch.isfinite(delta).all())
-            assert all(p.grad is not None and bool(torch.isfinite(p.grad).all()) for p in seed.parameters())
+            assert all(
+                p.grad is not None and bool(torch.isfinite(p.grad).all())
+                for p in seed.parameters()
+            )
 
 
 def zero_convolution(channels: int) -> nn.Module:
     convolution = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
     nn.init.zeros_(convolution.weight)
-    return nn.Sequential(convolution, nn.GroupNorm(1, channels), nn.ReLU(), ChannelScale(channels, 1, 1))
+    return nn.Sequential(
+        convolution, nn.GroupNorm(1, channels), nn.ReLU(), ChannelScale(channels, 1, 1)
+    )
 
 
 def zero_lora(channels: int) -> nn.Module:
@@ -142,8 +185,15 @@ def zero_lora(channels: int) -> nn.Module:
 def test_a_dead_parameter_is_found() -> None:
     torch.manual_seed(0)
     registry = BlueprintRegistry()
-    registry.register("cnn", "zero", parameters=lambda c: 9 * c * c + 3 * c)(zero_convolution)
+    registry.register("cnn", "zero", parameters=lambda c: 9 * c * c + 3 * c)(
+        zero_convolution
+    )
     registry.register("mlp", "zero", parameters=lambda d: 17 * d)(zero_lora)
-    for topology, dead in (("cnn", {"body.0.weight"}), ("mlp", {"body.0.weight", "body.1.weight"})):
-        seed = Seed(registry.get(topology, "zero").build(16), BlendOperator.ADD, 16, topology)
+    for topology, dead in (
+        ("cnn", {"body.0.weight"}),
+        ("mlp", {"body.0.weight", "body.1.weight"}),
+    ):
+        seed = Seed(
+            registry.get(topology, "zero").build(16), BlendOperator.ADD, 16, topology
+        )
         assert dead <= dead_after_two_steps(seed, topology, 16)

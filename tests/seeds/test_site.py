@@ -33,11 +33,21 @@ def planted() -> tuple[Site, PlantedSeed]:
         (Role.FOSSIL, True, True),
     ],
 )
-def test_a_role_says_whether_its_seed_is_in_the_forward_pass_and_learns(role: Role, on: bool, learning: bool) -> None:
+def test_a_role_says_whether_its_seed_is_in_the_forward_pass_and_learns(
+    role: Role, on: bool, learning: bool
+) -> None:
     made, _ = planted()
     made.assign(role, 0.25, 0.75)
-    assert (made.on, made.learning, made.alpha, made.target) == (on, learning, 0.25, 0.75)
-    assert (made.incubating, made.fossil) == (role is Role.INCUBATING, role is Role.FOSSIL)
+    assert (made.on, made.learning, made.alpha, made.target) == (
+        on,
+        learning,
+        0.25,
+        0.75,
+    )
+    assert (made.incubating, made.fossil) == (
+        role is Role.INCUBATING,
+        role is Role.FOSSIL,
+    )
     made.assign(role, learning=False)
     assert not made.learning
 
@@ -58,26 +68,45 @@ def test_a_blueprint_that_does_not_fit_leaves_the_seed_before_it() -> None:
     made, before = planted()
     build = lambda c: nn.Sequential(nn.Conv2d(c, c, 1), nn.MaxPool2d(2))  # noqa: E731
     pooled = Blueprint("cnn", "pooled", "", build, lambda _: 20)
-    with pytest.raises(GerminationFailed, match=r"pooled in r0c0 turns \(2, 4, 3, 3\) into \(2, 4, 1, 1\)"):
+    with pytest.raises(
+        GerminationFailed,
+        match=r"pooled in r0c0 turns \(2, 4, 3, 3\) into \(2, 4, 1, 1\)",
+    ):
         made.plant(pooled, STYLES["LINEAR_ADD"], PROBE)
     assert made.planted is before
 
 
 def test_a_frozen_body_has_nothing_to_train() -> None:
-    frozen = Blueprint("cnn", "frozen", "", lambda c: nn.Conv2d(c, c, 1).requires_grad_(False), lambda _: 20)
+    frozen = Blueprint(
+        "cnn",
+        "frozen",
+        "",
+        lambda c: nn.Conv2d(c, c, 1).requires_grad_(False),
+        lambda _: 20,
+    )
     with pytest.raises(GerminationFailed, match="no parameters to train"):
         site().plant(frozen, STYLES["LINEAR_ADD"], PROBE)
 
 
 def test_the_prepared_seed_is_planted_and_one_that_comes_back_keeps_its_flag() -> None:
-    made, kept = site(), Seed(nn.Conv2d(4, 4, 1), STYLES["LINEAR_ADD"].operator, 4, "cnn")
+    made, kept = (
+        site(),
+        Seed(nn.Conv2d(4, 4, 1), STYLES["LINEAR_ADD"].operator, 4, "cnn"),
+    )
     for _ in range(2):
-        seed = made.plant(BLUEPRINTS.get("cnn", "norm"), STYLES["LINEAR_ADD"], PROBE, lambda _seed: kept.eval())
+        seed = made.plant(
+            BLUEPRINTS.get("cnn", "norm"),
+            STYLES["LINEAR_ADD"],
+            PROBE,
+            lambda _seed: kept.eval(),
+        )
         assert made.seed is seed.module is kept
         assert kept.training
         assert bool(seed.finite)
         place = seed.finite.data_ptr()
         seed.finite.fill_(False)
         made.remove()
-    again = made.plant(BLUEPRINTS.get("cnn", "norm"), STYLES["LINEAR_ADD"], PROBE, lambda _seed: kept)
+    again = made.plant(
+        BLUEPRINTS.get("cnn", "norm"), STYLES["LINEAR_ADD"], PROBE, lambda _seed: kept
+    )
     assert again.finite.data_ptr() == place

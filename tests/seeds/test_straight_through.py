@@ -20,7 +20,9 @@ def by_autograd(h: Tensor, d: Tensor, weights: Tensor) -> Tensor:
 def features(size: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Random features, a delta of this size in units of theirs, and a gradient; float64."""
     draw = torch.Generator().manual_seed(seed)
-    h, d, weights = (torch.randn(4, 3, 5, 5, generator=draw, dtype=torch.float64) for _ in range(3))
+    h, d, weights = (
+        torch.randn(4, 3, 5, 5, generator=draw, dtype=torch.float64) for _ in range(3)
+    )
     d = d * (size * h.norm() / d.norm())
     return h.requires_grad_(), d.requires_grad_(), weights
 
@@ -31,12 +33,16 @@ def test_the_gradient_of_the_delta_is_that_of_its_limited_size(size: float) -> N
     out = pass_through(h, d)
     of_h, of_d = torch.autograd.grad((out * weights).sum(), (h, d))
     assert torch.equal(of_h, weights)
-    torch.testing.assert_close(of_d, by_autograd(h.detach(), d, weights), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        of_d, by_autograd(h.detach(), d, weights), rtol=1e-9, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("size_of_h", [0.0, 1.0])
 @pytest.mark.parametrize("size", [0.0, 0.1, 0.99, 1.01, 3.0])
-def test_what_a_cpu_leaves_out_within_the_limit_would_change_no_bit(size: float, size_of_h: float) -> None:
+def test_what_a_cpu_leaves_out_within_the_limit_would_change_no_bit(
+    size: float, size_of_h: float
+) -> None:
     h, d, weights = features(1.0)
     h = (size_of_h * h).detach()
     d = (size * d).detach().requires_grad_()
@@ -83,6 +89,10 @@ def test_a_second_derivative_is_that_of_the_formula() -> None:
     """A loop may penalise the size of gradients."""
     h, d, weights = features(0.5)
     weights.requires_grad_()
-    (of_d,) = torch.autograd.grad((pass_through(h, d) * weights).sum(), d, create_graph=True)
+    (of_d,) = torch.autograd.grad(
+        (pass_through(h, d) * weights).sum(), d, create_graph=True
+    )
     (second,) = torch.autograd.grad(of_d.square().sum(), weights)
-    torch.testing.assert_close(second, 2 * weights.detach())  # below the limit the gradient is the weights
+    torch.testing.assert_close(
+        second, 2 * weights.detach()
+    )  # below the limit the gradient is the weights

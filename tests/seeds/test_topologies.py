@@ -21,14 +21,21 @@ SIDES = {"cnn": (2, 6, 5, 4), "cnn1d": (2, 6, 5), "cnn3d": (2, 6, 3, 5, 4)}
         ("mlp", (), "[N, D]"),
     ],
 )
-def test_the_dimensions_are_named_in_their_order(topology: str, order: tuple[int, ...], words: str) -> None:
+def test_the_dimensions_are_named_in_their_order(
+    topology: str, order: tuple[int, ...], words: str
+) -> None:
     assert words_of(topology, order) == words
 
 
 def test_the_inverse_of_an_order_undoes_it() -> None:
     x = torch.zeros(2, 3, 4, 5)
     for order in ((0, 3, 1, 2), (2, 0, 1, 3), ()):
-        assert x.permute(order or (0, 1, 2, 3)).permute(inverse(order) or (0, 1, 2, 3)).shape == x.shape
+        assert (
+            x.permute(order or (0, 1, 2, 3))
+            .permute(inverse(order) or (0, 1, 2, 3))
+            .shape
+            == x.shape
+        )
 
 
 @pytest.mark.parametrize("topology", SPATIAL)
@@ -49,10 +56,14 @@ def test_seeds_of_every_spatial_topology_keep_shapes_and_have_the_parameters_tha
 
 @pytest.mark.parametrize("topology", [*SPATIAL, "encoder"])
 @pytest.mark.parametrize("operator", BlendOperator)
-def test_features_in_another_order_get_the_same_delta_in_that_order(topology: str, operator: BlendOperator) -> None:
+def test_features_in_another_order_get_the_same_delta_in_that_order(
+    topology: str, operator: BlendOperator
+) -> None:
     torch.manual_seed(0)
     shape = SIDES.get(topology, (2, 5, 6))
-    order = {"encoder": (1, 0, 2)}.get(topology, (0, len(shape) - 1, *range(1, len(shape) - 1)))
+    order = {"encoder": (1, 0, 2)}.get(
+        topology, (0, len(shape) - 1, *range(1, len(shape) - 1))
+    )
     body = BLUEPRINTS.get(topology, "attention").build(6)
     usual = Seed(body, operator, 6, topology)
     other = Seed(body, operator, 6, topology, order)

@@ -22,7 +22,10 @@ Edit = Callable[[dict[str, Any]], dict[str, Any] | None]
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An agent that practised and learned for three rounds; finished."""
     folder = tmp_path_factory.mktemp("report") / "learned"
-    play(learning(evaluation_pairs=2, ppo={"practice_steps": 64, "practice_envs": 4}), folder)
+    play(
+        learning(evaluation_pairs=2, ppo={"practice_steps": 64, "practice_envs": 4}),
+        folder,
+    )
     return folder
 
 
@@ -45,7 +48,11 @@ def copy(tmp_path: Path) -> Callable[..., Path]:
         if edit is not None:
             log = there / "events.jsonl"
             found = [edit(json.loads(line)) for line in log.read_text().splitlines()]
-            log.write_text("".join(json.dumps(fields) + "\n" for fields in found if fields is not None))
+            log.write_text(
+                "".join(
+                    json.dumps(fields) + "\n" for fields in found if fields is not None
+                )
+            )
         return there
 
     return make
@@ -54,4 +61,6 @@ def copy(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def no_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Charts are made and not drawn, which takes most of the time of a page."""
-    monkeypatch.setattr("esper.show.charts.inline_svg", lambda *_figure_and_words: "<svg></svg>")
+    monkeypatch.setattr(
+        "esper.show.charts.inline_svg", lambda *_figure_and_words: "<svg></svg>"
+    )

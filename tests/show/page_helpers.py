@@ -68,17 +68,26 @@ def fed(run: Run, *events: Event) -> Run:
 
 def drawings(html: str) -> list[ElementTree.Element]:
     """All pictures; each must be XML by itself."""
-    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL)]
+    return [
+        ElementTree.fromstring(svg)
+        for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL)
+    ]
 
 
 def nasty(fields: dict[str, Any]) -> dict[str, Any]:
     """The event with every name that comes from outside replaced."""
-    return {name: value if name == "event" else _nasty(name, value) for name, value in fields.items()}
+    return {
+        name: value if name == "event" else _nasty(name, value)
+        for name, value in fields.items()
+    }
 
 
 def _nasty(name: str, value: Any) -> Any:
     if name == "comparisons":  # dataclasses: their keys are no names
-        return [{key: _nasty(key, item) for key, item in comparison.items()} for comparison in value]
+        return [
+            {key: _nasty(key, item) for key, item in comparison.items()}
+            for comparison in value
+        ]
     if isinstance(value, dict):
         if name == "stages":
             return {NASTY + key: stage for key, stage in value.items()}

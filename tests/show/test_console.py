@@ -36,7 +36,13 @@ def printed(*events: Event, width: int = 40) -> list[str]:
 
 def test_the_header_describes_the_run() -> None:
     text = "\n".join(printed(started()))
-    for part in ("digits", "ppo", "seed 7", "12 rounds of 8 hosts, 30 epochs each", "6,418 parameters"):
+    for part in (
+        "digits",
+        "ppo",
+        "seed 7",
+        "12 rounds of 8 hosts, 30 epochs each",
+        "6,418 parameters",
+    ):
         assert part in text
     for part in ("r0c0, r0c1", "conv_light, norm", "runs/a"):
         assert part in text
@@ -63,7 +69,14 @@ def test_a_loss_against_the_hosts_left_alone_is_negative() -> None:
 
 @pytest.mark.parametrize(
     ("left", "eta"),
-    [(45.0, "45s"), (59.4, "59s"), (59.9, "1m00s"), (90.0, "1m30s"), (3600.0, "1h00m"), (9000.0, "2h30m")],
+    [
+        (45.0, "45s"),
+        (59.4, "59s"),
+        (59.9, "1m00s"),
+        (90.0, "1m30s"),
+        (3600.0, "1h00m"),
+        (9000.0, "2h30m"),
+    ],
 )
 def test_the_time_left_is_in_whole_units(left: float, eta: str) -> None:
     now, stream = 0.0, io.StringIO()
@@ -77,7 +90,14 @@ def test_the_time_left_is_in_whole_units(left: float, eta: str) -> None:
 
 def test_rollbacks_and_cut_seeds_have_lines() -> None:
     back = GovernorRollback(
-        env=3, episode=11, epoch=17, reason="loss spike", value=math.nan, threshold=4.25, restored_epoch=12, rollbacks=1
+        env=3,
+        episode=11,
+        epoch=17,
+        reason="loss spike",
+        value=math.nan,
+        threshold=4.25,
+        restored_epoch=12,
+        rollbacks=1,
     )
     lines = printed(back, cut(5))
     assert lines == [
@@ -88,8 +108,16 @@ def test_rollbacks_and_cut_seeds_have_lines() -> None:
 
 def test_words_are_not_broken_at_the_edge_of_a_terminal() -> None:
     stream = io.StringIO()
-    console = Console(file=stream, width=30, force_terminal=True, color_system=None, _environ={"TERM": "xterm"})
-    ConsoleSink(console).handle(started(blueprints=("attention", "bottleneck", "conv_heavy")))
+    console = Console(
+        file=stream,
+        width=30,
+        force_terminal=True,
+        color_system=None,
+        _environ={"TERM": "xterm"},
+    )
+    ConsoleSink(console).handle(
+        started(blueprints=("attention", "bottleneck", "conv_heavy"))
+    )
     text = stream.getvalue()
     assert max(map(len, text.splitlines())) <= 30
     for name in ("attention", "bottleneck", "conv_heavy"):
@@ -105,13 +133,22 @@ def test_the_plan_is_told_once_when_it_is_known() -> None:
         work.advance("baseline", 10 * (now == 10.0))
     sink.handle(completed(1))
     lines = stream.getvalue().splitlines()
-    assert [line for line in lines if line.startswith("about")] == ["about 1m12s left: rounds 1m12s"]
+    assert [line for line in lines if line.startswith("about")] == [
+        "about 1m12s left: rounds 1m12s"
+    ]
     assert "ETA" in lines[-1]
 
 
 def test_other_events_have_no_lines() -> None:
     action = ActionTaken(
-        env=0, episode=0, epoch=0, op="GERMINATE", slot="r0c0", blueprint="norm", accepted=True, reason=""
+        env=0,
+        episode=0,
+        epoch=0,
+        op="GERMINATE",
+        slot="r0c0",
+        blueprint="norm",
+        accepted=True,
+        reason="",
     )
     assert printed(action) == []
 
@@ -124,7 +161,11 @@ def test_brackets_are_printed_verbatim_and_lines_are_ascii() -> None:
 
 def test_a_round_without_a_test_is_compared_with_the_baseline() -> None:
     (line,) = printed(completed(1, test_accuracy=None, alone_test_accuracy=None))
-    assert line.split("  ")[1:4] == ["validation accuracy: grown 81.0 %", "baseline 78.5 %", "(+2.5 pp)"]
+    assert line.split("  ")[1:4] == [
+        "validation accuracy: grown 81.0 %",
+        "baseline 78.5 %",
+        "(+2.5 pp)",
+    ]
 
 
 def test_simulated_hosts_have_a_rate_in_epochs() -> None:
@@ -133,7 +174,11 @@ def test_simulated_hosts_have_a_rate_in_epochs() -> None:
 
 
 def test_updates_comparisons_and_resumes_have_lines() -> None:
-    lines = printed(RunResumed(3, 10, 8, 30, None, None, 0.0), updated(), ArmPlayed("heuristic", 1, 2, 83.25))
+    lines = printed(
+        RunResumed(3, 10, 8, 30, None, None, 0.0),
+        updated(),
+        ArmPlayed("heuristic", 1, 2, 83.25),
+    )
     assert lines == [
         "resumed after round 3/10",
         "  learned: KL 0.012  clipped 8%  entropy 2.50  explained variance -0.50  12,800 env steps",
@@ -152,13 +197,28 @@ def test_the_header_names_the_cublas_workspaces() -> None:
 @pytest.mark.finding("H2")
 def test_the_header_names_the_tier_and_why_the_configured_one_is_not_used() -> None:
     assert "steps: graph, bfloat16" in printed(started())
-    why = printed(started(tier="eager", tier_refused="it [has] bugs"), StepsNotCaptured("dropout"))
-    assert "steps: eager, bfloat16; the configured tier cannot be used: it [has] bugs" in why
+    why = printed(
+        started(tier="eager", tier_refused="it [has] bugs"), StepsNotCaptured("dropout")
+    )
+    assert (
+        "steps: eager, bfloat16; the configured tier cannot be used: it [has] bugs"
+        in why
+    )
     assert why[-1] == "steps not captured: dropout"
     assert not any(line.startswith("steps") for line in printed(started(tier=None)))
     again = RunResumed(3, 10, 8, 30, tier="compiled", tier_refused=None, time=0.0)
     assert printed(again) == ["resumed after round 3/10", "steps: compiled"]
-    within = RunResumed(3, 10, 8, 30, None, None, 0.0, ("a/checkpoint.pt is not a checkpoint",), epochs=5)
+    within = RunResumed(
+        3,
+        10,
+        8,
+        30,
+        None,
+        None,
+        0.0,
+        ("a/checkpoint.pt is not a checkpoint",),
+        epochs=5,
+    )
     assert printed(within)[:2] == [
         "resumed after round 3/10, 5 epochs into the next round",
         "  warning: a/checkpoint.pt is not a checkpoint",
@@ -166,14 +226,19 @@ def test_the_header_names_the_tier_and_why_the_configured_one_is_not_used() -> N
 
 
 def test_the_header_lists_copies_in_pinned_memory() -> None:
-    (line,) = set(printed(started(pinned_copies=("older snapshots", "newest snapshots")))) - set(printed(started()))
+    (line,) = set(
+        printed(started(pinned_copies=("older snapshots", "newest snapshots")))
+    ) - set(printed(started()))
     assert line == "copies of hosts in pinned memory: older snapshots, newest snapshots"
 
 
 @pytest.mark.finding("L4")
 def test_the_header_says_that_batches_are_split() -> None:
     assert not any("micro-batches" in line for line in printed(started()))
-    assert any("into 4 micro-batches; BatchNorm" in line for line in printed(started(micro_batches=4)))
+    assert any(
+        "into 4 micro-batches; BatchNorm" in line
+        for line in printed(started(micro_batches=4))
+    )
 
 
 def test_practice_has_a_few_lines() -> None:
@@ -183,11 +248,28 @@ def test_practice_has_a_few_lines() -> None:
 
 
 def test_a_validation_says_which_agent_is_kept() -> None:
-    better, worse = printed(AgentValidated(5, 1.25, 5)), printed(AgentValidated(10, 1.0, 5))
-    assert better == ["  agent of round 5: return +1.250 on validation hosts, the best so far"]
-    assert worse == ["  agent of round 10: return +1.000 on validation hosts, that of round 5 is kept"]
+    better, worse = (
+        printed(AgentValidated(5, 1.25, 5)),
+        printed(AgentValidated(10, 1.0, 5)),
+    )
+    assert better == [
+        "  agent of round 5: return +1.250 on validation hosts, the best so far"
+    ]
+    assert worse == [
+        "  agent of round 10: return +1.000 on validation hosts, that of round 5 is kept"
+    ]
 
 
 def test_an_anomaly_is_a_warning_with_advice() -> None:
-    warning = AnomalyDetected(4, "value_wrong", None, -3.0, -1.0, "the critic is off", "lower ppo.learning_rate")
-    assert printed(warning) == ["  warning, round 4: the critic is off; try: lower ppo.learning_rate"]
+    warning = AnomalyDetected(
+        4,
+        "value_wrong",
+        None,
+        -3.0,
+        -1.0,
+        "the critic is off",
+        "lower ppo.learning_rate",
+    )
+    assert printed(warning) == [
+        "  warning, round 4: the critic is off; try: lower ppo.learning_rate"
+    ]

@@ -21,17 +21,29 @@ def timed(run: Run, *rounds: dict[str, float]) -> Run:
     first = run.of(RoundCompleted)[0]
     run.view.log[RoundCompleted].clear()
     for number, phases in enumerate(rounds, start=1):
-        run.view.handle(dataclasses.replace(first, round=number, phase_seconds=phases, seconds=10.0))
+        run.view.handle(
+            dataclasses.replace(first, round=number, phase_seconds=phases, seconds=10.0)
+        )
     return run
 
 
 def test_phases_are_added_over_rounds_and_the_rest_comes_last(grown: Path) -> None:
-    html = time_section([timed(open_run(grown), {"train": 6.0, "decide": 1.0}, {"train": 4.0, "decide": 3.0})])
+    html = time_section(
+        [
+            timed(
+                open_run(grown),
+                {"train": 6.0, "decide": 1.0},
+                {"train": 4.0, "decide": 3.0},
+            )
+        ]
+    )
     rows = [html.index("train:"), html.index("decide:"), html.index(f"{REST}:")]
     assert rows == sorted(rows), "the longest first"
     assert "<td class=n>10.0</td><td class=n>50.0%</td>" in html
     assert "<td class=n>4.0</td><td class=n>20.0%</td>" in html
-    assert "<td class=n>6.0</td><td class=n>30.0%</td>" in html  # 20 s in all, 14 of them in phases
+    assert (
+        "<td class=n>6.0</td><td class=n>30.0%</td>" in html
+    )  # 20 s in all, 14 of them in phases
 
 
 def test_before_the_first_round_no_time_is_shown(grown: Path) -> None:
@@ -39,24 +51,36 @@ def test_before_the_first_round_no_time_is_shown(grown: Path) -> None:
     assert "No round was completed yet." in time_section([run])
 
 
-def test_several_runs_stand_side_by_side(grown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_runs_stand_side_by_side(
+    grown: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn: dict[str, list[Line]] = {}
     monkeypatch.setattr(
-        cost, "line_figure", lambda title, _words, lines, *_, **__: drawn.setdefault(title, lines) and ""
+        cost,
+        "line_figure",
+        lambda title, _words, lines, *_, **__: drawn.setdefault(title, lines) and "",
     )
     one, two = (
         timed(open_run(grown, "one"), {"train": 6.0}, {"train": 4.0}),
         timed(open_run(grown, "two"), {"train": 8.0}),
     )
     html = time_section([one, two])
-    assert [line.name for line in drawn["one: Seconds of each round"]] == ["train", REST]
-    assert [list(line.y) for line in drawn["two: Seconds of each round"]] == [[8.0], [2.0]]
+    assert [line.name for line in drawn["one: Seconds of each round"]] == [
+        "train",
+        REST,
+    ]
+    assert [list(line.y) for line in drawn["two: Seconds of each round"]] == [
+        [8.0],
+        [2.0],
+    ]
     assert '<th scope="col">two, s</th>' in html
 
 
 def test_memory_is_that_of_the_last_round_by_use_and_place(grown: Path) -> None:
     run = timed(open_run(grown), {}, {})
-    run.view.log[RoundCompleted][0] = dataclasses.replace(run.of(RoundCompleted)[0], memory={"process/cpu": 1})
+    run.view.log[RoundCompleted][0] = dataclasses.replace(
+        run.of(RoundCompleted)[0], memory={"process/cpu": 1}
+    )
     run.view.log[RoundCompleted][1] = dataclasses.replace(
         run.of(RoundCompleted)[1], memory={"unheard_of/cuda:1": 3 << 30}
     )
@@ -64,7 +88,9 @@ def test_memory_is_that_of_the_last_round_by_use_and_place(grown: Path) -> None:
     assert "unheard of, cuda:1" in html
     assert "3.0 GiB" in html
     assert "process" not in html
-    run.view.log[RoundCompleted][1] = dataclasses.replace(run.of(RoundCompleted)[1], memory={})
+    run.view.log[RoundCompleted][1] = dataclasses.replace(
+        run.of(RoundCompleted)[1], memory={}
+    )
     assert memory_table([run]) == ""
 
 

@@ -17,28 +17,42 @@ from tests.telemetry.sample_events import started
 
 
 def epoch(env: int, number: int, value: float, episode: int = 0) -> EpochCompleted:
-    return EpochCompleted(env, episode, number, 0.0, 0.0, 0.0, value, 0.0, 0.0, 1, 0, {}, {}, 0.0, {})
+    return EpochCompleted(
+        env, episode, number, 0.0, 0.0, 0.0, value, 0.0, 0.0, 1, 0, {}, {}, 0.0, {}
+    )
 
 
-def run_of(*epochs: EpochCompleted, controller: str = "schedule", folder: Path = Path("nowhere")) -> Run:
+def run_of(
+    *epochs: EpochCompleted,
+    controller: str = "schedule",
+    folder: Path = Path("nowhere"),
+) -> Run:
     return fed(Run(folder, "a run"), started(controller=controller), *epochs)
 
 
 def test_a_curve_has_mean_spread_extremes_and_error_by_epoch() -> None:
     values = [10.0, 20.0, 40.0]
     curve = by_epoch(
-        [epoch(env, 2, v) for env, v in enumerate(values)] + [epoch(0, 1, 5.0)], lambda e: e.validation_accuracy
+        [epoch(env, 2, v) for env, v in enumerate(values)] + [epoch(0, 1, 5.0)],
+        lambda e: e.validation_accuracy,
     )
     assert curve.x == [1, 2]
     assert curve.mean == pytest.approx([5.0, 70 / 3])
     assert (curve.worst, curve.best) == ([5.0, 10.0], [5.0, 40.0])
-    assert (curve.low[1], curve.high[1]) == pytest.approx(tuple(np.percentile(values, [10, 90])))
+    assert (curve.low[1], curve.high[1]) == pytest.approx(
+        tuple(np.percentile(values, [10, 90]))
+    )
     assert math.isnan(curve.error[0])
     assert curve.error[1] == pytest.approx(np.std(values, ddof=1) / math.sqrt(3))
 
 
 def test_values_that_cannot_be_drawn_are_left_out_of_a_curve() -> None:
-    epochs = [epoch(0, 1, 4.0), epoch(1, 1, math.nan), epoch(2, 1, math.inf), epoch(0, 2, math.nan)]
+    epochs = [
+        epoch(0, 1, 4.0),
+        epoch(1, 1, math.nan),
+        epoch(2, 1, math.inf),
+        epoch(0, 2, math.nan),
+    ]
     curve = by_epoch(epochs, lambda e: e.validation_accuracy)
     assert (curve.x, curve.mean) == ([1], [4.0])
     assert by_epoch(epochs, lambda _: None).x == []
@@ -57,7 +71,9 @@ def test_values_that_cannot_be_drawn_are_left_out_of_a_curve() -> None:
 def test_an_agent_that_learns_is_shown_by_the_last_quarter_of_its_rounds(
     controller: str, rounds: int, first: int, words: str
 ) -> None:
-    run = run_of(*(epoch(0, 1, 0.0, episode) for episode in range(rounds)), controller=controller)
+    run = run_of(
+        *(epoch(0, 1, 0.0, episode) for episode in range(rounds)), controller=controller
+    )
     shown, described = shown_epochs(run)
     assert [e.episode for e in shown] == list(range(first, rounds))
     assert described == words

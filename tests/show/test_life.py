@@ -35,7 +35,9 @@ def test_its_words_name_what_it_kept(grown: Path) -> None:
             assert f"{seed.blueprint} in {seed.slot}" in host.words
 
 
-def test_the_chart_is_saved_next_to_the_run_and_shown_in_its_report(grown: Path, copy: Copy) -> None:
+def test_the_chart_is_saved_next_to_the_run_and_shown_in_its_report(
+    grown: Path, copy: Copy
+) -> None:
     run = open_run(copy(grown))
     host = best_life(run.view)
     assert host is not None
@@ -43,7 +45,12 @@ def test_the_chart_is_saved_next_to_the_run_and_shown_in_its_report(grown: Path,
     text = (run.folder / "life.svg").read_text()
     assert text.startswith("<svg")
     assert "xmlns=" in text[:500]
-    for word in ("with growth", "hosts left alone", "fossilized", "The best of 4 hosts"):
+    for word in (
+        "with growth",
+        "hosts left alone",
+        "fossilized",
+        "The best of 4 hosts",
+    ):
         assert word in text
     page = report_html([run])
     assert page.count("The best of 4 hosts") >= 2
@@ -51,6 +58,11 @@ def test_the_chart_is_saved_next_to_the_run_and_shown_in_its_report(grown: Path,
 
 
 def test_a_run_without_a_complete_host_has_no_life(grown: Path, copy: Copy) -> None:
-    run = open_run(copy(grown, lambda fields: None if fields["event"] == "EpisodeCompleted" else fields))
+    run = open_run(
+        copy(
+            grown,
+            lambda fields: None if fields["event"] == "EpisodeCompleted" else fields,
+        )
+    )
     assert best_life(run.view) is None
     assert "The best of" not in report_html([run])

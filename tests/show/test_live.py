@@ -28,15 +28,32 @@ from tests.telemetry.sample_events import completed, cut, epoch, started, update
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 WORTHS = WorthsEstimated(
-    8, 64, 1.0, {"r0c0": {"norm": (0.5, 0.3, 4), "attention": (3.5, 1.3, 0)}, "r0c1": {"conv_heavy": (2.9, 0.4, 6)}}
+    8,
+    64,
+    1.0,
+    {
+        "r0c0": {"norm": (0.5, 0.3, 4), "attention": (3.5, 1.3, 0)},
+        "r0c1": {"conv_heavy": (2.9, 0.4, 6)},
+    },
 )
 BACK = GovernorRollback(
-    env=3, episode=11, epoch=17, reason="loss spike", value=8.5, threshold=4.25, restored_epoch=12, rollbacks=1
+    env=3,
+    episode=11,
+    epoch=17,
+    reason="loss spike",
+    value=8.5,
+    threshold=4.25,
+    restored_epoch=12,
+    rollbacks=1,
 )
 
 
-def terminal(term: str = "xterm", force: bool | None = True, width: int = 100) -> Console:
-    return Console(file=io.StringIO(), force_terminal=force, width=width, _environ={"TERM": term})
+def terminal(
+    term: str = "xterm", force: bool | None = True, width: int = 100
+) -> Console:
+    return Console(
+        file=io.StringIO(), force_terminal=force, width=width, _environ={"TERM": term}
+    )
 
 
 def written(console: Console) -> str:
@@ -46,7 +63,11 @@ def written(console: Console) -> str:
 
 def plain(text: str) -> list[str]:
     """Lines without colours and movements of the cursor."""
-    return [line.strip() for line in CONTROL.sub("", text).replace("\r", "\n").splitlines() if line.strip()]
+    return [
+        line.strip()
+        for line in CONTROL.sub("", text).replace("\r", "\n").splitlines()
+        if line.strip()
+    ]
 
 
 def picture(*events: Event, width: int = 100, work: Workload | None = None) -> str:
@@ -76,7 +97,11 @@ def test_the_picture_of_a_round_under_way() -> None:
     """All eight hosts have done 15 of 30 epochs in round 4 of 10."""
     stages = {"r0c0": "TRAINING", "r0c1": "FOSSILIZED"}
     begun = [started(rounds=10), updated(), completed(3)]
-    shown = picture(*begun, *(epoch(env, 15, episode=3, **stages) for env in range(8)), work=rounds_done(35, 105.0))
+    shown = picture(
+        *begun,
+        *(epoch(env, 15, episode=3, **stages) for env in range(8)),
+        work=rounds_done(35, 105.0),
+    )
     assert "round 4/10" in shown
     assert "1m45s so far, about 3m15s left" in shown  # a round took 30 s, 6.5 to come
     assert "77.0 % grown, epoch 15, validation: +17.0 pp" in shown
@@ -86,24 +111,46 @@ def test_the_picture_of_a_round_under_way() -> None:
     assert "8 training 8 kept 0 free" in shown
     assert "host 7 r0c0 seed training r0c1 seed kept" in shown
     assert "5,230 images/s, 41.5 epochs/s" in shown
-    for figure in ("return █ 1.500", "entropy ▁ 2.500", "KL ▁ 0.012", "clipped ▁ 0.080", "expl. var. ▁ -0.500"):
+    for figure in (
+        "return █ 1.500",
+        "entropy ▁ 2.500",
+        "KL ▁ 0.012",
+        "clipped ▁ 0.080",
+        "expl. var. ▁ -0.500",
+    ):
         assert figure.replace("█", "▁") in shown
 
 
 @pytest.mark.parametrize("width", [40, 80, 139, 140, 200])
 def test_no_word_is_broken_at_any_width(width: int) -> None:
     stages = {"r0c0": "TRAINING", "r0c1": "FOSSILIZED"}
-    rounds = [event for number in range(1, 9) for event in (completed(number), updated())]
-    now = [epoch(env, number, episode=8, **stages) for number in range(1, 20) for env in range(8)]
+    rounds = [
+        event for number in range(1, 9) for event in (completed(number), updated())
+    ]
+    now = [
+        epoch(env, number, episode=8, **stages)
+        for number in range(1, 20)
+        for env in range(8)
+    ]
     shown = picture(started(), *rounds, WORTHS, *now, width=width)
-    for word in ("validation:", "training", "conv_heavy", "entropy", "telemetry", "images/s"):
+    for word in (
+        "validation:",
+        "training",
+        "conv_heavy",
+        "entropy",
+        "telemetry",
+        "images/s",
+    ):
         assert word in shown
 
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_the_echo_of_an_interrupt_has_room_behind_the_last_line(width: int) -> None:
     """Otherwise it wraps, and the first line of the view stays when the view is removed."""
-    sink, console = LiveSink(terminal(width=width)), Console(file=io.StringIO(), width=width)
+    sink, console = (
+        LiveSink(terminal(width=width)),
+        Console(file=io.StringIO(), width=width),
+    )
     for event in (started(), completed(1), updated()):
         sink.handle(event)
     console.print(sink.picture())
@@ -113,13 +160,21 @@ def test_the_echo_of_an_interrupt_has_room_behind_the_last_line(width: int) -> N
 
 
 def test_curves_rise_from_left_to_right() -> None:
-    curve = picture(started(), *(completed(number, test_accuracy=80.0 + number) for number in range(1, 9)))
+    curve = picture(
+        started(),
+        *(completed(number, test_accuracy=80.0 + number) for number in range(1, 9)),
+    )
     assert "▁▂▃▄▅▆▇█ 88.0 % grown" in curve.replace("▁▂▃▄▄▅▆▇", "▁▂▃▄▅▆▇█")
 
 
-def test_the_seed_that_the_run_has_found_to_be_worth_most_is_listed_of_each_slot() -> None:
+def test_the_seed_that_the_run_has_found_to_be_worth_most_is_listed_of_each_slot() -> (
+    None
+):
     shown = picture(started(), completed(1), WORTHS)
-    assert "worth r0c0: norm +0.5 pp ± 0.3 (kept 4x) r0c1: conv_heavy +2.9 pp ± 0.4 (kept 6x)" in shown
+    assert (
+        "worth r0c0: norm +0.5 pp ± 0.3 (kept 4x) r0c1: conv_heavy +2.9 pp ± 0.4 (kept 6x)"
+        in shown
+    )
     assert "attention" not in shown  # never kept: only a guess
 
 
@@ -141,9 +196,9 @@ def test_the_picture_before_anything_is_known() -> None:
 
 
 def test_free_slots_are_not_counted_as_seeds() -> None:
-    assert "slots ................ 2 free" in picture(started(), epoch(0, 1, r0c0="DORMANT", r0c1="EMBARGOED")).replace(
-        "." * 60, "." * 16
-    )
+    assert "slots ................ 2 free" in picture(
+        started(), epoch(0, 1, r0c0="DORMANT", r0c1="EMBARGOED")
+    ).replace("." * 60, "." * 16)
 
 
 def test_simulated_hosts_have_no_images() -> None:
@@ -195,8 +250,12 @@ def test_lasting_information_is_printed_above_the_view() -> None:
         "comparing, round 1/2: none, test accuracy 83.0 %",
     ):
         assert wanted in lines
-    assert lines[-2].startswith("round 1/10  test accuracy: grown 80.0 %  alone 83.5 %")  # it takes two lines
-    assert any(line.startswith("accuracy    ") and "epoch 5" in line for line in lines)  # it was drawn, and drawn over
+    assert lines[-2].startswith(
+        "round 1/10  test accuracy: grown 80.0 %  alone 83.5 %"
+    )  # it takes two lines
+    assert any(
+        line.startswith("accuracy    ") and "epoch 5" in line for line in lines
+    )  # it was drawn, and drawn over
 
 
 def test_the_picture_is_not_drawn_for_every_event() -> None:
@@ -217,7 +276,9 @@ def test_the_picture_is_not_drawn_for_every_event() -> None:
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_the_terminal_is_given_back_when_the_run_breaks(error: type[BaseException]) -> None:
+def test_the_terminal_is_given_back_when_the_run_breaks(
+    error: type[BaseException],
+) -> None:
     console, stdout, stderr = terminal(), sys.stdout, sys.stderr
 
     def run() -> None:
@@ -236,7 +297,9 @@ def test_the_terminal_is_given_back_when_the_run_breaks(error: type[BaseExceptio
 
 
 @pytest.mark.usefixtures("eager")
-def test_the_terminal_is_given_back_when_the_picture_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_terminal_is_given_back_when_the_picture_breaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def breaks(_sink: LiveSink) -> Any:
         raise ZeroDivisionError
 
@@ -274,5 +337,8 @@ def test_a_picture_only_where_it_can_be_redrawn(
     for event in (started(), updated(), completed(1), ended()):
         sink.handle(event)
     sink.close()
-    assert any(line.startswith("round 1/10  test accuracy: grown") for line in plain(written(console)))
+    assert any(
+        line.startswith("round 1/10  test accuracy: grown")
+        for line in plain(written(console))
+    )
     assert ("\x1b" in written(console)) == (kind is LiveSink)

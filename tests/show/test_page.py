@@ -54,36 +54,55 @@ def test_contributions_are_shown_with_their_intervals(grown: Path) -> None:
     page = Page(report_html([run]))
     row = f"host {last.env} {slot}"
     assert row in page.text
-    assert f"{value:+.2f}{value - 1.96 * error:.2f}{value + 1.96 * error:.2f}" in page.text  # cells of one row
+    assert (
+        f"{value:+.2f}{value - 1.96 * error:.2f}{value + 1.96 * error:.2f}" in page.text
+    )  # cells of one row
     assert "Shapley values" in page.text
 
 
-def test_contributions_of_an_older_log_have_no_intervals(grown: Path, copy: Callable[..., Path]) -> None:
+def test_contributions_of_an_older_log_have_no_intervals(
+    grown: Path, copy: Callable[..., Path]
+) -> None:
     def older(fields: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in fields.items() if name != "contribution_errors"}
+        return {
+            name: value
+            for name, value in fields.items()
+            if name != "contribution_errors"
+        }
 
     page = Page(html_of(copy(grown, older)))
     assert "not measured" in page.text
 
 
-def test_nothing_is_loaded_from_elsewhere_and_no_script_is_run(learned: Path, grown: Path) -> None:
+def test_nothing_is_loaded_from_elsewhere_and_no_script_is_run(
+    learned: Path, grown: Path
+) -> None:
     html = html_of(learned, grown)
     page = Page(html)
     assert not {"script", "link", "img", "iframe", "object", "image"} & set(page.tags)
-    assert not [name for name, _ in page.attributes if name.startswith("on") or name == "src"]
-    assert all(value.startswith("#") for name, value in page.attributes if name.endswith("href"))
+    assert not [
+        name for name, _ in page.attributes if name.startswith("on") or name == "src"
+    ]
+    assert all(
+        value.startswith("#")
+        for name, value in page.attributes
+        if name.endswith("href")
+    )
     assert html.count("url(") == html.count("url(#")
     assert "@import" not in html
     assert "default-src 'none'" in html
 
 
-def test_pictures_have_a_title_and_a_description_for_screen_readers(learned: Path, grown: Path) -> None:
+def test_pictures_have_a_title_and_a_description_for_screen_readers(
+    learned: Path, grown: Path
+) -> None:
     pictures = drawings(html_of(learned, grown))
     assert len(pictures) > 20
     for svg in pictures:
         assert svg.get("role") == "img"
         title, description = (
-            next(e for e in svg if e.get("id") == name) for name in (svg.get("aria-labelledby") or "").split()
+            next(e for e in svg if e.get("id") == name)
+            for name in (svg.get("aria-labelledby") or "").split()
         )
         assert title.text
         assert description.tag == "{http://www.w3.org/2000/svg}desc"
@@ -102,16 +121,23 @@ def test_markup_quotes_and_control_codes_from_a_log_are_text(
     original: Path = request.getfixturevalue(which)
     folder = copy(original, nasty, name="<script>'\"& ü")
     config = folder / "config.toml"
-    config.write_text(config.read_text() + '\n["<script>"]\nx = \'<script>window.hacked=1</script>"&\'\n')
+    config.write_text(
+        config.read_text()
+        + '\n["<script>"]\nx = \'<script>window.hacked=1</script>"&\'\n'
+    )
     html = html_of(folder, original)
     page = Page(html.encode("utf-8", "replace").decode())
     assert not {"script", "img"} & set(page.tags)
-    assert not [name for name, _ in page.attributes if name.startswith("on") or name == "src"]
+    assert not [
+        name for name, _ in page.attributes if name.startswith("on") or name == "src"
+    ]
     assert "<script>window.hacked=1</script>\"'&</style>" in page.text  # there, as text
     assert "ü😀" in page.text
     assert not set(html) & {"\x1b", "\u202e", "\x00", "\ud800"}
     assert len(drawings(html)) > 10
-    assert open_run(folder).all_problems() == []  # every event was shown, and none left out
+    assert (
+        open_run(folder).all_problems() == []
+    )  # every event was shown, and none left out
     words = short_form(open_run(folder))
     assert "window.hacked" in words
     assert not set(words) & {"\x1b", "\u202e", "\x00", "\ud800"}
@@ -140,24 +166,38 @@ def test_several_runs_are_named(learned: Path, grown: Path) -> None:
         assert name in page.text
     assert (
         "reward.mode"
-        not in page.text[page.text.index("Differences between the runs") : page.text.index("The whole conf")]
+        not in page.text[
+            page.text.index("Differences between the runs") : page.text.index(
+                "The whole conf"
+            )
+        ]
     )
 
 
 def test_the_same_run_gives_the_same_page(learned: Path) -> None:
     made = re.compile(r"Made [\d: -]*")
-    assert made.sub("", html_of(learned)) == made.sub("", report_html(open_runs([learned])))
+    assert made.sub("", html_of(learned)) == made.sub(
+        "", report_html(open_runs([learned]))
+    )
 
 
-def test_a_run_without_figures_of_a_comparison_says_so(learned: Path, copy: Callable[..., Path]) -> None:
-    folder = copy(learned, lambda fields: None if fields["event"] == RunCompleted.__name__ else fields)
+def test_a_run_without_figures_of_a_comparison_says_so(
+    learned: Path, copy: Callable[..., Path]
+) -> None:
+    folder = copy(
+        learned,
+        lambda fields: None if fields["event"] == RunCompleted.__name__ else fields,
+    )
     page = Page(html_of(folder))
     assert "Nothing was compared yet" in page.text
     assert "interrupted: all 3 rounds played, not all compared" in page.text
 
 
 def test_a_report_replaces_a_report_and_nothing_else(
-    learned: Path, copy: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    learned: Path,
+    copy: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder, html = copy(learned), html_of(learned)
     monkeypatch.setattr("esper.show.page.report_html", lambda _runs: html)

@@ -21,10 +21,17 @@ import pytest
 from esper.show.page import write_report
 from tests.show.page_helpers import nasty
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+NAMES = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+)
 BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
 pytestmark = pytest.mark.skipif(
-    BROWSER is None, reason=f"none of {', '.join(NAMES)} is installed: apt install chromium"
+    BROWSER is None,
+    reason=f"none of {', '.join(NAMES)} is installed: apt install chromium",
 )
 
 FRAME = """<!doctype html><meta charset=utf-8><body><iframe id=f src="report.html" style="width:WIDTHpx;height:900px">
@@ -84,7 +91,11 @@ def browse(command: list[str]) -> str:
     started again."""
     for _ in range(3):
         with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
         ) as child:
             try:
                 return child.communicate(timeout=40)[0]
@@ -95,7 +106,9 @@ def browse(command: list[str]) -> str:
 
 @pytest.mark.parametrize("width", [360, 400, 1200])
 @pytest.mark.parametrize("which", ["learned", "both"])
-def test_a_page_fits_its_screen(which: str, width: int, learned: Path, grown: Path, tmp_path: Path) -> None:
+def test_a_page_fits_its_screen(
+    which: str, width: int, learned: Path, grown: Path, tmp_path: Path
+) -> None:
     runs = [learned] if which == "learned" else [grown, learned]
     found = look(write_report(runs, tmp_path / "report.html"), width)
     assert found["pictures"] > 10
@@ -106,10 +119,15 @@ def test_a_page_fits_its_screen(which: str, width: int, learned: Path, grown: Pa
     assert found["letters"] >= 9  # pixels
 
 
-def test_the_page_follows_light_and_dark_mode_and_charts_stay_light(learned: Path, tmp_path: Path) -> None:
+def test_the_page_follows_light_and_dark_mode_and_charts_stay_light(
+    learned: Path, tmp_path: Path
+) -> None:
     report = write_report([learned], tmp_path / "report.html")
     light, dark = look(report, 800), look(report, 800, dark=True)
-    for found, brighter, darker in ((light, "background", "ink"), (dark, "ink", "background")):
+    for found, brighter, darker in (
+        (light, "background", "ink"),
+        (dark, "ink", "background"),
+    ):
         assert brightness(found[brighter]) > brightness(found[darker]) + 150
     assert brightness(light["card"]) == brightness(dark["card"]) == 255
 

@@ -49,20 +49,30 @@ def test_a_run_that_is_going_is_read_and_refreshed(tmp_path: Path) -> None:
     assert len(runs[0].of(EpochCompleted)) == 16
 
 
-def test_a_run_that_measures_its_baseline_is_not_said_to_lack_it(tmp_path: Path) -> None:
+def test_a_run_that_measures_its_baseline_is_not_said_to_lack_it(
+    tmp_path: Path,
+) -> None:
     told: list[tuple[str, list[str]]] = []
 
     def look() -> None:
         run = open_run(tmp_path / "run")
         told.append((run.state_words(), run.all_problems()))
 
-    play(tiny(), tmp_path / "run", Does(lambda event: isinstance(event, RunStarted), look))
+    play(
+        tiny(),
+        tmp_path / "run",
+        Does(lambda event: isinstance(event, RunStarted), look),
+    )
     assert told == [("running: 0 of 1 round completed", [])]
 
 
 def test_simulated_hosts_lack_nothing(tmp_path: Path) -> None:
     config = TrainingConfig.parse(
-        {"run": {"rounds": 2, "controller": "heuristic"}, "task": {"name": "planted"}, "env": {"n_envs": 4}}
+        {
+            "run": {"rounds": 2, "controller": "heuristic"},
+            "task": {"name": "planted"},
+            "env": {"n_envs": 4},
+        }
     )
     play(config, tmp_path / "run")
     run = open_run(tmp_path / "run")
@@ -82,7 +92,10 @@ def test_an_interrupted_run_is_not_taken_for_a_going_one(tmp_path: Path) -> None
     ("name", "content"),
     slow_except(
         [("config.toml", b"\xff<broken"), ("env.json", None)],
-        product(("config.toml", "env.json"), (None, b"\xff<broken", b"[" * 100_000, b'"text"')),
+        product(
+            ("config.toml", "env.json"),
+            (None, b"\xff<broken", b"[" * 100_000, b'"text"'),
+        ),
     ),
 )
 def test_a_file_that_is_missing_or_broken_is_said_where_it_is_needed(
@@ -98,16 +111,24 @@ def test_a_file_that_is_missing_or_broken_is_said_where_it_is_needed(
     assert "Configuration" in report_html([run])
 
 
-def test_nothing_that_a_folder_names_is_run(grown: Path, copy: Callable[..., Path], tmp_path: Path) -> None:
+def test_nothing_that_a_folder_names_is_run(
+    grown: Path, copy: Callable[..., Path], tmp_path: Path
+) -> None:
     marker = tmp_path / "it ran"
     (tmp_path / "evil.py").write_text(f"open({str(marker)!r}, 'w')\n")
 
     def theirs(fields: dict[str, object]) -> dict[str, object]:
-        return {**fields, "task": f"{tmp_path / 'evil.py'}:make"} if fields["event"] == "RunStarted" else fields
+        return (
+            {**fields, "task": f"{tmp_path / 'evil.py'}:make"}
+            if fields["event"] == "RunStarted"
+            else fields
+        )
 
     folder = copy(grown, theirs)
     config = folder / "config.toml"
-    config.write_text(config.read_text().replace('"digits"', f'"{tmp_path / "evil.py"}:make"'))
+    config.write_text(
+        config.read_text().replace('"digits"', f'"{tmp_path / "evil.py"}:make"')
+    )
     (folder / "checkpoint.pt").write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
     run = open_run(folder)
     assert "evil.py:make" in report_html([run])
@@ -115,8 +136,13 @@ def test_nothing_that_a_folder_names_is_run(grown: Path, copy: Callable[..., Pat
     assert not marker.exists()
 
 
-def test_a_folder_that_is_no_run_is_refused_with_the_runs_nearby(grown: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is not a run folder: it has no events\.jsonl; give .* such as .*grown"):
+def test_a_folder_that_is_no_run_is_refused_with_the_runs_nearby(
+    grown: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"is not a run folder: it has no events\.jsonl; give .* such as .*grown",
+    ):
         open_run(grown.parent)
     with pytest.raises(ConfigError, match="does not exist; give the folder of a run"):
         open_run(tmp_path / "nowhere")
@@ -124,7 +150,10 @@ def test_a_folder_that_is_no_run_is_refused_with_the_runs_nearby(grown: Path, tm
     (tmp_path / "metrics.csv").write_text("")
     with pytest.raises(ConfigError, match=r"it has no events\.jsonl"):
         open_run(tmp_path)
-    with pytest.raises(ConfigError, match=f"is a file; give the folder of the run, perhaps {re.escape(str(grown))}"):
+    with pytest.raises(
+        ConfigError,
+        match=f"is a file; give the folder of the run, perhaps {re.escape(str(grown))}",
+    ):
         open_run(grown / "events.jsonl")
 
 
@@ -136,7 +165,9 @@ def test_a_folder_with_nothing_but_a_log_is_a_run(tmp_path: Path) -> None:
     assert "task not known, controller not known" in short_form(run)
 
 
-def test_runs_have_names_that_differ(grown: Path, copy: Callable[..., Path], tmp_path: Path) -> None:
+def test_runs_have_names_that_differ(
+    grown: Path, copy: Callable[..., Path], tmp_path: Path
+) -> None:
     one, other = copy(grown, name="a/run"), copy(grown, name="b/run")
     assert [run.name for run in open_runs([one, other])] == ["a/run", "b/run"]
     assert [run.name for run in open_runs([one, grown])] == ["run", "grown"]
@@ -158,5 +189,7 @@ def test_the_tables_of_a_comparison_are_those_that_it_printed(tmp_path: Path) ->
 def test_without_a_result_the_error_says_how_to_continue(tmp_path: Path) -> None:
     folder = tmp_path / "my comparison"
     folder.mkdir()
-    with pytest.raises(ConfigError, match=rf"without a result yet.*esper compare --resume '{folder}'"):
+    with pytest.raises(
+        ConfigError, match=rf"without a result yet.*esper compare --resume '{folder}'"
+    ):
         saved_tables(folder)

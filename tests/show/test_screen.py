@@ -29,7 +29,9 @@ def test_worths_are_those_of_seeds_that_were_kept() -> None:
         "r0c1": {"a": (1.0, 1.0, 0)},
     }
     lines = screen.worths(view_of(started(), WorthsEstimated(8, 64, 1.0, worths)))
-    assert lines[0] == "r0c0: wide +2.0 pp ± 0.4 (kept 6x), norm +0.5 pp ± 0.3 (kept 4x)"
+    assert (
+        lines[0] == "r0c0: wide +2.0 pp ± 0.4 (kept 6x), norm +0.5 pp ± 0.3 (kept 4x)"
+    )
     assert len(lines) == 2  # the other one says what a worth is
 
 

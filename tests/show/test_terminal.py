@@ -28,17 +28,34 @@ def test_the_short_form_has_all_sections_of_a_finished_run(learned: Path) -> Non
     run = open_run(learned)
     lines = short_form(run).splitlines()
     heads = [line[:13].strip() for line in lines if line[:13].strip()]
-    known = ["run", "state", "accuracy", "verdict", "slots", "worth", "agent", "time", "blueprints"]
+    known = [
+        "run",
+        "state",
+        "accuracy",
+        "verdict",
+        "slots",
+        "worth",
+        "agent",
+        "time",
+        "blueprints",
+    ]
     assert heads == [*known, "hosts", "memory", "last events"]
     text = "\n".join(lines)
     assert "finished: 3 rounds played and compared" in text
-    update, completed, last = run.last(PolicyUpdated), run.last(RunCompleted), run.last(RoundCompleted)
+    update, completed, last = (
+        run.last(PolicyUpdated),
+        run.last(RunCompleted),
+        run.last(RoundCompleted),
+    )
     assert update is not None
     assert completed is not None
     assert last is not None
     assert f"{update.entropy:.3f}" in text
     gain = last.committed_accuracy - last.baseline_accuracy
-    assert f" {last.committed_accuracy:.1f} % grown, round 3, validation: {gain:+.1f} pp" in text
+    assert (
+        f" {last.committed_accuracy:.1f} % grown, round 3, validation: {gain:+.1f} pp"
+        in text
+    )
     assert f" {last.baseline_accuracy:.1f} % without growth" in text
     for comparison in completed.comparisons:
         assert f"{comparison.difference:+.2f} pp" in text
@@ -46,7 +63,10 @@ def test_the_short_form_has_all_sections_of_a_finished_run(learned: Path) -> Non
     for host in range(2):
         assert sum(line[13:].startswith(f"host {host} ") for line in lines) == 1
     (memory,) = [line for line in lines if line.startswith("memory ")]
-    assert re.fullmatch(r"memory +cpu: copies [\d.]+ KiB, copies per host [\d.]+ KiB, resident [\d.]+ [MG]iB", memory)
+    assert re.fullmatch(
+        r"memory +cpu: copies [\d.]+ KiB, copies per host [\d.]+ KiB, resident [\d.]+ [MG]iB",
+        memory,
+    )
 
 
 def test_long_lines_wrap_in_a_terminal_only(learned: Path) -> None:
@@ -56,7 +76,9 @@ def test_long_lines_wrap_in_a_terminal_only(learned: Path) -> None:
     assert max(map(len, out.getvalue().splitlines())) <= 80
     whole = short_form(run)
     assert max(map(len, whole.splitlines())) > 100
-    assert sorted("".join(out.getvalue().split())) == sorted("".join(whole.split()))  # nothing is lost
+    assert sorted("".join(out.getvalue().split())) == sorted(
+        "".join(whole.split())
+    )  # nothing is lost
 
 
 def test_the_time_left_is_that_of_the_remaining_rounds(tmp_path: Path) -> None:
@@ -68,7 +90,9 @@ def test_the_time_left_is_that_of_the_remaining_rounds(tmp_path: Path) -> None:
 
     play(tiny(rounds=3), tmp_path / "run", Does(within_round(2), look))
     ((part, left, text),) = seen
-    assert part == pytest.approx(3 / 8)  # host 0 in its second of four epochs, host 1 in its first
+    assert part == pytest.approx(
+        3 / 8
+    )  # host 0 in its second of four epochs, host 1 in its first
     first = open_run(tmp_path / "run").of(RoundCompleted)[0]
     assert left == pytest.approx((3 - 1 - 3 / 8) * first.seconds)
     assert "left for the rounds" in text
@@ -124,12 +148,20 @@ def test_an_interrupt_ends_only_the_view(tmp_path: Path) -> None:
 
 def test_the_last_view_stays_in_the_terminal(grown: Path) -> None:
     out = io.StringIO()
-    console = Console(file=out, width=100, force_terminal=True, force_interactive=True, color_system=None)
+    console = Console(
+        file=out,
+        width=100,
+        force_terminal=True,
+        force_interactive=True,
+        color_system=None,
+    )
     watch(open_run(grown), console)
     assert out.getvalue().count("finished: 2 rounds played and compared") >= 1
 
 
-def test_rollbacks_and_refusals_are_among_the_last_events(grown: Path, copy: Callable[..., Path]) -> None:
+def test_rollbacks_and_refusals_are_among_the_last_events(
+    grown: Path, copy: Callable[..., Path]
+) -> None:
     def refused(fields: dict[str, Any]) -> dict[str, Any]:
         if fields["event"] == "ActionTaken":
             return {**fields, "accepted": False, "reason": "the gate is shut"}
@@ -142,5 +174,8 @@ def test_rollbacks_and_refusals_are_among_the_last_events(grown: Path, copy: Cal
             '"value": "inf", "threshold": 2.5, "restored_epoch": 20, "rollbacks": 1}\n'
         )
     text = short_form(open_run(folder))
-    assert "round 2, host 1, epoch 23: rollback: spike (infinite, limit 2.5000), back to epoch 20" in text
+    assert (
+        "round 2, host 1, epoch 23: rollback: spike (infinite, limit 2.5000), back to epoch 20"
+        in text
+    )
     assert "refused: the gate is shut" in text

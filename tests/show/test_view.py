@@ -8,7 +8,15 @@ from esper.show.view import RunView
 from esper.telemetry.event import Event, RunResumed
 from tests.telemetry.sample_events import completed, epoch, started
 
-RESUMED = RunResumed(round=7, rounds=10, n_envs=8, episode_length=30, tier=None, tier_refused=None, time=0.0)
+RESUMED = RunResumed(
+    round=7,
+    rounds=10,
+    n_envs=8,
+    episode_length=30,
+    tier=None,
+    tier_refused=None,
+    time=0.0,
+)
 
 
 def seen(*events: Event) -> RunView:
@@ -19,13 +27,19 @@ def seen(*events: Event) -> RunView:
 
 
 def test_the_time_left_is_estimated_from_the_mean_round() -> None:
-    assert seen(completed(1), completed(2)).seconds_left() == 120.0  # 10 s and 20 s seen, 8 rounds to come at 15 s
+    assert (
+        seen(completed(1), completed(2)).seconds_left() == 120.0
+    )  # 10 s and 20 s seen, 8 rounds to come at 15 s
     assert seen(completed(1), completed(2), completed(10)).seconds_left() == 0.0
 
 
 def test_the_part_of_a_round_that_is_done_is_not_left() -> None:
     """All eight hosts have done 15 of 30 epochs in round 4 of 10."""
-    view = seen(started(rounds=10), completed(3), *(epoch(env, 15, episode=3) for env in range(8)))
+    view = seen(
+        started(rounds=10),
+        completed(3),
+        *(epoch(env, 15, episode=3) for env in range(8)),
+    )
     assert view.part_of_round == 0.5
     assert view.seconds_left() == pytest.approx(195.0)
 
@@ -34,4 +48,6 @@ def test_the_time_left_of_a_resumed_run_counts_its_own_rounds() -> None:
     """Rounds 1 to 7 were played by an earlier process, perhaps on another machine."""
     assert seen(RESUMED).done == 7
     assert seen(RESUMED).seconds_left() is None
-    assert seen(RESUMED, completed(8)).seconds_left() == 160.0  # 80 s a round, 2 to come
+    assert (
+        seen(RESUMED, completed(8)).seconds_left() == 160.0
+    )  # 80 s a round, 2 to come

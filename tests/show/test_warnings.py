@@ -19,9 +19,27 @@ from esper.telemetry.record import record
 from tests.show.page_helpers import html_of
 
 WRONG = [
-    AnomalyDetected(1, "entropy_collapsed", "op", 0.001, 0.003, "head op hardly explores", "raise <entropy>"),
-    AnomalyDetected(2, "entropy_collapsed", "op", 0.002, 0.003, "head op is certain", "raise <entropy>"),
-    AnomalyDetected(2, "not_finite", None, 3.0, 0.0, "3 steps are none", "look at the losses"),
+    AnomalyDetected(
+        1,
+        "entropy_collapsed",
+        "op",
+        0.001,
+        0.003,
+        "head op hardly explores",
+        "raise <entropy>",
+    ),
+    AnomalyDetected(
+        2,
+        "entropy_collapsed",
+        "op",
+        0.002,
+        0.003,
+        "head op is certain",
+        "raise <entropy>",
+    ),
+    AnomalyDetected(
+        2, "not_finite", None, 3.0, 0.0, "3 steps are none", "look at the losses"
+    ),
 ]
 
 
@@ -33,7 +51,9 @@ def warned(learned: Path, copy: Callable[..., Path]) -> Path:
     return folder
 
 
-def test_the_short_form_has_the_newest_warning_of_each_kind(warned: Path, learned: Path) -> None:
+def test_the_short_form_has_the_newest_warning_of_each_kind(
+    warned: Path, learned: Path
+) -> None:
     lines = [line[13:] for line in short_form(open_run(warned)).splitlines()]
     assert "round 2, 2 times: head op is certain; try: raise <entropy>" in lines
     assert "round 2: 3 steps are none; try: look at the losses" in lines
@@ -41,7 +61,9 @@ def test_the_short_form_has_the_newest_warning_of_each_kind(warned: Path, learne
     assert "warnings" not in short_form(open_run(learned))
 
 
-def test_the_page_lists_warnings_with_their_counts_and_advice(warned: Path, learned: Path) -> None:
+def test_the_page_lists_warnings_with_their_counts_and_advice(
+    warned: Path, learned: Path
+) -> None:
     page = report_html([open_run(warned)])
     assert "Warnings about the agent" in page
     assert "head op is certain" in page
@@ -62,7 +84,9 @@ def test_blueprints_are_counted_alike_in_both(grown: Path) -> None:
     assert (f'<th scope="row">{ALL}</th>' in page) == (len(rows) > 1)
 
 
-def test_counts_follow_a_log_that_is_taken_back(grown: Path, copy: Callable[..., Path]) -> None:
+def test_counts_follow_a_log_that_is_taken_back(
+    grown: Path, copy: Callable[..., Path]
+) -> None:
     """A resumed run removes what it logged after its checkpoint."""
     folder = copy(grown)
     run = open_run(folder)
@@ -70,10 +94,15 @@ def test_counts_follow_a_log_that_is_taken_back(grown: Path, copy: Callable[...,
     log = folder / "events.jsonl"
     lines = log.read_text().splitlines(keepends=True)
     begun: list[dict[str, Any]] = [json.loads(line) for line in lines]
-    half = next(i for i, fields in enumerate(begun) if fields["event"] == "RoundCompleted") + 1
+    half = (
+        next(i for i, fields in enumerate(begun) if fields["event"] == "RoundCompleted")
+        + 1
+    )
     log.write_text("".join(lines[:half]))
     run.refresh()
-    assert sum(row.germinated for row in run.view.blueprints.rows()) < sum(row.germinated for row in whole)
+    assert sum(row.germinated for row in run.view.blueprints.rows()) < sum(
+        row.germinated for row in whole
+    )
     log.write_text("".join(lines))
     run.refresh()
     assert run.view.blueprints.rows() == whole

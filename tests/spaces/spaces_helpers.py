@@ -8,7 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.spaces.action import ALPHA_CURVES, ALPHA_SPEEDS, ALPHA_TARGETS, STYLES, TEMPOS, Op
+from esper.spaces.action import (
+    ALPHA_CURVES,
+    ALPHA_SPEEDS,
+    ALPHA_TARGETS,
+    STYLES,
+    TEMPOS,
+    Op,
+)
 from esper.spaces.observation import PER_CHOICE, PER_SLOT, ObservationLayout
 
 
@@ -28,7 +35,9 @@ class Action:
     @classmethod
     def decode(cls, row: NDArray[np.int64]) -> Action:
         """Decodes one row int64 [8] whose entries are in range."""
-        op, slot, blueprint, style, tempo, target, speed, curve = (int(value) for value in row)
+        op, slot, blueprint, style, tempo, target, speed, curve = (
+            int(value) for value in row
+        )
         return cls(
             op=Op(op),
             slot=slot,
@@ -50,5 +59,12 @@ def one_observation(
     """One env's observation, float32 [size], from plain numbers by name; those of a (slot, blueprint) are [S, B] or one
     number, and 0 if not given."""
     choices = {entry.name: per_choice.get(entry.name, 0.0) for entry in PER_CHOICE}
-    slots = {entry.name: [[per_slot[slot][entry.name] for slot in layout.slots]] for entry in PER_SLOT}
-    return np.asarray(layout.vectors({name: np.array([value]) for name, value in base.items()}, slots, choices)[0])
+    slots = {
+        entry.name: [[per_slot[slot][entry.name] for slot in layout.slots]]
+        for entry in PER_SLOT
+    }
+    return np.asarray(
+        layout.vectors(
+            {name: np.array([value]) for name, value in base.items()}, slots, choices
+        )[0]
+    )

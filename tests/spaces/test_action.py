@@ -18,7 +18,16 @@ def test_ops_and_heads_have_the_values_and_the_order_of_the_seam() -> None:
         ("FOSSILIZE", 4),
         ("ADVANCE", 5),
     ]
-    assert HEADS == ("op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
+    assert HEADS == (
+        "op",
+        "slot",
+        "blueprint",
+        "style",
+        "tempo",
+        "alpha_target",
+        "alpha_speed",
+        "alpha_curve",
+    )
     assert SPEC.sizes == (6, 3, 2, 4, 3, 3, 4, 5)
     assert SPEC.choices("tempo") == (3, 5, 8)
     assert SPEC.choices("alpha_target") == (0.5, 0.7, 1.0)
@@ -34,10 +43,14 @@ def test_ops_and_heads_have_the_values_and_the_order_of_the_seam() -> None:
 
 
 def test_a_blueprint_that_does_not_fit_the_slot_is_refused_with_those_that_do() -> None:
-    spec = ActionSpec(("r0c0", "r2c0"), ("norm", "widen_half"), (("norm",), ("widen_half",)))
+    spec = ActionSpec(
+        ("r0c0", "r2c0"), ("norm", "widen_half"), (("norm",), ("widen_half",))
+    )
     assert spec.encode(Op.GERMINATE, "r2c0", "widen_half").tolist()[:3] == [1, 1, 1]
     assert spec.encode(Op.PRUNE, "r2c0", "norm").tolist()[:3] == [3, 1, 0]
-    with pytest.raises(ValueError, match="'norm' does not fit in slot r2c0, where these do: widen_half"):
+    with pytest.raises(
+        ValueError, match="'norm' does not fit in slot r2c0, where these do: widen_half"
+    ):
         spec.encode(Op.GERMINATE, "r2c0", "norm")
 
 
@@ -49,7 +62,9 @@ def test_encode_keeps_the_heads_that_matter_and_zeroes_the_others() -> None:
         "alpha_speed": 5,
         "alpha_curve": "logistic_24",
     }
-    rows = {op: SPEC.encode(op, "r1c0", "conv_light", **everything).tolist() for op in Op}  # type: ignore[arg-type]
+    rows = {
+        op: SPEC.encode(op, "r1c0", "conv_light", **everything).tolist() for op in Op
+    }  # type: ignore[arg-type]
     assert rows == {
         Op.WAIT: [0, 0, 0, 0, 0, 0, 0, 0],
         Op.GERMINATE: [1, 2, 1, 3, 2, 1, 0, 0],
@@ -59,7 +74,14 @@ def test_encode_keeps_the_heads_that_matter_and_zeroes_the_others() -> None:
         Op.ADVANCE: [5, 2, 0, 0, 0, 0, 0, 0],
     }
     decoded = Action.decode(np.array(rows[Op.GERMINATE]))
-    assert (decoded.op, decoded.slot, decoded.blueprint, decoded.style, decoded.tempo, decoded.alpha_target) == (
+    assert (
+        decoded.op,
+        decoded.slot,
+        decoded.blueprint,
+        decoded.style,
+        decoded.tempo,
+        decoded.alpha_target,
+    ) == (
         Op.GERMINATE,
         2,
         1,
@@ -81,13 +103,17 @@ def test_encode_keeps_the_heads_that_matter_and_zeroes_the_others() -> None:
         ({"slot": None}, "r0c0"),
     ],
 )
-def test_a_value_that_no_head_has_is_an_error_with_the_choices(heads: dict[str, object], message: str) -> None:
+def test_a_value_that_no_head_has_is_an_error_with_the_choices(
+    heads: dict[str, object], message: str
+) -> None:
     given = {"slot": "r0c0", "blueprint": "norm", **heads}
     with pytest.raises(ValueError, match=r"is not one of|choose one of") as caught:
         SPEC.encode(Op.GERMINATE, **given)  # type: ignore[arg-type]
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(("epochs", "tempo"), [(0.5, 3), (4.0, 3), (4.1, 5), (6.5, 5), (7.0, 8), (100.0, 8)])
+@pytest.mark.parametrize(
+    ("epochs", "tempo"), [(0.5, 3), (4.0, 3), (4.1, 5), (6.5, 5), (7.0, 8), (100.0, 8)]
+)
 def test_the_nearest_tempo_is_the_shorter_of_two(epochs: float, tempo: int) -> None:
     assert nearest_tempo(epochs) == tempo

@@ -30,7 +30,12 @@ def test_wait_is_always_legal_and_alone_when_nothing_else_is() -> None:
 def test_the_mask_is_joint_in_op_slot_and_blueprint() -> None:
     table = mask([(1, 0), (1, 2), (5, 1)], poor=(2,))
     assert table.op.tolist() == [[True, True, False, False, False, True]]
-    legal = {(op, slot) for op in range(1, 6) for slot in range(3) if table.legal(0, np.array([op, slot, *[0] * 6]))}
+    legal = {
+        (op, slot)
+        for op in range(1, 6)
+        for slot in range(3)
+        if table.legal(0, np.array([op, slot, *[0] * 6]))
+    }
     assert legal == {(1, 0), (5, 1)}
     heads = table.heads(SPEC)
     assert heads["slot"].tolist() == [[True, True, False]]

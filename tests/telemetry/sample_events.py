@@ -36,7 +36,15 @@ CLEANRL = {
 }
 """Tags that dashboards for CleanRL show."""
 ANOMALY = AnomalyDetected(2, "value_wrong", None, -3.0, -1.0, "off", "lower it")
-END = RunCompleted("ppo", 4, (Comparison("none", 85.0, 82.5, 2.5, 1.0, 4.0, 0.01, "better"),), 277, 300.0, 1.0, 9.0)
+END = RunCompleted(
+    "ppo",
+    4,
+    (Comparison("none", 85.0, 82.5, 2.5, 1.0, 4.0, 0.01, "better"),),
+    277,
+    300.0,
+    1.0,
+    9.0,
+)
 
 
 def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -46,7 +54,9 @@ def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def cut(epoch: int, slot: str = "r0c1") -> SeedCut:
-    return SeedCut(env=epoch % 4, episode=0, epoch=epoch, slot=slot, blueprint="conv_light")
+    return SeedCut(
+        env=epoch % 4, episode=0, epoch=epoch, slot=slot, blueprint="conv_light"
+    )
 
 
 def completed(number: int, **changes: Any) -> RoundCompleted:
@@ -68,7 +78,9 @@ def completed(number: int, **changes: Any) -> RoundCompleted:
         "seconds": 10.0 * number,
         "epochs_per_second": 41.5,
         "images_per_second": 5230.4,
-        "phase_seconds": {phase: number + index / 10 for index, phase in enumerate(PHASES)},
+        "phase_seconds": {
+            phase: number + index / 10 for index, phase in enumerate(PHASES)
+        },
     }
     return RoundCompleted(**{**fields, **changes})
 
@@ -97,7 +109,9 @@ def started(**changes: Any) -> RunStarted:
 def updated(**changes: Any) -> PolicyUpdated:
     """An update; heads have entropies 0.1, 0.2, ..."""
     fields: dict[str, Any] = {
-        **dict.fromkeys((field.name for field in dataclasses.fields(PolicyUpdated)), 0.0),
+        **dict.fromkeys(
+            (field.name for field in dataclasses.fields(PolicyUpdated)), 0.0
+        ),
         "env_steps": 12800,
         "approx_kl": 0.0123,
         "clip_fraction": 0.08,
@@ -114,7 +128,9 @@ def updated(**changes: Any) -> PolicyUpdated:
         "target_std": 1.25,
         "skipped_minibatches": 0,
         "broken_steps": 0,
-        "choice_entropies": {head: (place + 1) / 10 for place, head in enumerate(HEADS)},
+        "choice_entropies": {
+            head: (place + 1) / 10 for place, head in enumerate(HEADS)
+        },
         "head_choices": dict.fromkeys(HEADS, 100),
     }
     return PolicyUpdated(**{**fields, **changes})
@@ -145,7 +161,11 @@ def a_run(first: int = 1, last: int = 3) -> list[Event]:
     """Rounds of 240 env steps each, with an update after each."""
     events: list[Event] = []
     for number in range(first, last + 1):
-        events += [cut(number), completed(number, rounds=last), updated(round=number, env_steps=240 * number)]
+        events += [
+            cut(number),
+            completed(number, rounds=last),
+            updated(round=number, env_steps=240 * number),
+        ]
     return events
 
 

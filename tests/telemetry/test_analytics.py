@@ -7,19 +7,52 @@ import pickle
 from typing import Any
 
 from esper.telemetry.analytics import BlueprintAnalytics, BlueprintRow
-from esper.telemetry.event import ActionTaken, EpisodeCompleted, EpochCompleted, Event, StageChanged
+from esper.telemetry.event import (
+    ActionTaken,
+    EpisodeCompleted,
+    EpochCompleted,
+    Event,
+    StageChanged,
+)
 
 LIFE = ("GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED")
 
 
-def change(after: str, epoch: int, blueprint: str = "norm", slot: str = "r0c0", cause: str = "", **host: int) -> Event:
+def change(
+    after: str,
+    epoch: int,
+    blueprint: str = "norm",
+    slot: str = "r0c0",
+    cause: str = "",
+    **host: int,
+) -> Event:
     place = {"env": 0, "episode": 0, **host}
-    return StageChanged(epoch=epoch, slot=slot, blueprint=blueprint, before="", after=after, cause=cause, **place)
+    return StageChanged(
+        epoch=epoch,
+        slot=slot,
+        blueprint=blueprint,
+        before="",
+        after=after,
+        cause=cause,
+        **place,
+    )
 
 
-def epoch(number: int, contributions: dict[str, float] | None = None, fossils: int = 0, **host: int) -> EpochCompleted:
+def epoch(
+    number: int,
+    contributions: dict[str, float] | None = None,
+    fossils: int = 0,
+    **host: int,
+) -> EpochCompleted:
     numbers: dict[str, Any] = dict.fromkeys(
-        ("train_loss", "train_accuracy", "validation_loss", "validation_accuracy", "committed_accuracy"), 0.0
+        (
+            "train_loss",
+            "train_accuracy",
+            "validation_loss",
+            "validation_accuracy",
+            "committed_accuracy",
+        ),
+        0.0,
     )
     return EpochCompleted(
         **{"env": 0, "episode": 0, **host}, **numbers, epoch=number, baseline_accuracy=0.0, parameters=277 + fossils,
@@ -29,7 +62,13 @@ def epoch(number: int, contributions: dict[str, float] | None = None, fossils: i
 
 def ended(epochs: int, **host: int) -> EpisodeCompleted:
     numbers: dict[str, Any] = dict.fromkeys(
-        ("total_reward", "validation_accuracy", "committed_accuracy", "baseline_accuracy"), 0.0
+        (
+            "total_reward",
+            "validation_accuracy",
+            "committed_accuracy",
+            "baseline_accuracy",
+        ),
+        0.0,
     )
     return EpisodeCompleted(
         **{"env": 0, "episode": 0, **host}, **numbers, epochs=epochs, host_parameters=277, fossil_parameters=0,
@@ -39,7 +78,14 @@ def ended(epochs: int, **host: int) -> EpisodeCompleted:
 
 def refused(blueprint: str | None, slot: str = "r0c0") -> ActionTaken:
     return ActionTaken(
-        env=0, episode=0, epoch=1, op="ADVANCE", slot=slot, blueprint=blueprint, accepted=False, reason="G2"
+        env=0,
+        episode=0,
+        epoch=1,
+        op="ADVANCE",
+        slot=slot,
+        blueprint=blueprint,
+        accepted=False,
+        reason="G2",
     )
 
 
@@ -56,10 +102,19 @@ def only(analytics: BlueprintAnalytics) -> BlueprintRow:
     return row
 
 
-def kept(slot: str = "r0c0", blueprint: str = "norm", born: int = 0, at: int = 4) -> list[Event]:
+def kept(
+    slot: str = "r0c0", blueprint: str = "norm", born: int = 0, at: int = 4
+) -> list[Event]:
     """A seed that is planted at ``born`` and kept at ``at``, worth 1.5 pp then and 9 pp later, with 40 parameters."""
-    before = [*(change(stage, born, blueprint, slot) for stage in LIFE[:-1]), epoch(at, {slot: 1.5})]
-    return [*before, change("FOSSILIZED", at, blueprint, slot), epoch(at + 1, {slot: 9.0}, fossils=40)]
+    before = [
+        *(change(stage, born, blueprint, slot) for stage in LIFE[:-1]),
+        epoch(at, {slot: 1.5}),
+    ]
+    return [
+        *before,
+        change("FOSSILIZED", at, blueprint, slot),
+        epoch(at + 1, {slot: 9.0}, fossils=40),
+    ]
 
 
 def test_a_seed_that_is_kept() -> None:
@@ -69,21 +124,39 @@ def test_a_seed_that_is_kept() -> None:
 
 def test_a_seed_that_is_pruned_has_the_contribution_it_had_then() -> None:
     life = [change("GERMINATED", 2), change("TRAINING", 2), change("BLENDING", 3)]
-    analytics = told(*life, epoch(4, {"r0c0": -0.5}), epoch(5, {"r0c0": -2.0}), change("PRUNED", 6, cause="faded"))
-    assert only(analytics) == BlueprintRow("norm", 1, 1, 0, 1, 0, 0, 0, 0, None, -2.0, 4.0, None)
+    analytics = told(
+        *life,
+        epoch(4, {"r0c0": -0.5}),
+        epoch(5, {"r0c0": -2.0}),
+        change("PRUNED", 6, cause="faded"),
+    )
+    assert only(analytics) == BlueprintRow(
+        "norm", 1, 1, 0, 1, 0, 0, 0, 0, None, -2.0, 4.0, None
+    )
 
 
 def test_a_seed_that_is_cut_and_one_that_was_rolled_back() -> None:
     events = []
     for slot, cause in (("r0c0", "not finite"), ("r0c1", "rollback")):
-        events += [change("GERMINATED", 0, slot=slot), change("PRUNED", 3, slot=slot, cause=cause)]
+        events += [
+            change("GERMINATED", 0, slot=slot),
+            change("PRUNED", 3, slot=slot, cause=cause),
+        ]
     row = only(told(*events))
-    assert (row.germinated, row.cut, row.rolled_back, row.pruned, row.living) == (2, 1, 1, 0, 0)
+    assert (row.germinated, row.cut, row.rolled_back, row.pruned, row.living) == (
+        2,
+        1,
+        1,
+        0,
+        0,
+    )
     assert row.contribution_pruned is None
 
 
 def test_a_fossil_that_a_rollback_takes_back_was_not_kept() -> None:
-    row = only(told(*kept(), change("PRUNED", 6, cause="rollback"), epoch(6), ended(10)))
+    row = only(
+        told(*kept(), change("PRUNED", 6, cause="rollback"), epoch(6), ended(10))
+    )
     assert (row.fossilized, row.rolled_back, row.epochs_lived) == (0, 1, 6.0)
     assert row.parameters is None
 
@@ -96,13 +169,29 @@ def test_an_unfinished_seed_is_living_also_after_its_episode() -> None:
 
 
 def test_a_stage_that_is_entered_twice_is_one_seed() -> None:
-    row = only(told(*(change(stage, 0) for stage in ("GERMINATED", "BLENDING", "HOLDING", "BLENDING")), ended(5)))
+    row = only(
+        told(
+            *(
+                change(stage, 0)
+                for stage in ("GERMINATED", "BLENDING", "HOLDING", "BLENDING")
+            ),
+            ended(5),
+        )
+    )
     assert (row.germinated, row.blended, row.living) == (1, 1, 1)
 
 
 def test_a_refusal_counts_for_the_seed_that_it_is_about() -> None:
-    analytics = told(change("GERMINATED", 0, "norm"), refused(None), refused("lora", "r0c1"), refused(None, "r1c0"))
-    assert {row.blueprint: row.rejected for row in analytics.rows()} == {"norm": 1, "lora": 1}
+    analytics = told(
+        change("GERMINATED", 0, "norm"),
+        refused(None),
+        refused("lora", "r0c1"),
+        refused(None, "r1c0"),
+    )
+    assert {row.blueprint: row.rejected for row in analytics.rows()} == {
+        "norm": 1,
+        "lora": 1,
+    }
 
 
 def test_hosts_and_episodes_do_not_mix() -> None:
@@ -111,15 +200,26 @@ def test_hosts_and_episodes_do_not_mix() -> None:
         for episode in (0, 1):
             here = {"env": env, "episode": episode}
             events += [change("GERMINATED", 0, **here), epoch(1, {"r0c0": 1.0}, **here)]
-    events += [change("PRUNED", 2, env=1, episode=1), change("FOSSILIZED", 2, env=0, episode=1)]
+    events += [
+        change("PRUNED", 2, env=1, episode=1),
+        change("FOSSILIZED", 2, env=0, episode=1),
+    ]
     row = only(told(*events))
     assert (row.germinated, row.pruned, row.fossilized, row.living) == (4, 1, 1, 2)
 
 
 def test_the_total_is_that_of_all_blueprints() -> None:
-    analytics = told(*kept(), *kept("r0c1", "lora"), *(change("GERMINATED", 5, "lora", "r1c0"),), ended(10))
+    analytics = told(
+        *kept(),
+        *kept("r0c1", "lora"),
+        *(change("GERMINATED", 5, "lora", "r1c0"),),
+        ended(10),
+    )
     total = analytics.total()
-    assert [row.blueprint for row in analytics.rows()] == ["lora", "norm"]  # the most planted first
+    assert [row.blueprint for row in analytics.rows()] == [
+        "lora",
+        "norm",
+    ]  # the most planted first
     assert total.blueprint == "all"
     assert (total.germinated, total.fossilized, total.living) == (3, 2, 1)
     assert total.contribution_kept == 1.5
@@ -134,7 +234,10 @@ def test_without_planted_seeds_there_are_no_rows() -> None:
 
 
 def test_a_seed_planted_before_the_first_event_is_left_out() -> None:
-    assert told(change("FOSSILIZED", 3), change("PRUNED", 4, slot="r0c1"), ended(5)).rows() == []
+    assert (
+        told(change("FOSSILIZED", 3), change("PRUNED", 4, slot="r0c1"), ended(5)).rows()
+        == []
+    )
 
 
 def test_asking_in_between_changes_nothing() -> None:

@@ -77,16 +77,24 @@ def test_everything_comes_through_in_order_and_in_one_other_thread() -> None:
     assert not hub.dropped
 
 
-def test_a_hanging_sink_delays_nobody_and_is_reported(slow: Slow, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hanging_sink_delays_nobody_and_is_reported(
+    slow: Slow, caplog: pytest.LogCaptureFixture
+) -> None:
     """It never returns; the run continues, ends, and reports the events that were not written."""
     other = Ready()
-    with caplog.at_level(logging.WARNING), TelemetryHub([BackgroundSink(slow, patience=0.01), other]) as hub:
+    with (
+        caplog.at_level(logging.WARNING),
+        TelemetryHub([BackgroundSink(slow, patience=0.01), other]) as hub,
+    ):
         for epoch in range(100):
             hub.emit(cut(epoch))
         assert other.epochs == list(range(100))
     assert slow.epochs == []
     assert hub.dropped["Slow"].missed == 100
-    assert hub.dropped["Slow"].words() == "it had not finished 0.01 s after the end of the run; 100 events not written"
+    assert (
+        hub.dropped["Slow"].words()
+        == "it had not finished 0.01 s after the end of the run; 100 events not written"
+    )
 
 
 def test_events_that_do_not_fit_in_the_queue_are_dropped_and_counted(
@@ -104,11 +112,22 @@ def test_events_that_do_not_fit_in_the_queue_are_dropped_and_counted(
         hub.close()
     assert slow.epochs == [0, 1, 2, 3]
     assert hub.dropped["Slow"].missed == 6
-    assert hub.dropped["Slow"].words() == "its queue of 3 events was full; 6 events not written"
-    assert sum("cannot keep up with the run" in record.getMessage() for record in caplog.records) == 1
+    assert (
+        hub.dropped["Slow"].words()
+        == "its queue of 3 events was full; 6 events not written"
+    )
+    assert (
+        sum(
+            "cannot keep up with the run" in record.getMessage()
+            for record in caplog.records
+        )
+        == 1
+    )
 
 
-def test_a_sink_that_raises_at_the_third_event_is_dropped_with_the_count(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sink_that_raises_at_the_third_event_is_dropped_with_the_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     inner, other = Ready(at_epoch=2), Ready()
     background = BackgroundSink(inner, patience=FOREVER)
     with caplog.at_level(logging.WARNING), TelemetryHub([background, other]) as hub:
@@ -153,12 +172,16 @@ def test_a_library_that_wants_to_leave_ends_its_thread_only() -> None:
 
     with TelemetryHub([BackgroundSink(Leaves(), patience=FOREVER)]) as hub:
         hub.emit(cut(0))
-    assert hub.dropped["Leaves"].words() == "SystemExit: no licence; 1 event not written"
+    assert (
+        hub.dropped["Leaves"].words() == "SystemExit: no licence; 1 event not written"
+    )
 
 
 def test_kinds_that_mean_nothing_to_the_sink_take_no_room() -> None:
     inner = Ready()
-    background = BackgroundSink(inner, capacity=1, patience=FOREVER, wants=frozenset({SeedCut}))
+    background = BackgroundSink(
+        inner, capacity=1, patience=FOREVER, wants=frozenset({SeedCut})
+    )
     for number in range(10):
         background.handle(completed(number))
     background.handle(cut(7))
@@ -175,7 +198,9 @@ def test_without_events_there_is_no_thread() -> None:
     assert threading.active_count() == before
 
 
-def test_a_forked_child_writes_nothing_and_waits_for_nothing(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_writes_nothing_and_waits_for_nothing(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the child, the thread does not exist, and its locks keep their state."""
     background = BackgroundSink(slow, capacity=1, patience=FOREVER)
     background.handle(cut(0))
@@ -192,7 +217,9 @@ def test_a_forked_child_writes_nothing_and_waits_for_nothing(slow: Slow, monkeyp
     assert slow.epochs == [0]
 
 
-def test_ctrl_c_while_one_is_waited_for_closes_the_others_first(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_one_is_waited_for_closes_the_others_first(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = Ready()
     background = BackgroundSink(slow, patience=FOREVER)
     hub = TelemetryHub([background, other])
@@ -215,6 +242,8 @@ def test_sizes_that_cannot_be_are_refused(capacity: int, patience: float) -> Non
 
 
 def test_an_inner_sink_gives_its_name() -> None:
-    with TelemetryHub([BackgroundSink(Ready(at_epoch=0), patience=FOREVER), Ready(at_epoch=0)]) as hub:
+    with TelemetryHub(
+        [BackgroundSink(Ready(at_epoch=0), patience=FOREVER), Ready(at_epoch=0)]
+    ) as hub:
         hub.emit(cut(0))
     assert set(hub.dropped) == {"Ready", "Ready#2"}

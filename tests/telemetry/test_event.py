@@ -30,7 +30,9 @@ Kind = TypeVar("Kind", bound=Event)
 KINDS = [
     kind
     for _, kind in inspect.getmembers(events, inspect.isclass)
-    if issubclass(kind, Event) and kind not in (Event, HostEvent) and kind.__module__ == events.__name__
+    if issubclass(kind, Event)
+    and kind not in (Event, HostEvent)
+    and kind.__module__ == events.__name__
 ]
 
 # One value for each annotation that events use: a new annotation needs a line here, and is JSON-checked by that.
@@ -42,10 +44,15 @@ SAMPLES: dict[str, Any] = {
     "str | None": None,
     "int | None": 8,
     "float | None": None,
-    "tuple[Comparison, ...]": (Comparison("none", 85.0, 82.5, 2.5, -math.inf, math.inf, 0.25, "inconclusive"),),
+    "tuple[Comparison, ...]": (
+        Comparison("none", 85.0, 82.5, 2.5, -math.inf, math.inf, 0.25, "inconclusive"),
+    ),
     "tuple[str, ...]": ("r0c0", "r0c1"),
     "tuple[float, ...]": (0.5, math.nan),
-    "tuple[tuple[str, bool, float | None, float | None], ...]": (("age", True, 3.0, 2.0), ("gain", False, None, None)),
+    "tuple[tuple[str, bool, float | None, float | None], ...]": (
+        ("age", True, 3.0, 2.0),
+        ("gain", False, None, None),
+    ),
     "dict[str, float]": {"r0c0": 1.5},
     "dict[str, tuple[float, float]]": {"r0c0": (1.5, 0.5)},
     "dict[str, dict[str, tuple[float, float, int]]]": {"r0c0": {"norm": (1.5, 0.5, 2)}},
@@ -57,12 +64,23 @@ SAMPLES: dict[str, Any] = {
 
 def sample(kind: type[Kind]) -> Kind:
     """An event of this kind, every field filled by its annotation."""
-    return kind(**{field.name: SAMPLES[str(field.type)] for field in dataclasses.fields(kind)})
+    return kind(
+        **{field.name: SAMPLES[str(field.type)] for field in dataclasses.fields(kind)}
+    )
 
 
 def rollback(**changes: Any) -> GovernorRollback:
-    fields = {"env": 3, "episode": 30, "epoch": 17, "reason": "spike", "value": 8.5, "threshold": 4.25}
-    return GovernorRollback(**{**fields, "restored_epoch": 12, "rollbacks": 1, **changes})
+    fields = {
+        "env": 3,
+        "episode": 30,
+        "epoch": 17,
+        "reason": "spike",
+        "value": 8.5,
+        "threshold": 4.25,
+    }
+    return GovernorRollback(
+        **{**fields, "restored_epoch": 12, "rollbacks": 1, **changes}
+    )
 
 
 def test_the_module_has_events() -> None:
@@ -80,7 +98,9 @@ def test_every_event_is_a_frozen_dataclass_of_its_own(kind: type[Event]) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_field_hides_the_keys_of_the_record(kind: type[Event]) -> None:
-    assert {"event", "schema"}.isdisjoint(field.name for field in dataclasses.fields(kind))
+    assert {"event", "schema"}.isdisjoint(
+        field.name for field in dataclasses.fields(kind)
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -89,29 +109,49 @@ def test_every_record_survives_json_unchanged(kind: type[Event]) -> None:
     assert json.loads(json.dumps(fields, allow_nan=False)) == fields
     assert fields["event"] == kind.__name__
     assert fields["schema"] == SCHEMA_VERSION
-    assert set(fields) == {"event", "schema", *(field.name for field in dataclasses.fields(kind))}
+    assert set(fields) == {
+        "event",
+        "schema",
+        *(field.name for field in dataclasses.fields(kind)),
+    }
 
 
-@pytest.mark.parametrize(("value", "text"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")]
+)
 def test_numbers_that_json_lacks_become_strings(value: float, text: str) -> None:
     assert record(rollback(value=value))["value"] == text
 
 
 def test_numbers_that_json_lacks_become_strings_at_every_depth() -> None:
-    gate = GateEvaluated(0, 0, 1, "r0c0", "G1", False, 0.0, checks=(("loss", False, math.nan, 2.0),))
+    gate = GateEvaluated(
+        0, 0, 1, "r0c0", "G1", False, 0.0, checks=(("loss", False, math.nan, 2.0),)
+    )
     assert record(gate)["checks"] == [["loss", False, "nan", 2.0]]
-    epoch = dataclasses.replace(sample(EpochCompleted), contributions={"r0c0": -math.inf})
+    epoch = dataclasses.replace(
+        sample(EpochCompleted), contributions={"r0c0": -math.inf}
+    )
     assert record(epoch)["contributions"] == {"r0c0": "-inf"}
     (compared,) = record(sample(RunCompleted))["comparisons"]
-    assert (compared["reference"], compared["low"], compared["high"]) == ("none", "-inf", "inf")
+    assert (compared["reference"], compared["low"], compared["high"]) == (
+        "none",
+        "-inf",
+        "inf",
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_stable_record_drops_the_volatile_fields_and_nothing_else(kind: type[Event]) -> None:
+def test_stable_record_drops_the_volatile_fields_and_nothing_else(
+    kind: type[Event],
+) -> None:
     made = sample(kind)
-    volatile = {field.name for field in dataclasses.fields(kind) if "volatile" in field.metadata}
+    volatile = {
+        field.name for field in dataclasses.fields(kind) if "volatile" in field.metadata
+    }
     stable = stable_record(made)
-    assert stable == {name: value for name, value in record(made).items() if name not in volatile}
+    assert stable == {
+        name: value for name, value in record(made).items() if name not in volatile
+    }
 
 
 def test_clock_times_are_volatile_and_measurements_are_not() -> None:
@@ -131,8 +171,15 @@ def test_two_runs_that_differ_in_time_only_have_equal_stable_records() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_events_of_an_env_name_it(kind: type[Event]) -> None:
     names = {field.name for field in dataclasses.fields(kind)}
-    whole = (RoundCompleted, RunCompleted, MicroBatchHalved)  # means over hosts, and what changes all of them
-    if names & {"slot", "epoch", "stages", "fossils", "total_reward"} and kind not in whole:
+    whole = (
+        RoundCompleted,
+        RunCompleted,
+        MicroBatchHalved,
+    )  # means over hosts, and what changes all of them
+    if (
+        names & {"slot", "epoch", "stages", "fossils", "total_reward"}
+        and kind not in whole
+    ):
         assert {"env", "episode"} <= names
 
 

@@ -60,7 +60,15 @@ def test_broken_lines_are_counted_and_the_rest_is_read(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     JsonlSink(log.path).handle(cut(7))
     good = log.path.read_bytes()
-    bad = [b"{", b"\xff\xfe", b"null", b"[" * 100_000, b'{"event": "SeedCut", "schema": 1}', b"", b"1" * 5000]
+    bad = [
+        b"{",
+        b"\xff\xfe",
+        b"null",
+        b"[" * 100_000,
+        b'{"event": "SeedCut", "schema": 1}',
+        b"",
+        b"1" * 5000,
+    ]
     log.path.write_bytes(good + b"".join(line + b"\n" for line in bad) + good)
     assert epochs(log) == [7, 7]
     (words,) = log.problems()
@@ -73,7 +81,10 @@ def test_unknown_events_are_counted(tmp_path: Path) -> None:
     log.path.write_text('{"event": "Novelty", "schema": 1}\n' * 3)
     assert epochs(log) == []
     (words,) = log.problems()
-    assert "left out 3 lines that could not be read (line 1: ValueError: event 'Novelty' is unknown" in words
+    assert (
+        "left out 3 lines that could not be read (line 1: ValueError: event 'Novelty' is unknown"
+        in words
+    )
 
 
 def test_a_log_that_was_cut_back_is_read_anew(tmp_path: Path) -> None:
@@ -90,7 +101,13 @@ def test_a_log_that_was_cut_back_is_read_anew(tmp_path: Path) -> None:
         sink.handle(cut(epoch))
     events, again = log.read()
     assert again
-    assert [event.epoch for event in events if isinstance(event, SeedCut)] == [1, 4, 5, 6, 7]
+    assert [event.epoch for event in events if isinstance(event, SeedCut)] == [
+        1,
+        4,
+        5,
+        6,
+        7,
+    ]
     log.path.unlink()
     assert log.read() == ([], True)
 
@@ -111,7 +128,9 @@ def test_a_writer_that_is_killed_is_no_writer_any_more(tmp_path: Path) -> None:
         "import sys, time\nfrom esper.telemetry.sinks.jsonl import JsonlSink\n"
         "sink = JsonlSink(sys.argv[1])\nprint('open', flush=True)\ntime.sleep(60)"
     )
-    child = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE
+    )
     assert child.stdout is not None
     child.stdout.readline()
     assert being_written(path) is True

@@ -66,9 +66,14 @@ def test_a_hub_without_sinks_takes_events() -> None:
     assert not hub.dropped
 
 
-def test_a_failing_sink_is_dropped_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_sink_is_dropped_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     before, failing, after = Keeping(), Failing(at_epoch=2), Keeping()
-    with caplog.at_level(logging.WARNING), TelemetryHub([before, failing, after]) as hub:
+    with (
+        caplog.at_level(logging.WARNING),
+        TelemetryHub([before, failing, after]) as hub,
+    ):
         for epoch in range(5):
             hub.emit(event(epoch))
     assert before.epochs == after.epochs == [0, 1, 2, 3, 4]
@@ -90,14 +95,21 @@ def test_a_failing_sink_does_not_stop_a_run_that_turns_warnings_into_errors() ->
     assert list(hub.dropped) == ["Failing"]
 
 
-def test_a_sink_that_fails_twice_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING), TelemetryHub([Failing(at_epoch=0, on_close=True)]) as hub:
+def test_a_sink_that_fails_twice_is_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with (
+        caplog.at_level(logging.WARNING),
+        TelemetryHub([Failing(at_epoch=0, on_close=True)]) as hub,
+    ):
         hub.emit(event(0))
     assert len(caplog.records) == 1
     assert str(hub.dropped["Failing"].error) == "disk full"
 
 
-def test_a_sink_that_fails_on_close_leaves_the_others_closed(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sink_that_fails_on_close_leaves_the_others_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     other = Keeping()
     hub = TelemetryHub([Failing(on_close=True), other])
     hub.emit(event(0))
@@ -109,10 +121,15 @@ def test_a_sink_that_fails_on_close_leaves_the_others_closed(caplog: pytest.LogC
 
 
 def test_sinks_of_one_class_have_names_of_their_own() -> None:
-    with TelemetryHub([Failing(at_epoch=9), Failing(at_epoch=1), Failing(at_epoch=0)]) as hub:
+    with TelemetryHub(
+        [Failing(at_epoch=9), Failing(at_epoch=1), Failing(at_epoch=0)]
+    ) as hub:
         for epoch in range(3):
             hub.emit(event(epoch))
-    assert {name: lost.missed for name, lost in hub.dropped.items()} == {"Failing#2": 2, "Failing#3": 3}
+    assert {name: lost.missed for name, lost in hub.dropped.items()} == {
+        "Failing#2": 2,
+        "Failing#3": 3,
+    }
 
 
 def test_an_interrupt_is_not_a_failing_sink() -> None:

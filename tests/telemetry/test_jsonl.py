@@ -15,12 +15,18 @@ from tests.telemetry.sample_events import completed, cut, read_events
 
 
 def test_jsonl_reads_back_what_was_written(tmp_path: Path) -> None:
-    events: list[Event] = [cut(0), completed(1, mean_return=math.nan), cut(2, slot="two\nlines \u00e9")]
+    events: list[Event] = [
+        cut(0),
+        completed(1, mean_return=math.nan),
+        cut(2, slot="two\nlines \u00e9"),
+    ]
     sink = JsonlSink(tmp_path / "events.jsonl")
     for event in events:
         sink.handle(event)
     sink.close()
-    assert list(read_events(tmp_path / "events.jsonl")) == [record(event) for event in events]
+    assert list(read_events(tmp_path / "events.jsonl")) == [
+        record(event) for event in events
+    ]
     assert len((tmp_path / "events.jsonl").read_bytes().splitlines()) == 3
 
 
@@ -42,7 +48,9 @@ def test_jsonl_appends_to_an_earlier_log(tmp_path: Path) -> None:
     assert [fields["epoch"] for fields in read_events(path)] == [0, 1]
 
 
-def test_jsonl_cuts_a_torn_line_before_it_appends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_jsonl_cuts_a_torn_line_before_it_appends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "events.jsonl"
     sink = JsonlSink(path)
     sink.handle(cut(0))

@@ -41,7 +41,9 @@ def test_metrics_rows_are_on_disk_before_the_next_event(tmp_path: Path) -> None:
     sink.close()
 
 
-def test_metrics_of_a_round_that_is_learned_from_have_empty_cells_for_test_images(tmp_path: Path) -> None:
+def test_metrics_of_a_round_that_is_learned_from_have_empty_cells_for_test_images(
+    tmp_path: Path,
+) -> None:
     sink = MetricsCsvSink(tmp_path / "metrics.csv")
     sink.handle(completed(1, test_accuracy=None, alone_test_accuracy=None))
     sink.close()
@@ -89,11 +91,15 @@ def test_metrics_refuse_a_table_with_other_columns(tmp_path: Path) -> None:
     assert path.read_text() == "round,loss\n1,0.5\n"
 
 
-def test_metrics_leave_unreported_phases_empty_and_refuse_unknown_ones(tmp_path: Path) -> None:
+def test_metrics_leave_unreported_phases_empty_and_refuse_unknown_ones(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "metrics.csv"
     sink = MetricsCsvSink(path)
     sink.handle(completed(1, phase_seconds={"train": 2.5}))
-    with pytest.raises(ValueError, match=r"unknown columns phase/lunch; known: round, .*phase/act, "):
+    with pytest.raises(
+        ValueError, match=r"unknown columns phase/lunch; known: round, .*phase/act, "
+    ):
         sink.handle(completed(2, phase_seconds={"train": 2.5, "lunch": 1.0}))
     sink.close()
     (row,) = rows(path)
@@ -104,9 +110,18 @@ def test_metrics_leave_unreported_phases_empty_and_refuse_unknown_ones(tmp_path:
 def test_metrics_have_a_column_for_each_kind_of_memory(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     sink = MetricsCsvSink(path)
-    memory = {"reserved/cuda:0": 100, "reserved/cuda:1": 20, "copies/cuda:0": 3, "copies/pinned": 4, "resident/cpu": 5}
+    memory = {
+        "reserved/cuda:0": 100,
+        "reserved/cuda:1": 20,
+        "copies/cuda:0": 3,
+        "copies/pinned": 4,
+        "resident/cpu": 5,
+    }
     sink.handle(completed(1, memory=memory))
-    with pytest.raises(ValueError, match=r"unknown columns memory/lunch; known: round, .*memory/copies, "):
+    with pytest.raises(
+        ValueError,
+        match=r"unknown columns memory/lunch; known: round, .*memory/copies, ",
+    ):
         sink.handle(completed(2, memory={"lunch/cpu": 1}))
     sink.close()
     (row,) = rows(path)

@@ -61,18 +61,24 @@ def test_a_newer_log_is_distinguished_from_a_broken_one() -> None:
         event_of(fields(event="Novelty"))
     with pytest.raises(ValueError, match="schema 99"):
         event_of(fields(schema=99))
-    assert isinstance(event_of(fields(novelty=1)), EpochCompleted)  # a field more is no harm
+    assert isinstance(
+        event_of(fields(novelty=1)), EpochCompleted
+    )  # a field more is no harm
 
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
 
 @given(st.sampled_from(sorted(EVENT_CLASSES)), st.data())
-def test_anything_but_an_event_raises_value_error(name: str, data: st.DataObject) -> None:
+def test_anything_but_an_event_raises_value_error(
+    name: str, data: st.DataObject
+) -> None:
     names = list(json.loads(json.dumps(record(sample(EVENT_CLASSES[name])))))
     found = {
         **json.loads(json.dumps(record(sample(EVENT_CLASSES[name])))),

@@ -14,8 +14,12 @@ def test_unmeasured_fields_have_no_scalar() -> None:
 
 
 def test_memory_has_a_scalar_for_each_kind_and_place() -> None:
-    scalars = Scalars().of(completed(1, memory={"allocated/cuda:0": 1024, "resident/cpu": 5}))
-    assert {tag: value for tag, value in scalars.items() if tag.startswith("memory/")} == {
+    scalars = Scalars().of(
+        completed(1, memory={"allocated/cuda:0": 1024, "resident/cpu": 5})
+    )
+    assert {
+        tag: value for tag, value in scalars.items() if tag.startswith("memory/")
+    } == {
         "memory/allocated/cuda:0": 1024.0,
         "memory/resident/cpu": 5.0,
     }
@@ -24,6 +28,15 @@ def test_memory_has_a_scalar_for_each_kind_and_place() -> None:
 def test_every_wanted_event_has_scalars() -> None:
     waited = RanksWaited(1, 4.0, (0.0, 1.0))
     assert Scalars().of(waited) == {"ranks/waited_0": 0.0, "ranks/waited_1": 0.25}
-    samples: list[Event] = [completed(1), waited, updated(), PracticeRound(1, 2, 0.5), ANOMALY, END]
+    samples: list[Event] = [
+        completed(1),
+        waited,
+        updated(),
+        PracticeRound(1, 2, 0.5),
+        ANOMALY,
+        END,
+    ]
     assert {type(event) for event in samples} == KINDS
-    assert all(Scalars().of(event) for event in samples if not isinstance(event, PracticeRound))
+    assert all(
+        Scalars().of(event) for event in samples if not isinstance(event, PracticeRound)
+    )

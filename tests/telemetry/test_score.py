@@ -18,8 +18,14 @@ KELVIN = ScoreUnit("negative error", "K", "K", 10.0)
         (KELVIN, "8.34 K", "+0.13 K", "test, K"),
     ],
 )
-def test_points_are_shown_in_the_unit_of_the_score(unit: ScoreUnit, value: str, difference: str, label: str) -> None:
-    assert (unit.value(83.41, 1), unit.difference(1.31, 1), unit.label("test")) == (value, difference, label)
+def test_points_are_shown_in_the_unit_of_the_score(
+    unit: ScoreUnit, value: str, difference: str, label: str
+) -> None:
+    assert (unit.value(83.41, 1), unit.difference(1.31, 1), unit.label("test")) == (
+        value,
+        difference,
+        label,
+    )
     assert unit.value(83.41, 1, unit=False) == value.partition(" ")[0]
 
 

@@ -9,14 +9,20 @@ from esper.telemetry.event import ActionTaken, EpochCompleted, StageChanged
 from esper.telemetry.seed_history import Life
 
 
-def change(epoch: int, before: str, after: str, cause: str = "advance", slot: str = "r0c0") -> StageChanged:
+def change(
+    epoch: int, before: str, after: str, cause: str = "advance", slot: str = "r0c0"
+) -> StageChanged:
     return StageChanged(0, 0, epoch, slot, "norm", before, after, cause)
 
 
-def epoch(number: int, stages: dict[str, str], contributions: dict[str, float]) -> EpochCompleted:
+def epoch(
+    number: int, stages: dict[str, str], contributions: dict[str, float]
+) -> EpochCompleted:
     errors = dict.fromkeys(contributions, 0.5)
     measured: list[Any] = [1.0, 50.0, 1.0, 50.0, 50.0, 50.0, 300, 0]
-    return EpochCompleted(0, 0, number, *measured, contributions, stages, 0.0, {}, errors)
+    return EpochCompleted(
+        0, 0, number, *measured, contributions, stages, 0.0, {}, errors
+    )
 
 
 def lived(*events: Any) -> Life:
@@ -30,13 +36,36 @@ def test_a_seed_is_followed_from_its_germination_to_its_end() -> None:
     found = lived(
         change(2, "DORMANT", "GERMINATED", "germinate"),
         change(3, "GERMINATED", "TRAINING"),
-        ActionTaken(0, 0, 4, "ADVANCE", "r0c0", None, False, "gradient health: 0.1, at least 0.7 required"),
-        ActionTaken(0, 0, 5, "ADVANCE", "r0c0", None, False, "trial accuracy difference: -3, at least -1 required"),
+        ActionTaken(
+            0,
+            0,
+            4,
+            "ADVANCE",
+            "r0c0",
+            None,
+            False,
+            "gradient health: 0.1, at least 0.7 required",
+        ),
+        ActionTaken(
+            0,
+            0,
+            5,
+            "ADVANCE",
+            "r0c0",
+            None,
+            False,
+            "trial accuracy difference: -3, at least -1 required",
+        ),
         change(6, "TRAINING", "PRUNED", "prune"),
         change(7, "PRUNED", "EMBARGOED", "cooldown"),
     )
     (seed,) = found.seeds
-    assert (seed.planted, seed.until, seed.stage, seed.refusals) == (2, 6, "TRAINING", 2)
+    assert (seed.planted, seed.until, seed.stage, seed.refusals) == (
+        2,
+        6,
+        "TRAINING",
+        2,
+    )
     assert seed.end == (
         "pruned by the controller at epoch 6, in TRAINING; a gate refused it 2 times, last: trial accuracy difference: "
         "-3, at least -1 required"
@@ -45,11 +74,24 @@ def test_a_seed_is_followed_from_its_germination_to_its_end() -> None:
 
 def test_a_seed_that_is_kept_at_once_is_followed_too() -> None:
     kept = change(3, "DORMANT", "FOSSILIZED", "germinate")
-    found = lived(kept, replace(epoch(4, {"r0c0": "FOSSILIZED"}, {"r0c0": 2.5}), fossil_parameters=120))
+    found = lived(
+        kept,
+        replace(epoch(4, {"r0c0": "FOSSILIZED"}, {"r0c0": 2.5}), fossil_parameters=120),
+    )
     (seed,) = found.seeds
-    assert (seed.planted, seed.kept, seed.blended, seed.parameters) == (3, True, True, 120)
-    assert (seed.contribution, seed.contribution_kept) == (2.5, None)  # it was kept before anything was measured
-    assert [(each.stage, each.begin, each.end) for each in found.stretches] == [("FOSSILIZED", 3, 4)]
+    assert (seed.planted, seed.kept, seed.blended, seed.parameters) == (
+        3,
+        True,
+        True,
+        120,
+    )
+    assert (seed.contribution, seed.contribution_kept) == (
+        2.5,
+        None,
+    )  # it was kept before anything was measured
+    assert [(each.stage, each.begin, each.end) for each in found.stretches] == [
+        ("FOSSILIZED", 3, 4)
+    ]
 
 
 def test_a_slot_that_is_used_again_has_two_seeds() -> None:
@@ -65,17 +107,25 @@ def test_a_slot_that_is_used_again_has_two_seeds() -> None:
         "removed because a value was not finite at epoch 2, in GERMINATED",
         "kept at epoch 9",
     ]
-    assert str(found.seeds[1]).endswith("kept at epoch 9, contribution +1.25 pp (standard error 0.50)")
+    assert str(found.seeds[1]).endswith(
+        "kept at epoch 9, contribution +1.25 pp (standard error 0.50)"
+    )
 
 
 def test_a_seed_that_is_still_there_says_what_it_stands_before() -> None:
     found = lived(
-        change(1, "DORMANT", "GERMINATED"), change(2, "GERMINATED", "TRAINING"), epoch(3, {"r0c0": "TRAINING"}, {})
+        change(1, "DORMANT", "GERMINATED"),
+        change(2, "GERMINATED", "TRAINING"),
+        epoch(3, {"r0c0": "TRAINING"}, {}),
     )
     (seed,) = found.seeds
     assert found.present == {"r0c0": seed}
     seed.standing = "gate G2 was closed"
-    assert (seed.until, seed.kept, seed.end) == (3, False, "in TRAINING at the end: gate G2 was closed")
+    assert (seed.until, seed.kept, seed.end) == (
+        3,
+        False,
+        "in TRAINING at the end: gate G2 was closed",
+    )
 
 
 def test_a_fossil_that_a_rollback_takes_back_was_removed() -> None:
@@ -86,7 +136,10 @@ def test_a_fossil_that_a_rollback_takes_back_was_removed() -> None:
     )
     (seed,) = found.seeds
     assert not seed.kept
-    assert seed.end == "lost when the governor restored the host at epoch 11, in FOSSILIZED"
+    assert (
+        seed.end
+        == "lost when the governor restored the host at epoch 11, in FOSSILIZED"
+    )
 
 
 def test_an_action_on_a_slot_whose_seed_is_gone_is_not_a_refusal_of_that_seed() -> None:
@@ -94,7 +147,9 @@ def test_an_action_on_a_slot_whose_seed_is_gone_is_not_a_refusal_of_that_seed() 
         change(1, "DORMANT", "GERMINATED"),
         change(2, "GERMINATED", "PRUNED", "prune"),
         ActionTaken(0, 0, 3, "ADVANCE", "r0c0", None, False, "no seed"),
-        ActionTaken(0, 0, 4, "GERMINATE", "r0c0", "norm", False, "the slot is not free"),
+        ActionTaken(
+            0, 0, 4, "GERMINATE", "r0c0", "norm", False, "the slot is not free"
+        ),
     )
     assert [seed.refusals for seed in found.seeds] == [0]
     assert found.refused == {"norm": 1}

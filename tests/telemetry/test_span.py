@@ -31,7 +31,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 
 def test_the_phases_are_these() -> None:
-    asked_for = {"stage", "train", "validate", "govern", "decide", "update", "telemetry"}
+    asked_for = {
+        "stage",
+        "train",
+        "validate",
+        "govern",
+        "decide",
+        "update",
+        "telemetry",
+    }
     assert asked_for | {"act"} == set(PHASES)
     assert all(PHASES.values())
 
@@ -86,7 +94,9 @@ def test_a_block_that_raises_is_counted_and_closed(clock: Clock) -> None:
     assert spans.seconds == {"train": 0.0, "stage": 2.0, "govern": 1.0}
 
 
-def test_seconds_that_move_to_another_phase_leave_the_sum_as_it_is(clock: Clock) -> None:
+def test_seconds_that_move_to_another_phase_leave_the_sum_as_it_is(
+    clock: Clock,
+) -> None:
     spans = Spans()
     with spans("validate"):
         clock.now += 5.0
@@ -103,7 +113,9 @@ def test_no_more_seconds_move_than_a_phase_has(clock: Clock, seconds: float) -> 
     spans = Spans()
     with spans("validate"):
         clock.now += 5.0
-    with pytest.raises(ValueError, match=r"cannot move .* s from validate to train: validate has 5.0 s"):
+    with pytest.raises(
+        ValueError, match=r"cannot move .* s from validate to train: validate has 5.0 s"
+    ):
         spans.move("validate", "train", seconds)
     with pytest.raises(ValueError, match="unknown phase 'lunch'"):
         spans.move("validate", "lunch", 1.0)
@@ -111,7 +123,10 @@ def test_no_more_seconds_move_than_a_phase_has(clock: Clock, seconds: float) -> 
 
 
 def test_an_unknown_phase_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"unknown phase 'lunch'; known: act, stage, train, .*telemetry"):
+    with pytest.raises(
+        ValueError,
+        match=r"unknown phase 'lunch'; known: act, stage, train, .*telemetry",
+    ):
         Spans()("lunch")
 
 
@@ -139,7 +154,9 @@ def test_another_thread_is_refused_while_a_span_is_open() -> None:
 
     with spans("train"):
         in_a_thread()
-    assert errors == ["phase stage began in a different thread than the open phase train"]
+    assert errors == [
+        "phase stage began in a different thread than the open phase train"
+    ]
     in_a_thread()  # nothing is open: the object was handed on
     assert len(errors) == 1
     assert set(spans.seconds) == {"train", "stage"}
@@ -147,9 +164,15 @@ def test_another_thread_is_refused_while_a_span_is_open() -> None:
 
 def ranges_of(spans: Spans) -> list[str]:
     """Names of Esper's ranges in a trace of two nested spans."""
-    with profile(activities=[ProfilerActivity.CPU]) as trace, spans("train"), spans("stage"):
+    with (
+        profile(activities=[ProfilerActivity.CPU]) as trace,
+        spans("train"),
+        spans("stage"),
+    ):
         torch.ones(2).add_(1)
-    return sorted(event.name for event in trace.events() if event.name.startswith("esper/"))
+    return sorted(
+        event.name for event in trace.events() if event.name.startswith("esper/")
+    )
 
 
 def test_a_trace_has_the_phases_when_they_are_asked_for() -> None:
@@ -167,10 +190,14 @@ def test_marks_may_be_turned_on_and_off_while_a_span_is_open() -> None:
     assert ranges_of(spans) == []
 
 
-def test_with_cuda_the_phases_are_nvtx_ranges_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_cuda_the_phases_are_nvtx_ranges_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     told: list[str] = []
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda name: told.append(f"push {name}"))
+    monkeypatch.setattr(
+        torch.cuda.nvtx, "range_push", lambda name: told.append(f"push {name}")
+    )
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: told.append("pop"))
     spans = Spans(marks=True)
     with spans("train"), spans("stage"):

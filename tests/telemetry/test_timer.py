@@ -50,7 +50,9 @@ def test_on_the_cpu_a_block_takes_what_lies_between_its_ends() -> None:
 
 
 @pytest.mark.finding("L10")
-def test_mps_waits_for_the_device_at_both_ends(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mps_waits_for_the_device_at_both_ends(
+    log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.mps, "synchronize", lambda: log.append("wait"))
     timer = CUDATimer("mps")
     with timer:
@@ -105,7 +107,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
 
 
 @pytest.mark.finding("L10")
-def test_cuda_measures_the_work_between_two_events_of_its_device_and_waits_only_when_read(gpus: Gpus) -> None:
+def test_cuda_measures_the_work_between_two_events_of_its_device_and_waits_only_when_read(
+    gpus: Gpus,
+) -> None:
     device, other = torch.device("cuda:1"), torch.device("cuda:0")
     timer = CUDATimer("cuda:1")
     gpus.clocks[device] += 50
@@ -145,11 +149,16 @@ def test_reading_before_a_block_has_ended_raises() -> None:
 
 def test_a_timer_does_not_run_twice_at_once() -> None:
     timer: Any = CUDATimer("cpu")
-    with timer, pytest.raises(RuntimeError, match="use a separate timer for a nested block"):
+    with (
+        timer,
+        pytest.raises(RuntimeError, match="use a separate timer for a nested block"),
+    ):
         timer.__enter__()
     assert timer.seconds >= 0
 
 
 def test_other_devices_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="measures work on cuda, cpu, mps; not on meta"):
+    with pytest.raises(
+        ValueError, match="measures work on cuda, cpu, mps; not on meta"
+    ):
         CUDATimer("meta")

@@ -64,12 +64,21 @@ def test_scalars_are_sent_with_their_step(library: Library, tmp_path: Path) -> N
     assert library.calls[-1] == ("finish", None)
 
 
-def test_a_resumed_run_continues_its_tracker_run_and_sends_nothing_twice(library: Library, tmp_path: Path) -> None:
+def test_a_resumed_run_continues_its_tracker_run_and_sends_nothing_twice(
+    library: Library, tmp_path: Path
+) -> None:
     write(TrackerSink(library.__name__, tmp_path, "esper", {}), a_run(1, 2))
     before = len(library.logged())
-    write(TrackerSink(library.__name__, tmp_path, "esper", {}, steps=240), [*a_run(2, 3), END])
+    write(
+        TrackerSink(library.__name__, tmp_path, "esper", {}, steps=240),
+        [*a_run(2, 3), END],
+    )
     after = library.logged()[before:]
-    assert [row["global_step"] for row in after] == [720, 720, 720]  # round 2 was sent before
+    assert [row["global_step"] for row in after] == [
+        720,
+        720,
+        720,
+    ]  # round 2 was sent before
     assert "comparison/against_none" in after[-1]
     first, second = (what for name, what in library.calls if name == "init")
     assert (first.get("id"), first["name"]) == (second.get("id"), second["name"])
@@ -78,22 +87,31 @@ def test_a_resumed_run_continues_its_tracker_run_and_sends_nothing_twice(library
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_the_comparison_of_a_resumed_run_is_sent(library: Library, tmp_path: Path) -> None:
+def test_the_comparison_of_a_resumed_run_is_sent(
+    library: Library, tmp_path: Path
+) -> None:
     """The end of the run belongs to the same step as its last round."""
     write(TrackerSink(library.__name__, tmp_path, "esper", {}), a_run(1, 2))
     write(TrackerSink(library.__name__, tmp_path, "esper", {}, steps=480), [END])
     assert library.logged()[-1] == {"comparison/against_none": 2.5, "global_step": 480}
 
 
-def test_runs_of_the_same_name_are_different_tracker_runs(library: Library, tmp_path: Path) -> None:
+def test_runs_of_the_same_name_are_different_tracker_runs(
+    library: Library, tmp_path: Path
+) -> None:
     for name in ("a", "b"):
         (tmp_path / name / "run").mkdir(parents=True)
-        write(TrackerSink(library.__name__, tmp_path / name / "run", "esper", {}), a_run(1, 1))
+        write(
+            TrackerSink(library.__name__, tmp_path / name / "run", "esper", {}),
+            a_run(1, 1),
+        )
     first, second = (what for name, what in library.calls if name == "init")
     assert (first.get("id"), first["name"]) != (second.get("id"), second["name"])
 
 
-def test_an_unknown_tracker_is_refused_and_the_known_ones_are_listed(tmp_path: Path) -> None:
+def test_an_unknown_tracker_is_refused_and_the_known_ones_are_listed(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ValueError, match="wandb, trackio"):
         TrackerSink("mlflow", tmp_path, "esper", {})
 
@@ -103,7 +121,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_tracker_has_no_terminal_to_ask_in(library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_has_no_terminal_to_ask_in(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a terminal, both libraries raise an error instead of a question; the terminal is there again after it."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdin", terminal)

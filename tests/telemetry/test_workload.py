@@ -24,7 +24,9 @@ def workload(*phases: Phase) -> tuple[Workload, Clock]:
     return work, clock
 
 
-def spend(work: Workload, clock: Clock, name: str, units: float, seconds: float) -> None:
+def spend(
+    work: Workload, clock: Clock, name: str, units: float, seconds: float
+) -> None:
     clock.now += seconds
     work.advance(name, units)
 
@@ -36,7 +38,9 @@ def test_before_anything_is_measured_the_time_left_is_unknown() -> None:
 
 
 def test_the_first_phase_tells_how_long_all_of_them_take() -> None:
-    work, clock = workload(Phase("baseline", 10), Phase("rounds", 90), Phase("comparison", 100))
+    work, clock = workload(
+        Phase("baseline", 10), Phase("rounds", 90), Phase("comparison", 100)
+    )
     spend(work, clock, "baseline", 10, seconds=5.0)
     assert work.seconds_left() == pytest.approx(95.0)
     assert work.part == pytest.approx(0.05)

@@ -18,11 +18,15 @@ from esper.config import ConfigError
 from esper.files import checkpoint
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if not path.name.startswith("test_"))
+SCRIPTS = sorted(
+    path.name for path in FOLDER.glob("*.py") if not path.name.startswith("test_")
+)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_imports_what_exists(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_imports_what_exists(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))  # as `python SCRIPT` does
     assert runpy.run_path(str(FOLDER / name), run_name="imported")["__doc__"]
 
@@ -30,9 +34,18 @@ def test_a_script_imports_what_exists(name: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 @pytest.mark.parametrize("grow", [[], ["--grow"]], ids=["alone", "grown"])
 def test_a_known_script_trains_and_tells_its_score(grow: list[str]) -> None:
-    command = [sys.executable, str(FOLDER / "known_scripts.py"), "text", "--quick", *grow]
+    command = [
+        sys.executable,
+        str(FOLDER / "known_scripts.py"),
+        "text",
+        "--quick",
+        *grow,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = re.fullmatch(r"text \w+ seed 0: (\d\.\d+), ([\d,]+) to ([\d,]+) parameters, \d+ s\n", done.stdout)
+    found = re.fullmatch(
+        r"text \w+ seed 0: (\d\.\d+), ([\d,]+) to ([\d,]+) parameters, \d+ s\n",
+        done.stdout,
+    )
     assert found is not None, done.stdout
     assert float(found[1]) < 4.5  # guessing among all characters costs 4.6
     assert (found[2] != found[3]) is bool(grow)
@@ -41,7 +54,9 @@ def test_a_known_script_trains_and_tells_its_score(grow: list[str]) -> None:
 @pytest.mark.slow
 def test_the_cost_of_a_grower_is_measured_with_and_without_seeds() -> None:
     command = [sys.executable, "-m", "benchmarks.grower_cost", "--turns", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=FOLDER.parent)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=FOLDER.parent
+    )
     rows = [line.split("|")[1].strip() for line in done.stdout.splitlines()[2:]]
     assert rows == ["0", "1 incubating", "3 incubating", "1 blended", "3 blended"]
 
@@ -51,10 +66,23 @@ def hosts(*accuracies: float) -> list[dict[str, Any]]:
     return [replace(host, accuracy=accuracy).plain() for accuracy in accuracies]
 
 
-def test_runs_of_several_seeds_are_pooled(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_several_seeds_are_pooled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def state(gain: float) -> dict[str, Any]:
-        arms = {"ppo": (90 + gain, 91 + gain), "none": (90, 91), "plans": (91, 92), "schedule": (92, 93)}
-        return {"agent": {"compared": {name: {"0": hosts(*accuracies)} for name, accuracies in arms.items()}}}
+        arms = {
+            "ppo": (90 + gain, 91 + gain),
+            "none": (90, 91),
+            "plans": (91, 92),
+            "schedule": (92, 93),
+        }
+        return {
+            "agent": {
+                "compared": {
+                    name: {"0": hosts(*accuracies)} for name, accuracies in arms.items()
+                }
+            }
+        }
 
     states = {"a": state(1.5), "b": state(3.5)}
     monkeypatch.setattr(checkpoint, "read", lambda folder: states[folder.name])
@@ -72,13 +100,21 @@ def test_runs_of_several_seeds_are_pooled(monkeypatch: pytest.MonkeyPatch, capsy
 def test_agents_that_were_compared_on_the_same_hosts_are_pooled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arms = {"checkpoint:runs/a": 94, "plans:runs/a": 93, "checkpoint:runs/b": 92, "plans:runs/b": 92, "none": 90}
+    arms = {
+        "checkpoint:runs/a": 94,
+        "plans:runs/a": 93,
+        "checkpoint:runs/b": 92,
+        "plans:runs/b": 92,
+        "none": 90,
+    }
     played = [
         {"arm": name, "round": number, "hosts": hosts(accuracy + number)}
         for number in (1, 0)
         for name, accuracy in {**arms, "schedule": 94}.items()
     ]
-    (tmp_path / "played.jsonl").write_text("\n".join(map(json.dumps, played)), encoding="utf-8")
+    (tmp_path / "played.jsonl").write_text(
+        "\n".join(map(json.dumps, played)), encoding="utf-8"
+    )
     script = runpy.run_path(str(FOLDER / "pool_runs.py"), run_name="imported")
     script["pool"](script["compared_runs"](tmp_path))
     out = capsys.readouterr().out
@@ -89,14 +125,24 @@ def test_agents_that_were_compared_on_the_same_hosts_are_pooled(
 
 def test_the_model_of_ranks_adds_up_what_an_epoch_waits_for() -> None:
     model = runpy.run_path(str(FOLDER / "rank_model.py"), run_name="imported")
-    costs = model["Costs"](host=0.1, own=0.001, message=0.002, kilobytes=5.0, megabytes_per_second=100.0)
+    costs = model["Costs"](
+        host=0.1, own=0.001, message=0.002, kilobytes=5.0, megabytes_per_second=100.0
+    )
     assert costs.epoch(8, 1, 2) == pytest.approx(8 * 0.1 + 8 * 0.001)
     exchange = 0.002 * 3 + 6 * 5e-5
     assert costs.epoch(8, 4, 4) == pytest.approx(2 * 0.1 + 8 * 0.001 + exchange)
-    assert costs.epoch(8, 4, 2) == pytest.approx(2 * 0.1 * 2 + 8 * 0.001 + exchange)  # two ranks on each core
-    assert costs.epoch(8, 4, 1, machines=4) == pytest.approx(2 * 0.1 + 8 * 0.001 + 0.002 * 3 + 2e-4 + 6 * 5e-6)
+    assert costs.epoch(8, 4, 2) == pytest.approx(
+        2 * 0.1 * 2 + 8 * 0.001 + exchange
+    )  # two ranks on each core
+    assert costs.epoch(8, 4, 1, machines=4) == pytest.approx(
+        2 * 0.1 + 8 * 0.001 + 0.002 * 3 + 2e-4 + 6 * 5e-6
+    )
     most = costs.most_ranks(4, 1)
-    assert costs.added(4 * most, most) <= 0.05 * 0.4 < costs.added(4 * (most + 1), most + 1)
+    assert (
+        costs.added(4 * most, most)
+        <= 0.05 * 0.4
+        < costs.added(4 * (most + 1), most + 1)
+    )
     page = model["markdown"](costs, {1: 0.8, 2: 0.45}, 8, 2)
     assert "| 2 | 0.45 | 0.41 |" in page
     assert any(line.startswith("| 16 machines | 10.00 |") for line in page)

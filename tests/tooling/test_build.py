@@ -14,7 +14,9 @@ from build_support import check_cuda_compiles, cuda, extensions, find_torch
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def toolkit(folder: Path, name: str, nvcc: str | None = "exit 0", header: bool = True) -> Path:
+def toolkit(
+    folder: Path, name: str, nvcc: str | None = "exit 0", header: bool = True
+) -> Path:
     """A directory that looks like a CUDA toolkit; `nvcc` is a shell script."""
     home = folder / name
     (home / "bin").mkdir(parents=True)
@@ -30,7 +32,10 @@ def toolkit(folder: Path, name: str, nvcc: str | None = "exit 0", header: bool =
 
 def test_a_toolkit_needs_header_and_compiler(tmp_path: Path) -> None:
     good = toolkit(tmp_path, "good")
-    for name in (toolkit(tmp_path, "headerless", header=False), toolkit(tmp_path, "no-compiler", nvcc=None)):
+    for name in (
+        toolkit(tmp_path, "headerless", header=False),
+        toolkit(tmp_path, "no-compiler", nvcc=None),
+    ):
         assert name not in cuda.toolkit_candidates({"CUDA_HOME": str(name), "PATH": ""})
     assert cuda.toolkit_candidates({"CUDA_HOME": str(good), "PATH": ""})[0] == good
     assert cuda.toolkit_candidates({"CUDA_PATH": str(good), "PATH": ""})[0] == good
@@ -43,9 +48,13 @@ def test_an_nvcc_wrapper_elsewhere_on_the_path_is_not_a_toolkit(tmp_path: Path) 
     assert real in cuda.toolkit_candidates({"PATH": str(real / "bin")})
 
 
-def test_cuda_is_judged_by_the_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_is_judged_by_the_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     good = toolkit(tmp_path, "good")
-    bad = toolkit(tmp_path, "bad", nvcc="echo 'probe.cu(2): error: wrong major' >&2; exit 1")
+    bad = toolkit(
+        tmp_path, "bad", nvcc="echo 'probe.cu(2): error: wrong major' >&2; exit 1"
+    )
     monkeypatch.setattr(cuda, "toolkit_candidates", lambda environment: [bad, good])
     decision = cuda.decide("13.0", {})
     assert (decision.build, decision.home) == (True, good)
@@ -56,7 +65,9 @@ def test_cuda_is_judged_by_the_probe(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("torch_cuda", [None, "13.0"])
-def test_strict_mode_fails_and_auto_degrades(torch_cuda: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strict_mode_fails_and_auto_degrades(
+    torch_cuda: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cuda, "toolkit_candidates", lambda environment: [])
     decision = cuda.decide(torch_cuda, {})
     assert not decision.build
@@ -65,8 +76,13 @@ def test_strict_mode_fails_and_auto_degrades(torch_cuda: str | None, monkeypatch
 
 
 def test_cuda_can_be_switched_off_and_modes_are_checked() -> None:
-    assert cuda.decide("13.0", {"ESPER_CUDA": "0"}).reason == "switched off by ESPER_CUDA=0"
-    with pytest.raises(SystemExit, match=r"ESPER_CUDA='yes' is not one of: auto .*, 0 .*, 1"):
+    assert (
+        cuda.decide("13.0", {"ESPER_CUDA": "0"}).reason
+        == "switched off by ESPER_CUDA=0"
+    )
+    with pytest.raises(
+        SystemExit, match=r"ESPER_CUDA='yes' is not one of: auto .*, 0 .*, 1"
+    ):
         cuda.decide("13.0", {"ESPER_CUDA": "yes"})
 
 
@@ -86,7 +102,13 @@ def test_only_build_commands_need_torch(arguments: list[str], builds: bool) -> N
 
 
 @pytest.mark.parametrize(
-    ("version", "too_old"), [("2.10.1", True), ("1.13.0", True), ("2.11.0a0+git", False), ("2.13.0+cpu", False)]
+    ("version", "too_old"),
+    [
+        ("2.10.1", True),
+        ("1.13.0", True),
+        ("2.11.0a0+git", False),
+        ("2.13.0+cpu", False),
+    ],
 )
 def test_old_torch_is_recognised(version: str, too_old: bool) -> None:
     assert find_torch.is_too_old(version) is too_old
@@ -108,14 +130,22 @@ def test_every_kernel_is_compiled_for_the_oldest_and_the_newest_target(
     assert not check_cuda_compiles.compile_all(nvcc, [Path("good.cu"), Path("bad.cu")])
     calls = (tmp_path / "calls").read_text().splitlines()
     assert len(calls) == 6
-    targets = [re.findall(r"-std=(\S+) -gencode=arch=compute_(\d+),code=sm_(\d+)", call)[0] for call in calls]
+    targets = [
+        re.findall(r"-std=(\S+) -gencode=arch=compute_(\d+),code=sm_(\d+)", call)[0]
+        for call in calls
+    ]
     assert sorted(targets) == [("c++17", "80", "80")] * 3 + [("c++20", "90", "90")] * 3
     assert sorted(call.split()[1] for call in calls) == ["bad.cu"] * 2 + ["good.cu"] * 4
     assert "error: no\nbad.cu as c++17 for sm_80: FAILED" in capsys.readouterr().out
 
 
 def test_stale_modules_are_deleted(tmp_path: Path) -> None:
-    for name in ("_C.abi3.so", "_C_cuda.abi3.so", "_runtime.cpython-311-x86_64-linux-gnu.so", "other.so"):
+    for name in (
+        "_C.abi3.so",
+        "_C_cuda.abi3.so",
+        "_runtime.cpython-311-x86_64-linux-gnu.so",
+        "other.so",
+    ):
         (tmp_path / name).touch()
     extensions.remove_stale(tmp_path, {"esper._C", "esper._runtime"})
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -129,7 +159,11 @@ def test_modules_follow_the_decision() -> None:
     without = extensions.modules(cuda.CudaDecision(False, "no"))
     assert [module.name for module in without] == ["esper._C", "esper._runtime"]
     sources = {source for module in without for source in module.sources}
-    assert sources >= {"csrc/library.cpp", "csrc/cpu/grad_stats.cpp", "csrc/runtime/module.cpp"}
+    assert sources >= {
+        "csrc/library.cpp",
+        "csrc/cpu/grad_stats.cpp",
+        "csrc/runtime/module.cpp",
+    }
     assert "csrc/grad_stats.h" in without[0].depends
 
 
@@ -140,6 +174,9 @@ def test_record_can_be_read_back() -> None:
 
 def test_torch_is_not_a_build_requirement_and_its_range_holds_the_fallback() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert not any(requirement.startswith("torch") for requirement in project["build-system"]["requires"])
+    assert not any(
+        requirement.startswith("torch")
+        for requirement in project["build-system"]["requires"]
+    )
     assert "torch>=2.11,<2.16" in project["project"]["dependencies"]
     assert find_torch.FALLBACK_TORCH == "torch==2.13.0"

@@ -35,15 +35,28 @@ def tree(tmp_path: Path) -> Path:
             f'echo "{name} $*" >> {tmp_path}/calls\n[ "{name} $*" != "$FAILS" ]',
         )
     # `python -m venv FOLDER`: the environment that is entered has the stand-ins.
-    executable(tmp_path / "python", f'mkdir -p "$3/bin"; echo \'export PATH={tmp_path}/bin:$PATH\' > "$3/bin/activate"')
+    executable(
+        tmp_path / "python",
+        f'mkdir -p "$3/bin"; echo \'export PATH={tmp_path}/bin:$PATH\' > "$3/bin/activate"',
+    )
     return tmp_path
 
 
 def run(tree: Path, fails: str = "") -> tuple[int, list[str]]:
     """The exit status, and the calls of commands."""
     # Nothing else of the caller's: a SLOW_MINUTES would be taken for an argument.
-    environment = {"PATH": os.environ["PATH"], "PYTHON": str(tree / "python"), "FAILS": fails}
-    done = subprocess.run([tree / ".ci" / "run"], env=environment, capture_output=True, text=True, timeout=60)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHON": str(tree / "python"),
+        "FAILS": fails,
+    }
+    done = subprocess.run(
+        [tree / ".ci" / "run"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     calls = (tree / "calls").read_text(encoding="utf-8").splitlines()
     (tree / "calls").unlink()
     return done.returncode, calls
@@ -65,7 +78,9 @@ CHECKS = [
 
 
 @pytest.mark.finding("M16")
-def test_continuous_integration_checks_types_and_lint_and_runs_the_tests(tree: Path) -> None:
+def test_continuous_integration_checks_types_and_lint_and_runs_the_tests(
+    tree: Path,
+) -> None:
     status, calls = run(tree)
     assert status == 0
     assert [check for check in CHECKS if check not in calls] == []
@@ -73,7 +88,9 @@ def test_continuous_integration_checks_types_and_lint_and_runs_the_tests(tree: P
 
 @pytest.mark.finding("M16")
 @pytest.mark.parametrize("check", CHECKS)
-def test_continuous_integration_fails_if_a_check_fails_and_does_the_others(tree: Path, check: str) -> None:
+def test_continuous_integration_fails_if_a_check_fails_and_does_the_others(
+    tree: Path, check: str
+) -> None:
     status, calls = run(tree, fails=check)
     assert status != 0
     assert [other for other in CHECKS if other not in calls] == []

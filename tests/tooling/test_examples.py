@@ -32,12 +32,17 @@ def run_example(name: str, size: str, folder: Path) -> str:
     """Runs an example in ``folder`` and returns what it prints."""
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
     command = [sys.executable, "-c", RUN, str(EXAMPLES / name), size]
-    finished = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
+    finished = subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env=environment
+    )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
 
 
-@pytest.mark.parametrize("name", slow_except(set(FILES) - {"masked_ppo.py", "own_loop.py", "resnet.py"}, FILES))
+@pytest.mark.parametrize(
+    "name",
+    slow_except(set(FILES) - {"masked_ppo.py", "own_loop.py", "resnet.py"}, FILES),
+)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     library = NEEDS.get(name)
     if library is not None and importlib.util.find_spec(library) is None:

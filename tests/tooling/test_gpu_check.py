@@ -43,20 +43,40 @@ sys.exit(check(steps, folder, folder / "gpu_check.tar.gz"))
 """
 
 
-def shell(name: str, script: str, limit: float = 20, needs: tuple[str, ...] = (), sanitizer: bool = False) -> Step:
-    return Step(name, limit, ["bash", "-c", script], needs, tests=sanitizer, sanitizer=sanitizer)
+def shell(
+    name: str,
+    script: str,
+    limit: float = 20,
+    needs: tuple[str, ...] = (),
+    sanitizer: bool = False,
+) -> Step:
+    return Step(
+        name, limit, ["bash", "-c", script], needs, tests=sanitizer, sanitizer=sanitizer
+    )
 
 
 def run_fakes(folder: Path, *steps: Step) -> dict[str, Result]:
-    return {result.step: result for result in run_all(steps, folder, lambda results: None)}
+    return {
+        result.step: result for result in run_all(steps, folder, lambda results: None)
+    }
 
 
-def run_tests(folder: Path, code: str, limit: float = 60, patience: float = 30) -> Result:
+def run_tests(
+    folder: Path, code: str, limit: float = 60, patience: float = 30
+) -> Result:
     """The result of a pytest step with tests of this code."""
     file = folder / "test_fake.py"
-    file.write_text(f"import os, signal, time\nimport pytest\npytestmark = pytest.mark.cuda\n{code}")
+    file.write_text(
+        f"import os, signal, time\nimport pytest\npytestmark = pytest.mark.cuda\n{code}"
+    )
     command = plan.pytest_command([str(file)], "cuda", folder / "fake.xml", patience)
-    step = Step("fake", limit, command, tests=True, environment={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+    step = Step(
+        "fake",
+        limit,
+        command,
+        tests=True,
+        environment={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )
     return run_fakes(folder, step)["fake"]
 
 
@@ -65,7 +85,9 @@ def archived(file: Path) -> dict[str, bytes]:
         return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and the script would use it")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="there is a GPU, and the script would use it"
+)
 def test_without_a_gpu_every_step_is_skipped_with_the_reason(tmp_path: Path) -> None:
     script = ROOT / "benchmarks" / "gpu_check.sh"
     found = subprocess.run(
@@ -77,37 +99,63 @@ def test_without_a_gpu_every_step_is_skipped_with_the_reason(tmp_path: Path) -> 
     )
     assert found.returncode == 0, found.stderr
     facts = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert {(step["status"], step["says"]) for step in facts["steps"]} == {("skipped", "no GPU that torch can use")}
+    assert {(step["status"], step["says"]) for step in facts["steps"]} == {
+        ("skipped", "no GPU that torch can use")
+    }
     assert any(line.startswith("PyTorch ") for line in facts["machine"])
     page = (tmp_path / "out" / "summary.md").read_text()
     assert "| memcheck | skipped | 0.0 | no GPU that torch can use |" in page
     assert archived(tmp_path / "all.tar.gz")["gpu_check/summary.md"].decode() == page
-    again = subprocess.run(["bash", script, "out"], capture_output=True, text=True, cwd=tmp_path)
+    again = subprocess.run(
+        ["bash", script, "out"], capture_output=True, text=True, cwd=tmp_path
+    )
     assert again.returncode == 2
     assert "is not empty; name a new folder" in again.stderr
 
 
-def test_the_plan_is_in_order_and_its_limits_add_up_to_the_budget(tmp_path: Path) -> None:
+def test_the_plan_is_in_order_and_its_limits_add_up_to_the_budget(
+    tmp_path: Path,
+) -> None:
     steps = plan.make_plan(tmp_path, tmp_path / "site", None)
     names = [step.name for step in steps]
-    assert list(dict.fromkeys(name if name in ORDER else name.split("-")[0] for name in names)) == ORDER
+    assert (
+        list(
+            dict.fromkeys(
+                name if name in ORDER else name.split("-")[0] for name in names
+            )
+        )
+        == ORDER
+    )
     assert len(set(names)) == len(names)
     assert sum(step.limit for step in steps) == pytest.approx(plan.BUDGET)
     assert plan.BUDGET <= 570
     for step in steps:
-        assert set(step.needs) <= set(names[: names.index(step.name)]), "only earlier steps can be needed"
+        assert set(step.needs) <= set(names[: names.index(step.name)]), (
+            "only earlier steps can be needed"
+        )
 
 
 def test_every_test_for_a_gpu_has_a_step_and_every_kernel_a_file() -> None:
-    files = {f"tests/cuda/{file.name}" for file in (ROOT / "tests/cuda").glob("test_*.py")}
+    files = {
+        f"tests/cuda/{file.name}" for file in (ROOT / "tests/cuda").glob("test_*.py")
+    }
     selections = plan.stream_selections()
-    assert {*plan.kernel_files(), *(test.split("::")[0] for tests in selections for test in tests)} == files
-    assert {f"tests/cuda/test_{file.stem}.py" for file in (ROOT / "csrc/cuda").glob("*.cu")} <= {*plan.kernel_files()}
+    assert {
+        *plan.kernel_files(),
+        *(test.split("::")[0] for tests in selections for test in tests),
+    } == files
+    assert {
+        f"tests/cuda/test_{file.stem}.py" for file in (ROOT / "csrc/cuda").glob("*.cu")
+    } <= {*plan.kernel_files()}
     selected = [test for tests in selections for test in tests]
     there = [
         f"tests/cuda/{name}::{test}"
         for name in plan.STREAM_FILES
-        for test in re.findall(r"^def (test_\w+)", (ROOT / "tests/cuda" / name).read_text(), flags=re.MULTILINE)
+        for test in re.findall(
+            r"^def (test_\w+)",
+            (ROOT / "tests/cuda" / name).read_text(),
+            flags=re.MULTILINE,
+        )
     ]
     assert sorted(selected) == sorted(there)
     assert max(map(len, selections)) <= plan.SELECTION
@@ -115,18 +163,31 @@ def test_every_test_for_a_gpu_has_a_step_and_every_kernel_a_file() -> None:
 
 def test_memory_is_not_cached_under_memcheck_and_is_in_streams(tmp_path: Path) -> None:
     steps = plan.make_plan(tmp_path, tmp_path / "site", None)
-    uncached = {step.name for step in steps if step.environment.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1"}
+    uncached = {
+        step.name
+        for step in steps
+        if step.environment.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1"
+    }
     assert uncached == {"memcheck", "initcheck"}
-    assert {step.name for step in steps if step.sanitizer} == {"memcheck", "racecheck", "synccheck", "initcheck"}
+    assert {step.name for step in steps if step.sanitizer} == {
+        "memcheck",
+        "racecheck",
+        "synccheck",
+        "initcheck",
+    }
     for step in steps:
-        assert step.tests == any("--junitxml" in argument for argument in step.command), step.name
+        assert step.tests == any(
+            "--junitxml" in argument for argument in step.command
+        ), step.name
 
 
 def test_cases_that_are_measured_exist() -> None:
     assert {case for cases in plan.MEASURED.values() for case in cases} <= CASES.keys()
 
 
-def test_steps_that_fail_crash_hang_or_cannot_run_leave_the_others(tmp_path: Path) -> None:
+def test_steps_that_fail_crash_hang_or_cannot_run_leave_the_others(
+    tmp_path: Path,
+) -> None:
     found = run_fakes(
         tmp_path,
         shell("fails", "echo 'it broke'; exit 3"),
@@ -170,7 +231,9 @@ def test_a_step_that_is_deaf_ends_with_its_children_and_a_step_without_time_has_
 ) -> None:
     monkeypatch.setattr(runner, "GRACE", 1.5)
     deaf = f"trap '' INT; sleep 60 & echo $! > {tmp_path}/child; wait"
-    found = run_fakes(tmp_path, shell("deaf", deaf, limit=1), shell("late", "true", limit=1))
+    found = run_fakes(
+        tmp_path, shell("deaf", deaf, limit=1), shell("late", "true", limit=1)
+    )
     assert found["deaf"].says.startswith("stopped after 1 s")
     assert found["late"].status == "failed"
     assert found["late"].says.startswith("no time left after ")
@@ -178,7 +241,9 @@ def test_a_step_that_is_deaf_ends_with_its_children_and_a_step_without_time_has_
 
 
 def test_a_step_leaves_no_process_behind(tmp_path: Path) -> None:
-    found = run_fakes(tmp_path, shell("leaves", f"sleep 60 & echo $! > {tmp_path}/child"))
+    found = run_fakes(
+        tmp_path, shell("leaves", f"sleep 60 & echo $! > {tmp_path}/child")
+    )
     assert found["leaves"].status == "ok"
     wait_for_the_end_of((tmp_path / "child").read_text().strip())
 
@@ -196,7 +261,9 @@ def wait_for_the_end_of(process: str) -> None:
 
 
 @pytest.mark.slow
-def test_time_that_a_step_saves_serves_later_ones_up_to_three_times_their_limit(tmp_path: Path) -> None:
+def test_time_that_a_step_saves_serves_later_ones_up_to_three_times_their_limit(
+    tmp_path: Path,
+) -> None:
     found = run_fakes(
         tmp_path,
         shell("quick", "true", limit=30),
@@ -210,37 +277,65 @@ def test_time_that_a_step_saves_serves_later_ones_up_to_three_times_their_limit(
 
 def test_outcomes_of_tests_are_counted(tmp_path: Path) -> None:
     code = "def test_a(): pass\ndef test_b(): pytest.skip('why')\n@pytest.mark.parametrize('x', ['two words'])\n"
-    result = run_tests(tmp_path, code + "def test_c(x): assert x == 3\ndef test_d(): pass\n")
-    assert (result.status, result.passed, result.failed, result.skipped) == ("failed", 2, 1, 1)
+    result = run_tests(
+        tmp_path, code + "def test_c(x): assert x == 3\ndef test_d(): pass\n"
+    )
+    assert (result.status, result.passed, result.failed, result.skipped) == (
+        "failed",
+        2,
+        1,
+        1,
+    )
     assert result.says.startswith("2 passed, 1 failed, 1 skipped; first failure: ")
     assert result.says.endswith("test_fake.py::test_c[two words]")
     assert 'tests="4"' in (tmp_path / "fake.xml").read_text()
 
 
 def test_tests_that_are_all_skipped_have_shown_nothing(tmp_path: Path) -> None:
-    result = run_tests(tmp_path, "@pytest.mark.skip(reason='one GPU')\ndef test_a(): pass\n")
+    result = run_tests(
+        tmp_path, "@pytest.mark.skip(reason='one GPU')\ndef test_a(): pass\n"
+    )
     assert (result.status, result.says, result.skipped) == ("skipped", "one GPU", 1)
 
 
-@pytest.mark.parametrize(("code", "says"), [("import no_such", "No module named 'no_such'"), ("", "no test was run")])
-def test_a_file_without_tests_that_run_has_failed(tmp_path: Path, code: str, says: str) -> None:
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [("import no_such", "No module named 'no_such'"), ("", "no test was run")],
+)
+def test_a_file_without_tests_that_run_has_failed(
+    tmp_path: Path, code: str, says: str
+) -> None:
     result = run_tests(tmp_path, code)
     assert result.status == "failed"
     assert says in result.says
 
 
 def test_a_crash_leaves_the_name_of_its_test(tmp_path: Path) -> None:
-    result = run_tests(tmp_path, "def test_a(): pass\ndef test_b(): os.kill(os.getpid(), signal.SIGSEGV)\n")
+    result = run_tests(
+        tmp_path,
+        "def test_a(): pass\ndef test_b(): os.kill(os.getpid(), signal.SIGSEGV)\n",
+    )
     assert (result.status, result.passed) == ("failed", 1)
-    assert re.fullmatch(r"1 passed, 0 failed, 0 skipped; killed by SIGSEGV in \S+test_fake.py::test_b", result.says)
+    assert re.fullmatch(
+        r"1 passed, 0 failed, 0 skipped; killed by SIGSEGV in \S+test_fake.py::test_b",
+        result.says,
+    )
 
 
 def test_stacks_are_printed_only_shortly_before_a_step_is_ended(tmp_path: Path) -> None:
     """Reading the stacks of running threads has crashed processes on a GPU."""
     for step in plan.make_plan(tmp_path, tmp_path / "site", None):
         if step.tests:
-            patience = float(next(word for word in step.command if "faulthandler_timeout=" in word).partition("=")[2])
-            assert runner.PATIENCE * step.limit * 0.8 < patience < runner.PATIENCE * step.limit
+            patience = float(
+                next(
+                    word for word in step.command if "faulthandler_timeout=" in word
+                ).partition("=")[2]
+            )
+            assert (
+                runner.PATIENCE * step.limit * 0.8
+                < patience
+                < runner.PATIENCE * step.limit
+            )
 
 
 def test_a_slow_test_whose_threads_were_shown_is_counted(tmp_path: Path) -> None:
@@ -271,33 +366,78 @@ def children_hear_ctrl_c() -> Iterator[None]:
 
 @pytest.mark.usefixtures("children_hear_ctrl_c")
 @pytest.mark.parametrize("deaf", [False, True])
-def test_a_hang_leaves_the_name_of_its_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaf: bool) -> None:
+def test_a_hang_leaves_the_name_of_its_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaf: bool
+) -> None:
     monkeypatch.setattr(runner, "GRACE", 60.0 if not deaf else 0.5)
     monkeypatch.setattr(Patient, "log", tmp_path / "fake.log", raising=False)
     monkeypatch.setattr(subprocess, "Popen", Patient)
     ignore = "signal.signal(signal.SIGINT, signal.SIG_IGN); " if deaf else ""
-    result = run_tests(tmp_path, f"def test_a(): pass\ndef test_b(): {ignore}time.sleep(60)\n", limit=2, patience=0.5)
-    assert (result.status, result.passed) == ("failed", 1)
-    assert re.fullmatch(r"1 passed, 0 failed, 0 skipped; stopped after 2 s in \S+test_fake.py::test_b", result.says), (
-        result.says
+    result = run_tests(
+        tmp_path,
+        f"def test_a(): pass\ndef test_b(): {ignore}time.sleep(60)\n",
+        limit=2,
+        patience=0.5,
     )
-    assert "time.sleep" in (tmp_path / "fake.log").read_text() or "in test_b" in (tmp_path / "fake.log").read_text()
-    assert (tmp_path / "fake.xml").is_file() is not deaf  # pytest wrote its report if it could hear
+    assert (result.status, result.passed) == ("failed", 1)
+    assert re.fullmatch(
+        r"1 passed, 0 failed, 0 skipped; stopped after 2 s in \S+test_fake.py::test_b",
+        result.says,
+    ), result.says
+    assert (
+        "time.sleep" in (tmp_path / "fake.log").read_text()
+        or "in test_b" in (tmp_path / "fake.log").read_text()
+    )
+    assert (
+        tmp_path / "fake.xml"
+    ).is_file() is not deaf  # pytest wrote its report if it could hear
 
 
 REFUSED = '========= Error: Device not supported. Please refer to the "Supported Devices" section of the documentation'
-UNSEEN = "========= Error: Target application terminated before first instrumented API call"
+UNSEEN = (
+    "========= Error: Target application terminated before first instrumented API call"
+)
 CLEAN = "========= ERROR SUMMARY: 0 errors"
 
 
 @pytest.mark.parametrize(
     ("report", "test", "exit_status", "status", "says"),
     [
-        (CLEAN, "PASSED", 0, "ok", "1 passed, 0 failed, 0 skipped; ERROR SUMMARY: 0 errors"),
-        (CLEAN.replace("0", "2"), "PASSED", 86, "failed", "1 passed, 0 failed, 0 skipped; ERROR SUMMARY: 2 errors"),
-        (f"{REFUSED}\n{CLEAN}", "FAILED", 1, "skipped", "compute-sanitizer: Device not supported"),
-        (UNSEEN, "PASSED", 0, "failed", f"1 passed, 0 failed, 0 skipped; compute-sanitizer: {UNSEEN[17:]}"),
-        ("", "PASSED", 0, "failed", "1 passed, 0 failed, 0 skipped; compute-sanitizer wrote no summary"),
+        (
+            CLEAN,
+            "PASSED",
+            0,
+            "ok",
+            "1 passed, 0 failed, 0 skipped; ERROR SUMMARY: 0 errors",
+        ),
+        (
+            CLEAN.replace("0", "2"),
+            "PASSED",
+            86,
+            "failed",
+            "1 passed, 0 failed, 0 skipped; ERROR SUMMARY: 2 errors",
+        ),
+        (
+            f"{REFUSED}\n{CLEAN}",
+            "FAILED",
+            1,
+            "skipped",
+            "compute-sanitizer: Device not supported",
+        ),
+        (
+            UNSEEN,
+            "PASSED",
+            0,
+            "failed",
+            f"1 passed, 0 failed, 0 skipped; compute-sanitizer: {UNSEEN[17:]}",
+        ),
+        (
+            "",
+            "PASSED",
+            0,
+            "failed",
+            "1 passed, 0 failed, 0 skipped; compute-sanitizer wrote no summary",
+        ),
     ],
     ids=["clean", "errors", "device not supported", "saw nothing", "silent"],
 )
@@ -305,16 +445,25 @@ def test_reports_of_compute_sanitizer_decide(
     tmp_path: Path, report: str, test: str, exit_status: int, status: str, says: str
 ) -> None:
     (tmp_path / "memcheck.report.txt").write_text(report)
-    fake = shell("memcheck", f"echo 't.py::test_a {test} [100%]'; exit {exit_status}", sanitizer=True)
+    fake = shell(
+        "memcheck",
+        f"echo 't.py::test_a {test} [100%]'; exit {exit_status}",
+        sanitizer=True,
+    )
     result = run_fakes(tmp_path, fake)["memcheck"]
     assert (result.status, result.says) == (status, says)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_ended_check_leaves_a_summary_and_an_archive(tmp_path: Path, number: signal.Signals) -> None:
+def test_an_ended_check_leaves_a_summary_and_an_archive(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     command = [sys.executable, "-c", ENDED, str(tmp_path)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     ) as run:
         assert run.stdout is not None
         assert run.stdout.readline().startswith("first ")
@@ -324,13 +473,20 @@ def test_an_ended_check_leaves_a_summary_and_an_archive(tmp_path: Path, number: 
         run.send_signal(number)
         output, _ = run.communicate(timeout=20)
     kept = {
-        name: json.loads(content) for name, content in archived(tmp_path / "gpu_check.tar.gz").items() if "json" in name
+        name: json.loads(content)
+        for name, content in archived(tmp_path / "gpu_check.tar.gz").items()
+        if "json" in name
     }
-    steps = [(step["step"], step["status"], step["says"]) for step in kept["gpu_check/summary.json"]["steps"]]
+    steps = [
+        (step["step"], step["status"], step["says"])
+        for step in kept["gpu_check/summary.json"]["steps"]
+    ]
     assert steps[0] == ("first", "ok", "done")
     if number == signal.SIGKILL:
         assert len(steps) == 1
-        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # no other process would end it
+        os.kill(
+            int((tmp_path / "pid").read_text()), signal.SIGKILL
+        )  # no other process would end it
         return
     assert run.returncode == 128 + number
     assert steps[1:] == [
@@ -340,7 +496,9 @@ def test_an_ended_check_leaves_a_summary_and_an_archive(tmp_path: Path, number: 
     assert f"archive: {tmp_path / 'gpu_check.tar.gz'}" in output
 
 
-def test_the_archive_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_archive_stays_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(summary, "MAX_FILE", 4000)
     monkeypatch.setattr(summary, "MAX_ARCHIVE", 9000)
     (tmp_path / "a.log").write_text("begins " + "x" * 9000 + " ends")
@@ -349,7 +507,11 @@ def test_the_archive_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "d.so").write_text("not a result")
     summary.write([Result("a", "ok", 1.0, "")], tmp_path, tmp_path / "gpu_check.tar.gz")
     files = archived(tmp_path / "gpu_check.tar.gz")
-    assert {"gpu_check/summary.md", "gpu_check/summary.json", "gpu_check/b.xml"} <= files.keys()
+    assert {
+        "gpu_check/summary.md",
+        "gpu_check/summary.json",
+        "gpu_check/b.xml",
+    } <= files.keys()
     assert not {"gpu_check/c.log", "gpu_check/d.so"} & files.keys()
     assert files["gpu_check/a.log"].startswith(b"begins x")
     assert files["gpu_check/a.log"].endswith(b"x ends")
@@ -357,15 +519,26 @@ def test_the_archive_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert files["gpu_check/left_out.txt"] == b"c.log"
 
 
-def test_the_page_shows_the_machine_steps_measurements_and_failures(tmp_path: Path) -> None:
+def test_the_page_shows_the_machine_steps_measurements_and_failures(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "machine.json").write_text('["GPU: one", "Driver: 580"]')
     head = "| case | ratio |\n| --- | --- |\n"
-    (tmp_path / "bench-operators.md").write_text(f"# esper-bench\n\n{head}| sgd | 2.00 |\n")
-    (tmp_path / "bench-training.md").write_text(f"# esper-bench\n\n{head}| validate | 3.00 |\n")
+    (tmp_path / "bench-operators.md").write_text(
+        f"# esper-bench\n\n{head}| sgd | 2.00 |\n"
+    )
+    (tmp_path / "bench-training.md").write_text(
+        f"# esper-bench\n\n{head}| validate | 3.00 |\n"
+    )
     (tmp_path / "bench-operators.json").write_text('[{"case": "sgd"}]')
-    (tmp_path / "bench-training.json").write_text('[{"case": ')  # ended while it was written
+    (tmp_path / "bench-training.json").write_text(
+        '[{"case": '
+    )  # ended while it was written
     (tmp_path / "build.log").write_text(f"one\nerror in {ROOT}/csrc/cuda/sgd.cu\n")
-    results = [Result("build", "failed", 3.25, f"{ROOT}/x | y"), Result("run", "ok", 1.0, "well")]
+    results = [
+        Result("build", "failed", 3.25, f"{ROOT}/x | y"),
+        Result("run", "ok", 1.0, "well"),
+    ]
     summary.write(results, tmp_path, tmp_path / "a.tar.gz")
     page = (tmp_path / "summary.md").read_text()
     for part in (
@@ -377,5 +550,9 @@ def test_the_page_shows_the_machine_steps_measurements_and_failures(tmp_path: Pa
     ):
         assert part in page
     assert str(ROOT) not in page
-    assert json.loads((tmp_path / "summary.json").read_text())["measured"] == [{"case": "sgd"}]
-    assert io.BytesIO((tmp_path / "a.tar.gz").read_bytes()).getbuffer().nbytes < 16 * 2**20
+    assert json.loads((tmp_path / "summary.json").read_text())["measured"] == [
+        {"case": "sgd"}
+    ]
+    assert (
+        io.BytesIO((tmp_path / "a.tar.gz").read_bytes()).getbuffer().nbytes < 16 * 2**20
+    )

@@ -29,17 +29,40 @@ sys.argv = sys.argv[2:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 RUNTIME = {"gymnasium", "click", "rich", "pydantic", "safetensors", "scipy", "sklearn"}
-OTHERS = {"matplotlib", "tensorboard", "hypothesis", "pytest_benchmark", "sb3_contrib", "tokenizers", "torchvision"}
+OTHERS = {
+    "matplotlib",
+    "tensorboard",
+    "hypothesis",
+    "pytest_benchmark",
+    "sb3_contrib",
+    "tokenizers",
+    "torchvision",
+}
 
 
 def without(absent: set[str], *command: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     arguments = [sys.executable, "-c", WITHOUT, ",".join(sorted(absent)), *command]
-    return subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, env=environment)
+    return subprocess.run(
+        arguments, cwd=ROOT, capture_output=True, text=True, env=environment
+    )
 
 
 def collect(files: list[str], absent: set[str]) -> subprocess.CompletedProcess[str]:
-    return without(absent, "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", "-m", "cuda", *files)
+    return without(
+        absent,
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--collect-only",
+        "-m",
+        "cuda",
+        *files,
+    )
 
 
 def build_requirements() -> list[str]:
@@ -51,16 +74,22 @@ def install_fake(site: Path, name: str, version: str, *requires: str) -> None:
     folder = site / f"{name}-{version}.dist-info"
     folder.mkdir(parents=True)
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-    (folder / "METADATA").write_text("\n".join([*lines, *(f"Requires-Dist: {line}" for line in requires)]) + "\n")
+    (folder / "METADATA").write_text(
+        "\n".join([*lines, *(f"Requires-Dist: {line}" for line in requires)]) + "\n"
+    )
 
 
 def make_wheel(folder: Path, name: str, version: str) -> None:
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         info = f"{name}-{version}.dist-info"
         wheel.writestr(f"{name}.py", f"version = {version!r}\n")
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         wheel.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            f"{info}/METADATA",
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        )
+        wheel.writestr(
+            f"{info}/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         )
         wheel.writestr(f"{info}/RECORD", "")
 
@@ -78,7 +107,9 @@ def test_the_rest_needs_no_package_that_is_not_asked_for() -> None:
     assert found.returncode == 0, found.stdout + found.stderr
     found = without(OTHERS, "benchmarks.gpu.imports", "runs")
     # On a machine without a GPU only the CUDA module is missing.
-    assert found.returncode == 0 or found.stdout.startswith("esper._C_cuda: "), found.stdout + found.stderr
+    assert found.returncode == 0 or found.stdout.startswith("esper._C_cuda: "), (
+        found.stdout + found.stderr
+    )
     assert "; " not in found.stdout.partition("esper._C_cuda: ")[0]
 
 
@@ -87,7 +118,9 @@ def test_packages_are_those_of_pyproject() -> None:
     names = {Requirement(line).name for line in project["project"]["dependencies"]}
     assert names > packages.UNUSED
     assert {need.name for need in packages.required()} == (
-        names - packages.UNUSED | {Requirement(line).name for line in build_requirements()} | {"pytest"}
+        names - packages.UNUSED
+        | {Requirement(line).name for line in build_requirements()}
+        | {"pytest"}
     )
 
 
@@ -97,45 +130,108 @@ def test_nothing_that_may_be_downloaded_asks_for_another_torch() -> None:
     while waiting:
         name = waiting.pop()
         seen.add(name)
-        if (installed := packages.distribution(name)) is None:  # an isolated build leaves its packages nowhere
+        if (
+            installed := packages.distribution(name)
+        ) is None:  # an isolated build leaves its packages nowhere
             assert name in {Requirement(line).name for line in build_requirements()}
             continue
         requires = [Requirement(line) for line in installed.requires or []]
-        waiting |= {r.name for r in requires if r.marker is None or r.marker.evaluate({"extra": ""})} - seen
+        waiting |= {
+            r.name
+            for r in requires
+            if r.marker is None or r.marker.evaluate({"extra": ""})
+        } - seen
     assert "torch" not in seen
     assert len(seen) > len(packages.required())
 
 
-def test_all_that_is_missing_is_found_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install_fake(tmp_path, "fake_a", "1.5", "fake-absent>=2", 'fake-old; python_version < "3"', "fake-b")
-    install_fake(tmp_path, "fake_b", "2.0", 'fake-extra; extra == "more"', "fake-a", "Fake_Absent")
+def test_all_that_is_missing_is_found_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_fake(
+        tmp_path,
+        "fake_a",
+        "1.5",
+        "fake-absent>=2",
+        'fake-old; python_version < "3"',
+        "fake-b",
+    )
+    install_fake(
+        tmp_path,
+        "fake_b",
+        "2.0",
+        'fake-extra; extra == "more"',
+        "fake-a",
+        "Fake_Absent",
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    needs = [Requirement(line) for line in ("fake-a>=2", "numpy", "fake-gone[more]>=3,<4", "fake-b", "torch>=2.11")]
+    needs = [
+        Requirement(line)
+        for line in (
+            "fake-a>=2",
+            "numpy",
+            "fake-gone[more]>=3,<4",
+            "fake-b",
+            "torch>=2.11",
+        )
+    ]
     missing = packages.missing(needs)
     assert [need.name for need in missing] == ["fake-a", "Fake_Absent", "fake-gone"]
     command = packages.download_command(missing)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    assert command.startswith(f"python -m pip download --only-binary=:all: --python-version {version} --dest wheels ")
+    assert command.startswith(
+        f"python -m pip download --only-binary=:all: --python-version {version} --dest wheels "
+    )
     assert command.endswith("'fake-a>=2' 'Fake_Absent>=2' 'fake-gone<4,>=3'")
 
 
-def test_wheels_go_into_a_folder_of_their_own_and_replace_nothing(tmp_path: Path) -> None:
+def test_wheels_go_into_a_folder_of_their_own_and_replace_nothing(
+    tmp_path: Path,
+) -> None:
     wheels, target = tmp_path / "wheels", tmp_path / "site"
     wheels.mkdir()
-    for name, version in (("fake_need", "1.9"), ("fake_need", "1.10"), ("torch", "99.0"), ("numpy", "99.0")):
+    for name, version in (
+        ("fake_need", "1.9"),
+        ("fake_need", "1.10"),
+        ("torch", "99.0"),
+        ("numpy", "99.0"),
+    ):
         make_wheel(wheels, name, version)
-    command = [sys.executable, "-m", "benchmarks.gpu.packages", "--wheels", str(wheels), "--target", str(target)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu.packages",
+        "--wheels",
+        str(wheels),
+        "--target",
+        str(target),
+    ]
     for line in build_requirements():
         install_fake(tmp_path / "build", Requirement(line).name, "99.0")
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "build")}
-    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    found = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     assert found.returncode == 0, found.stdout + found.stderr
     assert "installing from wheels: fake_need-1.10-py3-none-any.whl\n" in found.stdout
-    assert sorted(path.name for path in target.iterdir()) == ["fake_need-1.10.dist-info", "fake_need.py"]
+    assert sorted(path.name for path in target.iterdir()) == [
+        "fake_need-1.10.dist-info",
+        "fake_need.py",
+    ]
 
 
-def test_a_folder_without_wheels_and_a_wheel_that_is_broken_are_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu.packages", "--wheels", str(tmp_path), "--target", "unused"]
+def test_a_folder_without_wheels_and_a_wheel_that_is_broken_are_refused(
+    tmp_path: Path,
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu.packages",
+        "--wheels",
+        str(tmp_path),
+        "--target",
+        "unused",
+    ]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (found.returncode, found.stdout) == (1, f"no wheel in {tmp_path}\n")
     (tmp_path / "fake_need-1.0-py3-none-any.whl").write_text("not a wheel")

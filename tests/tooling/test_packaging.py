@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROJECT: dict[str, Any] = tomllib.loads(
+    (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+)["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 MODULES = {"huggingface-hub": "huggingface_hub"}
 BY_NAME = {"tensorboard", "wandb", "trackio", "torchvision", "scikit-learn"}
@@ -40,14 +42,20 @@ def test_the_version_is_written_once() -> None:
 
 
 def test_every_requirement_has_a_lower_and_an_upper_bound() -> None:
-    assert [name for name in PROJECT["dependencies"] if not re.search(r">=[\d.]+,<\d", name)] == []
+    assert [
+        name for name in PROJECT["dependencies"] if not re.search(r">=[\d.]+,<\d", name)
+    ] == []
 
 
-@pytest.mark.parametrize("extra", [None, "tensorboard", "track", "vision", "text", "mnist", "hub"])
+@pytest.mark.parametrize(
+    "extra", [None, "tensorboard", "track", "vision", "text", "mnist", "hub"]
+)
 def test_required_packages_are_imported(extra: str | None) -> None:
     required = names(PROJECT["dependencies"] if extra is None else EXTRAS[extra])
     found = imported("esper")
-    assert {name for name in required - BY_NAME if MODULES.get(name, name) not in found} == set()
+    assert {
+        name for name in required - BY_NAME if MODULES.get(name, name) not in found
+    } == set()
 
 
 def test_all_has_every_extra_of_users_that_needs_no_exact_torch() -> None:
@@ -57,8 +65,17 @@ def test_all_has_every_extra_of_users_that_needs_no_exact_torch() -> None:
 
 
 def test_advice_to_install_names_this_package_and_an_extra_that_exists() -> None:
-    files = [*ROOT.glob("esper/**/*.py"), *ROOT.glob("examples/*.py"), *ROOT.glob("docs/*.md"), ROOT / "README.md"]
-    advice = [match for path in files for match in re.findall(r"\b(esper[\w-]*)\[(\w+)\]", path.read_text("utf-8"))]
+    files = [
+        *ROOT.glob("esper/**/*.py"),
+        *ROOT.glob("examples/*.py"),
+        *ROOT.glob("docs/*.md"),
+        ROOT / "README.md",
+    ]
+    advice = [
+        match
+        for path in files
+        for match in re.findall(r"\b(esper[\w-]*)\[(\w+)\]", path.read_text("utf-8"))
+    ]
     wanted = [(name, extra) for name, extra in advice if extra in EXTRAS]
     assert wanted
     assert {name for name, _ in wanted} == {PROJECT["name"]}

@@ -31,13 +31,21 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     # Ctrl-C works as for a reader at a terminal: it is ignored in the children of some shells and CI runners.
     ctrl_c = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     libraries = NEEDS.get(page.name, ())
-    if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
+    if missing := [
+        name for name in libraries if importlib.util.find_spec(name) is None
+    ]:
         pytest.skip(f"{', '.join(missing)} not installed; see the extra integrations")
-    script = "\n".join([ctrl_c, *([SHIM] if libraries else []), *blocks(page, "python")])
-    found = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    script = "\n".join(
+        [ctrl_c, *([SHIM] if libraries else []), *blocks(page, "python")]
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
     assert found.returncode == 0, found.stderr
     if page == USING:
-        table = re.findall(r"^\| (`[^|]*`) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+        table = re.findall(
+            r"^\| (`[^|]*`) \|", page.read_text(encoding="utf-8"), re.MULTILINE
+        )
         files = {name for row in table for name in re.findall(r"`([\w.]+\.\w+)`", row)}
         assert {path.name for path in (tmp_path / "runs" / "first").iterdir()} == files
         assert re.search(r"^\d\d\.\d\d %$", found.stdout, re.MULTILINE)

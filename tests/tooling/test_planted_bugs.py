@@ -24,12 +24,17 @@ class Bug:
     @property
     def unit(self) -> str:
         """The source to compile again."""
-        shared = {"cuda/reduce.cuh": "grad_stats", "stage_batch_arguments.h": "stage_batch"}
+        shared = {
+            "cuda/reduce.cuh": "grad_stats",
+            "stage_batch_arguments.h": "stage_batch",
+        }
         return shared.get(self.edit.file) or self.edit.file[5:].split(".")[0]
 
 
 def grad_stats_of_some_chunks(device: KernelDevice) -> None:
-    test_grad_stats.test_sizes_around_vectors_and_chunks(device, torch.float32, 40 * test_grad_stats.CHUNK + 5)
+    test_grad_stats.test_sizes_around_vectors_and_chunks(
+        device, torch.float32, 40 * test_grad_stats.CHUNK + 5
+    )
 
 
 BUGS = {
@@ -47,20 +52,34 @@ BUGS = {
     ),
     "factors_without_a_barrier": Bug(
         Edit("cuda/adamw.cu", "    }\n    __syncthreads();\n", "    }\n"),
-        lambda device: test_adamw.test_sizes_around_chunks(device, test_adamw.CHUNK + 1),
+        lambda device: test_adamw.test_sizes_around_chunks(
+            device, test_adamw.CHUNK + 1
+        ),
     ),
     "skipped_step_that_counts": Bug(
-        Edit("cuda/adamw.cu", "launch.scaler) != 0) *table", "launch.scaler) >= 0) *table"),
+        Edit(
+            "cuda/adamw.cu",
+            "launch.scaler) != 0) *table",
+            "launch.scaler) >= 0) *table",
+        ),
         test_adamw.test_a_captured_step_counts_and_reads_new_rates_and_coefficients,
     ),
     "short_shared_array": Bug(
-        Edit("cuda/reduce.cuh", "__shared__ T warps[kThreads / 32];", "__shared__ T warps[kThreads / 32 - 1];"),
+        Edit(
+            "cuda/reduce.cuh",
+            "__shared__ T warps[kThreads / 32];",
+            "__shared__ T warps[kThreads / 32 - 1];",
+        ),
         grad_stats_of_some_chunks,
         RuntimeError,
         r"has written outside of warps at csrc/cuda/reduce.cuh:\d+, 280 bytes",
     ),
     "short_dynamic_shared_memory": Bug(
-        Edit("cuda/stage_batch.cu", "(problem.channels) * 256 * sizeof(Out)", "(problem.channels) * 255 * sizeof(Out)"),
+        Edit(
+            "cuda/stage_batch.cu",
+            "(problem.channels) * 256 * sizeof(Out)",
+            "(problem.channels) * 255 * sizeof(Out)",
+        ),
         lambda device: test_stage_batch.test_one_kernel(device),
         RuntimeError,
         "images_kernel.* has written outside of the dynamic shared memory, 3060 bytes",
@@ -89,16 +108,24 @@ BUGS = {
             "return cursor != nullptr ? cursor[0] : epoch;",
             "return epoch;",
         ),
-        lambda device: test_stage_batch.test_a_captured_call_moves_on_by_its_cursor(device),
+        lambda device: test_stage_batch.test_a_captured_call_moves_on_by_its_cursor(
+            device
+        ),
     ),
     "counter_that_is_not_reset": Bug(
         Edit("cuda/reduce.cuh", "if (last) *counter = 0;\n", "\n"),
-        lambda device: test_grad_stats.test_a_captured_call_can_be_replayed_on_new_values(device, 5),
+        lambda device: (
+            test_grad_stats.test_a_captured_call_can_be_replayed_on_new_values(
+                device, 5
+            )
+        ),
     ),
 }
 
 
-@pytest.mark.parametrize("name", slow_except(["missing_barrier", "bound_one_too_low"], BUGS))
+@pytest.mark.parametrize(
+    "name", slow_except(["missing_barrier", "bound_one_too_low"], BUGS)
+)
 def test_a_planted_bug_is_found(name: str) -> None:
     bug = BUGS[name]
     emulator = Emulator(build([bug.unit], namespace=f"esper_{name}", edits=[bug.edit]))
@@ -108,5 +135,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 
 def test_an_edit_that_fits_no_line_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"occurs 0 times in csrc/cuda/sgd.cu, not once"):
+    with pytest.raises(
+        ValueError, match=r"occurs 0 times in csrc/cuda/sgd.cu, not once"
+    ):
         build(["sgd"], edits=[Edit("cuda/sgd.cu", "no such text", "")])

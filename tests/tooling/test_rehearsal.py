@@ -27,7 +27,9 @@ def result(name: str, status: int, tests: dict[str, str], log: Path) -> steps.Re
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_changes_python_that_can_be_compiled(fault: Fault, tmp_path: Path) -> None:
+def test_a_planted_fault_changes_python_that_can_be_compiled(
+    fault: Fault, tmp_path: Path
+) -> None:
     copy = tmp_path / fault.file
     copy.parent.mkdir(parents=True)
     shutil.copy2(ROOT / fault.file, copy)
@@ -46,7 +48,14 @@ def test_a_fault_that_does_not_fit_its_file_is_an_error(tmp_path: Path) -> None:
 def test_a_step_that_hangs_is_stopped_and_says_where_it_was(tmp_path: Path) -> None:
     log = tmp_path / "log"
     code = "import time; print('begun', flush=True); time.sleep(60)"
-    found = steps.run("hang", [sys.executable, "-c", code], folder=tmp_path, log=log, limit=2, environment={})
+    found = steps.run(
+        "hang",
+        [sys.executable, "-c", code],
+        folder=tmp_path,
+        log=log,
+        limit=2,
+        environment={},
+    )
     assert found.status == steps.TIMED_OUT
     assert not found.passed
     assert "begun" in log.read_text()
@@ -68,9 +77,14 @@ def test_outcomes_are_read_by_test(tmp_path: Path) -> None:
     assert steps.outcomes(tmp_path / "none.xml") == {}
 
 
-def test_the_record_names_what_did_not_pass_and_faults_that_nobody_noticed(tmp_path: Path) -> None:
+def test_the_record_names_what_did_not_pass_and_faults_that_nobody_noticed(
+    tmp_path: Path,
+) -> None:
     tests = {"t.py::a": "passed", "t.py::b": "skipped: one GPU"}
-    good, bad = result("lanes", 0, tests, tmp_path), result("lanes", 1, {"t.py::c": "failed: wrong"}, tmp_path)
+    good, bad = (
+        result("lanes", 0, tests, tmp_path),
+        result("lanes", 1, {"t.py::c": "failed: wrong"}, tmp_path),
+    )
     noticed, crashed = (
         result("fault: one", 1, {"t.py::c": "failed: x"}, tmp_path),
         result("fault: two", 4, {}, tmp_path),
@@ -78,9 +92,17 @@ def test_the_record_names_what_did_not_pass_and_faults_that_nobody_noticed(tmp_p
     whole = record.Rehearsal("2.11.0", "3.12", [1, 2], [good], [], [noticed], 5.0)
     assert whole.passed
     assert not record.Rehearsal("2.11.0", "3.12", [1], [bad], [], [], 5.0).passed
-    assert not record.Rehearsal("2.11.0", "3.12", [1], [good], [], [crashed], 5.0).passed
+    assert not record.Rehearsal(
+        "2.11.0", "3.12", [1], [good], [], [crashed], 5.0
+    ).passed
     page = record.written(
-        [record.Rehearsal("2.11.0", "3.12", [1, 2], [good, bad], [], [noticed, crashed], 5.0)], 9.0, "a command"
+        [
+            record.Rehearsal(
+                "2.11.0", "3.12", [1, 2], [good, bad], [], [noticed, crashed], 5.0
+            )
+        ],
+        9.0,
+        "a command",
     )
     for line in (
         "| lanes | 1 passed, 0 failed, 1 skipped | 1 |",
@@ -94,9 +116,16 @@ def test_the_record_names_what_did_not_pass_and_faults_that_nobody_noticed(tmp_p
 
 
 def test_parts_of_a_step_fail_as_a_whole(tmp_path: Path) -> None:
-    parts = [result("a", 0, {"x": "passed"}, tmp_path), result("b", steps.TIMED_OUT, {"y": "passed"}, tmp_path)]
+    parts = [
+        result("a", 0, {"x": "passed"}, tmp_path),
+        result("b", steps.TIMED_OUT, {"y": "passed"}, tmp_path),
+    ]
     whole = steps.joined("all", parts)
-    assert (whole.status, whole.seconds, whole.tests) == (steps.TIMED_OUT, 2.0, {"x": "passed", "y": "passed"})
+    assert (whole.status, whole.seconds, whole.tests) == (
+        steps.TIMED_OUT,
+        2.0,
+        {"x": "passed", "y": "passed"},
+    )
     assert not whole.passed
 
 
@@ -108,6 +137,14 @@ def test_the_fake_runtime_compiles_without_warnings() -> None:
         include = find_toolkit() / "include"
     except SystemExit as error:
         pytest.skip(str(error))
-    command = ["g++", "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", f"-I{include}"]
+    command = [
+        "g++",
+        "-std=c++20",
+        "-fsyntax-only",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        f"-I{include}",
+    ]
     for source in sorted(SOURCES.glob("*.cpp")):
         subprocess.run([*command, str(source)], check=True)

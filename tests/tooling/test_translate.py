@@ -19,12 +19,22 @@ def test_lines_keep_their_numbers(path: str) -> None:
 
 def test_the_sources_are_found() -> None:
     assert len(SOURCES) >= 10
-    names = [name for path in SOURCES if path.suffix == ".cu" for name in operators(path.read_text())]
+    names = [
+        name
+        for path in SOURCES
+        if path.suffix == ".cu"
+        for name in operators(path.read_text())
+    ]
     assert "grad_stats.out" in names
     assert len(names) == len(set(names)) >= 13
 
 
-@pytest.mark.parametrize("line", ["extern __shared__ float x[];", "__constant__ int x;", "f<<<g(1), 2>>>(h(3));"])
+@pytest.mark.parametrize(
+    "line",
+    ["extern __shared__ float x[];", "__constant__ int x;", "f<<<g(1), 2>>>(h(3));"],
+)
 def test_other_cuda_syntax_is_refused(line: str) -> None:
-    with pytest.raises(ValueError, match=r"some.cu:2: no rule of translate.py covers this"):
+    with pytest.raises(
+        ValueError, match=r"some.cu:2: no rule of translate.py covers this"
+    ):
         translate(f"// first\n{line}\n", "some.cu", "other")

@@ -30,10 +30,16 @@ def _bytes(x: Tensor, side: int, channels: int) -> Tensor:
     low, high = float(digits().train.x.min()), float(digits().train.x.max())  # type: ignore[union-attr]
     pixels = ((x - low) / (high - low) * 255).clamp(0, 255).squeeze(1)  # [N, 8, 8]
     pixels = pixels.repeat_interleave(side // 8, 1).repeat_interleave(side // 8, 2)
-    return torch.stack([pixels * 0.9**channel for channel in range(channels)], dim=-1).round().to(torch.uint8)
+    return (
+        torch.stack([pixels * 0.9**channel for channel in range(channels)], dim=-1)
+        .round()
+        .to(torch.uint8)
+    )
 
 
-def byte_digits(side: int = 8, channels: int = 1, base: int = 8, rows: int = 2, **values: Any) -> Task:
+def byte_digits(
+    side: int = 8, channels: int = 1, base: int = 8, rows: int = 2, **values: Any
+) -> Task:
     """Images of ``side`` × ``side`` pixels, a multiple of 8, for a host of two blocks."""
     train, validation, test = _splits(side, channels)
     return Task(

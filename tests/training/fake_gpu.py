@@ -124,9 +124,15 @@ class FakeGpu:
         return self.waiting
 
     def capture(
-        self, work: Callable[[], object], stream: FakeStream, pool: object, keeps: tuple[object, ...]
+        self,
+        work: Callable[[], object],
+        stream: FakeStream,
+        pool: object,
+        keeps: tuple[object, ...],
     ) -> FakeCaptured:
-        assert self.current == stream, "what warmed up and what is captured are on the same stream"
+        assert self.current == stream, (
+            "what warmed up and what is captured are on the same stream"
+        )
         self.calls.append(f"capture {stream.number}")
         if self.refusal is not None:
             self.failed.append(stream)
@@ -135,7 +141,11 @@ class FakeGpu:
         return self.captured[-1]
 
     def launch(
-        self, captured: Sequence[FakeCaptured], streams: Sequence[FakeStream], steps: Sequence[int], stop: StopFlag
+        self,
+        captured: Sequence[FakeCaptured],
+        streams: Sequence[FakeStream],
+        steps: Sequence[int],
+        stop: StopFlag,
     ) -> FakeResult:
         assert self.current is None
         self.calls.append(f"launch {list(steps)}")
@@ -148,7 +158,14 @@ class FakeGpu:
                 if not left[i]:
                     continue
                 if self.fail_at == (i, result.launched[i]):
-                    result.failures.append((i, result.launched[i], 719, "unspecified launch failure (CUDA error 719)"))
+                    result.failures.append(
+                        (
+                            i,
+                            result.launched[i],
+                            719,
+                            "unspecified launch failure (CUDA error 719)",
+                        )
+                    )
                     left[i] = 0
                     continue
                 self.before_launch(i, result.launched[i])
@@ -177,12 +194,26 @@ class FakeGpu:
     @contextmanager
     def device_only(self) -> Iterator[None]:
         """Makes Python's numbers wrong and keeps its counters, which a real launch does not use."""
-        counted = [(training.gradient_stats, training.gradient_stats.batches) for training in self.hosts]
-        places = [
-            (training, training.epoch, training.batch, set(training.shadows), buffers_of(training))
+        counted = [
+            (training.gradient_stats, training.gradient_stats.batches)
             for training in self.hosts
         ]
-        seeds = [site for training in self.hosts for site in training.sites if site.seed is not None]
+        places = [
+            (
+                training,
+                training.epoch,
+                training.batch,
+                set(training.shadows),
+                buffers_of(training),
+            )
+            for training in self.hosts
+        ]
+        seeds = [
+            site
+            for training in self.hosts
+            for site in training.sites
+            if site.seed is not None
+        ]
         alphas = [(seed, seed.alpha, seed.target) for seed in seeds]
         for training in self.hosts:
             training.epoch, training.batch = 10_000, 20_000
@@ -199,7 +230,10 @@ class FakeGpu:
             for training, epoch, batch, shadows, buffers in places:
                 training.epoch, training.batch = epoch, batch
                 assert set(training.shadows) == shadows
-                assert all(one is other for one, other in zip(buffers, buffers_of(training), strict=True))
+                assert all(
+                    one is other
+                    for one, other in zip(buffers, buffers_of(training), strict=True)
+                )
             for seed, alpha, target in alphas:
                 seed.alpha, seed.target = alpha, target
 

@@ -67,7 +67,11 @@ def byte_images() -> Task:
 
     def as_bytes(split: Split) -> Split:
         x = split.x - split.x.min()
-        return Split((16 * x / x.max()).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous(), split.y, table)
+        return Split(
+            (16 * x / x.max()).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous(),
+            split.y,
+            table,
+        )
 
     assert isinstance(task.train, Split)
     validation = as_bytes(task.validation)
@@ -85,13 +89,16 @@ def byte_images() -> Task:
 def text() -> Task:
     rows = torch.randint(0, 11, (200, 9), generator=torch.Generator().manual_seed(0))
     train, validation = (
-        Split(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in (rows[:150], rows[150:])
+        Split(part[:, :-1].contiguous(), part[:, 1:].contiguous())
+        for part in (rows[:150], rows[150:])
     )
     return replace(
         float_images(),
         name="text",
         classes=11,
-        build_host=lambda: TransformerHost(vocabulary=11, width=8, layers=2, heads=2, block=8, slots=2),
+        build_host=lambda: TransformerHost(
+            vocabulary=11, width=8, layers=2, heads=2, block=8, slots=2
+        ),
         train=train,
         validation=validation,
         test=validation,
@@ -105,7 +112,10 @@ def regression() -> Task:
     task = float_images()
 
     def with_means(split: Split) -> Split:
-        return Split(split.x, torch.stack([split.x.mean(dim=(1, 2, 3)), split.x[:, 0, 3, 3]], dim=1))
+        return Split(
+            split.x,
+            torch.stack([split.x.mean(dim=(1, 2, 3)), split.x[:, 0, 3, 3]], dim=1),
+        )
 
     assert isinstance(task.train, Split)
     validation = with_means(task.validation)
@@ -141,7 +151,9 @@ KINDS = {
     "float images": Kind(float_images),
     "ste": Kind(float_images, incubation="ste"),
     "bytes": Kind(byte_images),
-    "bytes in bfloat16, micro-batches": Kind(byte_images, precision="bfloat16", micro_batches=2),
+    "bytes in bfloat16, micro-batches": Kind(
+        byte_images, precision="bfloat16", micro_batches=2
+    ),
     "text": Kind(text),
     "regression by AdamW": Kind(regression),
 }
@@ -170,8 +182,16 @@ class Growing:
         self.task = kind.task().to(torch.device(device))
         self.config = resolve(_config(kind, n, task), self.task)
         sites = len(self.task.build_host().sites)
-        totals = make_metrics(n, self.task.device, 2 + sites, len(self.task.validation), self.task.objective.dtype)
-        self.hosts = [HostTraining(i, self.task, self.config, totals[i]) for i in range(n)]
+        totals = make_metrics(
+            n,
+            self.task.device,
+            2 + sites,
+            len(self.task.validation),
+            self.task.objective.dtype,
+        )
+        self.hosts = [
+            HostTraining(i, self.task, self.config, totals[i]) for i in range(n)
+        ]
         if isinstance(executor, StreamExecutor):
             for training in self.hosts:
                 assert training.feed is not None
@@ -201,9 +221,13 @@ class Growing:
     def validate(self) -> None:
         self.executor.run(validate, self.hosts)
 
-    def plant(self, number: int, slot: str, stage: SeedStage, blueprint: str = "conv_light") -> Site:
+    def plant(
+        self, number: int, slot: str, stage: SeedStage, blueprint: str = "conv_light"
+    ) -> Site:
         """A seed with the role that it has at ``stage``."""
-        return plant(self.hosts[number], slot, blueprint, stage=stage, registry=self.registry)
+        return plant(
+            self.hosts[number], slot, blueprint, stage=stage, registry=self.registry
+        )
 
     def act(self, dice: random.Random) -> None:
         """Executes random actions at some sites of every host."""
@@ -223,23 +247,42 @@ class Growing:
 
 
 def _config(kind: Kind, n: int, task: dict[str, Any]) -> TrainingConfig:
-    sizes = {"samples_per_epoch": BATCHES * BATCH, "batch_size": BATCH, "micro_batches": kind.micro_batches}
+    sizes = {
+        "samples_per_epoch": BATCHES * BATCH,
+        "batch_size": BATCH,
+        "micro_batches": kind.micro_batches,
+    }
     return TrainingConfig.parse(
         {
             "run": {"lanes": 1},
-            "task": {**sizes, "precision": kind.precision, "learning_rate": 0.05, **task},
+            "task": {
+                **sizes,
+                "precision": kind.precision,
+                "learning_rate": 0.05,
+                **task,
+            },
             "env": {"n_envs": n, "episode_length": 8, "incubation": kind.incubation},
         }
     )
 
 
-def _act(training: HostTraining, site: Site, dice: random.Random, registry: BlueprintRegistry) -> None:
+def _act(
+    training: HostTraining, site: Site, dice: random.Random, registry: BlueprintRegistry
+) -> None:
     """Plants, incubates, blends, fades, fossilizes or removes the site's seed, or leaves it as it is."""
-    roll, blueprint, style = dice.random(), dice.choice(NAMES[training.host.topology]), dice.choice(list(STYLES))
+    roll, blueprint, style = (
+        dice.random(),
+        dice.choice(NAMES[training.host.topology]),
+        dice.choice(list(STYLES)),
+    )
     alpha, target = site.alpha, site.target
     match site.role:
         case Role.ABSENT if site.seed is None and roll < 0.5:
-            training.plant(site, registry.at(training.host.topology, site.place, blueprint), STYLES[style])
+            training.plant(
+                site,
+                registry.at(training.host.topology, site.place, blueprint),
+                STYLES[style],
+            )
         case Role.ABSENT if site.seed is not None and roll < 0.8:
             training.assign(site, Role.INCUBATING, 0.0, 0.5 + 0.5 * roll, learning=True)
         case Role.INCUBATING if roll < 0.2:
@@ -262,33 +305,61 @@ def _act(training: HostTraining, site: Site, dice: random.Random, registry: Blue
 
 def configurations_of(training: HostTraining) -> list[Configuration]:
     """All off, all on, and each seed off by itself."""
-    on = tuple(slot.alpha if slot.on else slot.target if slot.incubating else 0.0 for slot in training.sites)
+    on = tuple(
+        slot.alpha if slot.on else slot.target if slot.incubating else 0.0
+        for slot in training.sites
+    )
     single = [(*on[:i], 0.0, *on[i + 1 :]) for i in range(len(on))]
     return list(dict.fromkeys([(0.0,) * len(on), on, *single]))
 
 
 def validate(training: HostTraining) -> None:
-    evaluate(training, training.task.validation, configurations_of(training), None, training.totals)
+    evaluate(
+        training,
+        training.task.validation,
+        configurations_of(training),
+        None,
+        training.totals,
+    )
 
 
 def record(training: HostTraining) -> Record:
     """Copies of all that an epoch leaves behind, in a fixed order."""
     count = len(configurations_of(training))
-    found = {f"host.{name}": tensor for name, tensor in training.host.state_dict().items()}
+    found = {
+        f"host.{name}": tensor for name, tensor in training.host.state_dict().items()
+    }
     for slot in training.sites:
         if slot.planted is not None:
-            found |= {f"{slot.name}.{name}": tensor for name, tensor in slot.planted.module.state_dict().items()}
+            found |= {
+                f"{slot.name}.{name}": tensor
+                for name, tensor in slot.planted.module.state_dict().items()
+            }
             found[f"{slot.name}.finite"] = slot.planted.finite
-    for name in ("host", *(slot.name for slot in training.sites if slot.seed is not None)):
+    for name in (
+        "host",
+        *(slot.name for slot in training.sites if slot.seed is not None),
+    ):
         group = training.host_group if name == "host" else training.seed_groups[name]
         for i, parameter in enumerate(group.parameters):
-            found |= {f"{name}.{key}.{i}": value for key, value in group.optimizer.state[parameter].items()}
+            found |= {
+                f"{name}.{key}.{i}": value
+                for key, value in group.optimizer.state[parameter].items()
+            }
     for i, name in enumerate(training.gradient_stats.names):
-        found[f"{name}.gradients"] = training.gradient_stats.total[i] / training.gradient_stats.batches
+        found[f"{name}.gradients"] = (
+            training.gradient_stats.total[i] / training.gradient_stats.batches
+        )
     found["training"] = training.totals.training
-    found["stats"], found["correct"] = training.totals.stats(count), training.totals.correct(count)
+    found["stats"], found["correct"] = (
+        training.totals.stats(count),
+        training.totals.correct(count),
+    )
     copies = {name: tensor.detach().cpu().clone() for name, tensor in found.items()}
-    copies["order"], copies["dropout"] = training.order.get_state(), training.dropout.get_state()
+    copies["order"], copies["dropout"] = (
+        training.order.get_state(),
+        training.dropout.get_state(),
+    )
     copies["epoch, batch"] = torch.tensor([training.epoch, training.batch])
     return copies
 
@@ -300,4 +371,6 @@ def assert_same(first: Sequence[Record], second: Sequence[Record]) -> None:
         assert one.keys() == other.keys(), number
         for name, tensor in one.items():
             where = f"record {number}, {name}"
-            torch.testing.assert_close(tensor, other[name], rtol=0, atol=0, equal_nan=True, msg=where)
+            torch.testing.assert_close(
+                tensor, other[name], rtol=0, atol=0, equal_nan=True, msg=where
+            )

@@ -25,9 +25,14 @@ def live_tensors() -> Live:
     gc.collect()
     # Not isinstance, which asks proxies of other libraries for a class and may wake them up; nor torch's own stand-ins,
     # which have no memory; nor sparse ones, which have no storage of their own.
-    tensors = [found for found in gc.get_objects() if type(found) in (Tensor, Parameter)]
+    tensors = [
+        found for found in gc.get_objects() if type(found) in (Tensor, Parameter)
+    ]
     tensors = [tensor for tensor in tensors if tensor.layout is torch.strided]
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in tensors
+    }
     return Live(len(tensors), sum(storages.values()))
 
 

@@ -80,21 +80,36 @@ class Accesses(TorchDispatchMode):
         """Accesses of the parts of a storage, by its address."""
         gc.collect()
         # Kept alive, so that no other tensor gets their addresses.
-        tensors = [each for each in gc.get_objects() if type(each) in (Tensor, Parameter)]
-        self._held = [each.untyped_storage() for each in tensors if each.layout is torch.strided]
-        self._watched = {storage.data_ptr() for storage in self._held if storage.nbytes()}
+        tensors = [
+            each for each in gc.get_objects() if type(each) in (Tensor, Parameter)
+        ]
+        self._held = [
+            each.untyped_storage() for each in tensors if each.layout is torch.strided
+        ]
+        self._watched = {
+            storage.data_ptr() for storage in self._held if storage.nbytes()
+        }
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         arguments = func._schema.arguments
-        given = {each.name: args[i] if i < len(args) else kwargs.get(each.name) for i, each in enumerate(arguments)}
+        given = {
+            each.name: args[i] if i < len(args) else kwargs.get(each.name)
+            for i, each in enumerate(arguments)
+        }
         for argument in () if func.is_view else arguments:
             writes = argument.alias_info is not None and argument.alias_info.is_write
             values = given[argument.name]
             for tensor in values if isinstance(values, list | tuple) else (values,):
                 if isinstance(tensor, Tensor):
                     # Operators on a block that all envs share say which env's row they use.
-                    self._access(tensor[given["env"]] if writes and "env" in given else tensor, writes, str(func))
+                    self._access(
+                        tensor[given["env"]] if writes and "env" in given else tensor,
+                        writes,
+                        str(func),
+                    )
         return func(*args, **kwargs)
 
     def _access(self, tensor: Tensor, writes: bool, name: str) -> None:
@@ -105,9 +120,14 @@ class Accesses(TorchDispatchMode):
         stream, span = self.current(), _span(tensor)
         for (start, end), last in self._last[storage].items():
             if start < span[1] and span[0] < end:
-                for other, number in (*last.writes.items(), *(last.reads.items() if writes else ())):
+                for other, number in (
+                    *last.writes.items(),
+                    *(last.reads.items() if writes else ()),
+                ):
                     if not self.order.before(stream, other, number):
-                        self.races.append(f"{name} on {stream} is in no order with work on {other}")
+                        self.races.append(
+                            f"{name} on {stream} is in no order with work on {other}"
+                        )
         last = self._last[storage].setdefault(span, _Last({}, {}))
         (last.writes if writes else last.reads)[stream] = self.order.work(stream)
         if writes:
@@ -124,7 +144,10 @@ class Accesses(TorchDispatchMode):
 
 def _span(tensor: Tensor) -> Span:
     """The first address of a tensor, and the one after its last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    last = sum(
+        (size - 1) * stride
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 

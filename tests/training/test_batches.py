@@ -14,7 +14,13 @@ from tests.data.byte_images import colours, looked_up
 # Batches
 
 
-def feed_of(split: Split, batch: int, augmentation: Augmentation, seed: int = 5, episode: int = 0) -> BatchLoader:
+def feed_of(
+    split: Split,
+    batch: int,
+    augmentation: Augmentation,
+    seed: int = 5,
+    episode: int = 0,
+) -> BatchLoader:
     feed = BatchLoader(split, batch, 36, augmentation, torch.float32)
     feed.restart(seed, episode)
     return feed
@@ -51,8 +57,12 @@ def same_images(first: dict[int, Tensor], second: dict[int, Tensor]) -> bool:
 def test_draws_depend_only_on_seed_episode_epoch_and_sample() -> None:
     both, split = Augmentation(crop=2, flip=True), colours()
     wanted = batches_of(feed_of(split, 12, both), 3)
-    assert same_images(wanted, batches_of(feed_of(split, 4, both), 3))  # not on the size of a batch
-    assert same_images(wanted, batches_of(feed_of(split, 9, both), 3, order=2))  # nor on the place in it
+    assert same_images(
+        wanted, batches_of(feed_of(split, 4, both), 3)
+    )  # not on the size of a batch
+    assert same_images(
+        wanted, batches_of(feed_of(split, 9, both), 3, order=2)
+    )  # nor on the place in it
     assert not same_images(wanted, batches_of(feed_of(split, 12, both), 4))
     assert not same_images(wanted, batches_of(feed_of(split, 12, both, episode=1), 3))
     assert not same_images(wanted, batches_of(feed_of(split, 12, both, seed=9), 3))
@@ -62,7 +72,9 @@ def test_images_are_really_mirrored_and_cropped_each_in_its_own_way() -> None:
     split = colours()
     plain = batches_of(feed_of(split, 12, Augmentation()), 0)
     mirrored = batches_of(feed_of(split, 12, Augmentation(flip=True)), 0)
-    flipped = [bool(torch.equal(mirrored[row], image.flip(-1))) for row, image in plain.items()]
+    flipped = [
+        bool(torch.equal(mirrored[row], image.flip(-1))) for row, image in plain.items()
+    ]
     kept = [bool(torch.equal(mirrored[row], image)) for row, image in plain.items()]
     assert all(a != b for a, b in zip(flipped, kept, strict=True))
     assert 8 < sum(flipped) < 28
@@ -72,8 +84,12 @@ def test_images_are_really_mirrored_and_cropped_each_in_its_own_way() -> None:
     for row, image in batches_of(feed_of(split, 12, Augmentation(crop=1)), 0).items():
         padded = black[:, None, None].expand(3, 8, 8).clone()
         padded[:, 1:-1, 1:-1] = plain[row]
-        windows = {(i, j): padded[:, i : i + 6, j : j + 6] for i in range(3) for j in range(3)}
-        (found,) = [place for place, window in windows.items() if torch.equal(window, image)]
+        windows = {
+            (i, j): padded[:, i : i + 6, j : j + 6] for i in range(3) for j in range(3)
+        }
+        (found,) = [
+            place for place, window in windows.items() if torch.equal(window, image)
+        ]
         places.add(found)
     assert len(places) > 5
 

@@ -58,7 +58,11 @@ def check_cut(world: Rig, slot: str, blueprint: str, epoch: int) -> None:
     assert not world.of_kind(GovernorRollback)
     assert world.info["reward_terms"]["governor"].tolist() == [0.0]
     assert world.slot(slot).seed is None
-    last = [change for change in world.of_kind(StageChanged) if change.slot == slot and change.after == "PRUNED"]
+    last = [
+        change
+        for change in world.of_kind(StageChanged)
+        if change.slot == slot and change.after == "PRUNED"
+    ]
     assert [change.cause for change in last] == ["not finite"]
     assert all_finite(world.training())
     assert bool(torch.isfinite(torch.as_tensor(world.observation)).all())
@@ -99,7 +103,9 @@ def test_the_host_trains_on_as_if_the_cut_seed_were_not_there() -> None:
         train(alone)
         train(growing)
         for name, tensor in tensors_of(alone).items():
-            torch.testing.assert_close(tensors_of(growing)[name], tensor, rtol=1e-6, atol=1e-7)
+            torch.testing.assert_close(
+                tensors_of(growing)[name], tensor, rtol=1e-6, atol=1e-7
+            )
     assert float(growing.totals.training[4]) == 0
 
 
@@ -109,7 +115,10 @@ def test_a_seed_that_breaks_in_validation_only_is_seen_there() -> None:
     slot = plant(training, "r0c0", stage=S.HOLDING)
     assert slot.planted is not None
     fill(slot, NAN)
-    on, off = (tuple(alpha * (s.name == "r0c0") for s in training.sites) for alpha in (1.0, 0.0))
+    on, off = (
+        tuple(alpha * (s.name == "r0c0") for s in training.sites)
+        for alpha in (1.0, 0.0)
+    )
     result = evaluate(training, digits().validation, [on, off])
     assert not bool(slot.planted.finite)
     assert result.loss[0] == result.loss[1]
@@ -126,11 +135,15 @@ class Overflow(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         # Only when switched on, as a seed that trains for a while and then breaks.
-        return self.scale * (torch.where(h < 1e9, h, torch.exp(200 * h)) if self.late else h)
+        return self.scale * (
+            torch.where(h < 1e9, h, torch.exp(200 * h)) if self.late else h
+        )
 
 
 def own(build: Callable[[int], nn.Module]) -> BlueprintRegistry:
-    blueprint = Blueprint("cnn", "own", "a test's own", build, lambda channels: channels)
+    blueprint = Blueprint(
+        "cnn", "own", "a test's own", build, lambda channels: channels
+    )
     return BlueprintRegistry((BLUEPRINTS.get("cnn", "conv_light"), blueprint))
 
 
@@ -147,7 +160,9 @@ def test_a_living_seed_whose_backward_pass_breaks_is_cut_too(stage: SeedStage) -
 
 @pytest.mark.parametrize("value", [NAN, 3e38])
 @pytest.mark.parametrize("upstream", ["r0c0", "r1c0"])
-def test_a_broken_incubating_seed_does_not_take_a_blended_one_with_it(upstream: str, value: float) -> None:
+def test_a_broken_incubating_seed_does_not_take_a_blended_one_with_it(
+    upstream: str, value: float
+) -> None:
     """The shadow pass and the trial of the broken one run through the blended one, with broken features."""
     with rig(horizon=12) as world:
         world.grow("r0c1", S.HOLDING)
@@ -160,7 +175,9 @@ def test_a_broken_incubating_seed_does_not_take_a_blended_one_with_it(upstream: 
 
 
 @pytest.mark.parametrize("value", [1e20, 1e30])
-@pytest.mark.parametrize(("upstream", "downstream"), [("r0c0", "r1c0"), ("r0c1", "r1c1")])
+@pytest.mark.parametrize(
+    ("upstream", "downstream"), [("r0c0", "r1c0"), ("r0c1", "r1c1")]
+)
 def test_a_huge_incubating_seed_does_not_take_a_blended_one_with_it(
     upstream: str, downstream: str, value: float
 ) -> None:
@@ -177,7 +194,9 @@ def test_a_huge_incubating_seed_does_not_take_a_blended_one_with_it(
 
 @pytest.mark.parametrize("stage", [S.BLENDING, S.HOLDING])
 @pytest.mark.parametrize("downstream", ["r1c0", "r1c1"])
-def test_a_broken_blended_seed_does_not_take_an_incubating_one_with_it(downstream: str, stage: SeedStage) -> None:
+def test_a_broken_blended_seed_does_not_take_an_incubating_one_with_it(
+    downstream: str, stage: SeedStage
+) -> None:
     """The shadow pass of the healthy one runs through the broken one, which the host's own pass has found out."""
     with rig(horizon=14) as world:
         world.grow(downstream, stage)
@@ -214,7 +233,9 @@ def test_a_blended_seed_downstream_of_a_broken_one_stays() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e6, 1e20, 1e30])
-def test_a_seed_that_explodes_but_stays_finite_never_leaves_a_broken_host(scale: float) -> None:
+def test_a_seed_that_explodes_but_stays_finite_never_leaves_a_broken_host(
+    scale: float,
+) -> None:
     """The seed is cut or the host rolled back, and all that is left is finite."""
     with rig(horizon=12) as world:
         world.grow("r1c0", S.HOLDING)

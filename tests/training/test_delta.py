@@ -11,7 +11,15 @@ from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.features import Features
 from esper.seeds.site import Site
 from esper.training.step import blending
-from tests.core_helpers import digits, make_training, plant, same_bits, tensors_of, tiny_config, train
+from tests.core_helpers import (
+    digits,
+    make_training,
+    plant,
+    same_bits,
+    tensors_of,
+    tiny_config,
+    train,
+)
 
 BLUEPRINT_NAMES = BLUEPRINTS.names("cnn")
 STE = {"env": {"incubation": "ste"}}
@@ -23,8 +31,13 @@ def seed_of(slot: Site) -> nn.Module:
 
 
 @pytest.mark.parametrize("blueprint", BLUEPRINT_NAMES)
-def test_a_seed_that_learns_straight_through_changes_no_bit_of_the_host(blueprint: str) -> None:
-    alone, growing = make_training(tiny_config(**STE)), make_training(tiny_config(**STE))
+def test_a_seed_that_learns_straight_through_changes_no_bit_of_the_host(
+    blueprint: str,
+) -> None:
+    alone, growing = (
+        make_training(tiny_config(**STE)),
+        make_training(tiny_config(**STE)),
+    )
     plant(growing, "r0c0", blueprint)
     plant(growing, "r1c1", blueprint)
     born = tensors_of(growing, ("r0c0", "r1c1"))
@@ -35,7 +48,11 @@ def test_a_seed_that_learns_straight_through_changes_no_bit_of_the_host(blueprin
         assert torch.equal(alone.totals.training, growing.totals.training)
     learned = tensors_of(growing, ("r0c0", "r1c1"))
     for seed in ("r0c0.parameter", "r1c1.parameter"):
-        assert any(not torch.equal(born[name], learned[name]) for name in born if name.startswith(seed))
+        assert any(
+            not torch.equal(born[name], learned[name])
+            for name in born
+            if name.startswith(seed)
+        )
 
 
 def test_straight_through_the_gradient_of_the_delta_is_that_of_the_features() -> None:
@@ -44,13 +61,17 @@ def test_straight_through_the_gradient_of_the_delta_is_that_of_the_features() ->
     x, y = digits().train.x[:32], digits().train.y[:32]
     host = training.host.train()
     h = host.segments[0](x).detach().requires_grad_()  # type: ignore[operator]
-    loss = F.cross_entropy(host.forward_from(x, 0, Features.at_sink(h), lambda _site, at: at.h), y)
+    loss = F.cross_entropy(
+        host.forward_from(x, 0, Features.at_sink(h), lambda _site, at: at.h), y
+    )
     (wanted,) = torch.autograd.grad(loss, h)
     training.reset(0, 0)
     slot = plant(training, "r0c0")
     parameters = list(seed_of(slot).parameters())
     delta = seed_of(slot)(h.detach())
-    assert float(delta.detach().norm()) < float(h.detach().norm())  # below the limit the scale is 1
+    assert float(delta.detach().norm()) < float(
+        h.detach().norm()
+    )  # below the limit the scale is 1
     by_hand = torch.autograd.grad((delta * wanted).sum(), parameters)
     logits = training.host.forward_with_hook(x, blending(training, {}))
     found = torch.autograd.grad(F.cross_entropy(logits, y), parameters)
@@ -72,7 +93,11 @@ def rms_ratio(training: object, slot: Site) -> float:
 @pytest.mark.trap(8)
 def test_a_seed_that_learns_straight_through_does_not_outgrow_its_host() -> None:
     """Its objective is linear in d: without the limit it would reward size without end."""
-    training = make_training(tiny_config(horizon=30, task={"samples_per_epoch": 960, "schedule": "constant"}, **STE))
+    training = make_training(
+        tiny_config(
+            horizon=30, task={"samples_per_epoch": 960, "schedule": "constant"}, **STE
+        )
+    )
     slot = plant(training, "r0c0")
     largest = 0.0
     for _ in range(12):

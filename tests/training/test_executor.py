@@ -21,7 +21,9 @@ def test_an_error_names_its_env_epoch_and_batch() -> None:
 
 def test_several_errors_become_the_first_one_with_the_causes_of_all() -> None:
     causes = [ValueError("a"), KeyError("b"), OSError("c")]
-    first, *others = (HostError(Place(index), cause) for index, cause in enumerate(causes))
+    first, *others = (
+        HostError(Place(index), cause) for index, cause in enumerate(causes)
+    )
     assert merged([first, *others]) is first
     assert first.causes == tuple(causes)
     assert first.__notes__ == [f"It was not the only one: {other}" for other in others]

@@ -18,7 +18,15 @@ from esper.training.precision import Arithmetic
 from esper.training.snapshot import Snapshot, ValidationRecord
 from esper.training.step import prepare_epoch, train_epoch, train_step
 from esper.training.validate import evaluate
-from tests.core_helpers import digits, plant, rig, same_bits, tensors_of, train, wait_actions
+from tests.core_helpers import (
+    digits,
+    plant,
+    rig,
+    same_bits,
+    tensors_of,
+    train,
+    wait_actions,
+)
 from tests.training.test_cut import Overflow
 from tests.training.test_foreign_hosts import training_of
 
@@ -34,7 +42,9 @@ def scaler_of(training: HostTraining) -> torch.amp.GradScaler:
 
 
 def set_scale(training: HostTraining, scale: float) -> None:
-    scaler_of(training).load_state_dict({**scaler_of(training).state_dict(), "scale": scale})
+    scaler_of(training).load_state_dict(
+        {**scaler_of(training).state_dict(), "scale": scale}
+    )
 
 
 @pytest.mark.finding("L3")
@@ -47,16 +57,26 @@ def test_a_host_with_seeds_learns_in_float16() -> None:
     plant(training, "r0c0", stage=S.HOLDING)
     born = tensors_of(training, ("r0c1",)) if plant(training, "r0c1") else {}
     seen: list[torch.dtype] = []
-    training.host.segments[0].register_forward_hook(lambda _m, _i, out: seen.append(out.dtype))  # type: ignore[operator, union-attr]
+    training.host.segments[0].register_forward_hook(
+        lambda _m, _i, out: seen.append(out.dtype)
+    )  # type: ignore[operator, union-attr]
     alphas = tuple(slot.alpha for slot in training.sites)
     before = evaluate(training, digits().validation, [alphas])
     train(training, 8)
     after = evaluate(training, digits().validation, [alphas])
     assert set(seen) == {torch.float16}
     assert after.accuracy[0] > before.accuracy[0] + 40
-    assert all(p.dtype == torch.float32 for group in training.learning_groups() for p in group.parameters)
+    assert all(
+        p.dtype == torch.float32
+        for group in training.learning_groups()
+        for p in group.parameters
+    )
     learned = tensors_of(training, ("r0c1",))
-    assert any(not torch.equal(born[name], learned[name]) for name in born if name.startswith("r0c1"))
+    assert any(
+        not torch.equal(born[name], learned[name])
+        for name in born
+        if name.startswith("r0c1")
+    )
 
 
 @pytest.mark.finding("H3")
@@ -66,23 +86,34 @@ def test_the_step_is_that_of_the_loss_whatever_its_scale() -> None:
         training = training_of(digits(), **FP16)
         plant(training, "r0c0")
         set_scale(training, scale)
-        train_step(training, prepare_epoch(training), digits().train.x[:32], digits().train.y[:32])  # type: ignore[union-attr]
+        train_step(
+            training,
+            prepare_epoch(training),
+            digits().train.x[:32],
+            digits().train.y[:32],
+        )  # type: ignore[union-attr]
         found.append(tensors_of(training, ("r0c0",)))
         summaries = training.gradient_stats.summaries(training.gradient_stats.packed())
-        found[-1]["norm"] = torch.tensor([summaries["host"].norm, summaries["r0c0"].norm])
+        found[-1]["norm"] = torch.tensor(
+            [summaries["host"].norm, summaries["r0c0"].norm]
+        )
     for name, tensor in found[0].items():
         torch.testing.assert_close(tensor, found[1][name], rtol=1e-2, atol=1e-5)
 
 
 @pytest.mark.finding("H3")
-def test_an_overflow_skips_the_step_and_halves_the_scale_and_does_nothing_else() -> None:
+def test_an_overflow_skips_the_step_and_halves_the_scale_and_does_nothing_else() -> (
+    None
+):
     training = training_of(digits(), **FP16)
     plant(training, "r0c0", stage=S.HOLDING)
     plant(training, "r0c1")
     set_scale(training, HUGE)
     names = ("r0c0", "r0c1")
     weights = {
-        name: tensor for name, tensor in tensors_of(training, names).items() if "parameter" in name or "mom" in name
+        name: tensor
+        for name, tensor in tensors_of(training, names).items()
+        if "parameter" in name or "mom" in name
     }
     groups = prepare_epoch(training)
     x, y = digits().train.x[:32], digits().train.y[:32]  # type: ignore[union-attr]
@@ -91,9 +122,12 @@ def test_an_overflow_skips_the_step_and_halves_the_scale_and_does_nothing_else()
         assert scaler_of(training).get_scale() == HUGE / 2**step
     now = tensors_of(training, names)
     same_bits(
-        {n: t for n, t in weights.items() if "tracked" not in n}, {n: now[n] for n in weights if "tracked" not in n}
+        {n: t for n, t in weights.items() if "tracked" not in n},
+        {n: now[n] for n in weights if "tracked" not in n},
     )
-    assert all(bool(slot.planted.finite) for slot in training.sites if slot.planted is not None)
+    assert all(
+        bool(slot.planted.finite) for slot in training.sites if slot.planted is not None
+    )
     summaries = training.gradient_stats.summaries(training.gradient_stats.packed())
     assert [summary.not_finite for summary in summaries.values()] == [0, 0, 0]
     set_scale(training, 1024.0)
@@ -103,8 +137,12 @@ def test_an_overflow_skips_the_step_and_halves_the_scale_and_does_nothing_else()
     assert not torch.equal(weights["r0c0.parameter.0"], now["r0c0.parameter.0"])
     # Means are over the batches that were measured: an overflow is no sign of ill health.
     summaries = training.gradient_stats.summaries(training.gradient_stats.packed())
-    assert all(summary.health == 1 and summary.norm > 0 for summary in summaries.values())
-    assert summaries["host"].elements == sum(p.numel() for p in training.host_group.parameters)
+    assert all(
+        summary.health == 1 and summary.norm > 0 for summary in summaries.values()
+    )
+    assert summaries["host"].elements == sum(
+        p.numel() for p in training.host_group.parameters
+    )
 
 
 @pytest.mark.finding("H3")
@@ -119,21 +157,32 @@ def test_an_overflow_is_no_reason_to_cut_a_seed_or_to_roll_back() -> None:
             assert scaler_of(world.training()).get_scale() < rate
         assert not world.of_kind(SeedCut)
         assert not world.of_kind(GovernorRollback)
-        assert (world.slot("r0c0").stage, world.slot("r0c1").stage) == (S.HOLDING, S.TRAINING)
+        assert (world.slot("r0c0").stage, world.slot("r0c1").stage) == (
+            S.HOLDING,
+            S.TRAINING,
+        )
 
 
 @pytest.mark.finding("H3")
 @pytest.mark.parametrize("stage", [S.BLENDING, S.HOLDING])
-def test_a_gradient_that_no_scale_makes_finite_is_the_seeds_fault_after_all(stage: S) -> None:
+def test_a_gradient_that_no_scale_makes_finite_is_the_seeds_fault_after_all(
+    stage: S,
+) -> None:
     """Otherwise the host behind it would skip every later step without an error."""
 
     class Bad(Overflow):
         def forward(self, h: Tensor) -> Tensor:
-            return self.scale * (torch.where(h < 1e4, h, torch.exp(200 * h)) if self.late else h)
+            return self.scale * (
+                torch.where(h < 1e4, h, torch.exp(200 * h)) if self.late else h
+            )
 
     own = Blueprint("cnn", "own", "a test's own", Bad, lambda channels: channels)
     registry = BlueprintRegistry((BLUEPRINTS.get("cnn", "conv_light"), own))
-    with rig(horizon=30, blueprints=registry, task={"precision": "float16", "samples_per_epoch": 320}) as world:
+    with rig(
+        horizon=30,
+        blueprints=registry,
+        task={"precision": "float16", "samples_per_epoch": 320},
+    ) as world:
         world.grow("r0c1", stage, "own")
         seed: Any = world.slot("r0c1").seed
         seed.body.late = True
@@ -143,12 +192,16 @@ def test_a_gradient_that_no_scale_makes_finite_is_the_seeds_fault_after_all(stag
         assert not world.of_kind(GovernorRollback)
         before = tensors_of(world.training())
         world.step()
-        assert not torch.equal(before["host.parameter.0"], tensors_of(world.training())["host.parameter.0"])
+        assert not torch.equal(
+            before["host.parameter.0"], tensors_of(world.training())["host.parameter.0"]
+        )
 
 
 @pytest.mark.trap(34)
 def test_every_host_has_a_scale_of_its_own() -> None:
-    def trained(scales: dict[int, float], workers: int) -> list[tuple[dict[str, Tensor], float]]:
+    def trained(
+        scales: dict[int, float], workers: int
+    ) -> list[tuple[dict[str, Tensor], float]]:
         envs = [training_of(digits(), index=index, **FP16) for index in range(3)]
         for index, scale in scales.items():
             set_scale(envs[index], scale)
@@ -156,7 +209,9 @@ def test_every_host_has_a_scale_of_its_own() -> None:
         with WorkerExecutor(workers) as pool:
             for _ in range(2):
                 pool.run(train_epoch, envs)
-        return [(tensors_of(training), scaler_of(training).get_scale()) for training in envs]
+        return [
+            (tensors_of(training), scaler_of(training).get_scale()) for training in envs
+        ]
 
     plain, disturbed = trained({}, 1), trained({1: HUGE}, 3)
     for index in (0, 2):
@@ -214,7 +269,9 @@ def test_a_delta_that_float16_cannot_hold_is_the_seeds_fault(stage: S) -> None:
         assert not world.of_kind(GovernorRollback)
 
 
-def test_an_env_is_used_again_after_a_step_that_broke(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_env_is_used_again_after_a_step_that_broke(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Between the unscaling of its gradients and the update of the scale: the next episode knows nothing of it."""
 
     def breaks(*_arguments: Any, **_named: Any) -> Any:

@@ -35,7 +35,9 @@ class Network(nn.Module):
     def __init__(self, modules: float = 0.0, functional: float = 0.0) -> None:
         super().__init__()
         self.first = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4))
-        self.second = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+        self.second = nn.Sequential(
+            nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)
+        )
         self.dropout = nn.Dropout2d(modules)
         self.functional = functional
         self.head = nn.Linear(4, 10)
@@ -90,10 +92,20 @@ def test_an_incubating_seed_changes_no_bit_of_a_grafted_host(kind: str) -> None:
     train(alone, 2)
     train(grown, 2)
     same_bits(tensors_of(alone), tensors_of(grown))
-    assert torch.equal(alone.host.get_buffer("model.average"), grown.host.get_buffer("model.average"))
+    assert torch.equal(
+        alone.host.get_buffer("model.average"), grown.host.get_buffer("model.average")
+    )
     learned = tensors_of(grown, ("r0c0", "r0c1"))
-    assert any(not torch.equal(born[name], learned[name]) for name in born if name.startswith("r0c0"))
-    assert any(not torch.equal(born[name], learned[name]) for name in born if name.startswith("r0c1"))
+    assert any(
+        not torch.equal(born[name], learned[name])
+        for name in born
+        if name.startswith("r0c0")
+    )
+    assert any(
+        not torch.equal(born[name], learned[name])
+        for name in born
+        if name.startswith("r0c1")
+    )
 
 
 def test_a_grafted_host_trains_as_its_segments_do() -> None:
@@ -103,7 +115,9 @@ def test_a_grafted_host_trains_as_its_segments_do() -> None:
         plant(training, "r0c1", stage=S.TRAINING)
         train(training, 2)
     seeds = ("r0c0", "r0c1")
-    ours, theirs = ([p for g in seeds for p in t.seed_groups[g].parameters] for t in (one, other))
+    ours, theirs = (
+        [p for g in seeds for p in t.seed_groups[g].parameters] for t in (one, other)
+    )
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     plan = CounterfactualHelper().plan(one.sites, costly=True)
@@ -112,7 +126,9 @@ def test_a_grafted_host_trains_as_its_segments_do() -> None:
     assert len(set(a.loss.tolist())) == len(plan) == 3  # on, off, trial
 
 
-def test_each_configuration_of_a_grafted_host_gives_by_itself_what_it_gives_in_the_tree() -> None:
+def test_each_configuration_of_a_grafted_host_gives_by_itself_what_it_gives_in_the_tree() -> (
+    None
+):
     training = training_of(of(grafted()))
     plant(training, "r0c0", stage=S.BLENDING, target=0.7)
     plant(training, "r0c1", stage=S.HOLDING)
@@ -128,7 +144,11 @@ def test_each_configuration_of_a_grafted_host_gives_by_itself_what_it_gives_in_t
 @pytest.mark.parametrize("kind", HOSTS)
 def test_random_numbers_belong_to_the_host(kind: str) -> None:
     task = of(HOSTS[kind])
-    first, again, other = training_of(task), training_of(task), training_of(task, index=1)
+    first, again, other = (
+        training_of(task),
+        training_of(task),
+        training_of(task, index=1),
+    )
     assert first.host_draws_globally == (kind == "functional dropout")
     before = torch.get_rng_state()
     train(first, 1)
@@ -149,7 +169,9 @@ def test_a_reset_forgets_buffers_that_no_state_dict_holds() -> None:
 
 def test_dropout_of_whole_channels_drops_whole_channels() -> None:
     training = training_of(of(grafted(modules=0.5)))
-    dropped = training.host.get_submodule("model.dropout").train()(torch.ones(64, 4, 5, 5))
+    dropped = training.host.get_submodule("model.dropout").train()(
+        torch.ones(64, 4, 5, 5)
+    )
     assert set(dropped.flatten(2).mean(2).flatten().tolist()) == {0.0, 2.0}
 
 
@@ -203,10 +225,20 @@ def test_padding_counts_in_no_loss_and_no_accuracy() -> None:
     assert result.correct.dtype == torch.int16
     assert result.correct[0].tolist() == right.sum(1).tolist()
     assert result.accuracy[0] == pytest.approx(100 * float(right.sum() / counts.sum()))
-    losses = F.cross_entropy(logits.transpose(1, 2), task.validation.y.clamp(min=0), reduction="none")
-    assert float(result.loss[0]) == pytest.approx(float(losses[counts].detach().mean()), rel=1e-6)
+    losses = F.cross_entropy(
+        logits.transpose(1, 2), task.validation.y.clamp(min=0), reduction="none"
+    )
+    assert float(result.loss[0]) == pytest.approx(
+        float(losses[counts].detach().mean()), rel=1e-6
+    )
     stats = cross_entropy(logits, task.validation.y, ignore_index=PAD).stats
-    wanted = [float(losses[counts].detach().sum()), float(right.sum()), float(counts.sum()), 1, 0]
+    wanted = [
+        float(losses[counts].detach().sum()),
+        float(right.sum()),
+        float(counts.sum()),
+        1,
+        0,
+    ]
     assert stats.tolist() == pytest.approx(wanted)
 
 
@@ -215,14 +247,20 @@ def test_values_behind_padding_change_no_weight() -> None:
     other = texts()
     tokens = other.x.clone()
     tokens[::2, 3:] = 0  # this host sees one token at a time
-    first, second = training_of(language(other)), training_of(language(Split(tokens, other.y)))
+    first, second = (
+        training_of(language(other)),
+        training_of(language(Split(tokens, other.y))),
+    )
     train(first, 1)
     train(second, 1)
     same_bits(tensors_of(first), tensors_of(second))
 
 
 def test_a_text_host_learns() -> None:
-    training = training_of(language(), task={"samples_per_epoch": 96, "batch_size": 8, "learning_rate": 0.5})
+    training = training_of(
+        language(),
+        task={"samples_per_epoch": 96, "batch_size": 8, "learning_rate": 0.5},
+    )
     before = evaluate(training, language().validation, [(0.0,)])
     train(training, 6)
     after = evaluate(training, language().validation, [(0.0,)])
@@ -233,7 +271,9 @@ def test_a_text_host_learns() -> None:
 def test_a_split_that_is_evaluated_in_parts_gives_the_same() -> None:
     task = language()
     whole = evaluate(training_of(task), task.validation, [(0.0,)])
-    parts = evaluate(training_of(replace(task, evaluation_batch=7)), task.validation, [(0.0,)])
+    parts = evaluate(
+        training_of(replace(task, evaluation_batch=7)), task.validation, [(0.0,)]
+    )
     assert torch.equal(whole.correct, parts.correct)
     assert float(whole.loss) == pytest.approx(float(parts.loss), rel=1e-6)
 
@@ -244,8 +284,18 @@ def test_a_split_that_is_evaluated_in_parts_gives_the_same() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"train": Split(torch.zeros(3, 1, 8, 8), torch.zeros(2, dtype=torch.int64))}, "3 inputs and 2 targets"),
-        ({"train": Split(torch.zeros(2, 1, 8, 8), torch.zeros(2))}, "float32 of shape .* expected int64"),
+        (
+            {
+                "train": Split(
+                    torch.zeros(3, 1, 8, 8), torch.zeros(2, dtype=torch.int64)
+                )
+            },
+            "3 inputs and 2 targets",
+        ),
+        (
+            {"train": Split(torch.zeros(2, 1, 8, 8), torch.zeros(2))},
+            "float32 of shape .* expected int64",
+        ),
         (
             {"test": Split(torch.zeros(2, 1, 8, 8), torch.full((2,), 10))},
             "test split: sample 0: target 10 is not between 0 and 9",
@@ -256,9 +306,16 @@ def test_a_split_that_is_evaluated_in_parts_gives_the_same() -> None:
         ),
     ],
 )
-def test_data_that_cannot_be_trained_on_is_refused(change: dict[str, Split], words: str) -> None:
+def test_data_that_cannot_be_trained_on_is_refused(
+    change: dict[str, Split], words: str
+) -> None:
     base = digits()
-    splits = {"train": base.train, "validation": base.validation, "test": base.test, **change}
+    splits = {
+        "train": base.train,
+        "validation": base.validation,
+        "test": base.test,
+        **change,
+    }
     with pytest.raises(ConfigError, match=words):
         Task("mine", 10, grafted(), **splits)
 
@@ -266,7 +323,12 @@ def test_data_that_cannot_be_trained_on_is_refused(change: dict[str, Split], wor
 def test_a_host_that_does_not_fit_its_task_is_refused() -> None:
     base = digits()
     task = Task("mine", 12, grafted(), base.train, base.validation, base.test)
-    with pytest.raises(ConfigError, match=r"logits of shape \(3, 10\) for 3 samples; expected \(3, 12\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"logits of shape \(3, 10\) for 3 samples; expected \(3, 12\)",
+    ):
         check_hosts(task)
-    with pytest.raises(ConfigError, match=r"makes a Network, not a host; see esper\.graft"):
+    with pytest.raises(
+        ConfigError, match=r"makes a Network, not a host; see esper\.graft"
+    ):
         check_hosts(replace(task, build_host=Network))  # type: ignore[arg-type]

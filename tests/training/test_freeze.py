@@ -29,13 +29,19 @@ def changed_by_growing(which: Freeze, tmp_path: Path) -> tuple[set[str], int]:
         observation, info = env.reset(seed=1)
         host = env.training[0].host
         before = {name: value.clone() for name, value in host.state_dict().items()}
-        controller = make_controller("heuristic", "digits", env.action_spec, env.layout, 1, 1, env.config)
+        controller = make_controller(
+            "heuristic", "digits", env.action_spec, env.layout, 1, 1, env.config
+        )
         controller.begin()
         while not env.done.all():
-            observation, *_, info = env.step(controller.act(observation, info["action_mask"]))
+            observation, *_, info = env.step(
+                controller.act(observation, info["action_mask"])
+            )
         after = host.state_dict()
         kept = int(env.state.slots.fossil.sum())
-    return {name for name, value in before.items() if not torch.equal(value, after[name])}, kept
+    return {
+        name for name, value in before.items() if not torch.equal(value, after[name])
+    }, kept
 
 
 def test_a_frozen_host_keeps_its_bits_while_seeds_learn(tmp_path: Path) -> None:
@@ -65,5 +71,7 @@ def test_the_users_own_frozen_layers_stay_frozen() -> None:
 def test_the_head_is_the_last_layer_with_parameters(task: str) -> None:
     host = build_host(task)
     freeze(host, "body")
-    learning = [name for name, parameter in host.named_parameters() if parameter.requires_grad]
+    learning = [
+        name for name, parameter in host.named_parameters() if parameter.requires_grad
+    ]
     assert learning == [name for name, _ in host.named_parameters()][-2:]

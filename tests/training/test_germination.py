@@ -30,7 +30,9 @@ class Make(nn.Module):
         return self.function(h)
 
 
-def blueprint(build: Callable[[int], nn.Module], size: Callable[[int], int] = lambda _channels: 3) -> Blueprint:
+def blueprint(
+    build: Callable[[int], nn.Module], size: Callable[[int], int] = lambda _channels: 3
+) -> Blueprint:
     return Blueprint("cnn", "own", "a test's own", build, size)
 
 
@@ -70,11 +72,17 @@ def state_of(training: HostTraining, slot: Site) -> dict[str, Any]:
     }
 
 
-def check_untouched(build: Callable[[int], nn.Module], expected: type[Exception]) -> None:
+def check_untouched(
+    build: Callable[[int], nn.Module], expected: type[Exception]
+) -> None:
     training = make_training()
     train(training)
     slot = training.site_by_name["r0c1"]
-    before, tensors, rng = state_of(training, slot), tensors_of(training), torch.get_rng_state()
+    before, tensors, rng = (
+        state_of(training, slot),
+        tensors_of(training),
+        torch.get_rng_state(),
+    )
     order = training.order.get_state()
     with pytest.raises(expected):
         training.plant(slot, blueprint(build), STYLES["LINEAR_ADD"])
@@ -103,7 +111,11 @@ def test_an_invalid_body_leaves_everything_as_it_was(name: str) -> None:
 def test_the_failure_names_blueprint_and_slot(name: str) -> None:
     training = make_training()
     with pytest.raises(GerminationFailed, match="own in r0c1"):
-        training.plant(training.site_by_name["r0c1"], blueprint(REFUSED[name]), STYLES["LINEAR_ADD"])
+        training.plant(
+            training.site_by_name["r0c1"],
+            blueprint(REFUSED[name]),
+            STYLES["LINEAR_ADD"],
+        )
 
 
 def test_an_occupied_slot_is_refused() -> None:
@@ -134,14 +146,20 @@ def test_a_failed_germination_does_not_shift_the_seeds_that_follow() -> None:
         training = make_training()
         if fails:
             with pytest.raises(GerminationFailed):
-                training.plant(training.site_by_name["r1c1"], blueprint(failing_factory), STYLES["LINEAR_ADD"])
+                training.plant(
+                    training.site_by_name["r1c1"],
+                    blueprint(failing_factory),
+                    STYLES["LINEAR_ADD"],
+                )
         seed = plant(training, "r0c0").seed
         assert seed is not None
         weights.append(torch.cat([p.detach().flatten() for p in seed.parameters()]))
     assert torch.equal(*weights)
 
 
-def test_two_seeds_of_an_episode_start_differently_and_each_the_same_in_every_run() -> None:
+def test_two_seeds_of_an_episode_start_differently_and_each_the_same_in_every_run() -> (
+    None
+):
     first, second = (make_training() for _ in range(2))
     for training in (first, second):
         plant(training, "r0c0")
@@ -152,7 +170,9 @@ def test_two_seeds_of_an_episode_start_differently_and_each_the_same_in_every_ru
 
 
 def test_the_env_refuses_a_failed_germination_with_the_reason() -> None:
-    registry = BlueprintRegistry((BLUEPRINTS.get("cnn", "norm"), blueprint(REFUSED["more channels"])))
+    registry = BlueprintRegistry(
+        (BLUEPRINTS.get("cnn", "norm"), blueprint(REFUSED["more channels"]))
+    )
     with rig(blueprints=registry) as world:
         world.do("GERMINATE", "r0c0", "own")
         (event,) = world.of_kind(ActionTaken)
@@ -181,9 +201,13 @@ class Unused(nn.Module):
 def test_a_users_seed_with_an_unused_parameter_incubates() -> None:
     training = make_training()
     training.plant(
-        training.site_by_name["r0c0"], blueprint(Unused, lambda channels: channels + 3), STYLES["LINEAR_ADD"]
+        training.site_by_name["r0c0"],
+        blueprint(Unused, lambda channels: channels + 3),
+        STYLES["LINEAR_ADD"],
     )
-    training.assign(training.site_by_name["r0c0"], Role.INCUBATING, 0.0, 1.0, learning=True)
+    training.assign(
+        training.site_by_name["r0c0"], Role.INCUBATING, 0.0, 1.0, learning=True
+    )
     before = tensors_of(training, ("r0c0",))["r0c0.parameter.0"]
     train(training)
     assert not torch.equal(before, tensors_of(training, ("r0c0",))["r0c0.parameter.0"])
@@ -201,7 +225,9 @@ class Dropped(nn.Module):
 @pytest.mark.parametrize("stage", [S.TRAINING, S.HOLDING])
 def test_dropout_in_a_seed_draws_from_the_hosts_own_generator(stage: SeedStage) -> None:
     """Two runs of one seed are the same bits, and the process's generator is not used up."""
-    registry = BlueprintRegistry((blueprint(Dropped, lambda channels: channels * channels + channels),))
+    registry = BlueprintRegistry(
+        (blueprint(Dropped, lambda channels: channels * channels + channels),)
+    )
     results = []
     rng = torch.get_rng_state()
     for _ in range(2):

@@ -14,7 +14,15 @@ from esper.seeds.site import Role
 from esper.training.governor import Governor, Panic
 from esper.training.host_training import HostTraining
 from esper.training.snapshot import ValidationRecord
-from tests.core_helpers import make_training, plant, same_bits, tensors_of, tiny_config, train, unmeasured_fossils
+from tests.core_helpers import (
+    make_training,
+    plant,
+    same_bits,
+    tensors_of,
+    tiny_config,
+    train,
+    unmeasured_fossils,
+)
 
 S = SeedStage
 RECORD = ValidationRecord(loss=1.0, committed=50.0, all_off=40.0, all_off_loss=1.5)
@@ -37,14 +45,21 @@ def reasons(answers: list[Panic | None]) -> list[str | None]:
 def test_the_defaults_are_those_of_the_design() -> None:
     config = GovernorConfig()
     assert (config.collapse_loss, config.healthy_loss) == (0.935, 0.6)
-    assert (config.divergence_sigma, config.divergence_ratio, config.divergence_margin) == (6.0, 1.5, 0.25)
+    assert (
+        config.divergence_sigma,
+        config.divergence_ratio,
+        config.divergence_margin,
+    ) == (6.0, 1.5, 0.25)
     assert (config.divergence_checks, config.max_rollbacks) == (3, 3)
 
 
 @pytest.mark.parametrize("classes", [2, 10, 100])
 def test_a_healthy_descent_is_left_alone(classes: int) -> None:
     governor = make_governor(classes)
-    assert reasons(after(governor, [1.1, 1.0, 0.9, 0.8, 0.6, 0.5, 0.45, 0.5, 0.4, 0.3])) == [None] * 10
+    assert (
+        reasons(after(governor, [1.1, 1.0, 0.9, 0.8, 0.6, 0.5, 0.45, 0.5, 0.4, 0.3]))
+        == [None] * 10
+    )
     assert not governor.anomaly_pending
 
 
@@ -102,7 +117,9 @@ def test_divergence_requires_three_consecutive_checks() -> None:
         ([0.2, 0.4] * 3, 0.91, True),
     ],
 )
-def test_a_loss_is_an_anomaly_above_all_three_bounds(history: list[float], loss: float, anomaly: bool) -> None:
+def test_a_loss_is_an_anomaly_above_all_three_bounds(
+    history: list[float], loss: float, anomaly: bool
+) -> None:
     governor = make_governor(healthy_loss=1e-6)  # no collapse in the way
     governor.losses.extend(value * governor.chance for value in history)
     after(governor, [loss])
@@ -119,12 +136,21 @@ def test_anomalous_losses_stay_out_of_the_history() -> None:
 def test_the_governors_window_holds_the_last_losses() -> None:
     governor = make_governor(window=3)
     after(governor, [0.9, 0.8, 0.7, 0.6])
-    assert list(governor.losses) == pytest.approx([value * governor.chance for value in (0.8, 0.7, 0.6)])
+    assert list(governor.losses) == pytest.approx(
+        [value * governor.chance for value in (0.8, 0.7, 0.6)]
+    )
 
 
 @settings(deadline=None)
-@given(st.lists(st.floats(-10, 1e6) | st.sampled_from([math.nan, math.inf, -math.inf]), max_size=30))
-def test_every_loss_is_judged_and_none_that_is_kept_is_broken(losses: list[float]) -> None:
+@given(
+    st.lists(
+        st.floats(-10, 1e6) | st.sampled_from([math.nan, math.inf, -math.inf]),
+        max_size=30,
+    )
+)
+def test_every_loss_is_judged_and_none_that_is_kept_is_broken(
+    losses: list[float],
+) -> None:
     governor = make_governor()
     for loss in losses:
         panic = governor.check(loss, 0)
@@ -133,10 +159,14 @@ def test_every_loss_is_judged_and_none_that_is_kept_is_broken(losses: list[float
 
 
 def world(every: int = 5) -> tuple[Governor, HostTraining]:
-    config = tiny_config(horizon=150, governor={"snapshot_every": every}, task={"schedule": "constant"})
+    config = tiny_config(
+        horizon=150, governor={"snapshot_every": every}, task={"schedule": "constant"}
+    )
     training = make_training(config)
     governor = Governor(config.governor, training.durations, 10)
-    assert governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
+    assert governor.snapshot_if_due(
+        training, RECORD, unmeasured_fossils(training), fossilized=False
+    )
     return governor, training
 
 
@@ -147,7 +177,12 @@ def poison(training: HostTraining) -> None:
                 tensor.fill_(float("nan"))
 
 
-def epoch(governor: Governor, training: HostTraining, loss: float = 1.0, fossilized: bool = False) -> bool:
+def epoch(
+    governor: Governor,
+    training: HostTraining,
+    loss: float = 1.0,
+    fossilized: bool = False,
+) -> bool:
     train(training)
     return governor.check(loss, 0) is None and governor.snapshot_if_due(
         training, RECORD, unmeasured_fossils(training), fossilized
@@ -157,7 +192,9 @@ def epoch(governor: Governor, training: HostTraining, loss: float = 1.0, fossili
 @pytest.mark.finding("L5")
 def test_a_snapshot_every_five_epochs_and_when_a_seed_fossilizes() -> None:
     governor, training = world()
-    taken = [epoch(governor, training, fossilized=number == 7) for number in range(1, 14)]
+    taken = [
+        epoch(governor, training, fossilized=number == 7) for number in range(1, 14)
+    ]
     assert [number for number, took in enumerate(taken, 1) if took] == [5, 7, 12]
 
 
@@ -166,7 +203,9 @@ def test_no_snapshot_while_an_anomaly_is_pending() -> None:
     governor, training = world(every=1)
     assert [epoch(governor, training, loss=0.9) for _ in range(3)] == [True] * 3
     good = tensors_of(training)
-    assert [epoch(governor, training, loss=1.9, fossilized=True) for _ in range(2)] == [False] * 2
+    assert [epoch(governor, training, loss=1.9, fossilized=True) for _ in range(2)] == [
+        False
+    ] * 2
     governor.roll_back(training)
     same_bits(good, tensors_of(training))
 
@@ -184,17 +223,29 @@ def test_a_restore_is_exact_and_so_is_training_after_it() -> None:
     same_bits(good, tensors_of(training, ("r0c0",)))
     assert training.epoch == 3  # clocks do not rewind
     train(training)
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors_of(training, ("r0c0",)).values())
+    assert all(
+        bool(torch.isfinite(tensor).all())
+        for tensor in tensors_of(training, ("r0c0",)).values()
+    )
 
 
 def test_a_restore_of_the_first_snapshot_forgets_momentum() -> None:
     governor, training = world()
-    weights = {name: tensor for name, tensor in tensors_of(training).items() if "momentum" not in name}
+    weights = {
+        name: tensor
+        for name, tensor in tensors_of(training).items()
+        if "momentum" not in name
+    }
     train(training, 2)
     governor.roll_back(training)
     restored = tensors_of(training)
-    same_bits(weights, {name: tensor for name, tensor in restored.items() if "momentum" not in name})
-    assert all(not tensor.any() for name, tensor in restored.items() if "momentum" in name)
+    same_bits(
+        weights,
+        {name: tensor for name, tensor in restored.items() if "momentum" not in name},
+    )
+    assert all(
+        not tensor.any() for name, tensor in restored.items() if "momentum" in name
+    )
 
 
 @pytest.mark.trap(5)
@@ -202,7 +253,9 @@ def test_a_fossil_newer_than_the_snapshot_is_pruned_and_an_older_one_restored() 
     governor, training = world()
     old = plant(training, "r0c0", stage=S.FOSSILIZED)
     train(training)
-    governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=True)
+    governor.snapshot_if_due(
+        training, RECORD, unmeasured_fossils(training), fossilized=True
+    )
     good = tensors_of(training, ("r0c0",))
     new = plant(training, "r1c1", stage=S.FOSSILIZED)
     living = plant(training, "r0c1", stage=S.HOLDING)
@@ -214,12 +267,18 @@ def test_a_fossil_newer_than_the_snapshot_is_pruned_and_an_older_one_restored() 
                 parameter.fill_(float("nan"))
     governor.roll_back(training)
     same_bits(good, tensors_of(training, ("r0c0",)))
-    assert [site.role for site in (old, new, living)] == [Role.FOSSIL, Role.ABSENT, Role.ABSENT]
+    assert [site.role for site in (old, new, living)] == [
+        Role.FOSSIL,
+        Role.ABSENT,
+        Role.ABSENT,
+    ]
     assert [site.seed is None for site in (old, new, living)] == [False, True, True]
     assert set(training.seed_groups) == {"r0c0"}
 
 
-def two_generations(every: int = 5) -> tuple[Governor, HostTraining, list[dict[str, torch.Tensor]]]:
+def two_generations(
+    every: int = 5,
+) -> tuple[Governor, HostTraining, list[dict[str, torch.Tensor]]]:
     """Snapshots at epochs 5 and 10; the state at each."""
     governor, training = world(every)
     kept = []
@@ -231,7 +290,9 @@ def two_generations(every: int = 5) -> tuple[Governor, HostTraining, list[dict[s
 
 
 @pytest.mark.parametrize(("gap", "generation"), [(1, 0), (5, 0), (6, 1)])
-def test_the_older_generation_is_restored_when_the_next_panic_comes_soon(gap: int, generation: int) -> None:
+def test_the_older_generation_is_restored_when_the_next_panic_comes_soon(
+    gap: int, generation: int
+) -> None:
     governor, training, kept = two_generations()
     train(training)
     governor.roll_back(training)
@@ -276,10 +337,16 @@ def test_reset_forgets_the_last_episode_and_keeps_the_storage() -> None:
     after(governor, [0.4] * 3 + [0.8])
     held = governor._generations[0].copies.bytes
     governor.reset()
-    assert (governor.rollbacks, governor.anomaly_pending, len(governor.losses)) == (0, False, 0)
+    assert (governor.rollbacks, governor.anomaly_pending, len(governor.losses)) == (
+        0,
+        False,
+        0,
+    )
     training.reset(1, 1)
     fresh = tensors_of(training)
-    assert governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
+    assert governor.snapshot_if_due(
+        training, RECORD, unmeasured_fossils(training), fossilized=False
+    )
     train(training)
     governor.roll_back(training)
     same_bits(fresh, tensors_of(training))
@@ -292,10 +359,18 @@ def test_a_host_that_trains_better_than_before_does_not_diverge() -> None:
     assert governor.chance is not None
     assert governor.check(1.0 * governor.chance, 0, 0.98 * governor.chance) is None
     for spike, train_loss in ((1.7, 0.9), (5.3, 0.8), (4.0, 0.7), (6.0, 0.65)):
-        assert governor.check(spike * governor.chance, 0, train_loss * governor.chance) is None
+        assert (
+            governor.check(spike * governor.chance, 0, train_loss * governor.chance)
+            is None
+        )
         assert not governor.anomaly_pending
-    assert max(governor.losses) == governor.chance  # no anomalous loss became the normal one
-    answers = [governor.check(6.0 * governor.chance, 0, 0.7 * governor.chance) for _ in range(3)]
+    assert (
+        max(governor.losses) == governor.chance
+    )  # no anomalous loss became the normal one
+    answers = [
+        governor.check(6.0 * governor.chance, 0, 0.7 * governor.chance)
+        for _ in range(3)
+    ]
     assert reasons(answers) == [None, None, "divergence"]
 
 
@@ -303,7 +378,10 @@ def test_a_host_that_trains_better_than_before_does_not_diverge() -> None:
 def test_a_host_that_trains_worse_than_chance_diverges(train_loss: float) -> None:
     governor = make_governor()
     assert governor.chance is not None
-    answers = [governor.check(loss * governor.chance, 0, train_loss * governor.chance) for loss in (1.0, 4.0, 5.0, 6.0)]
+    answers = [
+        governor.check(loss * governor.chance, 0, train_loss * governor.chance)
+        for loss in (1.0, 4.0, 5.0, 6.0)
+    ]
     assert reasons(answers) == [None, None, None, "divergence"]
 
 
@@ -313,5 +391,7 @@ def test_training_losses_are_part_of_the_governors_state() -> None:
     for loss, train_loss in ((2.0, 1.0), (1.9, 0.5)):
         governor.check(loss, 0, train_loss)
     again.load_state_dict(governor.state_dict(), torch.device("cpu"))
-    answers = [[each.check(9.0, 0, 0.6) for _ in range(3)] for each in (governor, again)]
+    answers = [
+        [each.check(9.0, 0, 0.6) for _ in range(3)] for each in (governor, again)
+    ]
     assert reasons(answers[0]) == reasons(answers[1]) == [None, None, "divergence"]

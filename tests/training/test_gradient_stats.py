@@ -19,15 +19,24 @@ def collector(*batches: tuple[list[list[Tensor]], Any]) -> dict[str, GradientSum
     made = SeedGradientCollector(3, CPU)
     made.restart(("host", "r0c0"))
     for gradients, overflowed in batches:
-        made.add(grad_stats(gradients), None if overflowed is None else torch.tensor(overflowed))
+        made.add(
+            grad_stats(gradients),
+            None if overflowed is None else torch.tensor(overflowed),
+        )
     return made.summaries(made.packed())
 
 
-LARGE, SMALL, LOST = torch.tensor([3.0, 4.0]), torch.tensor([0.6, 0.8]), torch.tensor([1e-9, 0.0])
+LARGE, SMALL, LOST = (
+    torch.tensor([3.0, 4.0]),
+    torch.tensor([0.6, 0.8]),
+    torch.tensor([1e-9, 0.0]),
+)
 
 
 def test_summaries_are_means_over_batches() -> None:
-    found = collector(([[LARGE], [SMALL, LOST]], None), ([[SMALL], [SMALL, SMALL]], None))
+    found = collector(
+        ([[LARGE], [SMALL, LOST]], None), ([[SMALL], [SMALL, SMALL]], None)
+    )
     assert found["host"].norm == pytest.approx(3.0)
     assert found["host"].elements == 2
     assert (found["r0c0"].vanishing, found["r0c0"].exploding) == (0.25, 0.0)
@@ -36,8 +45,14 @@ def test_summaries_are_means_over_batches() -> None:
 
 def test_an_overflowed_batch_is_left_out_of_the_means_of_its_group() -> None:
     broken = torch.tensor([math.inf, math.nan])
-    found = collector(([[SMALL], [broken]], [False, True]), ([[SMALL], [LARGE]], [False, False]))
-    assert (found["r0c0"].norm, found["r0c0"].health, found["r0c0"].not_finite) == (5.0, 1.0, 0.0)
+    found = collector(
+        ([[SMALL], [broken]], [False, True]), ([[SMALL], [LARGE]], [False, False])
+    )
+    assert (found["r0c0"].norm, found["r0c0"].health, found["r0c0"].not_finite) == (
+        5.0,
+        1.0,
+        0.0,
+    )
     counted = collector(([[SMALL], [broken]], None))
     assert counted["r0c0"].not_finite == 2
 
@@ -57,7 +72,13 @@ def test_an_epoch_starts_from_zero_in_the_same_memory() -> None:
 
 
 def summary(norm: float, elements: float, **values: float) -> GradientSummary:
-    given = {"health": 1.0, "vanishing": 0.0, "exploding": 0.0, "not_finite": 0.0, **values}
+    given = {
+        "health": 1.0,
+        "vanishing": 0.0,
+        "exploding": 0.0,
+        "not_finite": 0.0,
+        **values,
+    }
     return GradientSummary(norm=norm, elements=elements, **given)
 
 

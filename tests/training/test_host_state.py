@@ -49,7 +49,9 @@ def grown() -> HostTraining:
 def test_another_host_resumes_to_the_same_bits() -> None:
     training, other, slots = grown(), make_training(seed=9), ("r0c0", "r0c1")
     load_host_state(other, host_state(training), BLUEPRINTS)
-    for site, wanted in ((other.site_by_name[name], training.site_by_name[name]) for name in slots):
+    for site, wanted in (
+        (other.site_by_name[name], training.site_by_name[name]) for name in slots
+    ):
         site.assign(wanted.role, wanted.alpha, wanted.target)
     assert (other.epoch, other.germinations, other.run_seed) == (2, 2, 0)
     for _ in range(2):
@@ -60,7 +62,11 @@ def test_another_host_resumes_to_the_same_bits() -> None:
 
 def test_a_state_without_a_tensor_of_the_host_is_refused() -> None:
     state = host_state(grown())
-    state["tensors"] = {name: value for name, value in state["tensors"].items() if name != "r0c1 is finite"}
+    state["tensors"] = {
+        name: value
+        for name, value in state["tensors"].items()
+        if name != "r0c1 is finite"
+    }
     with pytest.raises(ValueError, match=r"its tensors are .*'r0c1 is finite'"):
         load_host_state(make_training(), state, BLUEPRINTS)
 
@@ -75,7 +81,9 @@ def test_saved_tensors_share_no_memory_with_the_host() -> None:
 
 def test_a_snapshot_keeps_the_seeds_that_are_named_and_drops_gradients() -> None:
     training = grown()
-    assert {name.partition(".")[0] for name, _ in training.network_tensors(("r0c0",))} == {"host", "r0c0"}
+    assert {
+        name.partition(".")[0] for name, _ in training.network_tensors(("r0c0",))
+    } == {"host", "r0c0"}
     training.discard(kept=("r0c0",), saved=())
     assert set(training.seed_groups) == {"r0c0"}
     assert training.site_by_name["r0c1"].seed is None
@@ -84,6 +92,11 @@ def test_a_snapshot_keeps_the_seeds_that_are_named_and_drops_gradients() -> None
 
 def test_generators_of_removed_seeds_are_not_saved() -> None:
     training = grown()
-    assert set(generators_of(training)) == {"order", "dropout", "r0c0.shadow", "r0c1.shadow"}
+    assert set(generators_of(training)) == {
+        "order",
+        "dropout",
+        "r0c0.shadow",
+        "r0c1.shadow",
+    }
     training.remove(training.site_by_name["r0c1"])
     assert set(generators_of(training)) == {"order", "dropout", "r0c0.shadow"}

@@ -22,16 +22,39 @@ from esper.training.execution.workers import WorkerExecutor
 from esper.training.executor import Executor, HostError
 from esper.training.host_state import State, host_state
 from esper.training.host_training import HostTraining
-from esper.training.micro_batching import MicroBatchPolicy, OutOfMemory, may_run_out, ran_out
-from tests.core_helpers import digits, flat_baseline, rig, same_bits, tensors_of, tiny_config
+from esper.training.micro_batching import (
+    MicroBatchPolicy,
+    OutOfMemory,
+    may_run_out,
+    ran_out,
+)
+from tests.core_helpers import (
+    digits,
+    flat_baseline,
+    rig,
+    same_bits,
+    tensors_of,
+    tiny_config,
+)
 from tests.selection import slow_except
 from tests.training.fake_gpu import FakeGpu, fake_executor
-from tests.training.growing import BATCH, KINDS, Dropping, Growing, Record, assert_same, validate
+from tests.training.growing import (
+    BATCH,
+    KINDS,
+    Dropping,
+    Growing,
+    Record,
+    assert_same,
+    validate,
+)
 from tests.training.test_streamed import streamed
 
 FULL = "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried 9 bytes."
 REGISTRY = BlueprintRegistry(
-    (BLUEPRINTS.get("cnn", "conv_light"), Blueprint("cnn", "dropping", "a test's own", Dropping, lambda c: 2 * c))
+    (
+        BLUEPRINTS.get("cnn", "conv_light"),
+        Blueprint("cnn", "dropping", "a test's own", Dropping, lambda c: 2 * c),
+    )
 )
 
 
@@ -51,13 +74,19 @@ def shrink(
     """Limits ``env`` to memory for ``room`` samples from batch ``from_batch`` of an epoch on, or in validation."""
 
     def check(_module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        if len(arguments[0]) > room and env.host.training is training and env.batch >= from_batch:
+        if (
+            len(arguments[0]) > room
+            and env.host.training is training
+            and env.batch >= from_batch
+        ):
             raise RuntimeError(FULL) if error is None else error()
 
     env.host.segments[1].register_forward_pre_hook(check)  # type: ignore[operator, union-attr]
 
 
-def course(executor: Executor, hurt: Callable[[Growing], Any], kind: str = "float images") -> Growing:
+def course(
+    executor: Executor, hurt: Callable[[Growing], Any], kind: str = "float images"
+) -> Growing:
     """Envs with a seed that incubates, on a CPU with dropout, and one that is blended; ``hurt`` acts before the third
     epoch, in which incubation begins."""
     made = Growing(KINDS[kind], executor, registry=REGISTRY)
@@ -69,7 +98,12 @@ def course(executor: Executor, hurt: Callable[[Growing], Any], kind: str = "floa
         made.plant(env, "r1c1", S.HOLDING)
     made.epoch()
     for env in range(2):
-        made.plant(env, "r0c0", S.TRAINING, "dropping" if isinstance(executor, WorkerExecutor) else "conv_light")
+        made.plant(
+            env,
+            "r0c0",
+            S.TRAINING,
+            "dropping" if isinstance(executor, WorkerExecutor) else "conv_light",
+        )
     hurt(made)
     return made
 
@@ -77,7 +111,9 @@ def course(executor: Executor, hurt: Callable[[Growing], Any], kind: str = "floa
 def finished(made: Growing) -> list[Record]:
     with made:
         records = [record for _ in range(3) for record in made.epoch()]
-        assert {env.micro_batches for env in made.hosts} == {2 * made.config.task.micro_batches}
+        assert {env.micro_batches for env in made.hosts} == {
+            2 * made.config.task.micro_batches
+        }
         return records
 
 
@@ -89,26 +125,40 @@ def from_here_on(made: Growing) -> None:
 @pytest.mark.finding("M12")
 @pytest.mark.usefixtures("copies_kept")
 @pytest.mark.parametrize(
-    "kind", slow_except(["float images"], ["float images", "ste", "bytes in bfloat16, micro-batches"])
+    "kind",
+    slow_except(
+        ["float images"], ["float images", "ste", "bytes in bfloat16, micro-batches"]
+    ),
 )
 def test_the_epoch_is_done_again_in_parts_to_the_last_bit(kind: str) -> None:
     """All that the failed batch and those before it did is gone: weights, statistics of BatchNorm, draws, totals."""
     parts = KINDS[kind].micro_batches
-    hurt = course(WorkerExecutor(2), lambda made: shrink(made.hosts[1], BATCH // (2 * parts), from_batch=2), kind=kind)
+    hurt = course(
+        WorkerExecutor(2),
+        lambda made: shrink(made.hosts[1], BATCH // (2 * parts), from_batch=2),
+        kind=kind,
+    )
     events: list[Event] = []
     hurt.trainer.policy.on_split = events.append
     expected = finished(course(WorkerExecutor(1), from_here_on, kind=kind))
     assert_same(finished(hurt), expected)
     (event,) = events
     assert isinstance(event, MicroBatchHalved)
-    assert (event.env, event.epoch, event.batch, event.micro_batches) == (1, 2, 2, 2 * parts)
+    assert (event.env, event.epoch, event.batch, event.micro_batches) == (
+        1,
+        2,
+        2,
+        2 * parts,
+    )
     assert "can't allocate memory" in event.reason
 
 
 @pytest.mark.finding("M12")
 @pytest.mark.usefixtures("copies_kept")
 @pytest.mark.parametrize("fitting", slow_except([5], [0, 5, 20]))
-def test_no_memory_for_copies_of_how_the_epoch_began(fitting: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_for_copies_of_how_the_epoch_began(
+    fitting: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One host has a part of the copies, and another all of them: nothing is mixed up, and none are made again."""
     hurt = course(WorkerExecutor(2), lambda _made: None)
     copied: list[int] = []
@@ -138,7 +188,10 @@ def test_no_memory_for_copies_of_how_the_epoch_began(fitting: int, monkeypatch: 
 def test_captured_work_of_whole_batches_is_dropped() -> None:
     gpu, other = FakeGpu(), FakeGpu()
     hurt = course(
-        fake_executor(gpu), lambda made: shrink(made.hosts[0], BATCH // 2, error=lambda: torch.OutOfMemoryError("CUDA"))
+        fake_executor(gpu),
+        lambda made: shrink(
+            made.hosts[0], BATCH // 2, error=lambda: torch.OutOfMemoryError("CUDA")
+        ),
     )
     before = len(gpu.captured)
     assert before
@@ -146,17 +199,27 @@ def test_captured_work_of_whole_batches_is_dropped() -> None:
     assert_same(finished(hurt), expected)
     assert sum(one.times for one in gpu.captured[before:]) > 10
     assert "give back" in gpu.calls
-    with course(fake_executor(FakeGpu()), lambda _made: None) as whole, pytest.raises(AssertionError):
-        assert_same(expected[:2], whole.epoch())  # what BatchNorm sees in parts is something else
+    with (
+        course(fake_executor(FakeGpu()), lambda _made: None) as whole,
+        pytest.raises(AssertionError),
+    ):
+        assert_same(
+            expected[:2], whole.epoch()
+        )  # what BatchNorm sees in parts is something else
 
 
 @pytest.mark.finding("M12")
 @pytest.mark.usefixtures("copies_kept")
 def test_a_second_shortage_is_an_error_that_says_what_takes_less() -> None:
-    with course(WorkerExecutor(1), lambda made: shrink(made.hosts[1], BATCH // 4, from_batch=1)) as made:
+    with course(
+        WorkerExecutor(1), lambda made: shrink(made.hosts[1], BATCH // 4, from_batch=1)
+    ) as made:
         events: list[Event] = []
         made.trainer.policy.on_split = events.append
-        with pytest.raises(OutOfMemory, match=r"env 1, epoch 2, batch 1: RuntimeError: .*can't allocate") as caught:
+        with pytest.raises(
+            OutOfMemory,
+            match=r"env 1, epoch 2, batch 1: RuntimeError: .*can't allocate",
+        ) as caught:
             made.trainer.epoch(made.hosts)
         assert (caught.value.env, caught.value.epoch, caught.value.batch) == (1, 2, 1)
         assert "--set task.micro_batches=4" in str(caught.value)
@@ -167,7 +230,9 @@ def test_a_second_shortage_is_an_error_that_says_what_takes_less() -> None:
 
 @pytest.mark.usefixtures("copies_kept")
 def test_a_batch_that_cannot_be_cut_smaller_is_not_tried_again() -> None:
-    with Growing(KINDS["float images"], WorkerExecutor(1), 1, micro_batches=BATCH) as made:
+    with Growing(
+        KINDS["float images"], WorkerExecutor(1), 1, micro_batches=BATCH
+    ) as made:
         made.reset()
         shrink(made.hosts[0], 0)
         with pytest.raises(OutOfMemory, match="env 0, epoch 0, batch 0"):
@@ -194,7 +259,9 @@ def test_hosts_whose_data_streams_begin_the_epoch_again(workers: int) -> None:
     """Hosts are in step: the others have learned from the batch that was too large for one."""
     worlds = []
     for hurt in (True, False):
-        env = GrowthVectorEnv(streamed(workers), tiny_config(3, 6), baseline=flat_baseline(6))
+        env = GrowthVectorEnv(
+            streamed(workers), tiny_config(3, 6), baseline=flat_baseline(6)
+        )
         env.reset(seed=0)
         wait = torch.zeros(3, 8, dtype=torch.int64).numpy()
         env.step(wait)
@@ -220,7 +287,9 @@ def test_validation_takes_half_at_once() -> None:
         assert (event.env, event.epoch) == (0, 2)
         assert hurt.training(1).evaluation_batch == 250
         # Results are the same but for rounding, because sums have other parts.
-        for one, other in zip(plain.env.backend.each, hurt.env.backend.each, strict=True):
+        for one, other in zip(
+            plain.env.backend.each, hurt.env.backend.each, strict=True
+        ):
             same_bits(tensors_of(one.training), tensors_of(other.training))
         assert plain.env.state.accuracy.tolist() == hurt.env.state.accuracy.tolist()
         assert plain.env.state.loss == pytest.approx(hurt.env.state.loss, rel=1e-5)
@@ -263,7 +332,9 @@ def test_without_a_copy_the_first_shortage_is_the_error_that_says_what_takes_les
         raise AssertionError("a copy")
 
     monkeypatch.setattr(host_trainer, "host_state", copies)
-    with course(WorkerExecutor(1), lambda made: shrink(made.hosts[1], BATCH // 2, from_batch=1)) as made:
+    with course(
+        WorkerExecutor(1), lambda made: shrink(made.hosts[1], BATCH // 2, from_batch=1)
+    ) as made:
         with pytest.raises(OutOfMemory, match=r"--set task\.micro_batches=2") as caught:
             made.trainer.epoch(made.hosts)
         assert (caught.value.env, caught.value.epoch, caught.value.batch) == (1, 2, 1)
@@ -273,10 +344,14 @@ def test_without_a_copy_the_first_shortage_is_the_error_that_says_what_takes_les
         made.trainer.repeatable(validate, made.hosts)
         assert made.trainer.policy.was_split
         with pytest.raises(OutOfMemory, match="although batches are split into 2"):
-            made.trainer.repeatable(lambda _env: torch.empty(2**58, dtype=torch.uint8) and None, made.hosts)
+            made.trainer.repeatable(
+                lambda _env: torch.empty(2**58, dtype=torch.uint8) and None, made.hosts
+            )
 
 
-def test_the_first_epoch_and_those_that_are_short_of_memory_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_epoch_and_those_that_are_short_of_memory_are_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     copied: list[int] = []
 
     def noted(training: HostTraining, copy: Callable[[Tensor], Tensor]) -> State:
@@ -285,7 +360,9 @@ def test_the_first_epoch_and_those_that_are_short_of_memory_are_copied(monkeypat
 
     monkeypatch.setattr(host_trainer, "host_state", noted)
     short = False
-    monkeypatch.setattr(micro_batching, "may_run_out", lambda _device, first_epoch: first_epoch or short)
+    monkeypatch.setattr(
+        micro_batching, "may_run_out", lambda _device, first_epoch: first_epoch or short
+    )
     with Growing(KINDS["float images"], WorkerExecutor(1)) as made:
         made.reset()
         made.epoch()
@@ -310,7 +387,11 @@ def test_the_first_epoch_and_those_that_are_short_of_memory_are_copied(monkeypat
     ],
 )
 def test_a_gpu_is_short_of_memory_below_a_quarter(
-    device: str, first_epoch: bool, free: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+    device: str,
+    first_epoch: bool,
+    free: int,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free, 80))
@@ -321,7 +402,11 @@ def test_a_resumed_run_has_its_number_of_micro_batches() -> None:
     policy = MicroBatchPolicy(tiny_config(task={"micro_batches": 2}))
     assert policy.evaluation_batch(500) == 500
     policy.restore(4)
-    assert (policy.was_split, policy.can_split, policy.evaluation_batch(501)) == (True, False, 251)
+    assert (policy.was_split, policy.can_split, policy.evaluation_batch(501)) == (
+        True,
+        False,
+        251,
+    )
     policy.restore(2)
     assert (policy.was_split, policy.can_split) == (False, True)
 
@@ -329,19 +414,39 @@ def test_a_resumed_run_has_its_number_of_micro_batches() -> None:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+            True,
+        ),
         (RuntimeError(FULL), True),
         (MemoryError(), True),
-        (RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`"), True),
+        (
+            RuntimeError(
+                "CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`"
+            ),
+            True,
+        ),
         (RuntimeError("out of memory (CUDA error 2)"), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), True),
+        (
+            RuntimeError(
+                "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+            ),
+            True,
+        ),
+        (
+            RuntimeError(
+                "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"
+            ),
+            True,
+        ),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("not enough memory of yesterday"), False),
     ],
 )
-def test_errors_that_count_as_a_shortage_of_memory(error: Exception, expected: bool) -> None:
+def test_errors_that_count_as_a_shortage_of_memory(
+    error: Exception, expected: bool
+) -> None:
     assert ran_out(error) is expected
 
 
@@ -354,4 +459,6 @@ def test_the_allocator_of_this_torch_raises_a_known_message() -> None:
 @pytest.mark.parametrize("count", [0, -1, 3, 8])
 def test_no_other_number_is_resumed(count: int) -> None:
     with pytest.raises(ValueError, match=f"{count} micro-batches; the config has 2"):
-        MicroBatchPolicy(resolve(tiny_config(task={"micro_batches": 2}), digits())).restore(count)
+        MicroBatchPolicy(
+            resolve(tiny_config(task={"micro_batches": 2}), digits())
+        ).restore(count)

@@ -11,7 +11,15 @@ from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.site import Site
 from esper.training.step import blending, prepare_epoch, train_step
 from esper.training.validate import evaluate
-from tests.core_helpers import digits, make_training, plant, same_bits, tensors_of, tiny_config, train
+from tests.core_helpers import (
+    digits,
+    make_training,
+    plant,
+    same_bits,
+    tensors_of,
+    tiny_config,
+    train,
+)
 from tests.selection import slow_except
 
 S = SeedStage
@@ -30,8 +38,12 @@ def host_gradients(gradients: list[Tensor | None]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("blueprint", BLUEPRINT_NAMES)
-@pytest.mark.parametrize("sites", [("r0c0",), ("r1c1",), SITES], ids=["first", "last", "all"])
-def test_an_incubating_seed_changes_no_bit_of_the_host(blueprint: str, sites: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "sites", [("r0c0",), ("r1c1",), SITES], ids=["first", "last", "all"]
+)
+def test_an_incubating_seed_changes_no_bit_of_the_host(
+    blueprint: str, sites: tuple[str, ...]
+) -> None:
     alone, growing = make_training(), make_training()
     for site in sites:
         plant(growing, site, blueprint)
@@ -41,18 +53,30 @@ def test_an_incubating_seed_changes_no_bit_of_the_host(blueprint: str, sites: tu
         train(growing)
         same_bits(tensors_of(alone), tensors_of(growing))
         assert torch.equal(alone.totals.training, growing.totals.training)
-        mine, theirs = (host_gradients([p.grad for p in t.host.parameters()]) for t in (alone, growing))
+        mine, theirs = (
+            host_gradients([p.grad for p in t.host.parameters()])
+            for t in (alone, growing)
+        )
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-        trials = [tuple(float(slot.incubating and slot.name == site) for slot in growing.sites) for site in sites]
+        trials = [
+            tuple(
+                float(slot.incubating and slot.name == site) for slot in growing.sites
+            )
+            for site in sites
+        ]
         result, reference = (
             evaluate(growing, digits().validation, [off, *trials]),
             evaluate(alone, digits().validation, [off]),
         )
         assert torch.equal(result.correct[0], reference.correct[0])
         assert result.loss[0] == reference.loss[0]
-        same_bits(tensors_of(alone), tensors_of(growing))  # the trials changed nothing either
+        same_bits(
+            tensors_of(alone), tensors_of(growing)
+        )  # the trials changed nothing either
     assert any(
-        float(p.grad.norm()) > 0 for p in seed_of(growing.site_by_name[sites[0]]).parameters() if p.grad is not None
+        float(p.grad.norm()) > 0
+        for p in seed_of(growing.site_by_name[sites[0]]).parameters()
+        if p.grad is not None
     )
 
 
@@ -84,14 +108,21 @@ def test_running_statistics_of_a_blended_seed_see_each_batch_once() -> None:
         train(alone)
         train(growing)
         same_bits(tensors_of(alone, ("r1c0",)), tensors_of(growing, ("r1c0",)))
-    assert int(seed_of(growing.site_by_name["r1c0"]).get_buffer("body.num_batches_tracked")) > 0
+    assert (
+        int(
+            seed_of(growing.site_by_name["r1c0"]).get_buffer("body.num_batches_tracked")
+        )
+        > 0
+    )
 
 
 def test_an_incubating_seed_learns_what_it_will_be_used_for() -> None:
     """Its gradient is that of the host's loss on h + target · d(h), with respect to the seed alone."""
     training = make_training()
     slot = plant(training, "r0c0", target=0.7)
-    before = {name: tensor.clone() for name, tensor in training.host.state_dict().items()}
+    before = {
+        name: tensor.clone() for name, tensor in training.host.state_dict().items()
+    }
     groups = prepare_epoch(training)
     x, y = digits().train.x[:32], digits().train.y[:32]
     seed = seed_of(slot)
@@ -125,7 +156,10 @@ def test_earlier_seeds_learn_through_later_ones() -> None:
     slots = [plant(training, site, stage=S.HOLDING) for site in SITES]
     train(training)
     for slot in slots:
-        assert all(p.grad is not None and float(p.grad.norm()) > 1e-8 for p in seed_of(slot).parameters()), slot.name
+        assert all(
+            p.grad is not None and float(p.grad.norm()) > 1e-8
+            for p in seed_of(slot).parameters()
+        ), slot.name
 
 
 def test_blending_is_the_host_plus_alpha_times_the_delta() -> None:
@@ -137,25 +171,35 @@ def test_blending_is_the_host_plus_alpha_times_the_delta() -> None:
     out = h + 0.7 * seed_of(slot)(h)
     for segment in list(training.host.segments)[2:]:
         out = segment(out)
-    torch.testing.assert_close(training.host.forward_with_hook(x, blending(training)), out)
+    torch.testing.assert_close(
+        training.host.forward_with_hook(x, blending(training)), out
+    )
 
 
 @pytest.mark.trap(6)
 @pytest.mark.parametrize("blueprint", BLUEPRINT_NAMES)
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("draw", slow_except([0], range(3)))
-def test_every_parameter_of_every_seed_is_alive_within_two_steps(draw: int, blueprint: str, style: str) -> None:
+def test_every_parameter_of_every_seed_is_alive_within_two_steps(
+    draw: int, blueprint: str, style: str
+) -> None:
     """Seeds are in every slot, incubating and blended, with several draws of their initial values."""
     for site in SITES:
         for stage in (S.TRAINING, S.HOLDING):
-            training = make_training(tiny_config(task={"samples_per_epoch": 64, "batch_size": 32}), seed=draw)
+            training = make_training(
+                tiny_config(task={"samples_per_epoch": 64, "batch_size": 32}), seed=draw
+            )
             seed = seed_of(plant(training, site, blueprint, style, stage))
             alive = dict.fromkeys(dict(seed.named_parameters()), False)
             groups = prepare_epoch(training)
-            assert {id(p) for p in seed.parameters()} == {id(p) for p in training.seed_groups[site].parameters}
+            assert {id(p) for p in seed.parameters()} == {
+                id(p) for p in training.seed_groups[site].parameters
+            }
             for batch in range(2):
                 rows = slice(32 * batch, 32 * (batch + 1))
-                train_step(training, groups, digits().train.x[rows], digits().train.y[rows])
+                train_step(
+                    training, groups, digits().train.x[rows], digits().train.y[rows]
+                )
                 for name, parameter in seed.named_parameters():
                     assert parameter.grad is not None
                     assert bool(torch.isfinite(parameter.grad).all())

@@ -12,8 +12,12 @@ from esper.training.metrics import EpochMetrics, make_metrics
 CPU = torch.device("cpu")
 
 
-def measured(metrics: EpochMetrics, configuration: int, logits: Tensor, y: Tensor, sample: int) -> None:
-    metrics.add_validation(make_objective("cross_entropy", None, 3, y), configuration, logits, y, sample)
+def measured(
+    metrics: EpochMetrics, configuration: int, logits: Tensor, y: Tensor, sample: int
+) -> None:
+    metrics.add_validation(
+        make_objective("cross_entropy", None, 3, y), configuration, logits, y, sample
+    )
 
 
 def test_each_host_adds_to_its_own_rows() -> None:
@@ -32,10 +36,14 @@ def test_batches_of_a_configuration_are_summed_and_samples_keep_their_places() -
     y = torch.tensor([0, 1, 2, 0])
     logits = 5 * torch.nn.functional.one_hot(torch.tensor([0, 1, 0, 0]), 3).float()
     for sample in (0, 2):
-        measured(metrics, 1, logits[sample : sample + 2], y[sample : sample + 2], sample)
+        measured(
+            metrics, 1, logits[sample : sample + 2], y[sample : sample + 2], sample
+        )
     assert metrics.correct(2)[1].tolist() == [1, 1, 0, 1]
     loss, right, count, *_ = metrics.stats(2)[1].tolist()
-    assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(logits, y, reduction="sum")))
+    assert loss == pytest.approx(
+        float(torch.nn.functional.cross_entropy(logits, y, reduction="sum"))
+    )
     assert (right, count) == (3, 4)
     assert metrics.stats(3)[[0, 2]].abs().sum() == 0
     metrics.zero_validation(1)

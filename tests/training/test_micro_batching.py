@@ -23,7 +23,15 @@ from esper.training import rng as randomness
 from esper.training.host_training import HostTraining
 from esper.training.rng import OwnedDropout
 from esper.training.step import prepare_epoch, train_step
-from tests.core_helpers import digits, make_training, plant, same_bits, tensors_of, tiny_config, train
+from tests.core_helpers import (
+    digits,
+    make_training,
+    plant,
+    same_bits,
+    tensors_of,
+    tiny_config,
+    train,
+)
 from tests.training.test_foreign_hosts import language, texts, training_of
 
 BATCH = 30
@@ -32,38 +40,61 @@ CONSTANT = {"schedule": "constant", "samples_per_epoch": BATCH, "batch_size": BA
 
 
 def host_without_batch_norm(dropout: float = 0.0) -> Host:
-    first = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(1, 4), nn.ReLU(), nn.Dropout(dropout))
+    first = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.GroupNorm(1, 4),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+    )
     second = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU())
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
-    return SegmentedHost([first, second, head], [Place("r0c0", 4), Place("r0c1", 4)], "cnn")
+    return SegmentedHost(
+        [first, second, head], [Place("r0c0", 4), Place("r0c1", 4)], "cnn"
+    )
 
 
 def images(dropout: float = 0.0) -> Task:
     return replace(digits(), build_host=lambda: host_without_batch_norm(dropout))
 
 
-def close(first: dict[str, Tensor], second: dict[str, Tensor], relative: float = 1e-6) -> None:
+def close(
+    first: dict[str, Tensor], second: dict[str, Tensor], relative: float = 1e-6
+) -> None:
     """Weights of one owner together, and its momentum, in units of their norm: small ones are sums of large terms."""
     assert first.keys() == second.keys()
     kinds: dict[str, list[str]] = {}
     for name in first:
         kinds.setdefault(name.rstrip("0123456789"), []).append(name)
     for kind, names in kinds.items():
-        a, b = (torch.cat([found[name].double().flatten() for name in names]) for found in (first, second))
+        a, b = (
+            torch.cat([found[name].double().flatten() for name in names])
+            for found in (first, second)
+        )
         assert float((a - b).norm()) <= relative * float(b.norm()), kind
 
 
 def all_of(training: HostTraining, seeds: tuple[str, ...]) -> dict[str, Tensor]:
     """Weights, momentum, totals and gradient statistics."""
     found = tensors_of(training, seeds)
-    found["totals"] = training.totals.training[:3].clone()  # how many calls there were is no result
-    for name, summary in training.gradient_stats.summaries(training.gradient_stats.packed()).items():
-        found |= {f"statistics.{name}.{field}": torch.tensor(value) for field, value in vars(summary).items()}
+    found["totals"] = training.totals.training[
+        :3
+    ].clone()  # how many calls there were is no result
+    for name, summary in training.gradient_stats.summaries(
+        training.gradient_stats.packed()
+    ).items():
+        found |= {
+            f"statistics.{name}.{field}": torch.tensor(value)
+            for field, value in vars(summary).items()
+        }
     return found
 
 
-def grown(task: Task, parts: int, incubation: str, stage: S = S.TRAINING) -> HostTraining:
-    training = training_of(task, task={**CONSTANT, "micro_batches": parts}, env={"incubation": incubation})
+def grown(
+    task: Task, parts: int, incubation: str, stage: S = S.TRAINING
+) -> HostTraining:
+    training = training_of(
+        task, task={**CONSTANT, "micro_batches": parts}, env={"incubation": incubation}
+    )
     plant(training, "r0c0", stage=stage, target=0.7)
     plant(training, "r0c1", "bottleneck", "GATED_GATE", S.HOLDING)
     return training
@@ -72,7 +103,9 @@ def grown(task: Task, parts: int, incubation: str, stage: S = S.TRAINING) -> Hos
 @pytest.mark.finding("L4")
 @pytest.mark.parametrize("incubation", ["shadow", "ste"])
 @pytest.mark.parametrize("parts", PARTS)
-def test_a_step_in_parts_is_the_step_of_the_whole_batch(parts: int, incubation: str) -> None:
+def test_a_step_in_parts_is_the_step_of_the_whole_batch(
+    parts: int, incubation: str
+) -> None:
     whole, split = (grown(images(), count, incubation) for count in (1, parts))
     for training in (whole, split):
         train(training)
@@ -92,7 +125,9 @@ def test_parts_with_unequal_counts_of_tokens_weigh_what_they_hold(parts: int) ->
     for count in (1, parts):
         training = training_of(task, task={**CONSTANT, "micro_batches": count})
         slot = training.site_by_name["r0c0"]
-        training.plant(slot, BLUEPRINTS.get("transformer", "mlp_small"), STYLES["LINEAR_ADD"])
+        training.plant(
+            slot, BLUEPRINTS.get("transformer", "mlp_small"), STYLES["LINEAR_ADD"]
+        )
         training.assign(slot, Role.INCUBATING, 0.0, 1.0, learning=True)
         groups = prepare_epoch(training)
         train_step(training, groups, task.train.x[:BATCH], y[:BATCH])  # type: ignore[union-attr]
@@ -125,7 +160,11 @@ class Masks:
     def forward(self, layer: OwnedDropout, x: Tensor) -> Tensor:
         if not layer.training:
             return x
-        mask = torch.empty_like(x).bernoulli_(0.5, generator=layer.draws.generator) if self.given is None else None
+        mask = (
+            torch.empty_like(x).bernoulli_(0.5, generator=layer.draws.generator)
+            if self.given is None
+            else None
+        )
         self.drawn.append(next(self.given) if mask is None else mask)  # type: ignore[arg-type]
         return x * self.drawn[-1] * 2
 
@@ -136,21 +175,30 @@ def test_with_dropout_the_step_is_that_of_the_whole_batch_under_the_parts_masks(
 ) -> None:
     split, whole = (grown(images(dropout=0.5), parts, "shadow") for parts in (3, 1))
     drawn = Masks()
-    monkeypatch.setattr(randomness.OwnedDropout, "forward", lambda layer, x: drawn.forward(layer, x))
+    monkeypatch.setattr(
+        randomness.OwnedDropout, "forward", lambda layer, x: drawn.forward(layer, x)
+    )
     train(split)
     # Drawn by turns: the host's pass. The shadow pass of r0c0 begins behind the layer that drops.
     assert [len(mask) for mask in drawn.drawn] == [10, 10, 10]
     assert not torch.equal(drawn.drawn[0], drawn.drawn[1])
     given = Masks(iter([torch.cat(drawn.drawn)]))
-    monkeypatch.setattr(randomness.OwnedDropout, "forward", lambda layer, x: given.forward(layer, x))
+    monkeypatch.setattr(
+        randomness.OwnedDropout, "forward", lambda layer, x: given.forward(layer, x)
+    )
     train(whole)
     close(all_of(split, ("r0c0", "r0c1")), all_of(whole, ("r0c0", "r0c1")))
 
 
 @pytest.mark.finding("L4")
 @pytest.mark.parametrize("incubation", ["shadow", "ste"])
-def test_in_parts_an_incubating_seed_still_changes_no_bit_of_a_host_that_drops(incubation: str) -> None:
-    sections: dict[str, Any] = {"task": {**CONSTANT, "micro_batches": 4}, "env": {"incubation": incubation}}
+def test_in_parts_an_incubating_seed_still_changes_no_bit_of_a_host_that_drops(
+    incubation: str,
+) -> None:
+    sections: dict[str, Any] = {
+        "task": {**CONSTANT, "micro_batches": 4},
+        "env": {"incubation": incubation},
+    }
     alone, growing = (training_of(images(dropout=0.5), **sections) for _ in range(2))
     plant(growing, "r0c0")
     plant(growing, "r0c1")
@@ -167,9 +215,15 @@ def test_batch_norm_sees_the_parts() -> None:
     for parts in (1, 2):
         training = make_training(tiny_config(task={**CONSTANT, "micro_batches": parts}))
         groups = prepare_epoch(training)
-        layer = next(module for module in training.host.modules() if isinstance(module, nn.BatchNorm2d))
+        layer = next(
+            module
+            for module in training.host.modules()
+            if isinstance(module, nn.BatchNorm2d)
+        )
         inputs = seen.setdefault(parts, [])
-        layer.register_forward_pre_hook(lambda _layer, args, kept=inputs: kept.append(args[0].detach().clone()))  # type: ignore[misc]
+        layer.register_forward_pre_hook(
+            lambda _layer, args, kept=inputs: kept.append(args[0].detach().clone())
+        )  # type: ignore[misc]
         x, y = digits().train.x[:BATCH], digits().train.y[:BATCH]  # type: ignore[union-attr]
         train_step(training, groups, x, y)
         remembered = torch.zeros_like(layer.running_mean)  # type: ignore[arg-type]
@@ -181,22 +235,34 @@ def test_batch_norm_sees_the_parts() -> None:
 
 
 @pytest.mark.finding("L4")
-@pytest.mark.parametrize(("parts", "sizes"), [(4, [2, 2, 1, 1]), (5, [2, 1, 1, 1, 1]), (6, [1] * 6), (1, [6])])
+@pytest.mark.parametrize(
+    ("parts", "sizes"),
+    [(4, [2, 2, 1, 1]), (5, [2, 1, 1, 1, 1]), (6, [1] * 6), (1, [6])],
+)
 def test_there_are_as_many_parts_as_asked_for_and_they_differ_by_one_sample_at_most(
     parts: int, sizes: list[int]
 ) -> None:
-    training = training_of(images(), task={"samples_per_epoch": 6, "batch_size": 6, "micro_batches": parts})
+    training = training_of(
+        images(), task={"samples_per_epoch": 6, "batch_size": 6, "micro_batches": parts}
+    )
     found: list[int] = []
-    training.host.segments[0].register_forward_pre_hook(lambda _m, args: found.append(len(args[0])))  # type: ignore[operator, union-attr]
+    training.host.segments[0].register_forward_pre_hook(
+        lambda _m, args: found.append(len(args[0]))
+    )  # type: ignore[operator, union-attr]
     train(training)
     assert found == sizes
 
 
-@pytest.mark.parametrize(("parts", "words"), [(33, "task.micro_batches is 33, more than the 32 samples of a batch")])
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [(33, "task.micro_batches is 33, more than the 32 samples of a batch")],
+)
 def test_more_parts_than_samples_are_refused(parts: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         training_of(images(), task={"batch_size": 32, "micro_batches": parts})
-    with pytest.raises(ConfigError, match=r"micro_batches.*greater than or equal to 1, not 0"):
+    with pytest.raises(
+        ConfigError, match=r"micro_batches.*greater than or equal to 1, not 0"
+    ):
         tiny_config(task={"micro_batches": 0})
 
 
@@ -205,9 +271,14 @@ class Sums(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.one, self.other = (nn.Parameter(torch.full((channels, 1, 1), 0.1)) for _ in range(2))
+        self.one, self.other = (
+            nn.Parameter(torch.full((channels, 1, 1), 0.1)) for _ in range(2)
+        )
         self.summed = nn.Parameter(torch.full((3,), 0.1))
-        self.seldom, self.unused = nn.Parameter(torch.tensor(0.1)), nn.Parameter(torch.tensor(0.1))
+        self.seldom, self.unused = (
+            nn.Parameter(torch.tensor(0.1)),
+            nn.Parameter(torch.tensor(0.1)),
+        )
 
     def forward(self, h: Tensor) -> Tensor:
         delta = h * (self.one + self.other) * self.summed.sum()
@@ -216,26 +287,44 @@ class Sums(nn.Module):
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_a_seeds_gradients_are_added_whatever_memory_they_share(precision: str) -> None:
-    own = Blueprint("cnn", "own", "a test's own", Sums, lambda channels: 2 * channels + 5)
+    own = Blueprint(
+        "cnn", "own", "a test's own", Sums, lambda channels: 2 * channels + 5
+    )
     found = []
     for parts in (1, 2):
-        training = training_of(images(), task={**CONSTANT, "micro_batches": parts, "precision": precision})
+        training = training_of(
+            images(), task={**CONSTANT, "micro_batches": parts, "precision": precision}
+        )
         slot = plant(training, "r0c0", "own", registry=BlueprintRegistry((own,)))
         train(training)
         seed: Any = slot.seed
-        found.append({name: p.grad for name, p in seed.body.named_parameters() if p.grad is not None})
+        found.append(
+            {
+                name: p.grad
+                for name, p in seed.body.named_parameters()
+                if p.grad is not None
+            }
+        )
         assert slot.planted is not None
         assert bool(slot.planted.finite)
     assert found[1].keys() == {"one", "other", "summed", "seldom"}
     for name, gradient in found[1].items():
-        tolerance = {"rtol": 1e-5, "atol": 1e-7} if precision == "float32" else {"rtol": 2e-2, "atol": 1e-4}
+        tolerance = (
+            {"rtol": 1e-5, "atol": 1e-7}
+            if precision == "float32"
+            else {"rtol": 2e-2, "atol": 1e-4}
+        )
         torch.testing.assert_close(gradient, found[0][name], **tolerance)
     assert torch.equal(found[1]["one"], found[1]["other"])
 
 
 def test_a_seed_that_some_part_does_not_reach_learns_from_the_others() -> None:
-    own = Blueprint("cnn", "own", "a test's own", Sums, lambda channels: 2 * channels + 5)
-    training = training_of(images(), task={**CONSTANT, "micro_batches": 4})  # of 8, 8, 7 and 7
+    own = Blueprint(
+        "cnn", "own", "a test's own", Sums, lambda channels: 2 * channels + 5
+    )
+    training = training_of(
+        images(), task={**CONSTANT, "micro_batches": 4}
+    )  # of 8, 8, 7 and 7
     seed: Any = plant(training, "r0c0", "own", registry=BlueprintRegistry((own,))).seed
     before = seed.body.seldom.item()
     train(training)

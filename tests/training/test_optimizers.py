@@ -15,7 +15,14 @@ from esper.ops.sgd import SGD
 from esper.training.host_training import HostTraining
 from esper.training.snapshot import Snapshot, ValidationRecord
 from esper.training.step import prepare_epoch, step_groups, train_step
-from tests.core_helpers import digits, plant, same_bits, tiny_config, train, unmeasured_fossils
+from tests.core_helpers import (
+    digits,
+    plant,
+    same_bits,
+    tiny_config,
+    train,
+    unmeasured_fossils,
+)
 from tests.hosts.test_users_models import Plain, X, task_of
 from tests.training.byte_images import byte_digits
 from tests.training.test_foreign_hosts import training_of
@@ -23,11 +30,16 @@ from tests.training.test_foreign_hosts import training_of
 
 def momenta(training: HostTraining) -> list[torch.Tensor]:
     state = training.host_group.optimizer.state
-    return [state[parameter]["momentum_buffer"] for parameter in training.host_group.parameters]
+    return [
+        state[parameter]["momentum_buffer"]
+        for parameter in training.host_group.parameters
+    ]
 
 
 @pytest.mark.parametrize("task", [digits, byte_digits])
-def test_momentum_is_there_from_the_start_in_the_layout_of_the_weights(task: object) -> None:
+def test_momentum_is_there_from_the_start_in_the_layout_of_the_weights(
+    task: object,
+) -> None:
     training = training_of(task())  # type: ignore[operator]
     plant(training, "r0c0", "conv_heavy", stage=S.TRAINING)
     for group in (training.host_group, training.seed_groups["r0c0"]):
@@ -37,17 +49,25 @@ def test_momentum_is_there_from_the_start_in_the_layout_of_the_weights(task: obj
             assert buffer.stride() == parameter.stride()
             assert not bool(buffer.any())
     if task is byte_digits:
-        assert any(buffer.dim() == 4 and buffer.stride()[1] == 1 for buffer in momenta(training))
+        assert any(
+            buffer.dim() == 4 and buffer.stride()[1] == 1
+            for buffer in momenta(training)
+        )
     places = [buffer.data_ptr() for buffer in momenta(training)]
     train(training, 2)
-    assert [buffer.data_ptr() for buffer in momenta(training)] == places  # a captured step finds it there
+    assert [
+        buffer.data_ptr() for buffer in momenta(training)
+    ] == places  # a captured step finds it there
     assert all(bool(buffer.any()) for buffer in momenta(training))
 
 
 @pytest.mark.parametrize("task", [digits, byte_digits])
 def test_a_reset_zeroes_momentum_where_it_lies(task: object) -> None:
     training = training_of(task())  # type: ignore[operator]
-    optimizer, places = training.host_group.optimizer, [buffer.data_ptr() for buffer in momenta(training)]
+    optimizer, places = (
+        training.host_group.optimizer,
+        [buffer.data_ptr() for buffer in momenta(training)],
+    )
     train(training)
     training.reset(0, 1)
     assert training.host_group.optimizer is optimizer
@@ -77,11 +97,16 @@ def test_a_seed_starts_with_momentum_of_its_own() -> None:
     training = training_of(digits())
     slot = plant(training, "r0c0", stage=S.HOLDING)
     train(training, 2)
-    assert all(state["momentum_buffer"].any() for state in training.seed_groups["r0c0"].optimizer.state.values())
+    assert all(
+        state["momentum_buffer"].any()
+        for state in training.seed_groups["r0c0"].optimizer.state.values()
+    )
     training.remove(slot)
     plant(training, "r0c0")
     again = training.seed_groups["r0c0"].optimizer
-    assert not any(bool(state["momentum_buffer"].any()) for state in again.state.values())
+    assert not any(
+        bool(state["momentum_buffer"].any()) for state in again.state.values()
+    )
 
 
 # What cannot be trained is refused before any work is done
@@ -106,7 +131,9 @@ def test_parameters_in_float16_are_refused_with_what_to_do() -> None:
     with pytest.raises(esper.ConfigError, match=words):
         check_hosts(task)
     with pytest.raises(esper.ConfigError, match=words):
-        GrowthVectorEnv(task, tiny_config(task={"samples_per_epoch": 32, "batch_size": 16}))
+        GrowthVectorEnv(
+            task, tiny_config(task={"samples_per_epoch": 32, "batch_size": 16})
+        )
 
 
 def test_complex_parameters_are_refused() -> None:
@@ -130,7 +157,13 @@ def test_parameters_that_are_not_trained_may_be_of_any_kind() -> None:
 
 # AdamW
 
-ADAMW = {"optimizer": "adamw", "learning_rate": 0.01, "weight_decay": 0.1, "samples_per_epoch": 64, "batch_size": 32}
+ADAMW = {
+    "optimizer": "adamw",
+    "learning_rate": 0.01,
+    "weight_decay": 0.1,
+    "samples_per_epoch": 64,
+    "batch_size": 32,
+}
 
 
 def adamw() -> HostTraining:
@@ -139,7 +172,9 @@ def adamw() -> HostTraining:
 
 def test_a_step_is_clipped_adamw_with_decay_of_matrices_only() -> None:
     """Steps are compared with a twin in plain PyTorch."""
-    training = training_of(digits(), task={**ADAMW, "max_grad_norm": 0.3, "schedule": "constant"})
+    training = training_of(
+        digits(), task={**ADAMW, "max_grad_norm": 0.3, "schedule": "constant"}
+    )
     twin = digits().build_host()
     twin.load_state_dict(training.host.state_dict())
     twin.train()
@@ -150,7 +185,10 @@ def test_a_step_is_clipped_adamw_with_decay_of_matrices_only() -> None:
     prepare_epoch(training)
     split, clipped = digits().train, 0
     for batch in range(6):
-        x, y = split.x[batch * 32 : (batch + 1) * 32], split.y[batch * 32 : (batch + 1) * 32]
+        x, y = (
+            split.x[batch * 32 : (batch + 1) * 32],
+            split.y[batch * 32 : (batch + 1) * 32],
+        )
         train_step(training, [training.host_group], x, y)
         optimizer.zero_grad()
         nn.functional.cross_entropy(twin(x), y).backward()
@@ -168,23 +206,37 @@ def test_adamw_of_a_seed_starts_at_zero_and_is_gone_with_it() -> None:
     assert (group["weight_decay"], bare["weight_decay"]) == (0.0, 0.0)
     assert group["lr"] is training.rate
     train(training, 2)
-    assert all(state["step"] == 4 for state in training.seed_groups["r0c0"].optimizer.state.values())
+    assert all(
+        state["step"] == 4
+        for state in training.seed_groups["r0c0"].optimizer.state.values()
+    )
     training.remove(slot)
     plant(training, "r0c0")
     again = training.seed_groups["r0c0"].optimizer
-    assert not any(bool(value.any()) for state in again.state.values() for value in state.values())
-    assert all(state["step"] == 4 for state in training.host_group.optimizer.state.values())
+    assert not any(
+        bool(value.any()) for state in again.state.values() for value in state.values()
+    )
+    assert all(
+        state["step"] == 4 for state in training.host_group.optimizer.state.values()
+    )
 
 
 def test_a_snapshot_restores_adamw_to_the_last_bit() -> None:
     training, snapshot = adamw(), Snapshot()
     plant(training, "r0c0", stage=S.FOSSILIZED)
     train(training, 2)
-    snapshot.save(training, ValidationRecord(1.0, 50.0, 40.0, 1.5), unmeasured_fossils(training))
-    good = {name: tensor.clone() for name, tensor in training.network_tensors(("r0c0",))}
+    snapshot.save(
+        training, ValidationRecord(1.0, 50.0, 40.0, 1.5), unmeasured_fossils(training)
+    )
+    good = {
+        name: tensor.clone() for name, tensor in training.network_tensors(("r0c0",))
+    }
     assert {"host.step.0", "host.exp_avg.0", "r0c0.exp_avg_sq.0"} <= good.keys()
     train(training)
-    assert not torch.equal(good["host.exp_avg.0"], dict(training.network_tensors(("r0c0",)))["host.exp_avg.0"])
+    assert not torch.equal(
+        good["host.exp_avg.0"],
+        dict(training.network_tensors(("r0c0",)))["host.exp_avg.0"],
+    )
     snapshot.restore(training)
     same_bits(good, dict(training.network_tensors(("r0c0",))))
 
@@ -193,14 +245,22 @@ def test_a_gradient_that_is_not_finite_skips_adamw_of_its_owner_only() -> None:
     training = adamw()
     plant(training, "r0c0", stage=S.HOLDING)
     prepare_epoch(training)
-    before = {name: tensor.clone() for name, tensor in training.network_tensors(("r0c0",))}
+    before = {
+        name: tensor.clone() for name, tensor in training.network_tensors(("r0c0",))
+    }
     groups = training.learning_groups()
     for group in groups:
         for parameter in group.parameters:
             parameter.grad = torch.ones_like(parameter)
     groups[1].parameters[0].grad.fill_(float("nan"))  # type: ignore[union-attr]
-    step_groups(groups, grad_stats([p.grad for p in group.parameters] for group in groups), None)
-    changed = {name for name, tensor in training.network_tensors(("r0c0",)) if not torch.equal(tensor, before[name])}
+    step_groups(
+        groups, grad_stats([p.grad for p in group.parameters] for group in groups), None
+    )
+    changed = {
+        name
+        for name, tensor in training.network_tensors(("r0c0",))
+        if not torch.equal(tensor, before[name])
+    }
     assert changed
     assert all(name.startswith("host.") for name in changed)
     seed = training.site_by_name["r0c0"].planted

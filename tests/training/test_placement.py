@@ -57,8 +57,15 @@ def test_the_first_copies_go_until_the_others_fit(limit: float, pinned: int) -> 
 def test_more_room_never_pins_more() -> None:
     dice = random.Random(0)
     for _ in range(300):
-        size, hosts, limit = dice.randrange(1, 10**9), dice.randrange(1, 64), dice.uniform(0.1, 1e5)
-        fewer, more = pinned_copies(size, hosts, limit), pinned_copies(size, hosts, 2 * limit)
+        size, hosts, limit = (
+            dice.randrange(1, 10**9),
+            dice.randrange(1, 64),
+            dice.uniform(0.1, 1e5),
+        )
+        fewer, more = (
+            pinned_copies(size, hosts, limit),
+            pinned_copies(size, hosts, 2 * limit),
+        )
         assert fewer >= more
         assert (2 - fewer) * size * hosts <= limit * MIB
 
@@ -66,13 +73,22 @@ def test_more_room_never_pins_more() -> None:
 def on_gpus(*devices: str) -> list[HostTraining]:
     """Hosts that say they are there, 8 KiB a copy: 1,024 float32 values with their momentum."""
     weight = torch.nn.Linear(32, 32, bias=False)
-    optimizer = SimpleNamespace(state={weight.weight: {"momentum_buffer": torch.zeros(32, 32)}})
-    group = SimpleNamespace(name="host", parameters=[weight.weight], optimizer=optimizer)
+    optimizer = SimpleNamespace(
+        state={weight.weight: {"momentum_buffer": torch.zeros(32, 32)}}
+    )
+    group = SimpleNamespace(
+        name="host", parameters=[weight.weight], optimizer=optimizer
+    )
     made = [
-        SimpleNamespace(device=torch.device(name), host=weight, host_group=group, seed_groups={}) for name in devices
+        SimpleNamespace(
+            device=torch.device(name), host=weight, host_group=group, seed_groups={}
+        )
+        for name in devices
     ]
     for each in made:
-        each.network_tensors = partial(HostTraining.network_tensors, cast(HostTraining, each))
+        each.network_tensors = partial(
+            HostTraining.network_tensors, cast(HostTraining, each)
+        )
     return cast(list[HostTraining], made)
 
 
@@ -93,13 +109,17 @@ def test_on_a_cpu_the_limit_has_no_effect() -> None:
     with rig(run={"max_device_copies_mib": 1e-6}) as world:
         assert world.env.execution.pinned == 0
         world.step()
-        assert all(set(held) == {"cpu"} for held in world.env.backend.of_each(copies_held))
+        assert all(
+            set(held) == {"cpu"} for held in world.env.backend.of_each(copies_held)
+        )
     assert copies_to_pin(RunConfig(max_device_copies_mib=1e-6), [make_training()]) == 0
 
 
 @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), "much"])
 def test_a_limit_is_a_positive_number(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^run\.max_device_copies_mib: Input should be"):
+    with pytest.raises(
+        ConfigError, match=r"^run\.max_device_copies_mib: Input should be"
+    ):
         TrainingConfig.parse({"run": {"max_device_copies_mib": value}})
 
 
@@ -111,14 +131,18 @@ RECORD = ValidationRecord(loss=1.0, committed=50.0, all_off=40.0, all_off_loss=1
 def course(pinned: int, seed: int) -> list[dict[str, torch.Tensor]]:
     """A host that trains, fossilizes, goes bad and is rolled back at random: its tensors after every epoch."""
     dice = random.Random(seed)
-    config = tiny_config(horizon=60, governor={"snapshot_every": 2, "max_rollbacks": 100})
+    config = tiny_config(
+        horizon=60, governor={"snapshot_every": 2, "max_rollbacks": 100}
+    )
     training = make_training(config)
     governor = Governor(config.governor, training.durations, 10, pinned)
     seen: list[dict[str, torch.Tensor]] = []
     for episode in range(2):
         training.reset(0, episode)
         governor.reset()
-        governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
+        governor.snapshot_if_due(
+            training, RECORD, unmeasured_fossils(training), fossilized=False
+        )
         for _ in range(12):
             roll = dice.random()
             empty = [site.name for site in training.sites if site.seed is None]
@@ -128,7 +152,12 @@ def course(pinned: int, seed: int) -> list[dict[str, torch.Tensor]]:
             if roll > 0.6:
                 governor.roll_back(training)
             else:
-                governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=roll < 0.2)
+                governor.snapshot_if_due(
+                    training,
+                    RECORD,
+                    unmeasured_fossils(training),
+                    fossilized=roll < 0.2,
+                )
             if roll > 0.9:  # as a run that was stopped and resumed
                 state = governor.state_dict()
                 governor = Governor(config.governor, training.durations, 10, pinned)
@@ -154,10 +183,15 @@ def test_the_newest_snapshot_moves_before_its_storage_is_filled_again() -> None:
     governor = Governor(config.governor, training.durations, 10, 1)
     states = []
     for _ in range(4):
-        assert governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
+        assert governor.snapshot_if_due(
+            training, RECORD, unmeasured_fossils(training), fossilized=False
+        )
         states.append(tensors_of(training))
         train(training)
-        assert [snapshot.copies.pinned for snapshot in governor._generations] == [False, True]
+        assert [snapshot.copies.pinned for snapshot in governor._generations] == [
+            False,
+            True,
+        ]
     places = {
         snapshot.copies.pinned: snapshot.copies.tensors["host.segments.0.0.weight"]
         for snapshot in governor._generations
@@ -165,13 +199,24 @@ def test_the_newest_snapshot_moves_before_its_storage_is_filled_again() -> None:
     for _ in range(2):
         governor.roll_back(training)
     same_bits(tensors_of(training), states[2])
-    assert [snapshot.copies.pinned for snapshot in governor._generations] == [True, False]
+    assert [snapshot.copies.pinned for snapshot in governor._generations] == [
+        True,
+        False,
+    ]
     train(training)
     now = tensors_of(training)
-    assert governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
-    assert [snapshot.copies.pinned for snapshot in governor._generations] == [False, True]
+    assert governor.snapshot_if_due(
+        training, RECORD, unmeasured_fossils(training), fossilized=False
+    )
+    assert [snapshot.copies.pinned for snapshot in governor._generations] == [
+        False,
+        True,
+    ]
     for snapshot in governor._generations:
-        assert snapshot.copies.tensors["host.segments.0.0.weight"] is places[snapshot.copies.pinned]
+        assert (
+            snapshot.copies.tensors["host.segments.0.0.weight"]
+            is places[snapshot.copies.pinned]
+        )
     train(training, 2)
     governor.roll_back(training)
     same_bits(tensors_of(training), now)
@@ -187,7 +232,9 @@ def test_snapshots_saved_under_one_placement_are_loaded_under_another() -> None:
             governor = Governor(config.governor, training.durations, 10, before)
             states = []
             for _ in range(3):
-                governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
+                governor.snapshot_if_due(
+                    training, RECORD, unmeasured_fossils(training), fossilized=False
+                )
                 states.append(tensors_of(training))
                 train(training)
             loaded = Governor(config.governor, training.durations, 10, after)
@@ -197,15 +244,21 @@ def test_snapshots_saved_under_one_placement_are_loaded_under_another() -> None:
                 same_bits(tensors_of(training), expected)
 
 
-def test_an_env_puts_its_copies_where_its_placement_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_env_puts_its_copies_where_its_placement_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("esper.env.vector_env.copies_to_pin", lambda *_arguments: 1)
     with rig(n_envs=2, run={"max_device_copies_mib": 1.0}) as world:
         assert world.env.execution.pinned == 1
         for host in world.env.backend.each:
-            assert [snapshot.copies.pinned for snapshot in host.governor._generations] == [False, True]
+            assert [
+                snapshot.copies.pinned for snapshot in host.governor._generations
+            ] == [False, True]
 
 
-def test_the_seeds_that_are_allowed_for_are_the_largest_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_seeds_that_are_allowed_for_are_the_largest_within_the_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sizes = []
 
     def place(_run: object, _hosts: object, seed_parameters: int) -> int:
@@ -228,7 +281,9 @@ def test_held_copies_are_counted_by_host() -> None:
         host = world.training().host
         momentum = sum(parameter.nbytes for parameter in host.parameters())
         one = sum(tensor.nbytes for tensor in host.state_dict().values()) + momentum
-        assert [dict(held) for held in world.env.backend.of_each(copies_held)] == [{"cpu": 2 * one}] * 2
+        assert [dict(held) for held in world.env.backend.of_each(copies_held)] == [
+            {"cpu": 2 * one}
+        ] * 2
 
 
 def test_copies_keep_the_layout_of_what_they_are_of() -> None:

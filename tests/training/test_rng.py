@@ -42,8 +42,12 @@ def test_a_borrowed_generator_is_put_back_even_after_an_error() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def dropped(seed: int, shape: tuple[int, ...], shared_dims: int = 0, p: float = 0.5) -> torch.Tensor:
-    return OwnedDropout(p, RngHandle(torch.Generator().manual_seed(seed)), shared_dims)(torch.ones(shape))
+def dropped(
+    seed: int, shape: tuple[int, ...], shared_dims: int = 0, p: float = 0.5
+) -> torch.Tensor:
+    return OwnedDropout(p, RngHandle(torch.Generator().manual_seed(seed)), shared_dims)(
+        torch.ones(shape)
+    )
 
 
 def test_own_dropout_draws_from_its_own_generator_and_keeps_the_mean() -> None:
@@ -64,10 +68,19 @@ def test_whole_channels_are_dropped_together() -> None:
 
 
 def test_dropout_layers_are_replaced_but_for_frozen_ones() -> None:
-    model: Any = nn.Sequential(nn.Dropout(0.3), nn.Sequential(nn.Dropout2d(0.4)), nn.Dropout(0.5).eval())
+    model: Any = nn.Sequential(
+        nn.Dropout(0.3), nn.Sequential(nn.Dropout2d(0.4)), nn.Dropout(0.5).eval()
+    )
     own_dropout(model, RngHandle(torch.Generator()))
-    assert [type(module) for module in (model[0], model[1][0], model[2])] == [OwnedDropout, OwnedDropout, nn.Dropout]
-    assert [(module.p, module.shared_dims) for module in (model[0], model[1][0])] == [(0.3, 0), (0.4, 2)]
+    assert [type(module) for module in (model[0], model[1][0], model[2])] == [
+        OwnedDropout,
+        OwnedDropout,
+        nn.Dropout,
+    ]
+    assert [(module.p, module.shared_dims) for module in (model[0], model[1][0])] == [
+        (0.3, 0),
+        (0.4, 2),
+    ]
 
 
 class Draws(nn.Module):
@@ -86,12 +99,22 @@ class ReturnsNoMode(Draws):
         super().train(mode)
 
 
-@pytest.mark.parametrize(("make", "draws"), [(Draws, True), (ReturnsNoMode, True), (lambda: nn.BatchNorm1d(3), False)])
-def test_a_network_that_draws_globally_is_found_and_left_as_it_was(make: Callable[[], nn.Module], draws: bool) -> None:
+@pytest.mark.parametrize(
+    ("make", "draws"),
+    [(Draws, True), (ReturnsNoMode, True), (lambda: nn.BatchNorm1d(3), False)],
+)
+def test_a_network_that_draws_globally_is_found_and_left_as_it_was(
+    make: Callable[[], nn.Module], draws: bool
+) -> None:
     model = make()
     model.eval()
-    before, buffers = torch.get_rng_state(), {name: b.clone() for name, b in model.named_buffers()}
-    assert draws_globally(model, torch.randn(4, 3, generator=torch.Generator())) is draws
+    before, buffers = (
+        torch.get_rng_state(),
+        {name: b.clone() for name, b in model.named_buffers()},
+    )
+    assert (
+        draws_globally(model, torch.randn(4, 3, generator=torch.Generator())) is draws
+    )
     assert torch.equal(torch.get_rng_state(), before)
     assert not model.training
     assert all(torch.equal(buffers[name], b) for name, b in model.named_buffers())

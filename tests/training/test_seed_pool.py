@@ -12,16 +12,27 @@ from esper.seeds.blend import Seed
 from esper.training.host_training import HostTraining
 from esper.training.seed_pool import ParameterGroup, SeedPool
 from esper.training.step import prepare_epoch
-from tests.core_helpers import make_training, plant, same_bits, tensors_of, tiny_config, train
+from tests.core_helpers import (
+    make_training,
+    plant,
+    same_bits,
+    tensors_of,
+    tiny_config,
+    train,
+)
 
 S = SeedStage
 
 
-def seed_of(channels: int = 3, build: Callable[[int], nn.Module] = lambda c: nn.Conv2d(c, c, 1)) -> Seed:
+def seed_of(
+    channels: int = 3, build: Callable[[int], nn.Module] = lambda c: nn.Conv2d(c, c, 1)
+) -> Seed:
     return Seed(build(channels), BlendOperator.ADD, channels, "cnn")
 
 
-def planted(training: HostTraining, slot: str = "r0c0", blueprint: str = "conv_light") -> tuple[Seed, Tensor]:
+def planted(
+    training: HostTraining, slot: str = "r0c0", blueprint: str = "conv_light"
+) -> tuple[Seed, Tensor]:
     made = plant(training, slot, blueprint)
     assert made.planted is not None
     return made.planted.module, made.planted.finite
@@ -31,7 +42,9 @@ def places(training: HostTraining, seed: Seed, slot: str = "r0c0") -> list[int]:
     """Addresses of the seed and its momentum."""
     group = training.seed_groups[slot]
     momenta = [group.optimizer.state[p]["momentum_buffer"] for p in group.parameters]
-    return [tensor.data_ptr() for tensor in (*seed.parameters(), *seed.buffers(), *momenta)]
+    return [
+        tensor.data_ptr() for tensor in (*seed.parameters(), *seed.buffers(), *momenta)
+    ]
 
 
 def test_the_next_seed_of_a_kind_has_the_memory_of_the_last() -> None:
@@ -84,7 +97,9 @@ def test_a_seed_that_is_made_differently_does_not_take_the_memory() -> None:
     assert pool.reuse(cast, "kind") is cast
 
 
-def test_frozen_parameters_of_a_blueprint_stay_frozen_and_no_gradient_is_inherited() -> None:
+def test_frozen_parameters_of_a_blueprint_stay_frozen_and_no_gradient_is_inherited() -> (
+    None
+):
     pool = SeedPool()
     first = pool.reuse(seed_of(), "kind")
     for parameter in first.parameters():
@@ -96,7 +111,10 @@ def test_frozen_parameters_of_a_blueprint_stay_frozen_and_no_gradient_is_inherit
     bias.requires_grad_(False)
     again = pool.reuse(new, "kind")
     assert again is first
-    assert [(p.requires_grad, p.grad) for p in again.parameters()] == [(True, None), (False, None)]
+    assert [(p.requires_grad, p.grad) for p in again.parameters()] == [
+        (True, None),
+        (False, None),
+    ]
 
 
 def test_only_the_kinds_used_last_are_kept() -> None:
@@ -131,7 +149,10 @@ def test_a_shadow_begins_in_the_same_memory_with_the_hosts_buffers_of_then() -> 
     assert second is first
     own = [buffer.clone() for buffer in training.host.buffers()]
     with second.in_place():
-        assert all(torch.equal(mine, copy) for mine, copy in zip(own, training.host.buffers(), strict=True))
+        assert all(
+            torch.equal(mine, copy)
+            for mine, copy in zip(own, training.host.buffers(), strict=True)
+        )
 
 
 def test_straight_through_needs_no_shadow() -> None:
@@ -147,4 +168,7 @@ def test_groups_are_in_the_order_of_slots_whichever_seed_came_first() -> None:
     for name in ("r0c1", "r0c0", "r1c0"):
         plant(training, name)
     names = [group.name for group in training.learning_groups()]
-    assert names == ["host", *(slot.name for slot in training.sites if slot.seed is not None)]
+    assert names == [
+        "host",
+        *(slot.name for slot in training.sites if slot.seed is not None),
+    ]

@@ -12,7 +12,9 @@ from esper.training.shadow import ShadowBuffers, copied_buffers
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Sequential(nn.BatchNorm1d(3)))
+    return nn.Sequential(
+        nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Sequential(nn.BatchNorm1d(3))
+    )
 
 
 def state(module: nn.Module) -> list[list[float]]:
@@ -24,7 +26,11 @@ X = torch.randn(8, 3, generator=torch.Generator().manual_seed(1)) + 5
 
 def test_passes_within_a_block_update_the_copies_and_never_the_network() -> None:
     plain, host = network(), network()
-    shadow, before, own = ShadowBuffers(host), state(host), [id(buffer) for buffer in host.buffers()]
+    shadow, before, own = (
+        ShadowBuffers(host),
+        state(host),
+        [id(buffer) for buffer in host.buffers()],
+    )
     for _ in range(2):
         with shadow.in_place():
             host(X)

@@ -13,7 +13,16 @@ from esper.lifecycle.stage import SeedStage
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.training.host_training import HostTraining
 from esper.training.snapshot import Snapshot, ValidationRecord
-from tests.core_helpers import DAMAGE, make_training, plant, rig, same_bits, tensors_of, train, unmeasured_fossils
+from tests.core_helpers import (
+    DAMAGE,
+    make_training,
+    plant,
+    rig,
+    same_bits,
+    tensors_of,
+    train,
+    unmeasured_fossils,
+)
 
 S = SeedStage
 RECORD = ValidationRecord(loss=1.0, committed=50.0, all_off=40.0, all_off_loss=1.5)
@@ -53,13 +62,20 @@ def test_a_snapshot_is_a_copy_of_that_moment() -> None:
         train(training)
         changed = tensors_of(training, ("r0c0",))
         moved = [name for name in good if not torch.equal(good[name], changed[name])]
-        assert {"host.parameter.0", "host.momentum.0", "r0c0.parameter.0", "r0c0.momentum.0"} <= set(moved)
+        assert {
+            "host.parameter.0",
+            "host.momentum.0",
+            "r0c0.parameter.0",
+            "r0c0.momentum.0",
+        } <= set(moved)
         snapshot.restore(training)
         same_bits(good, tensors_of(training, ("r0c0",)))
         train(training)
 
 
-def test_buffers_that_a_state_dict_leaves_out_are_restored_and_shared_parameters_copied_once() -> None:
+def test_buffers_that_a_state_dict_leaves_out_are_restored_and_shared_parameters_copied_once() -> (
+    None
+):
     training, snapshot = make_training(), Snapshot()
     plain = Snapshot()
     plain.save(training, RECORD, unmeasured_fossils(training))
@@ -78,18 +94,31 @@ def test_momentum_of_a_fossil_lives_through_a_rollback() -> None:
     with rig(horizon=12, governor={"snapshot_every": 1}) as world:
         world.grow("r0c0", S.FOSSILIZED, style="GATED_GATE")
         training = world.training()
-        optimizers = [training.host_group.optimizer, training.seed_groups["r0c0"].optimizer]
+        optimizers = [
+            training.host_group.optimizer,
+            training.seed_groups["r0c0"].optimizer,
+        ]
 
         def momenta() -> list[Tensor]:
-            return [optimizer.state[p]["momentum_buffer"] for optimizer in optimizers for p in optimizer.state]
+            return [
+                optimizer.state[p]["momentum_buffer"]
+                for optimizer in optimizers
+                for p in optimizer.state
+            ]
 
-        values, places = [m.clone() for m in momenta()], [m.data_ptr() for m in momenta()]
+        values, places = (
+            [m.clone() for m in momenta()],
+            [m.data_ptr() for m in momenta()],
+        )
         assert len(values) == len(list(training.host.parameters())) + 8
         DAMAGE["NaN weight"](training)
         for momentum in momenta():  # a step with such weights leaves them alone
             momentum.add_(1)
         world.step()
-        assert [training.host_group.optimizer, training.seed_groups["r0c0"].optimizer] == optimizers
+        assert [
+            training.host_group.optimizer,
+            training.seed_groups["r0c0"].optimizer,
+        ] == optimizers
         assert [m.data_ptr() for m in momenta()] == places
         assert all(torch.equal(a, b) for a, b in zip(values, momenta(), strict=True))
 
@@ -113,7 +142,16 @@ def test_snapshots_live_in_the_same_storage_in_every_episode() -> None:
             world.step()
             assert governor.rollbacks == 1
             kept = [s.copies.tensors for s in governor._generations]
-            places.add(tuple(sorted(c[name].data_ptr() for c in kept for name in c if name.startswith("host."))))
+            places.add(
+                tuple(
+                    sorted(
+                        c[name].data_ptr()
+                        for c in kept
+                        for name in c
+                        if name.startswith("host.")
+                    )
+                )
+            )
             sizes.append(sum(s.copies.bytes for s in governor._generations))
             world.events.clear()
             if episode in (4, 11):
@@ -123,15 +161,26 @@ def test_snapshots_live_in_the_same_storage_in_every_episode() -> None:
         assert counts[1] <= counts[0]
 
 
-def test_the_hosts_optimizer_starts_each_episode_from_zero_in_the_same_storage() -> None:
+def test_the_hosts_optimizer_starts_each_episode_from_zero_in_the_same_storage() -> (
+    None
+):
     training = make_training()
     state = training.host_group.optimizer.state
-    places = [state[p]["momentum_buffer"].data_ptr() for p in training.host_group.parameters]
+    places = [
+        state[p]["momentum_buffer"].data_ptr() for p in training.host_group.parameters
+    ]
     train(training)
-    assert all(bool(state[p]["momentum_buffer"].any()) for p in training.host_group.parameters[:1])
+    assert all(
+        bool(state[p]["momentum_buffer"].any())
+        for p in training.host_group.parameters[:1]
+    )
     training.reset(0, 1)
-    assert [state[p]["momentum_buffer"].data_ptr() for p in training.host_group.parameters] == places
-    assert not any(bool(state[p]["momentum_buffer"].any()) for p in training.host_group.parameters)
+    assert [
+        state[p]["momentum_buffer"].data_ptr() for p in training.host_group.parameters
+    ] == places
+    assert not any(
+        bool(state[p]["momentum_buffer"].any()) for p in training.host_group.parameters
+    )
 
 
 def test_momentum_is_defined_though_the_first_step_is_skipped() -> None:
@@ -141,11 +190,15 @@ def test_momentum_is_defined_though_the_first_step_is_skipped() -> None:
     first.data.fill_(float("nan"))
     train(training)
     for parameter in training.host_group.parameters:
-        assert not bool(training.host_group.optimizer.state[parameter]["momentum_buffer"].any())
+        assert not bool(
+            training.host_group.optimizer.state[parameter]["momentum_buffer"].any()
+        )
 
 
 def own(build: Callable[[int], nn.Module]) -> BlueprintRegistry:
-    blueprint = Blueprint("cnn", "own", "a test's own", build, lambda channels: 2 * channels)
+    blueprint = Blueprint(
+        "cnn", "own", "a test's own", build, lambda channels: 2 * channels
+    )
     return BlueprintRegistry((BLUEPRINTS.get("cnn", "conv_light"), blueprint))
 
 
@@ -155,7 +208,9 @@ class Two(nn.Module):
     def __init__(self, channels: int, frozen: bool = False) -> None:
         super().__init__()
         self.first = nn.Parameter(torch.full((channels, 1, 1), 0.1))
-        self.second = nn.Parameter(torch.full((channels, 1, 1), 0.1), requires_grad=not frozen)
+        self.second = nn.Parameter(
+            torch.full((channels, 1, 1), 0.1), requires_grad=not frozen
+        )
         self.both = frozen
 
     def forward(self, h: Tensor) -> Tensor:
@@ -164,7 +219,9 @@ class Two(nn.Module):
 
 @pytest.mark.trap(7)
 @pytest.mark.parametrize("stage", [S.TRAINING, S.HOLDING, S.FOSSILIZED])
-def test_a_parameter_whose_first_gradient_comes_late_is_optimised(stage: SeedStage) -> None:
+def test_a_parameter_whose_first_gradient_comes_late_is_optimised(
+    stage: SeedStage,
+) -> None:
     training = make_training()
     seed = plant(training, "r0c0", "own", stage=stage, registry=own(Two)).seed
     assert seed is not None
@@ -178,7 +235,9 @@ def test_a_parameter_whose_first_gradient_comes_late_is_optimised(stage: SeedSta
 
 def test_frozen_parameters_of_a_blueprint_are_restored() -> None:
     with rig(
-        horizon=12, blueprints=own(lambda channels: Two(channels, frozen=True)), governor={"snapshot_every": 1}
+        horizon=12,
+        blueprints=own(lambda channels: Two(channels, frozen=True)),
+        governor={"snapshot_every": 1},
     ) as world:
         world.grow("r0c0", S.FOSSILIZED, "own")
         seed = world.slot("r0c0").seed

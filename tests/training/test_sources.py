@@ -42,9 +42,14 @@ class Chain(SegmentedHost):
     """Four layers of equal width, so that any blueprint fits between any two joints."""
 
     def __init__(self) -> None:
-        layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh()) for _ in range(3)]
+        layers = [
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh())
+            for _ in range(3)
+        ]
         sites = [Place(name, WIDTH) for name in SLOTS]
-        super().__init__([*layers, nn.Linear(WIDTH, WIDTH)], sites, "mlp", list(SPANS.values()))
+        super().__init__(
+            [*layers, nn.Linear(WIDTH, WIDTH)], sites, "mlp", list(SPANS.values())
+        )
 
 
 def as_a_graft() -> GraftedHost:
@@ -54,14 +59,28 @@ def as_a_graft() -> GraftedHost:
     return graft(model, SITES, topology="mlp")
 
 
-SITES = {"r0c0": "0", "r0c1": "0 -> 1", "r0c2": "1 -> 2", "r0c3": "2 -> 2", "r0c4": "0 -> 3"}
+SITES = {
+    "r0c0": "0",
+    "r0c1": "0 -> 1",
+    "r0c2": "1 -> 2",
+    "r0c3": "2 -> 2",
+    "r0c4": "0 -> 3",
+}
 
 
 @cache
 def task() -> Task:
     x = torch.randn(80, WIDTH, generator=torch.Generator().manual_seed(0))
     split = Split(x, x.argmax(dim=1))
-    return replace(digits(), classes=WIDTH, build_host=Chain, train=split, validation=split, test=split, batch_size=20)
+    return replace(
+        digits(),
+        classes=WIDTH,
+        build_host=Chain,
+        train=split,
+        validation=split,
+        test=split,
+        batch_size=20,
+    )
 
 
 def made(build: Callable[[], Host] = Chain, **sections: dict[str, Any]) -> HostTraining:
@@ -72,7 +91,12 @@ def made(build: Callable[[], Host] = Chain, **sections: dict[str, Any]) -> HostT
     return training
 
 
-def by_hand(training: HostTraining, x: Tensor, alphas: Sequence[float], detached: int | None = None) -> Tensor:
+def by_hand(
+    training: HostTraining,
+    x: Tensor,
+    alphas: Sequence[float],
+    detached: int | None = None,
+) -> Tensor:
     """Logits; the pass up to the site ``detached`` has no gradient."""
     joints = [x]
     for number, segment in enumerate(training.host.segments, 1):  # type: ignore[arg-type, var-annotated]
@@ -99,7 +123,11 @@ def test_a_pass_gives_each_site_its_source() -> None:
     kept: dict[int, Features] = {}
 
     def add(number: int, at: Features) -> Tensor:
-        kept[number] = at.with_sink(torch.add(at.h, training.sites[number].seed(at.source), alpha=alphas[number]))  # type: ignore[misc]
+        kept[number] = at.with_sink(
+            torch.add(
+                at.h, training.sites[number].seed(at.source), alpha=alphas[number]
+            )
+        )  # type: ignore[misc]
         return kept[number].h
 
     host = training.host.eval()
@@ -107,10 +135,14 @@ def test_a_pass_gives_each_site_its_source() -> None:
         logits = host.forward_with_hook(x, add)
         assert torch.equal(logits, by_hand(training, x, alphas))
         for number, at in list(kept.items()):
-            assert torch.equal(host.forward_from(x, number, at, add), logits), SLOTS[number]
+            assert torch.equal(host.forward_from(x, number, at, add), logits), SLOTS[
+                number
+            ]
 
 
-def test_sources_are_kept_for_as_long_as_a_site_reads_them_and_not_for_vacant_ones() -> None:
+def test_sources_are_kept_for_as_long_as_a_site_reads_them_and_not_for_vacant_ones() -> (
+    None
+):
     kept: dict[str, tuple[int, ...]] = {}
     host = Chain().eval()
 
@@ -119,19 +151,34 @@ def test_sources_are_kept_for_as_long_as_a_site_reads_them_and_not_for_vacant_on
         return at.h
 
     host.forward_with_hook(task().validation.x, note)
-    assert kept == {"r0c0": (0,), "r0c1": (0, 1), "r0c2": (0, 1, 2), "r0c3": (0, 1, 2), "r0c4": (0,)}
+    assert kept == {
+        "r0c0": (0,),
+        "r0c1": (0, 1),
+        "r0c2": (0, 1, 2),
+        "r0c3": (0, 1, 2),
+        "r0c4": (0,),
+    }
     kept.clear()
     host.forward_with_hook(task().validation.x, note, vacant=[0, 2, 3, 4])
     assert kept == {"r0c1": (0,)}
 
 
 @pytest.mark.parametrize("trial", [None, "r0c1"])
-def test_every_configuration_of_the_tree_is_that_configuration_run_by_itself(trial: str | None) -> None:
+def test_every_configuration_of_the_tree_is_that_configuration_run_by_itself(
+    trial: str | None,
+) -> None:
     training = made()
     for name in SLOTS:
-        plant(training, name, "mlp_small", stage=S.TRAINING if name == trial else S.HOLDING)
+        plant(
+            training,
+            name,
+            "mlp_small",
+            stage=S.TRAINING if name == trial else S.HOLDING,
+        )
     train(training)
-    configurations = list(product((0.0, 1.0), (1.0, 0.0), (0.0, 0.5), (0.5, 0.0, 1.0), (0.0, 1.0)))
+    configurations = list(
+        product((0.0, 1.0), (1.0, 0.0), (0.0, 0.5), (0.5, 0.0, 1.0), (0.0, 1.0))
+    )
     together = evaluate(training, task().validation, configurations)
     for number, configuration in enumerate(configurations):
         alone = evaluate(training, task().validation, [configuration])
@@ -142,21 +189,40 @@ def test_every_configuration_of_the_tree_is_that_configuration_run_by_itself(tri
 @pytest.mark.parametrize("name", SLOTS)
 def test_shadow_gradients_are_those_of_a_network_written_out_by_hand(name: str) -> None:
     """The other seeds are blended in and learn with the host; the host's own gradients are those without the trial."""
-    training, x, y = made(env={"incubation": "shadow"}), task().validation.x[:20], task().validation.y[:20]
+    training, x, y = (
+        made(env={"incubation": "shadow"}),
+        task().validation.x[:20],
+        task().validation.y[:20],
+    )
     for other in SLOTS:
-        plant(training, other, "mlp_small", stage=S.TRAINING if other == name else S.HOLDING, target=0.75)
+        plant(
+            training,
+            other,
+            "mlp_small",
+            stage=S.TRAINING if other == name else S.HOLDING,
+            target=0.75,
+        )
     groups = prepare_epoch(training)
     for group in groups:
         group.drop_gradients()
     number = SLOTS.index(name)
     seeds = [site.seed for site in training.sites if site.seed is not None]
     own = list(seeds[number].parameters())
-    others = [p for module in (training.host, *seeds) for p in module.parameters() if p.requires_grad]
+    others = [
+        p
+        for module in (training.host, *seeds)
+        for p in module.parameters()
+        if p.requires_grad
+    ]
     others = [p for p in others if not any(p is mine for mine in own)]
     absent = tuple(0.0 if slot == name else 0.75 for slot in SLOTS)
-    loss = F.cross_entropy(by_hand(training, x, (0.75,) * len(SLOTS), detached=number), y)
+    loss = F.cross_entropy(
+        by_hand(training, x, (0.75,) * len(SLOTS), detached=number), y
+    )
     wanted = torch.autograd.grad(loss, own)
-    of_others = torch.autograd.grad(F.cross_entropy(by_hand(training, x, absent), y), others)
+    of_others = torch.autograd.grad(
+        F.cross_entropy(by_hand(training, x, absent), y), others
+    )
     add_gradients(training, x, y, None)
     for parameter, gradient in zip((*own, *others), (*wanted, *of_others), strict=True):
         assert parameter.grad is not None
@@ -164,7 +230,9 @@ def test_shadow_gradients_are_those_of_a_network_written_out_by_hand(name: str) 
 
 
 @pytest.mark.parametrize("incubation", ["ste", "shadow"])
-def test_an_incubating_seed_with_a_source_changes_no_bit_of_the_host(incubation: str) -> None:
+def test_an_incubating_seed_with_a_source_changes_no_bit_of_the_host(
+    incubation: str,
+) -> None:
     alone, growing = (made(env={"incubation": incubation}) for _ in range(2))
     for name in SLOTS:
         plant(growing, name, "mlp_small")
@@ -175,29 +243,46 @@ def test_an_incubating_seed_with_a_source_changes_no_bit_of_the_host(incubation:
         same_bits(tensors_of(alone), tensors_of(growing))
     learned = tensors_of(growing, SLOTS)
     for slot in SLOTS:
-        assert any(not torch.equal(born[key], learned[key]) for key in born if key.startswith(f"{slot}.parameter"))
+        assert any(
+            not torch.equal(born[key], learned[key])
+            for key in born
+            if key.startswith(f"{slot}.parameter")
+        )
 
 
 def test_spans_that_lie_nowhere_are_refused() -> None:
     with pytest.raises(ValueError, match="from 2 to 1"):
         SiteSpan(2, 1)
-    segments, sites = [nn.Identity(), nn.Identity()], [Place("r0c0", 1), Place("r0c1", 1)]
+    segments, sites = (
+        [nn.Identity(), nn.Identity()],
+        [Place("r0c0", 1), Place("r0c1", 1)],
+    )
     with pytest.raises(ValueError, match=r"sinks from 1 to 2 in order, not \[2, 1\]"):
         SegmentedHost(segments, sites, "mlp", [SiteSpan(0, 2), SiteSpan(0, 1)])
     with pytest.raises(ValueError, match=r"not \[1, 3\]"):
         SegmentedHost(segments, sites, "mlp", [SiteSpan(0, 1), SiteSpan(0, 3)])
 
 
-def test_a_grafted_network_gives_its_seeds_what_the_segments_of_a_host_give_theirs() -> None:
+def test_a_grafted_network_gives_its_seeds_what_the_segments_of_a_host_give_theirs() -> (
+    None
+):
     """Planted, learning beside the host and on trial: the same numbers, and the same bits of the host."""
     results = []
     for build in (Chain, as_a_graft):
         training = made(build)
         for number, name in enumerate(SLOTS):
-            plant(training, name, "mlp_small", stage=S.TRAINING if number == 2 else S.HOLDING, target=0.5)
+            plant(
+                training,
+                name,
+                "mlp_small",
+                stage=S.TRAINING if number == 2 else S.HOLDING,
+                target=0.5,
+            )
         train(training)
         train(training)
-        found = evaluate(training, task().validation, list(product((0.0, 0.5), repeat=len(SLOTS))))
+        found = evaluate(
+            training, task().validation, list(product((0.0, 0.5), repeat=len(SLOTS)))
+        )
         weights = [
             p.detach().clone()
             for group in (training.host_group, *training.seed_groups.values())

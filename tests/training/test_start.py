@@ -63,7 +63,10 @@ def env_of(hosts: Task, **sections: Any) -> Iterator[GrowthVectorEnv]:
 
 
 def weights(env: GrowthVectorEnv) -> list[dict[str, torch.Tensor]]:
-    return [{name: value.clone() for name, value in each.host.state_dict().items()} for each in env.training]
+    return [
+        {name: value.clone() for name, value in each.host.state_dict().items()}
+        for each in env.training
+    ]
 
 
 def equal(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
@@ -75,7 +78,9 @@ def episode(env: GrowthVectorEnv) -> None:
         env.step(wait_actions(env.num_envs))
 
 
-def test_a_host_starts_from_its_own_training_and_learns_on_with_a_new_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_starts_from_its_own_training_and_learns_on_with_a_new_schedule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(start, "MAX_RESTARTS", 6)
     with env_of(short()) as env, env_of(short(), task={"start": "new"}) as fresh:
         env.reset(seed=3)
@@ -88,7 +93,9 @@ def test_a_host_starts_from_its_own_training_and_learns_on_with_a_new_schedule(m
         assert env.training[0].horizon == 2
 
 
-def test_the_episodes_of_a_run_start_from_the_same_weights_and_draw_other_batches() -> None:
+def test_the_episodes_of_a_run_start_from_the_same_weights_and_draw_other_batches() -> (
+    None
+):
     with env_of(short()) as env:
         env.reset(seed=3)
         at_first = weights(env)
@@ -108,10 +115,14 @@ def test_held_out_hosts_have_a_start_of_their_own_in_every_episode() -> None:
         at_first = weights(env)
         episode(env)
         env.reset()
-        assert not any(equal(*pair) for pair in zip(at_first, weights(env), strict=True))
+        assert not any(
+            equal(*pair) for pair in zip(at_first, weights(env), strict=True)
+        )
 
 
-def test_what_is_trained_is_kept_and_used_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_trained_is_kept_and_used_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with env_of(short()) as env:
         env.reset(seed=3)
         at_first = weights(env)
@@ -138,7 +149,9 @@ def of_leaky_host() -> Host:
 
 
 def smooth(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(outputs, y, reduction="none", label_smoothing=0.5)
+    return nn.functional.cross_entropy(
+        outputs, y, reduction="none", label_smoothing=0.5
+    )
 
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -152,7 +165,9 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_other_settings_or_other_data_are_another_training(change: dict[str, Any], tmp_path: Path) -> None:
+def test_other_settings_or_other_data_are_another_training(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
     task = short(1, samples_per_epoch=64)
     if "loss" in change:
         task = replace(task, label_smoothing=0.0)
@@ -167,22 +182,32 @@ def test_other_settings_or_other_data_are_another_training(change: dict[str, Any
         change = {"train": replace(task.train, x=x)}  # type: ignore[arg-type]
     with env_of(replace(task, **change), env=one) as env:
         env.reset(seed=3)
-    assert len(list((tmp_path / "starts").iterdir())) == 4  # of an env and of the baseline, twice
+    assert (
+        len(list((tmp_path / "starts").iterdir())) == 4
+    )  # of an env and of the baseline, twice
 
 
-def test_settings_of_the_run_do_not_change_the_training_before_it(tmp_path: Path) -> None:
+def test_settings_of_the_run_do_not_change_the_training_before_it(
+    tmp_path: Path,
+) -> None:
     for rate in (0.1, 0.2):
         with env_of(short(1), task={"start": "trained", "learning_rate": rate}) as env:
             env.reset(seed=3)
     assert len(list((tmp_path / "starts").iterdir())) == 3
 
 
-def test_a_precision_and_auto_that_stands_for_it_are_one_training(tmp_path: Path) -> None:
+def test_a_precision_and_auto_that_stands_for_it_are_one_training(
+    tmp_path: Path,
+) -> None:
     """An env resolves it before its hosts are made; the controls of a comparison leave that to their hosts."""
     task = started(short(), "trained")
     for precision in ("auto", concrete("auto", task.device)):
-        config = TrainingConfig.parse({"task": {"start": "trained", "precision": precision}})
-        host = HostTraining(0, task, resolve(config, task), make_metrics(1, task.device)[0])
+        config = TrainingConfig.parse(
+            {"task": {"start": "trained", "precision": precision}}
+        )
+        host = HostTraining(
+            0, task, resolve(config, task), make_metrics(1, task.device)[0]
+        )
         host.reset(3, 0)
         with make_executor(config.run, task.device) as executor:
             start.give_starts([host], executor)
@@ -200,18 +225,24 @@ def test_a_broken_file_is_trained_again(tmp_path: Path) -> None:
         assert all(equal(*pair) for pair in zip(at_first, weights(env), strict=True))
 
 
-def test_weights_that_cannot_be_kept_are_used_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_cannot_be_kept_are_used_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(start, "write_atomic", full)
     with env_of(short()) as env:
-        with pytest.warns(UserWarning, match="are not kept, and are trained again when needed"):
+        with pytest.warns(
+            UserWarning, match="are not kept, and are trained again when needed"
+        ):
             env.reset(seed=3)
         assert (env.state.accuracy > 25).all()  # a new host guesses, and has 10
 
 
-def test_training_goes_on_until_half_a_schedule_gains_less_than_the_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_goes_on_until_half_a_schedule_gains_less_than_the_margin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     trained: list[int] = []
     scores = iter([50.0, 60.0, 70.0, 70.1])
     train = start._train
@@ -240,12 +271,16 @@ def test_a_host_that_diverges_before_it_starts_is_an_error_that_says_what_to_cha
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def diverged(*_: Any) -> Any:
-        return SimpleNamespace(loss=torch.tensor([float("inf")]), accuracy=torch.tensor([10.0]))
+        return SimpleNamespace(
+            loss=torch.tensor([float("inf")]), accuracy=torch.tensor([10.0])
+        )
 
     monkeypatch.setattr(start, "evaluate", diverged)
     with (
         env_of(short()) as env,
-        pytest.raises(ConfigError, match=r"a host diverged .* give the task a lower learning_rate"),
+        pytest.raises(
+            ConfigError, match=r"a host diverged .* give the task a lower learning_rate"
+        ),
     ):
         env.reset(seed=3)
 
@@ -262,7 +297,12 @@ def test_a_started_host_scores_what_the_trained_one_scored() -> None:
 
 def test_hosts_may_be_trained_on_another_task_before() -> None:
     task = short()
-    half = replace(task, train=Split(task.train.x[:400], task.train.y[:400]), samples_per_epoch=400, name="half")
+    half = replace(
+        task,
+        train=Split(task.train.x[:400], task.train.y[:400]),
+        samples_per_epoch=400,
+        name="half",
+    )
     with env_of(replace(task, earlier=half)) as env, env_of(task) as whole:
         env.reset(seed=3)
         whole.reset(seed=3)

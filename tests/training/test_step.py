@@ -13,12 +13,23 @@ from esper.training import step as host_step
 from esper.training.host_training import HostTraining
 from esper.training.step import prepare_epoch
 from esper.training.validate import evaluate
-from tests.core_helpers import digits, make_training, plant, rig, same_bits, tensors_of, tiny_config, train
+from tests.core_helpers import (
+    digits,
+    make_training,
+    plant,
+    rig,
+    same_bits,
+    tensors_of,
+    tiny_config,
+    train,
+)
 
 S = SeedStage
 
 
-def batches_of(training: HostTraining, monkeypatch: pytest.MonkeyPatch) -> list[list[Tensor]]:
+def batches_of(
+    training: HostTraining, monkeypatch: pytest.MonkeyPatch
+) -> list[list[Tensor]]:
     """The batches of two epochs."""
     epochs: list[list[Tensor]] = []
 
@@ -33,7 +44,9 @@ def batches_of(training: HostTraining, monkeypatch: pytest.MonkeyPatch) -> list[
 
 
 @pytest.mark.trap(11)
-@pytest.mark.parametrize(("samples", "batch"), [(128, 32), (100, 32), (997, 64), (32, 32)])
+@pytest.mark.parametrize(
+    ("samples", "batch"), [(128, 32), (100, 32), (997, 64), (32, 32)]
+)
 def test_an_epoch_is_floor_of_full_batches_of_the_hosts_own_permutation(
     samples: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,7 +74,9 @@ def test_the_learning_rate_falls_as_a_cosine_on_the_hosts_clock_for_seeds_too() 
 
 
 def test_a_constant_schedule_keeps_the_rate() -> None:
-    training = make_training(tiny_config(horizon=4, task={"learning_rate": 0.2, "schedule": "constant"}))
+    training = make_training(
+        tiny_config(horizon=4, task={"learning_rate": 0.2, "schedule": "constant"})
+    )
     train(training, 4)
     assert training.host_group.optimizer.param_groups[0]["lr"] == 0.2
 
@@ -75,12 +90,17 @@ def test_a_step_is_clipped_sgd_with_momentum_and_decay(smoothing: float) -> None
     twin = digits().build_host()
     twin.load_state_dict(training.host.state_dict())
     twin.train()
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(
+        twin.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4
+    )
     prepare_epoch(training)
     split = digits().train
     clipped = 0
     for batch in range(6):
-        x, y = split.x[batch * 32 : (batch + 1) * 32], split.y[batch * 32 : (batch + 1) * 32]
+        x, y = (
+            split.x[batch * 32 : (batch + 1) * 32],
+            split.y[batch * 32 : (batch + 1) * 32],
+        )
         host_step.train_step(training, [training.host_group], x, y)
         optimizer.zero_grad()
         F.cross_entropy(twin(x), y, label_smoothing=smoothing).backward()  # type: ignore[no-untyped-call]
@@ -91,20 +111,39 @@ def test_a_step_is_clipped_sgd_with_momentum_and_decay(smoothing: float) -> None
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_labels_are_smoothed_in_training_and_shadow_losses_and_not_in_validation() -> None:
+def test_labels_are_smoothed_in_training_and_shadow_losses_and_not_in_validation() -> (
+    None
+):
     x, y = digits().train.x[:64], digits().train.y[:64]
     trained, alike = [], []
     for smoothing in (0.0, 0.2):
-        training = make_training(tiny_config(task={"learning_rate": 1e-30, "label_smoothing": smoothing}))
+        training = make_training(
+            tiny_config(task={"learning_rate": 1e-30, "label_smoothing": smoothing})
+        )
         plant(training, "r0c0")
         training.assign(training.sites[0], Role.INCUBATING, 0.0, 1.0, learning=True)
         groups = prepare_epoch(training)
         for group in groups:
             group.drop_gradients()
         host_step.add_gradients(training, x, y, None)
-        trained.append([p.grad.norm() for group in groups for p in group.parameters if p.grad is not None])
-        alike.append(float(evaluate(training, digits().validation, [(0.0,) * len(training.sites)]).loss[0]))
-    assert len(trained[0]) > len(list(digits().build_host().parameters()))  # also the seed's
+        trained.append(
+            [
+                p.grad.norm()
+                for group in groups
+                for p in group.parameters
+                if p.grad is not None
+            ]
+        )
+        alike.append(
+            float(
+                evaluate(
+                    training, digits().validation, [(0.0,) * len(training.sites)]
+                ).loss[0]
+            )
+        )
+    assert len(trained[0]) > len(
+        list(digits().build_host().parameters())
+    )  # also the seed's
     assert not any(torch.equal(*pair) for pair in zip(*trained, strict=True))
     assert alike[0] == alike[1]
 
@@ -117,7 +156,11 @@ def test_seeds_have_no_weight_decay_and_the_host_has() -> None:
 
 
 def test_the_row_holds_loss_sum_correct_count_and_bad_losses() -> None:
-    training = make_training(tiny_config(task={"learning_rate": 1e-30, "samples_per_epoch": 64, "batch_size": 64}))
+    training = make_training(
+        tiny_config(
+            task={"learning_rate": 1e-30, "samples_per_epoch": 64, "batch_size": 64}
+        )
+    )
     order = torch.Generator()
     order.set_state(training.order.get_state())
     rows = torch.randperm(997, generator=order)[:64]
@@ -127,16 +170,30 @@ def test_the_row_holds_loss_sum_correct_count_and_bad_losses() -> None:
     train(training)
     loss_sum, correct, count, batches, bad = training.totals.training.tolist()
     assert loss_sum / 64 == pytest.approx(F.cross_entropy(logits, y).item(), rel=1e-5)
-    assert (correct, count, batches, bad) == (int((logits.argmax(1) == y).sum()), 64, 1, 0)
+    assert (correct, count, batches, bad) == (
+        int((logits.argmax(1) == y).sum()),
+        64,
+        1,
+        0,
+    )
 
 
 @pytest.mark.trap(7)
 @pytest.mark.parametrize("style", ["LINEAR_ADD", "GATED_GATE"])
-def test_gate_parameters_are_optimised_and_each_parameter_has_one_owner(style: str) -> None:
+def test_gate_parameters_are_optimised_and_each_parameter_has_one_owner(
+    style: str,
+) -> None:
     training = make_training()
-    for name, stage in {"r0c0": S.FOSSILIZED, "r1c0": S.HOLDING, "r0c1": S.BLENDING, "r1c1": S.TRAINING}.items():
+    for name, stage in {
+        "r0c0": S.FOSSILIZED,
+        "r1c0": S.HOLDING,
+        "r0c1": S.BLENDING,
+        "r1c1": S.TRAINING,
+    }.items():
         plant(training, name, style=style, stage=stage)
-    before = [p.detach().clone() for slot in training.sites for p in _seed(slot).parameters()]
+    before = [
+        p.detach().clone() for slot in training.sites for p in _seed(slot).parameters()
+    ]
     train(training, 2)
     owned = [
         id(parameter)
@@ -145,11 +202,15 @@ def test_gate_parameters_are_optimised_and_each_parameter_has_one_owner(style: s
         for parameter in options["params"]
     ]
     modules = [training.host, *(_seed(slot) for slot in training.sites)]
-    there = [id(p) for module in modules for p in module.parameters() if p.requires_grad]
+    there = [
+        id(p) for module in modules for p in module.parameters() if p.requires_grad
+    ]
     assert sorted(owned) == sorted(there)
     assert len(set(owned)) == len(owned)
     after = [p.detach() for slot in training.sites for p in _seed(slot).parameters()]
-    assert all(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    assert all(
+        not torch.equal(old, new) for old, new in zip(before, after, strict=True)
+    )
 
 
 def _seed(slot: object) -> nn.Module:
@@ -163,7 +224,10 @@ def test_a_germinated_seed_is_not_trained() -> None:
     slot = plant(training, "r0c0", stage=S.GERMINATED)
     before = [p.detach().clone() for p in _seed(slot).parameters()]
     train(training)
-    assert all(torch.equal(old, new) for old, new in zip(before, _seed(slot).parameters(), strict=True))
+    assert all(
+        torch.equal(old, new)
+        for old, new in zip(before, _seed(slot).parameters(), strict=True)
+    )
 
 
 def test_a_seed_whose_alpha_falls_is_frozen_and_learns_again_when_it_holds() -> None:
@@ -175,11 +239,17 @@ def test_a_seed_whose_alpha_falls_is_frozen_and_learns_again_when_it_holds() -> 
         world.do("SET_ALPHA_TARGET", "r0c0", alpha_target=0.5, alpha_speed=3)
         world.step()  # the last epoch before alpha holds
         after = tensors_of(training, ("r0c0",))
-        same_bits({name: frozen[name] for name in seed_only}, {name: after[name] for name in seed_only})
+        same_bits(
+            {name: frozen[name] for name in seed_only},
+            {name: after[name] for name in seed_only},
+        )
         assert not torch.equal(frozen["host.parameter.0"], after["host.parameter.0"])
         assert world.slot("r0c0").alpha == 0.5
         world.step()
-        assert not torch.equal(after["r0c0.parameter.0"], tensors_of(training, ("r0c0",))["r0c0.parameter.0"])
+        assert not torch.equal(
+            after["r0c0.parameter.0"],
+            tensors_of(training, ("r0c0",))["r0c0.parameter.0"],
+        )
 
 
 def test_reset_starts_again_in_the_same_storage() -> None:
@@ -192,5 +262,7 @@ def test_reset_starts_again_in_the_same_storage() -> None:
     same_bits(first, tensors_of(training))
     assert [p.data_ptr() for p in training.host.parameters()] == places
     assert not training.seed_groups
-    assert all(site.seed is None and site.role is Role.ABSENT for site in training.sites)
+    assert all(
+        site.seed is None and site.role is Role.ABSENT for site in training.sites
+    )
     assert (training.epoch, training.germinations) == (0, 0)

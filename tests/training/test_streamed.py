@@ -51,7 +51,9 @@ def streamed(workers: int = 1, torn: int | None = None) -> Task:
 
 
 @contextmanager
-def trainer_of(task: Task, envs: int) -> Iterator[tuple[HostTrainer, list[HostTraining]]]:
+def trainer_of(
+    task: Task, envs: int
+) -> Iterator[tuple[HostTrainer, list[HostTraining]]]:
     config = resolve(tiny_config(envs), task)
     rows = make_metrics(envs, torch.device("cpu"))
     made = [HostTraining(i, task, config, rows[i]) for i in range(envs)]
@@ -67,7 +69,10 @@ def trainer_of(task: Task, envs: int) -> Iterator[tuple[HostTrainer, list[HostTr
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_streamed_hosts_are_resident_hosts_to_the_last_bit(workers: int) -> None:
-    with trainer_of(digits(), 2) as (resident, a), trainer_of(streamed(workers), 2) as (streaming, b):
+    with (
+        trainer_of(digits(), 2) as (resident, a),
+        trainer_of(streamed(workers), 2) as (streaming, b),
+    ):
         for trainer, envs in ((resident, a), (streaming, b)):
             plant(envs[0], "r0c0")
             for _ in range(2):
@@ -89,7 +94,9 @@ def test_workers_live_through_all_epochs() -> None:
 
 
 @pytest.mark.trap(31)
-def test_a_streamed_epoch_is_begun_by_the_worker_that_adds_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_streamed_epoch_is_begun_by_the_worker_that_adds_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The thread that hands batches out zeroes no totals, and fills no rate and no alpha."""
     threads: list[int] = []
 
@@ -115,19 +122,27 @@ def test_a_streamed_epoch_is_begun_by_the_worker_that_adds_to_it(monkeypatch: py
 
 
 @pytest.mark.trap(33)
-def test_a_batch_that_streams_in_is_copied_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WorkerExecutor, "run", run_here)  # modes of torch belong to a thread
+def test_a_batch_that_streams_in_is_copied_without_a_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        WorkerExecutor, "run", run_here
+    )  # modes of torch belong to a thread
     copies: list[bool] = []
 
     class Copies(TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             if function is Tensor.to and args[1:] == (torch.device("cpu"),):
                 copies.append((kwargs or {}).get("non_blocking", False))
             return function(*args, **(kwargs or {}))
 
     with trainer_of(streamed(0), 2) as (trainer, envs), Copies():
         trainer.epoch(envs)
-    assert copies == [True] * (2 * 2 * 2)  # inputs and targets of two batches of two envs
+    assert copies == [True] * (
+        2 * 2 * 2
+    )  # inputs and targets of two batches of two envs
 
 
 def test_a_host_that_has_ended_is_left_alone() -> None:
@@ -139,7 +154,10 @@ def test_a_host_that_has_ended_is_left_alone() -> None:
 
 
 def test_a_row_that_cannot_be_read_is_named() -> None:
-    with trainer_of(streamed(1, torn=3), 1) as (trainer, envs), pytest.raises(SharedBatchError, match="is torn"):
+    with (
+        trainer_of(streamed(1, torn=3), 1) as (trainer, envs),
+        pytest.raises(SharedBatchError, match="is torn"),
+    ):
         trainer.epoch(envs)
 
 
@@ -158,7 +176,9 @@ def test_a_streaming_task_makes_an_env_and_measures_its_baseline() -> None:
 
 
 def test_calibration_inputs_are_the_first_rows_wherever_they_lie() -> None:
-    assert torch.equal(streamed(0).calibration_inputs(5), digits().calibration_inputs(5))
+    assert torch.equal(
+        streamed(0).calibration_inputs(5), digits().calibration_inputs(5)
+    )
     assert len(streamed(0).calibration_inputs(10_000)) == 997
 
 
@@ -168,5 +188,8 @@ def test_an_empty_dataset_is_refused() -> None:
 
 
 def test_an_epoch_of_data_in_memory_needs_a_host_that_has_some() -> None:
-    with trainer_of(streamed(), 1) as (_, (training,)), pytest.raises(ValueError, match="env 0: its data is streamed"):
+    with (
+        trainer_of(streamed(), 1) as (_, (training,)),
+        pytest.raises(ValueError, match="env 0: its data is streamed"),
+    ):
         train_epoch(training)

@@ -30,7 +30,15 @@ from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics
 from esper.training.step import train_epoch
 from esper.training.validate import evaluate
-from tests.core_helpers import digits, plant, rig, same_bits, tensors_of, train, wait_actions
+from tests.core_helpers import (
+    digits,
+    plant,
+    rig,
+    same_bits,
+    tensors_of,
+    train,
+    wait_actions,
+)
 from tests.training.byte_images import byte_digits
 from tests.training.test_foreign_hosts import language, of, training_of
 
@@ -47,7 +55,10 @@ class Watched(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         autocast = torch.is_autocast_enabled("cpu")
-        mode = {"inference": torch.is_inference_mode_enabled(), "grad": torch.is_grad_enabled()}
+        mode = {
+            "inference": torch.is_inference_mode_enabled(),
+            "grad": torch.is_grad_enabled(),
+        }
         self.seen.append({**mode, "autocast": autocast, "training": self.training})
         out: Tensor = self.layer(x)
         assert out.dtype == (torch.bfloat16 if autocast else torch.float32)
@@ -57,7 +68,9 @@ class Watched(nn.Module):
 @pytest.mark.finding("L2")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("grafted", [False, True])
-def test_validation_runs_in_inference_mode_and_in_the_precision_of_training(dtype: str, grafted: bool) -> None:
+def test_validation_runs_in_inference_mode_and_in_the_precision_of_training(
+    dtype: str, grafted: bool
+) -> None:
     """Hosts whose layers may keep what they see for a training pass are the exception: they run without gradients."""
     seen: list[dict[str, Any]] = []
 
@@ -74,12 +87,20 @@ def test_validation_runs_in_inference_mode_and_in_the_precision_of_training(dtyp
         evaluate(training, digits().validation, [(1.0,), (0.0,)], calibrate)
         assert seen
         autocast = dtype == "bfloat16"
-        wanted = {"inference": not grafted, "grad": False, "autocast": autocast, "training": False}
+        wanted = {
+            "inference": not grafted,
+            "grad": False,
+            "autocast": autocast,
+            "training": False,
+        }
         assert all(mode == wanted for mode in seen)
     seen.clear()
     train(training)
     assert seen
-    assert all(mode == {**wanted, "inference": False, "grad": True, "training": True} for mode in seen)
+    assert all(
+        mode == {**wanted, "inference": False, "grad": True, "training": True}
+        for mode in seen
+    )
 
 
 # What is read
@@ -97,7 +118,9 @@ def by_hand(training: HostTraining, configuration: tuple[float, ...]) -> Tensor:
     for module in (training.host, *seeds):
         module.eval()
     with torch.no_grad():
-        logits = training.host.forward_with_hook(training.task.validation.inputs(0, len(training.task.validation)), at)
+        logits = training.host.forward_with_hook(
+            training.task.validation.inputs(0, len(training.task.validation)), at
+        )
     for module in (training.host, *seeds):
         module.train()
     return logits
@@ -124,18 +147,26 @@ def test_validation_equals_a_loop_by_hand(kind: str) -> None:
     for row, configuration in enumerate(plan):
         logits = by_hand(training, configuration)
         counted = y != PAD
-        losses = F.cross_entropy(logits.flatten(0, -2), y.flatten(), ignore_index=PAD, reduction="sum")
+        losses = F.cross_entropy(
+            logits.flatten(0, -2), y.flatten(), ignore_index=PAD, reduction="sum"
+        )
         right = (logits.argmax(-1) == y) & counted
         wanted = [float(losses), float(right.sum()), float(counted.sum()), 1.0, 0.0]
-        assert read.stats(len(plan))[row].tolist() == pytest.approx(wanted, rel=1e-4, abs=1)
+        assert read.stats(len(plan))[row].tolist() == pytest.approx(
+            wanted, rel=1e-4, abs=1
+        )
         assert read.stats(len(plan))[row, 0] == pytest.approx(float(losses), rel=1e-4)
         each = right.sum(1) if language_task else right
-        assert (read.correct(len(plan))[row] != each).sum() <= 2  # images whose two best logits are a rounding apart
+        assert (
+            read.correct(len(plan))[row] != each
+        ).sum() <= 2  # images whose two best logits are a rounding apart
     for other in (0, 2):
         assert not bool(read.accumulators.block[other].any())
         assert not bool(read.accumulators.correct[other].any())
     training.totals.zero_training()
-    assert float(EpochMetrics(read.accumulators, 1).training[2]) > 0  # a copy, not a view
+    assert (
+        float(EpochMetrics(read.accumulators, 1).training[2]) > 0
+    )  # a copy, not a view
 
 
 @pytest.mark.finding("C1")
@@ -144,7 +175,14 @@ def test_hosts_that_are_not_reset_keep_their_totals_and_measurements() -> None:
 
         def measured(index: int) -> tuple[float, ...]:
             state = world.env.state
-            names = ("train_loss", "train_accuracy", "loss", "accuracy", "committed_loss", "all_off_loss")
+            names = (
+                "train_loss",
+                "train_accuracy",
+                "loss",
+                "accuracy",
+                "committed_loss",
+                "all_off_loss",
+            )
             return tuple(float(getattr(state, name)[index]) for name in names)
 
         for _ in range(2):
@@ -157,7 +195,9 @@ def test_hosts_that_are_not_reset_keep_their_totals_and_measurements() -> None:
             assert measured(index) == kept[index]
         assert not torch.equal(block[1], rows[1])
         assert measured(1) != kept[1]
-        assert block[1, 0].tolist() == [0.0] * len(ACCUMULATOR_FIELDS)  # nothing was trained yet
+        assert block[1, 0].tolist() == [0.0] * len(
+            ACCUMULATOR_FIELDS
+        )  # nothing was trained yet
 
 
 # Who writes
@@ -176,7 +216,12 @@ def fleet(count: int = len(STAGES), task: Task | None = None) -> list[HostTraini
         training.totals = totals[index]
         stage = STAGES[index % len(STAGES)]
         if stage is not None:
-            plant(training, "r0c0", stage=stage, target=0.7 if stage is S.BLENDING else 1.0)
+            plant(
+                training,
+                "r0c0",
+                stage=stage,
+                target=0.7 if stage is S.BLENDING else 1.0,
+            )
         plant(training, "r1c1", "attention", "GATED_GATE", S.FOSSILIZED)
         envs.append(training)
     return envs
@@ -194,10 +239,16 @@ def epoch(training: HostTraining) -> None:
 
 def bits_of(envs: list[HostTraining]) -> dict[str, Tensor]:
     accumulators = envs[0].totals.accumulators
-    found = {"block": accumulators.block.clone(), "correct": accumulators.correct.clone()}
+    found = {
+        "block": accumulators.block.clone(),
+        "correct": accumulators.correct.clone(),
+    }
     for training in envs:
         seeds = tuple(training.seed_groups)
-        found |= {f"{training.index}.{name}": tensor for name, tensor in tensors_of(training, seeds).items()}
+        found |= {
+            f"{training.index}.{name}": tensor
+            for name, tensor in tensors_of(training, seeds).items()
+        }
     return found
 
 
@@ -220,10 +271,16 @@ def test_any_number_of_workers_gives_the_bits_of_one(kind: str) -> None:
 @pytest.mark.trap(31)
 @settings(max_examples=6, deadline=None)
 @given(
-    rounds=st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True), min_size=1, max_size=3),
+    rounds=st.lists(
+        st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True),
+        min_size=1,
+        max_size=3,
+    ),
     workers=st.integers(2, 6),
 )
-def test_a_row_changes_when_its_host_runs_and_at_no_other_time(rounds: list[list[int]], workers: int) -> None:
+def test_a_row_changes_when_its_host_runs_and_at_no_other_time(
+    rounds: list[list[int]], workers: int
+) -> None:
     torch.set_num_threads(1)
     envs, alone = fleet(5), fleet(5)
     with WorkerExecutor(workers) as pool:
@@ -249,12 +306,18 @@ class Writes(TorchDispatchMode):
         self.operators: list[str] = []
         self.written: set[int] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.operators.append(str(func))
         kwargs = kwargs or {}
         for place, argument in enumerate(func._schema.arguments):
             value = args[place] if place < len(args) else kwargs.get(argument.name)
-            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor):
+            if (
+                argument.alias_info is not None
+                and argument.alias_info.is_write
+                and isinstance(value, Tensor)
+            ):
                 self.written.add(value.untyped_storage().data_ptr())
         return func(*args, **kwargs)
 
@@ -273,7 +336,9 @@ def memory_of(training: HostTraining) -> Iterator[set[int]]:
     ]
     for group in (training.host_group, *training.seed_groups.values()):
         tensors += group.parameters
-        tensors += [state["momentum_buffer"] for state in group.optimizer.state.values()]
+        tensors += [
+            state["momentum_buffer"] for state in group.optimizer.state.values()
+        ]
     yield {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
@@ -296,8 +361,12 @@ def test_alphas_of_counterfactuals_are_made_by_the_worker_that_reads_them() -> N
         assert main.operators == []
         plan = hosts[0].counterfactual.configurations
         assert len(plan) > 2
-        assert all(type(alpha) is float for configuration in plan for alpha in configuration)
-        assert any("aten.addcmul.default" in operators for operators in of_workers)  # at the place of reading
+        assert all(
+            type(alpha) is float for configuration in plan for alpha in configuration
+        )
+        assert any(
+            "aten.addcmul.default" in operators for operators in of_workers
+        )  # at the place of reading
         assert len(of_workers) == 2
 
 

@@ -15,7 +15,9 @@ from esper.training.step import train_epoch
 from tests.core_helpers import make_training, tiny_config
 
 
-def rates_of(training: HostTraining, epochs: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def rates_of(
+    training: HostTraining, epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> list[float]:
     """The rate that each step's optimizer read."""
     rates: list[float] = []
     inner = host_step.step_groups
@@ -32,12 +34,21 @@ def rates_of(training: HostTraining, epochs: int, monkeypatch: pytest.MonkeyPatc
 
 def warming(optimizer: str, epochs: float, schedule: str = "constant") -> HostTraining:
     """Two steps an epoch."""
-    task = {"learning_rate": 0.1, "schedule": schedule, "warmup_epochs": epochs, "optimizer": optimizer}
-    return make_training(tiny_config(horizon=4, task={"samples_per_epoch": 64, "batch_size": 32, **task}))
+    task = {
+        "learning_rate": 0.1,
+        "schedule": schedule,
+        "warmup_epochs": epochs,
+        "optimizer": optimizer,
+    }
+    return make_training(
+        tiny_config(horizon=4, task={"samples_per_epoch": 64, "batch_size": 32, **task})
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_the_rate_rises_linearly_over_the_steps_of_warm_up(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_rises_linearly_over_the_steps_of_warm_up(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rates = rates_of(warming(optimizer, 1.5), 3, monkeypatch)
     assert rates == pytest.approx([0.1 / 3, 0.2 / 3, 0.1, 0.1, 0.1, 0.1])
 
@@ -48,11 +59,15 @@ def test_the_rise_multiplies_the_schedule(monkeypatch: pytest.MonkeyPatch) -> No
     assert rates == pytest.approx([0.025, 0.05, 0.75 * second, second])
 
 
-def test_without_warm_up_all_steps_of_an_epoch_have_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_warm_up_all_steps_of_an_epoch_have_its_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert rates_of(warming("adamw", 0.0), 2, monkeypatch) == pytest.approx([0.1] * 4)
 
 
-def test_the_rise_is_on_the_hosts_clock_and_begins_anew_with_an_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rise_is_on_the_hosts_clock_and_begins_anew_with_an_episode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     training = warming("sgd", 2.0)
     first = list(rates_of(training, 2, monkeypatch))
     training.reset(0, 1)
@@ -64,16 +79,30 @@ def test_the_rise_is_on_the_hosts_clock_and_begins_anew_with_an_episode(monkeypa
 def test_a_seed_has_a_rate_of_its_own_that_rises_after_planting(
     optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = {"learning_rate": 0.1, "schedule": "constant", "warmup_epochs": 1.0, "optimizer": optimizer}
+    task = {
+        "learning_rate": 0.1,
+        "schedule": "constant",
+        "warmup_epochs": 1.0,
+        "optimizer": optimizer,
+    }
     config = tiny_config(
-        horizon=4, task={"samples_per_epoch": 64, "batch_size": 32, "seed_rate": 2.0, "seed_warmup_epochs": 1.5, **task}
+        horizon=4,
+        task={
+            "samples_per_epoch": 64,
+            "batch_size": 32,
+            "seed_rate": 2.0,
+            "seed_warmup_epochs": 1.5,
+            **task,
+        },
     )
     training = make_training(config)
     rates: list[tuple[float, ...]] = []
     inner = host_step.step_groups
 
     def note(groups: list[ParameterGroup], *more: object) -> None:
-        rates.append(tuple(float(group.optimizer.param_groups[0]["lr"]) for group in groups))
+        rates.append(
+            tuple(float(group.optimizer.param_groups[0]["lr"]) for group in groups)
+        )
         inner(groups, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(host_step, "step_groups", note)
@@ -83,8 +112,12 @@ def test_a_seed_has_a_rate_of_its_own_that_rises_after_planting(
     training.assign(site, Role.BLENDED, 1.0, 1.0, learning=True)
     train_epoch(training)
     train_epoch(training)
-    assert [host for host, *_ in rates] == pytest.approx([0.05, 0.1, 0.1, 0.1, 0.1, 0.1])
-    assert [seed for _, *seeds in rates for seed in seeds] == pytest.approx([0.2 / 3, 0.4 / 3, 0.2, 0.2])
+    assert [host for host, *_ in rates] == pytest.approx(
+        [0.05, 0.1, 0.1, 0.1, 0.1, 0.1]
+    )
+    assert [seed for _, *seeds in rates for seed in seeds] == pytest.approx(
+        [0.2 / 3, 0.4 / 3, 0.2, 0.2]
+    )
 
 
 def test_the_rise_of_a_seed_goes_on_in_a_resumed_run() -> None:

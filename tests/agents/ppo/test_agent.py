@@ -6,7 +6,14 @@ import torch
 
 from esper.agents.ppo.buffer import gae
 from esper.spaces.action import HEADS, RELEVANT, Op
-from tests.agents.ppo.toy import NOTHING, Toy, learned_well, make_agent, play, replayed_log_probs
+from tests.agents.ppo.toy import (
+    NOTHING,
+    Toy,
+    learned_well,
+    make_agent,
+    play,
+    replayed_log_probs,
+)
 
 
 @pytest.mark.finding("C3")
@@ -26,7 +33,9 @@ def test_the_rollout_stores_the_observations_that_were_acted_on() -> None:
     agent.update(last)
     play(agent, toy, steps=6)
     rollout, *_ = agent.buffer.stack()
-    assert torch.equal(rollout["observation"], agent.observations.normalize(rollout["raw"]))
+    assert torch.equal(
+        rollout["observation"], agent.observations.normalize(rollout["raw"])
+    )
     assert not torch.equal(rollout["observation"], rollout["raw"])
 
 
@@ -55,7 +64,9 @@ def test_statistics_are_frozen_within_a_round_and_updated_once_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     agent, toy = make_agent(), Toy(4)
-    monkeypatch.setattr(toy, "reward", lambda action: action.sum(axis=1).astype(np.float64))  # not the same for all
+    monkeypatch.setattr(
+        toy, "reward", lambda action: action.sum(axis=1).astype(np.float64)
+    )  # not the same for all
 
     def known() -> list[torch.Tensor]:
         every = (agent.observations, agent.rewards)
@@ -65,9 +76,13 @@ def test_statistics_are_frozen_within_a_round_and_updated_once_after_it(
         before = known()
         _, last = play(agent, toy, steps=12)
         agent.value_of(last / 2)  # as for an episode that was truncated
-        assert all(torch.equal(then, now) for then, now in zip(before, known(), strict=True))
+        assert all(
+            torch.equal(then, now) for then, now in zip(before, known(), strict=True)
+        )
         agent.update(last)  # 16 minibatches
-        assert not any(torch.equal(then, now) for then, now in zip(before, known(), strict=True))
+        assert not any(
+            torch.equal(then, now) for then, now in zip(before, known(), strict=True)
+        )
         assert agent.observations.updates == agent.rewards.updates == number
         assert agent.observations.count == number * 12 * 4
 
@@ -92,14 +107,23 @@ def test_truncation_bootstraps_from_the_state_and_the_memory_after_the_action() 
         agent.begin()
     for agent in (stopped, running):
         agent.act(first, masks)
-    stopped.record(nothing, nothing, NOTHING, ~NOTHING, NOTHING, final_observation=second)
+    stopped.record(
+        nothing, nothing, NOTHING, ~NOTHING, NOTHING, final_observation=second
+    )
     running.record(nothing, nothing, NOTHING, NOTHING, NOTHING)
     running.act(second, later_masks)
     running.record(nothing, nothing, NOTHING, NOTHING, NOTHING)
-    final, values = stopped.buffer.stack()[0]["final_value"][0], running.buffer.stack()[0]["value"]
+    final, values = (
+        stopped.buffer.stack()[0]["final_value"][0],
+        running.buffer.stack()[0]["value"],
+    )
     torch.testing.assert_close(final, values[1])
-    assert not torch.isclose(final, values[0]).any()  # nor is it that of the state before the action
-    assert not torch.isclose(final, forgetful.value_of(second)).any()  # nor that of an episode that begins there
+    assert not torch.isclose(
+        final, values[0]
+    ).any()  # nor is it that of the state before the action
+    assert not torch.isclose(
+        final, forgetful.value_of(second)
+    ).any()  # nor that of an episode that begins there
     # The end of a rollout does not end the episode: the last value is computed in the same way.
     torch.testing.assert_close(stopped.value_of(second), values[1])
 
@@ -111,7 +135,8 @@ def test_rewards_are_divided_and_never_shifted(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(toy, "reward", lambda action: -1.0 - action.sum(axis=1) / 100)
     seen: list[torch.Tensor] = []
     monkeypatch.setattr(
-        "esper.agents.ppo.agent.gae", lambda rewards, *rest: seen.append(rewards) or gae(rewards, *rest)
+        "esper.agents.ppo.agent.gae",
+        lambda rewards, *rest: seen.append(rewards) or gae(rewards, *rest),
     )
     _, last = play(agent, toy, steps=12)
     earned = agent.buffer.stack()[0]["reward"]
@@ -121,14 +146,18 @@ def test_rewards_are_divided_and_never_shifted(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.finding("G1")
-def test_one_pass_of_the_network_decides_for_all_envs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_pass_of_the_network_decides_for_all_envs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     agent, toy = make_agent(8), Toy(8)
     rows: list[int] = []
     decide = agent.network.decide
     monkeypatch.setattr(
         agent.network,
         "decide",
-        lambda scene, *rest, **more: rows.append(len(scene.context)) or decide(scene, *rest, **more),
+        lambda scene, *rest, **more: (
+            rows.append(len(scene.context)) or decide(scene, *rest, **more)
+        ),
     )
     agent.begin()
     actions = agent.act(*toy.observe())
@@ -144,7 +173,10 @@ def test_actions_are_legal_and_irrelevant_heads_are_zero() -> None:
         for row, action in enumerate(agent.act(observation, masks)):
             op = Op(action[0])
             assert masks["op_slot"][row, op, action[1]] or op is Op.WAIT
-            assert op is not Op.GERMINATE or masks["slot_blueprint"][row, action[1], action[2]]
+            assert (
+                op is not Op.GERMINATE
+                or masks["slot_blueprint"][row, action[1], action[2]]
+            )
             for place, head in enumerate(HEADS[1:], 1):
                 assert head in RELEVANT[op] or action[place] == 0
 
@@ -185,7 +217,9 @@ def test_idle_envs_leave_no_trace_in_the_update() -> None:
             observation, masks = toy.observe()
             action = agent.act(observation, masks)
             rewards = np.where(idle, junk, toy.reward(action))
-            agent.record(rewards, np.zeros(4), np.full(4, step == 5) | idle, NOTHING, idle)
+            agent.record(
+                rewards, np.zeros(4), np.full(4, step == 5) | idle, NOTHING, idle
+            )
         agent.update(observation)
         results.append([p.detach().clone() for p in agent.parameters])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
@@ -200,7 +234,10 @@ def test_state_round_trip_goes_on_with_the_same_bits() -> None:
     for one in (agent, copy):
         _, last = play(one, Toy(4, seed=9), steps=6)
         one.update(last)
-    assert all(torch.equal(a, b) for a, b in zip(agent.parameters, copy.parameters, strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(agent.parameters, copy.parameters, strict=True)
+    )
 
 
 def test_an_agent_that_has_not_acted_has_nothing_to_learn_from() -> None:

@@ -28,7 +28,9 @@ from tests.telemetry.sample_events import updated
 DETECTOR = AnomalyDetector(AnomalyConfig(), max_grad_norm=0.5, rounds=10)
 
 
-def look(stats: UpdateStats, round_: int = 4, detector: AnomalyDetector = DETECTOR) -> dict[str, list[AnomalyDetected]]:
+def look(
+    stats: UpdateStats, round_: int = 4, detector: AnomalyDetector = DETECTOR
+) -> dict[str, list[AnomalyDetected]]:
     """Warnings about an update, by kind."""
     found: dict[str, list[AnomalyDetected]] = {}
     for event in detector.look(PolicyUpdated(round=round_, env_steps=0, **vars(stats))):
@@ -54,7 +56,11 @@ def bits(agent: PPOAgent) -> list[torch.Tensor]:
     """Everything that acting and learning depend on."""
     numbers = [p.detach().clone() for p in agent.parameters]
     for statistics in (agent.observations, agent.rewards):
-        numbers += [statistics.mean.clone(), statistics.var.clone(), torch.tensor(statistics.count)]
+        numbers += [
+            statistics.mean.clone(),
+            statistics.var.clone(),
+            torch.tensor(statistics.count),
+        ]
     return numbers
 
 
@@ -102,10 +108,14 @@ def saturate(agent: PPOAgent, head: str) -> None:
 
 @pytest.mark.trap(26)
 @pytest.mark.parametrize("head", HEADS)
-def test_the_entropy_warning_of_each_head_fires_at_entropies_that_training_reaches(head: str) -> None:
+def test_the_entropy_warning_of_each_head_fires_at_entropies_that_training_reaches(
+    head: str,
+) -> None:
     fresh = of_fresh()
     assert "entropy_collapsed" not in look(fresh)
-    assert fresh.head_choices[head] >= AnomalyConfig().min_choices  # it was checked, and passed
+    assert (
+        fresh.head_choices[head] >= AnomalyConfig().min_choices
+    )  # it was checked, and passed
     agent = make_agent(32, prior=0.0, learning_rate=1e-9)
     saturate(agent, head)
     found = look(learned(agent))["entropy_collapsed"]
@@ -234,8 +244,12 @@ def spoiled(agent: PPOAgent, name: str, value: float) -> UpdateStats:
 
 @pytest.mark.trap(2)
 @pytest.mark.parametrize("value", slow_except([np.inf], [np.nan, np.inf]))
-@pytest.mark.parametrize("name", ["reward", "raw", "value", "log_prob", "unscaled", "observation"])
-def test_a_number_that_is_not_finite_changes_nothing_and_is_reported(name: str, value: float) -> None:
+@pytest.mark.parametrize(
+    "name", ["reward", "raw", "value", "log_prob", "unscaled", "observation"]
+)
+def test_a_number_that_is_not_finite_changes_nothing_and_is_reported(
+    name: str, value: float
+) -> None:
     agent = make_agent(4)
     learned(agent)
     before = bits(agent)
@@ -258,7 +272,13 @@ def test_numbers_of_an_idle_env_do_not_matter() -> None:
     for step in range(6):
         observation, masks = toy.observe()
         action = agent.act(observation, masks)
-        agent.record(toy.reward(action), np.zeros(4), np.full(4, step == 5) | idle, np.zeros(4, dtype=bool), idle)
+        agent.record(
+            toy.reward(action),
+            np.zeros(4),
+            np.full(4, step == 5) | idle,
+            np.zeros(4, dtype=bool),
+            idle,
+        )
         junk = agent.buffer._steps[-1]["raw"].clone()
         junk[3] = np.nan
         agent.buffer._steps[-1]["raw"] = junk
@@ -337,11 +357,17 @@ def test_broken_weights_are_reported_in_every_round_and_end_no_run() -> None:
 
 
 def test_looking_changes_nothing_and_twice_is_the_same() -> None:
-    update = updated(ratio_max=1e9, explained_variance=-9.0, gradient_norm=1e-9, round=4)
+    update = updated(
+        ratio_max=1e9, explained_variance=-9.0, gradient_norm=1e-9, round=4
+    )
     copy = dataclasses.replace(update)
     assert DETECTOR.look(update) == DETECTOR.look(update)
     assert update == copy
-    assert {event.kind for event in DETECTOR.look(update)} == {"ratio_exploded", "value_wrong", "gradient_vanished"}
+    assert {event.kind for event in DETECTOR.look(update)} == {
+        "ratio_exploded",
+        "value_wrong",
+        "gradient_vanished",
+    }
 
 
 def test_figures_that_an_older_log_lacks_raise_no_warning() -> None:

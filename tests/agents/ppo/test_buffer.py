@@ -25,7 +25,9 @@ def naive(rewards, values, last_value, terminated, truncated, final_values):
                     after = final_values[k, e]
                 else:
                     after = values[k + 1, e] if k + 1 < steps else last_value[e]
-                advantages[t, e] += weight * (rewards[k, e] + GAMMA * after - values[k, e])
+                advantages[t, e] += weight * (
+                    rewards[k, e] + GAMMA * after - values[k, e]
+                )
                 if terminated[k, e] or truncated[k, e]:
                     break
                 weight *= GAMMA * LAM
@@ -41,17 +43,24 @@ def test_equals_the_reference(seed: int, steps: int, envs: int) -> None:
     last = draw.normal(size=envs)
     terminated = draw.random((steps, envs)) < 0.2
     truncated = (draw.random((steps, envs)) < 0.2) & ~terminated
-    tensors = [torch.from_numpy(x) for x in (rewards, values, last, terminated, truncated, final)]
+    tensors = [
+        torch.from_numpy(x)
+        for x in (rewards, values, last, terminated, truncated, final)
+    ]
     advantages, targets = gae(*tensors, gamma=GAMMA, lam=LAM)
     expected = naive(rewards, values, last, terminated, truncated, final)
     np.testing.assert_allclose(advantages.numpy(), expected, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(targets.numpy(), expected + values, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        targets.numpy(), expected + values, rtol=1e-9, atol=1e-12
+    )
 
 
 def one_step(terminated: bool, truncated: bool) -> float:
     flags = [torch.tensor([[flag]]) for flag in (terminated, truncated)]
     ones = torch.ones(1, 1)
-    advantages, _ = gae(ones, 2 * ones, 5 * ones[0], *flags, final_values=7 * ones, gamma=0.5, lam=1.0)
+    advantages, _ = gae(
+        ones, 2 * ones, 5 * ones[0], *flags, final_values=7 * ones, gamma=0.5, lam=1.0
+    )
     return float(advantages)
 
 
@@ -60,7 +69,11 @@ def one_step(terminated: bool, truncated: bool) -> float:
     ("terminated", "truncated", "expected"),
     [
         (True, False, 1 - 2),  # a terminal state has no value
-        (False, True, 1 + 0.5 * 7 - 2),  # a truncated one has the value of the state it stopped in
+        (
+            False,
+            True,
+            1 + 0.5 * 7 - 2,
+        ),  # a truncated one has the value of the state it stopped in
         (False, False, 1 + 0.5 * 5 - 2),  # a running one that of the next state
     ],
 )

@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from esper.agents.ppo.distribution import MASKED_LOGIT, MaskedCategorical, counter_uniforms
+from esper.agents.ppo.distribution import (
+    MASKED_LOGIT,
+    MaskedCategorical,
+    counter_uniforms,
+)
 
 
 def test_samples_follow_the_probabilities_and_are_always_legal() -> None:
@@ -24,7 +28,9 @@ def test_samples_follow_the_probabilities_and_are_always_legal() -> None:
 def test_an_unlikely_choice_has_no_floor() -> None:
     """Every head uses this distribution: a choice that was learned to be wrong is practically never taken."""
     logits = torch.tensor([0.0, -30.0, 1.0])
-    options = MaskedCategorical(logits.expand(20_000, 3), torch.ones(20_000, 3, dtype=torch.bool))
+    options = MaskedCategorical(
+        logits.expand(20_000, 3), torch.ones(20_000, 3, dtype=torch.bool)
+    )
     assert float(options.log_probs[0, 1].exp()) < 1e-12
     uniforms = torch.from_numpy(np.random.default_rng(0).random(20_000))
     assert int((options.sample(uniforms) == 1).sum()) == 0
@@ -36,7 +42,9 @@ def test_a_single_legal_choice_is_taken_whatever_the_draw(uniform: float) -> Non
         legal = torch.zeros(1, 3, dtype=torch.bool)
         legal[0, place] = True
         options = MaskedCategorical(torch.randn(1, 3), legal)
-        assert options.sample(torch.tensor([uniform], dtype=torch.float64)).item() == place
+        assert (
+            options.sample(torch.tensor([uniform], dtype=torch.float64)).item() == place
+        )
         assert options.normalized_entropy().item() == 0.0
 
 
@@ -61,7 +69,10 @@ def test_an_illegal_choice_breaks_no_gradient(dtype: torch.dtype) -> None:
     assert MASKED_LOGIT == -1e4
     logits = torch.randn(2, 3, dtype=dtype, requires_grad=True)
     options = MaskedCategorical(logits, torch.tensor([[True, False, True]] * 2))
-    (options.normalized_entropy().sum() + options.log_prob(torch.tensor([0, 2])).sum()).backward()
+    (
+        options.normalized_entropy().sum()
+        + options.log_prob(torch.tensor([0, 2])).sum()
+    ).backward()
     assert options.log_probs[:, 1].exp().tolist() == [0.0, 0.0]
     assert logits.grad is not None
     assert bool(logits.grad.isfinite().all())
@@ -71,7 +82,9 @@ def test_an_illegal_choice_breaks_no_gradient(dtype: torch.dtype) -> None:
 def test_uniforms_depend_on_their_counters_only() -> None:
     env, episode, step = (np.arange(4) for _ in range(3))
     draws = counter_uniforms(7, env, episode, step, 8)
-    np.testing.assert_array_equal(draws[2:3], counter_uniforms(7, env[2:3], episode[2:3], step[2:3], 8))
+    np.testing.assert_array_equal(
+        draws[2:3], counter_uniforms(7, env[2:3], episode[2:3], step[2:3], 8)
+    )
     assert not np.array_equal(draws, counter_uniforms(8, env, episode, step, 8))
 
 
@@ -80,6 +93,10 @@ def test_uniforms_are_uniform_and_uncorrelated() -> None:
     step = np.tile(np.arange(100), 100)
     draws = counter_uniforms(0, env, np.zeros_like(env), step, 8)
     assert len(np.unique(draws)) == draws.size
-    np.testing.assert_allclose(np.histogram(draws, bins=10, range=(0, 1))[0] / draws.size, 0.1, atol=0.005)
-    correlation = np.corrcoef(np.concatenate((draws, np.roll(draws, 1, axis=0)), axis=1).T)
+    np.testing.assert_allclose(
+        np.histogram(draws, bins=10, range=(0, 1))[0] / draws.size, 0.1, atol=0.005
+    )
+    correlation = np.corrcoef(
+        np.concatenate((draws, np.roll(draws, 1, axis=0)), axis=1).T
+    )
     assert np.abs(correlation - np.eye(16)).max() < 0.06

@@ -26,7 +26,9 @@ def test_an_episode_start_forgets_what_came_before() -> None:
     starts = torch.tensor([False, False, False, True, False, False])[:, None]
     other = torch.cat((torch.randn(3, 1, 4), x[3:]))
     zeros = lstm.initial_state(1, torch.device("cpu"))
-    torch.testing.assert_close(lstm(x, zeros, starts)[0][3:], lstm(other, zeros, starts)[0][3:])
+    torch.testing.assert_close(
+        lstm(x, zeros, starts)[0][3:], lstm(other, zeros, starts)[0][3:]
+    )
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 4, 7])

@@ -4,9 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from esper.agents.ppo.normalization import ObservationStatistics, RewardNormalizer, RunningMeanStd
+from esper.agents.ppo.normalization import (
+    ObservationStatistics,
+    RewardNormalizer,
+    RunningMeanStd,
+)
 from esper.config import PPOConfig
-from esper.spaces.observation import BASE, PER_CHOICE, PER_SLOT, FeatureKind, ObservationLayout, split
+from esper.spaces.observation import (
+    BASE,
+    PER_CHOICE,
+    PER_SLOT,
+    FeatureKind,
+    ObservationLayout,
+    split,
+)
 
 CPU = torch.device("cpu")
 
@@ -25,7 +36,9 @@ def test_cumulative_updates_equal_the_statistics_of_all_rows() -> None:
 def observations(slots: int, rows: int = 40) -> torch.Tensor:
     """Continuous entries far from 0; flags and blueprint indices as they would be."""
     draw = np.random.default_rng(slots)
-    layout = ObservationLayout(tuple(f"r{i}c0" for i in range(slots)), ("oak", "ivy"), horizon=6)
+    layout = ObservationLayout(
+        tuple(f"r{i}c0" for i in range(slots)), ("oak", "ivy"), horizon=6
+    )
     values = draw.normal(3, 2, size=(rows, layout.size))
     for place, entry in enumerate(layout.entries):
         if entry.kind is not FeatureKind.CONTINUOUS:
@@ -40,8 +53,12 @@ def test_all_slots_share_one_set_of_statistics() -> None:
     running.update(batch[25:])
     groups = [group.double().flatten(0, -2) for group in split(batch, 3)]
     assert [len(group) for group in groups] == [40, 40 * 3, 40 * 3 * 2]
-    torch.testing.assert_close(running.mean, torch.cat([group.mean(dim=0) for group in groups]))
-    torch.testing.assert_close(running.var, torch.cat([group.var(dim=0, unbiased=False) for group in groups]))
+    torch.testing.assert_close(
+        running.mean, torch.cat([group.mean(dim=0) for group in groups])
+    )
+    torch.testing.assert_close(
+        running.var, torch.cat([group.var(dim=0, unbiased=False) for group in groups])
+    )
     assert running.count == 40
 
 
@@ -52,13 +69,17 @@ def test_statistics_of_three_slots_apply_to_any_number(slots: int) -> None:
     running.load_state_dict(learned.state_dict())
     raw = observations(slots)
     seen = running.normalize(raw)
-    layout = ObservationLayout(tuple(f"r{i}c0" for i in range(slots)), ("oak", "ivy"), horizon=6)
+    layout = ObservationLayout(
+        tuple(f"r{i}c0" for i in range(slots)), ("oak", "ivy"), horizon=6
+    )
     names = [entry.name for entry in (*BASE, *PER_SLOT, *PER_CHOICE)]
     for place, entry in enumerate(layout.entries):
         own = names.index(entry.name.rpartition("/")[2])
         expected = raw[:, place]
         if entry.kind is FeatureKind.CONTINUOUS:
-            expected = ((expected - running.mean[own]) / (running.var[own] + 1e-8).sqrt()).float()
+            expected = (
+                (expected - running.mean[own]) / (running.var[own] + 1e-8).sqrt()
+            ).float()
         torch.testing.assert_close(seen[:, place], expected, atol=1e-5, rtol=1e-5)
 
 
@@ -77,7 +98,9 @@ def test_an_entry_that_never_varied_is_zero_whatever_its_value() -> None:
 
 
 def test_moving_average_includes_the_shift_of_the_mean() -> None:
-    running = RunningMeanStd(1, CPU, PPOConfig(observation_warm_updates=1, observation_decay=0.75))
+    running = RunningMeanStd(
+        1, CPU, PPOConfig(observation_warm_updates=1, observation_decay=0.75)
+    )
     running.merge(torch.tensor([[0.0], [2.0]]))  # mean 1, variance 1
     running.merge(torch.tensor([[5.0], [5.0]]))  # mean 5, variance 0
     # mean 0.75·1 + 0.25·5 = 2; variance 0.75·1 + 0.25·0 + 0.75·0.25·(5 − 1)² = 3.75
@@ -97,18 +120,28 @@ def test_statistics_change_only_in_update() -> None:
 @pytest.mark.finding("H4")
 def test_statistics_are_made_where_the_policy_lives_and_stay_there() -> None:
     """They are there from the start, after updates, and after loading a file from another device."""
-    meta, size = torch.device("meta"), len(BASE) + 2 * len(PER_SLOT) + 2 * len(PER_CHOICE)
-    observations, rewards = ObservationStatistics(2, meta, PPOConfig()), RewardNormalizer(meta, PPOConfig())
+    meta, size = (
+        torch.device("meta"),
+        len(BASE) + 2 * len(PER_SLOT) + 2 * len(PER_CHOICE),
+    )
+    observations, rewards = (
+        ObservationStatistics(2, meta, PPOConfig()),
+        RewardNormalizer(meta, PPOConfig()),
+    )
 
     def places() -> set[torch.device]:
-        known = [value for each in (observations, rewards) for value in (each.mean, each.var)]
+        known = [
+            value for each in (observations, rewards) for value in (each.mean, each.var)
+        ]
         return {value.device for value in (*known, observations.continuous)}
 
     assert places() == {meta}
     observations.update(torch.empty(5, size, device=meta))
     rewards.merge(torch.empty(5, 1, device=meta))
     assert places() == {meta}
-    observations.load_state_dict(ObservationStatistics(2, CPU, PPOConfig()).state_dict())
+    observations.load_state_dict(
+        ObservationStatistics(2, CPU, PPOConfig()).state_dict()
+    )
     rewards.load_state_dict(RewardNormalizer(CPU, PPOConfig()).state_dict())
     assert places() == {meta}
     assert observations.normalize(torch.empty(3, size, device=meta)).device == meta
@@ -118,11 +151,16 @@ def test_normalised_values_are_clipped() -> None:
     running = ObservationStatistics(1, CPU, PPOConfig())
     running.update(observations(slots=1))
     seen = running.normalize(1e9 * observations(slots=1).sign())
-    assert seen[:, : len(BASE)][:, running.continuous[: len(BASE)]].unique().tolist() == [-10.0, 10.0]
+    assert seen[:, : len(BASE)][
+        :, running.continuous[: len(BASE)]
+    ].unique().tolist() == [-10.0, 10.0]
 
 
 def test_state_round_trip() -> None:
-    running, copy = RunningMeanStd(3, CPU, PPOConfig()), RunningMeanStd(3, CPU, PPOConfig())
+    running, copy = (
+        RunningMeanStd(3, CPU, PPOConfig()),
+        RunningMeanStd(3, CPU, PPOConfig()),
+    )
     running.merge(torch.randn(10, 3, generator=torch.Generator().manual_seed(2)))
     copy.load_state_dict(running.state_dict())
     rows = torch.randn(5, 3, generator=torch.Generator().manual_seed(3))
@@ -132,7 +170,9 @@ def test_state_round_trip() -> None:
     assert torch.equal(running.var, copy.var)
 
 
-def test_rewards_are_divided_by_the_std_of_discounted_returns_that_end_with_episodes() -> None:
+def test_rewards_are_divided_by_the_std_of_discounted_returns_that_end_with_episodes() -> (
+    None
+):
     normalizer = RewardNormalizer(CPU, PPOConfig(gamma=0.5, reward_std_floor=0.01))
     rewards = torch.tensor([[1.0], [2.0], [4.0]])
     ends = torch.tensor([[False], [True], [False]])
@@ -146,5 +186,7 @@ def test_reward_scale_has_a_floor_and_idle_steps_do_not_count() -> None:
     rewards = torch.tensor([[1.0, 0.0], [0.5, 99.0]])
     valid = torch.tensor([[True, False], [True, False]])
     assert normalizer.scale == 1.0
-    normalizer.update(rewards, torch.zeros(2, 2, dtype=torch.bool), valid)  # real returns 1 and 1: no spread
+    normalizer.update(
+        rewards, torch.zeros(2, 2, dtype=torch.bool), valid
+    )  # real returns 1 and 1: no spread
     assert normalizer.scale == 0.1

@@ -11,14 +11,22 @@ from esper.rollout.rollout import play_round
 HELD_OUT = 999
 
 
-def train(env_steps: int, seed: int, config: TrainingConfig | None = None) -> tuple[PlantedVectorEnv, PPOAgent]:
+def train(
+    env_steps: int, seed: int, config: TrainingConfig | None = None
+) -> tuple[PlantedVectorEnv, PPOAgent]:
     """An agent trained for this number of env steps, in rounds of one episode in each env."""
     env = PlantedVectorEnv(config)
-    agent = PPOAgent(env.action_spec, env.layout, env.num_envs, PPOConfig(), run_seed=seed)
+    agent = PPOAgent(
+        env.action_spec, env.layout, env.num_envs, PPOConfig(), run_seed=seed
+    )
     rounds = env_steps // (env.num_envs * env.horizon)
     for number in range(rounds):
         agent.progress = number / rounds
-        agent.update(play_round(env, agent, seed=None if number else seed, learner=agent).observation)
+        agent.update(
+            play_round(
+                env, agent, seed=None if number else seed, learner=agent
+            ).observation
+        )
     return env, agent
 
 
@@ -26,15 +34,28 @@ def reached(env: PlantedVectorEnv, agent: PPOAgent) -> float:
     """Mean return of the likeliest actions with the experience of training, on a run seed that was not trained on."""
     env.gatherer.give(env.gatherer.experiences[0].state_dict())
     env.configure(learns=False)
-    return float(play_round(env, agent.clone_policy(env.num_envs, HELD_OUT, greedy=True), HELD_OUT).returns.mean())
+    return float(
+        play_round(
+            env, agent.clone_policy(env.num_envs, HELD_OUT, greedy=True), HELD_OUT
+        ).returns.mean()
+    )
 
 
 @pytest.mark.slow
 def test_ppo_leaves_chance_and_waiting_behind() -> None:
     """A lesson with short episodes, no pruning, and gates that open by themselves; its best return is 1.80."""
-    lesson = {"n_envs": 64, "episode_length": 25, "min_prune_age": 25, "auto_advance": ["G1", "G2", "G3"]}
-    env, agent = train(env_steps=22_400, seed=0, config=TrainingConfig.parse({"env": lesson}))
-    assert reached(env, agent) > 0.6  # chance gets -0.01, waiting 0 and the heuristic 0.08; seeds 0 to 3 get 0.8 to 1.3
+    lesson = {
+        "n_envs": 64,
+        "episode_length": 25,
+        "min_prune_age": 25,
+        "auto_advance": ["G1", "G2", "G3"],
+    }
+    env, agent = train(
+        env_steps=22_400, seed=0, config=TrainingConfig.parse({"env": lesson})
+    )
+    assert (
+        reached(env, agent) > 0.6
+    )  # chance gets -0.01, waiting 0 and the heuristic 0.08; seeds 0 to 3 get 0.8 to 1.3
 
 
 @pytest.mark.slow

@@ -17,7 +17,10 @@ LAYOUT = ObservationLayout(SPEC.slots, SPEC.blueprints, horizon=6)
 
 def masks(envs: int) -> dict[str, np.ndarray]:
     """Masks that allow every action."""
-    legal = {head: np.ones((envs, n), dtype=np.bool_) for head, n in zip(HEADS, SPEC.sizes, strict=True)}
+    legal = {
+        head: np.ones((envs, n), dtype=np.bool_)
+        for head, n in zip(HEADS, SPEC.sizes, strict=True)
+    }
     return {
         **legal,
         "op_slot": np.ones((envs, len(Op), 2), dtype=np.bool_),
@@ -46,14 +49,28 @@ def shares(network: PolicyNetwork, head: str, op: Op | None = None) -> np.ndarra
 def test_an_untrained_policy_carries_seeds_through() -> None:
     network = PolicyNetwork(SPEC, PPOConfig(width=32, prior=1.0, prior_pays=0.0))
     ops = shares(network, "op")
-    assert ops[Op.FOSSILIZE] > ops[Op.ADVANCE] > ops[Op.WAIT] > ops[Op.SET_ALPHA_TARGET] > ops[Op.PRUNE] > 0
+    assert (
+        ops[Op.FOSSILIZE]
+        > ops[Op.ADVANCE]
+        > ops[Op.WAIT]
+        > ops[Op.SET_ALPHA_TARGET]
+        > ops[Op.PRUNE]
+        > 0
+    )
     targets = shares(network, "alpha_target", Op.GERMINATE)
     assert ALPHA_TARGETS[int(targets.argmax())] == 1.0
-    np.testing.assert_allclose(shares(network, "blueprint", Op.GERMINATE), 1 / 3, atol=0.08)
+    np.testing.assert_allclose(
+        shares(network, "blueprint", Op.GERMINATE), 1 / 3, atol=0.08
+    )
 
 
 def test_the_preferences_of_an_untrained_policy_are_those_of_the_config() -> None:
-    preferences = {"prior_advance": 0.0, "prior_fossilize": 0.0, "prior_prune": 4.0, "prior_full_alpha": -4.0}
+    preferences = {
+        "prior_advance": 0.0,
+        "prior_fossilize": 0.0,
+        "prior_prune": 4.0,
+        "prior_full_alpha": -4.0,
+    }
     network = PolicyNetwork(SPEC, PPOConfig(width=32, prior_pays=0.0, **preferences))
     assert shares(network, "op")[Op.PRUNE] > 0.8
     assert shares(network, "alpha_target", Op.GERMINATE)[ALPHA_TARGETS.index(1.0)] < 0.2
@@ -62,7 +79,9 @@ def test_the_preferences_of_an_untrained_policy_are_those_of_the_config() -> Non
 def test_without_a_prior_every_choice_is_as_likely_as_any_other() -> None:
     network = PolicyNetwork(SPEC, PPOConfig(width=32, prior=0.0))
     np.testing.assert_allclose(shares(network, "op"), 1 / len(Op), atol=0.03)
-    np.testing.assert_allclose(shares(network, "alpha_target", Op.GERMINATE), 1 / 3, atol=0.08)
+    np.testing.assert_allclose(
+        shares(network, "alpha_target", Op.GERMINATE), 1 / 3, atol=0.08
+    )
 
 
 @pytest.mark.trap(19)
@@ -96,7 +115,9 @@ def test_entropies_can_reach_both_ends() -> None:
             network.op_head[-1].bias[Op.WAIT] = bias
         policy = Policy(SPEC, LAYOUT, 4, PPOConfig(width=32))
         policy.network = network
-        _, _, decision = policy.step(torch.zeros(4, LAYOUT.size), policy.legal(masks(4)))
+        _, _, decision = policy.step(
+            torch.zeros(4, LAYOUT.size), policy.legal(masks(4))
+        )
         torch.testing.assert_close(decision.entropies[:, 0], torch.full((4,), expected))
 
 
@@ -115,17 +136,30 @@ def test_probabilities_of_ops_depend_on_the_best_seed_that_may_be_planted() -> N
         legal = masks(1)
         for slot, blueprint in forbidden:
             legal["slot_blueprint"][0, slot, blueprint] = False
-        wait = torch.zeros(1, len(HEADS), dtype=torch.int64)  # so that no other head counts
-        return float(policy.step(torch.from_numpy(observation), policy.legal(legal), wait)[2].log_prob)
+        wait = torch.zeros(
+            1, len(HEADS), dtype=torch.int64
+        )  # so that no other head counts
+        return float(
+            policy.step(torch.from_numpy(observation), policy.legal(legal), wait)[
+                2
+            ].log_prob
+        )
 
     best, worse = (1, 1), (1, 0)
-    assert op_log_prob(0.0) == op_log_prob(0.0, worse) == op_log_prob(1.0) != op_log_prob(0.0, best)
+    assert (
+        op_log_prob(0.0)
+        == op_log_prob(0.0, worse)
+        == op_log_prob(1.0)
+        != op_log_prob(0.0, best)
+    )
     everything = [(slot, blueprint) for slot in range(2) for blueprint in range(3)]
     assert op_log_prob(1.0, *everything) != op_log_prob(1.0, best)
 
 
 def test_an_untrained_policy_plants_what_pays() -> None:
-    network = PolicyNetwork(SPEC, PPOConfig(width=32, prior=1.0, prior_pays=3.0, prior_profit=0.0))
+    network = PolicyNetwork(
+        SPEC, PPOConfig(width=32, prior=1.0, prior_pays=3.0, prior_profit=0.0)
+    )
     planted = []
     for pays in (0.0, 1.0):
         policy = Policy(SPEC, LAYOUT, 4000, PPOConfig(width=32), run_seed=1)
@@ -161,10 +195,15 @@ def test_an_untrained_policy_prefers_the_more_profitable_blueprint() -> None:
 def test_a_greedy_policy_repeats_itself_and_a_sampling_one_draws_by_counter() -> None:
     observation = np.zeros((4, LAYOUT.size), dtype=np.float32)
     for greedy in (True, False):
-        first, second = (Policy(SPEC, LAYOUT, 4, PPOConfig(width=32), run_seed=3, greedy=greedy) for _ in range(2))
+        first, second = (
+            Policy(SPEC, LAYOUT, 4, PPOConfig(width=32), run_seed=3, greedy=greedy)
+            for _ in range(2)
+        )
         for policy in (first, second):
             policy.begin()
-        np.testing.assert_array_equal(first.act(observation, masks(4)), second.act(observation, masks(4)))
+        np.testing.assert_array_equal(
+            first.act(observation, masks(4)), second.act(observation, masks(4))
+        )
     assert len(np.unique(first.act(observation, masks(4)), axis=0)) > 1
 
 
@@ -194,7 +233,9 @@ def test_raw_observations_are_kept_in_the_rollout_and_go_with_it() -> None:
         for step in range(5):
             agent.act(observations(np.full((4, LAYOUT.size), float(step))), masks(4))
             nothing = np.zeros(4, dtype=np.bool_)
-            agent.record(np.ones(4), np.zeros(4), np.full(4, step == 4), nothing, nothing)
+            agent.record(
+                np.ones(4), np.zeros(4), np.full(4, step == 4), nothing, nothing
+            )
         sizes.append(len(agent.buffer))
         agent.update(np.zeros((4, LAYOUT.size), dtype=np.float32))
         assert len(agent.buffer) == 0
@@ -204,7 +245,8 @@ def test_raw_observations_are_kept_in_the_rollout_and_go_with_it() -> None:
 
 @pytest.mark.finding("L8")
 @pytest.mark.parametrize(
-    ("name", "value"), [("observation_clip", 2.0), ("observation_decay", 0.5), ("reward_clip", 0.01)]
+    ("name", "value"),
+    [("observation_clip", 2.0), ("observation_decay", 0.5), ("reward_clip", 0.01)],
 )
 def test_windows_and_limits_are_configuration(name: str, value: float) -> None:
     """Each of them changes the learned weights."""
@@ -217,9 +259,17 @@ def test_windows_and_limits_are_configuration(name: str, value: float) -> None:
             for step in range(4):
                 agent.act(observations(draw.normal(0, 3, (4, LAYOUT.size))), masks(4))
                 nothing = np.zeros(4, dtype=np.bool_)
-                agent.record(draw.normal(size=4), np.zeros(4), np.full(4, step == 3), nothing, nothing)
+                agent.record(
+                    draw.normal(size=4),
+                    np.zeros(4),
+                    np.full(4, step == 3),
+                    nothing,
+                    nothing,
+                )
             agent.update(np.zeros((4, LAYOUT.size), dtype=np.float32))
         return torch.cat([p.detach().flatten() for p in agent.parameters])
 
     usual = PPOConfig(width=32, observation_warm_updates=1)
-    assert not torch.equal(learned(usual), learned(usual.model_copy(update={name: value})))
+    assert not torch.equal(
+        learned(usual), learned(usual.model_copy(update={name: value}))
+    )

@@ -19,7 +19,9 @@ FOUR = ("moss", "fern", "oak", "ivy")
 SETTINGS = PPOConfig(width=32)
 
 
-def planted(slots: int, blueprints: Sequence[str] = FOUR, n_envs: int = 8) -> PlantedVectorEnv:
+def planted(
+    slots: int, blueprints: Sequence[str] = FOUR, n_envs: int = 8
+) -> PlantedVectorEnv:
     """Hosts of ten epochs whose slots are all alike."""
     config = TrainingConfig.parse({"env": {"n_envs": n_envs, "episode_length": 10}})
     law = Law(
@@ -41,12 +43,18 @@ def trained() -> PPOAgent:
     env = planted(4)
     agent = make_agent(env)
     for number in range(3):
-        agent.update(play_round(env, agent, seed=None if number else 1, learner=agent).observation)
+        agent.update(
+            play_round(
+                env, agent, seed=None if number else 1, learner=agent
+            ).observation
+        )
     return agent
 
 
 def moved(trained: PPOAgent, env: PlantedVectorEnv, greedy: bool = False) -> Policy:
-    policy = Policy(env.action_spec, env.layout, env.num_envs, SETTINGS, run_seed=5, greedy=greedy)
+    policy = Policy(
+        env.action_spec, env.layout, env.num_envs, SETTINGS, run_seed=5, greedy=greedy
+    )
     policy.load_policy_state(trained.policy_state())
     return policy
 
@@ -75,7 +83,9 @@ def test_a_policy_plays_hosts_with_other_slots_and_blueprints(
     assert first.illegal_actions.sum() == 0
 
 
-def test_every_slot_and_every_blueprint_of_another_host_is_in_reach(trained: PPOAgent) -> None:
+def test_every_slot_and_every_blueprint_of_another_host_is_in_reach(
+    trained: PPOAgent,
+) -> None:
     env = planted(6, (*FOUR, "reed"), n_envs=512)
     policy = moved(trained, env)
     observation, info = env.reset(seed=3)
@@ -86,16 +96,23 @@ def test_every_slot_and_every_blueprint_of_another_host_is_in_reach(trained: PPO
     assert set(planting[:, 2].tolist()) == set(range(5))
 
 
-def test_on_the_host_it_learned_from_it_acts_with_the_same_bits(trained: PPOAgent) -> None:
+def test_on_the_host_it_learned_from_it_acts_with_the_same_bits(
+    trained: PPOAgent,
+) -> None:
     """This holds for the policy by itself, and in an agent that loaded it."""
     env = planted(4)
     observation, info = env.reset(seed=2)
     other = make_agent(env, run_seed=7)
     other.load_from(trained)
     decisions = []
-    for policy in (trained.clone_policy(8, 7, greedy=True), other.clone_policy(8, 7, greedy=True)):
+    for policy in (
+        trained.clone_policy(8, 7, greedy=True),
+        other.clone_policy(8, 7, greedy=True),
+    ):
         policy.begin()
-        seen, context, decision = policy.step(torch.from_numpy(observation), policy.legal(info["action_mask"]))
+        seen, context, decision = policy.step(
+            torch.from_numpy(observation), policy.legal(info["action_mask"])
+        )
         decisions.append((seen, context, decision.action, decision.log_prob))
     assert all(torch.equal(a, b) for a, b in zip(*decisions, strict=True))
 
@@ -114,7 +131,9 @@ def test_an_agent_continues_to_learn_on_another_host(trained: PPOAgent) -> None:
     assert not torch.equal(before, agent.network.profit_weight)
 
 
-def test_a_blueprint_is_known_by_what_describes_it_and_not_by_its_name(trained: PPOAgent) -> None:
+def test_a_blueprint_is_known_by_what_describes_it_and_not_by_its_name(
+    trained: PPOAgent,
+) -> None:
     """Renamed blueprints are planted as before."""
     env, renamed = planted(4), planted(4, ("a", "b", "c", "d"))
     observation, info = env.reset(seed=3)

@@ -28,7 +28,9 @@ HEALTHY = PPOConfig().healthy_gradients
 
 def loss_at(ratio: float, advantage: float, free: bool = True) -> float:
     one = torch.ones(1, 1)
-    now = PolicyOutput(value=one, log_prob=math.log(ratio) * one, entropies=torch.zeros(1, 1, 8))
+    now = PolicyOutput(
+        value=one, log_prob=math.log(ratio) * one, entropies=torch.zeros(1, 1, 8)
+    )
     part = {
         "log_prob": 0 * one,
         "value": one,
@@ -59,8 +61,12 @@ def test_steps_without_a_choice_carry_no_actor_loss() -> None:
 
 
 @pytest.mark.finding("M3")
-@pytest.mark.parametrize(("envs", "minibatches", "parts"), [(8, 4, 4), (5, 2, 2), (3, 4, 3), (1, 4, 1)])
-def test_an_update_passes_over_whole_sequences_several_times(envs: int, minibatches: int, parts: int) -> None:
+@pytest.mark.parametrize(
+    ("envs", "minibatches", "parts"), [(8, 4, 4), (5, 2, 2), (3, 4, 3), (1, 4, 1)]
+)
+def test_an_update_passes_over_whole_sequences_several_times(
+    envs: int, minibatches: int, parts: int
+) -> None:
     """Each pass has every env in exactly one of its minibatches, with all steps of its sequence, in a new order."""
     steps, seen = 6, list[list[int]]()
     value = torch.nn.Parameter(torch.zeros(()))
@@ -70,13 +76,24 @@ def test_an_update_passes_over_whole_sequences_several_times(envs: int, minibatc
         now = value.expand(steps, len(chosen))
         return PolicyOutput(now, 0 * now, torch.zeros(steps, len(chosen), 8))
 
-    numbers = {name: torch.rand(steps, envs) for name in ("value", "advantage", "target")}
-    flags = {name: torch.ones(steps, envs, dtype=torch.bool) for name in ("valid", "free")}
+    numbers = {
+        name: torch.rand(steps, envs) for name in ("value", "advantage", "target")
+    }
+    flags = {
+        name: torch.ones(steps, envs, dtype=torch.bool) for name in ("valid", "free")
+    }
     rollout = {**numbers, **flags, "log_prob": torch.zeros(steps, envs)}
     config = PPOConfig(update_epochs=3, n_minibatches=minibatches)
     optimizer = torch.optim.SGD([value], lr=0.1)
     stats = update_policy(
-        [value], optimizer, evaluate, rollout, config, 0.0, torch.Generator().manual_seed(0), ppo_loss
+        [value],
+        optimizer,
+        evaluate,
+        rollout,
+        config,
+        0.0,
+        torch.Generator().manual_seed(0),
+        ppo_loss,
     )
     assert stats.minibatches == len(seen) == 3 * parts
     passes = [seen[first : first + parts] for first in range(0, 3 * parts, parts)]
@@ -88,7 +105,16 @@ def test_an_update_passes_over_whole_sequences_several_times(envs: int, minibatc
 
 @pytest.mark.finding("L7")
 @pytest.mark.parametrize(
-    ("norm", "health"), [(1.0, 1.0), (0.01, 1.0), (100.0, 1.0), (1e3, 0.5), (1e-3, 0.5), (1e4, 0.0), (1e-9, 0.0)]
+    ("norm", "health"),
+    [
+        (1.0, 1.0),
+        (0.01, 1.0),
+        (100.0, 1.0),
+        (1e3, 0.5),
+        (1e-3, 0.5),
+        (1e4, 0.0),
+        (1e-9, 0.0),
+    ],
 )
 def test_gradient_health_is_continuous(norm: float, health: float) -> None:
     assert gradient_health(norm, HEALTHY) == pytest.approx(health)
@@ -108,20 +134,36 @@ def test_gradient_health_has_no_jump_at_any_norm() -> None:
 
 def test_gradient_health_of_a_broken_gradient_is_zero() -> None:
     assert (
-        gradient_health(math.nan, HEALTHY) == gradient_health(math.inf, HEALTHY) == gradient_health(0.0, HEALTHY) == 0.0
+        gradient_health(math.nan, HEALTHY)
+        == gradient_health(math.inf, HEALTHY)
+        == gradient_health(0.0, HEALTHY)
+        == 0.0
     )
 
 
 @pytest.mark.parametrize(
-    ("minibatches", "stopped", "mean"), [(0, True, 6.0), (2, True, 2.0), (3, False, 2.0), (0, False, math.nan)]
+    ("minibatches", "stopped", "mean"),
+    [(0, True, 6.0), (2, True, 2.0), (3, False, 2.0), (0, False, math.nan)],
 )
-def test_the_means_of_an_update_are_over_what_was_measured(minibatches: int, stopped: bool, mean: float) -> None:
+def test_the_means_of_an_update_are_over_what_was_measured(
+    minibatches: int, stopped: bool, mean: float
+) -> None:
     """This holds if the first minibatch stops the update, and if all were skipped."""
-    rollout = {"valid": torch.ones(2, 2, dtype=torch.bool), "target": torch.rand(2, 2), "value": torch.rand(2, 2)}
+    rollout = {
+        "valid": torch.ones(2, 2, dtype=torch.bool),
+        "target": torch.rand(2, 2),
+        "value": torch.rand(2, 2),
+    }
     stats = reduce(
-        UpdateStats(policy_loss=6.0, entropy=6.0, minibatches=minibatches, stopped_early=stopped), rollout, HEALTHY
+        UpdateStats(
+            policy_loss=6.0, entropy=6.0, minibatches=minibatches, stopped_early=stopped
+        ),
+        rollout,
+        HEALTHY,
     )
-    assert [stats.policy_loss, stats.entropy] == pytest.approx([mean, mean], nan_ok=True)
+    assert [stats.policy_loss, stats.entropy] == pytest.approx(
+        [mean, mean], nan_ok=True
+    )
 
 
 def test_imitation_raises_the_probability_of_what_was_shown() -> None:
@@ -141,24 +183,38 @@ def test_imitation_raises_the_probability_of_what_was_shown() -> None:
     assert log_prob.grad is not None
     assert log_prob.grad.tolist() == [[-1.0, 0.0, 0.0]]
     assert set(MEASURED) == set(measured)
-    assert measured["approx_kl"] == 0.0  # a teacher's policy is not its own, so an update never stops early
+    assert (
+        measured["approx_kl"] == 0.0
+    )  # a teacher's policy is not its own, so an update never stops early
 
 
 def test_a_policy_that_was_shown_plans_plays_like_plans() -> None:
-    env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 64, "episode_length": 10}}))
-    agent = PPOAgent(env.action_spec, env.layout, 64, PPOConfig(width=32, learning_rate=3e-3, anneal=False))
+    env = PlantedVectorEnv(
+        TrainingConfig.parse({"env": {"n_envs": 64, "episode_length": 10}})
+    )
+    agent = PPOAgent(
+        env.action_spec,
+        env.layout,
+        64,
+        PPOConfig(width=32, learning_rate=3e-3, anneal=False),
+    )
 
     def likeness() -> float:
         """Fraction of the teacher's actions, where there is a choice, that its policy would take in an episode."""
         observation, info = env.reset()
-        policy, teacher = agent.clone_policy(64, 9, greedy=True), PlansController(env.action_spec, env.layout, 64)
+        policy, teacher = (
+            agent.clone_policy(64, 9, greedy=True),
+            PlansController(env.action_spec, env.layout, 64),
+        )
         policy.begin()
         teacher.begin()
         same = []
         for _ in range(10):
             actions = teacher.act(observation, info["action_mask"])
             free = info["action_mask"]["op"].sum(axis=1) > 1
-            differs = (policy.act(observation, info["action_mask"]) != actions) & RELEVANCE.numpy()[actions[:, 0]]
+            differs = (
+                policy.act(observation, info["action_mask"]) != actions
+            ) & RELEVANCE.numpy()[actions[:, 0]]
             same += (~differs.any(axis=1))[free].tolist()
             observation, *_, info = env.step(actions)
         return float(np.mean(same))

@@ -26,25 +26,40 @@ class Toy:
         self.alpha = [LAYOUT.index[f"{slot}/alpha"] for slot in SPEC.slots]
 
     def observe(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        observation = self.draw.normal(size=(self.envs, LAYOUT.size)).astype(np.float32) * 0.1
+        observation = (
+            self.draw.normal(size=(self.envs, LAYOUT.size)).astype(np.float32) * 0.1
+        )
         for slot in SPEC.slots:
-            observation[:, LAYOUT.index[f"{slot}/blueprint"]] = self.draw.integers(0, 5, size=self.envs)
+            observation[:, LAYOUT.index[f"{slot}/blueprint"]] = self.draw.integers(
+                0, 5, size=self.envs
+            )
             for place, name in enumerate(SPEC.blueprints):
                 observation[:, LAYOUT.index[f"{slot}/{name}/pays"]] = 1.0
                 for i, kind in enumerate(KINDS):
-                    observation[:, LAYOUT.index[f"{slot}/{name}/{kind}"]] = float(i == place)
+                    observation[:, LAYOUT.index[f"{slot}/{name}/{kind}"]] = float(
+                        i == place
+                    )
         self.target = self.draw.integers(0, 3, size=self.envs)
         observation[:, self.alpha] = np.eye(3)[self.target]
         op_slot = np.ones((self.envs, len(Op), 3), dtype=np.bool_)
         op_slot[self.draw.random(self.envs) < 0.2, 1:] = False
-        masks = {head: np.ones((self.envs, n), dtype=np.bool_) for head, n in zip(HEADS, SPEC.sizes, strict=True)}
+        masks = {
+            head: np.ones((self.envs, n), dtype=np.bool_)
+            for head, n in zip(HEADS, SPEC.sizes, strict=True)
+        }
         masks |= {"op": op_slot.any(axis=2), "op_slot": op_slot}
         masks["slot_blueprint"] = self.draw.random((self.envs, 3, 4)) < 0.8
-        masks["slot_blueprint"][:, :, :3] |= np.eye(3, dtype=np.bool_)  # what pays is always affordable
+        masks["slot_blueprint"][:, :, :3] |= np.eye(
+            3, dtype=np.bool_
+        )  # what pays is always affordable
         return observation, masks
 
     def reward(self, action: np.ndarray) -> np.ndarray:
-        paid = (action[:, 0] == Op.GERMINATE) & (action[:, 1] == self.target) & (action[:, 2] == self.target)
+        paid = (
+            (action[:, 0] == Op.GERMINATE)
+            & (action[:, 1] == self.target)
+            & (action[:, 2] == self.target)
+        )
         return paid.astype(np.float64)
 
 
@@ -75,7 +90,10 @@ def make_agent(envs: int = 4, **settings: float) -> PPOAgent:
 @cache
 def learned_well() -> tuple[list[float], list[UpdateStats]]:
     """Mean rewards of 37 rollouts of an agent that learns well, and the updates between them."""
-    agent, toy = make_agent(32, learning_rate=3e-3, anneal=False, entropy_start=0.01), Toy(32)
+    agent, toy = (
+        make_agent(32, learning_rate=3e-3, anneal=False, entropy_start=0.01),
+        Toy(32),
+    )
     reward, last = play(agent, toy, steps=12)
     rewards, updates = [reward], []
     for _ in range(36):

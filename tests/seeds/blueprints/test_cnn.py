@@ -11,7 +11,15 @@ from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.blueprints.cnn import group_norm
 
-NAMES = ("norm", "attention", "conv_small", "bottleneck", "depthwise", "conv_light", "conv_heavy")
+NAMES = (
+    "norm",
+    "attention",
+    "conv_small",
+    "bottleneck",
+    "depthwise",
+    "conv_light",
+    "conv_heavy",
+)
 
 
 WIDTHS = (1, 3, 4, 6, 8, 16, 17, 24, 32, 48, 64, 96)
@@ -27,7 +35,10 @@ FORMULAS: dict[str, Callable[[int], int]] = {
     "attention": lambda c: (c * hidden(c) + hidden(c)) + (hidden(c) * c + c) + c,
     "conv_small": lambda c: c * c + 2 * c + c,
     "bottleneck": lambda c: (
-        (c * hidden(c) + 2 * hidden(c)) + (9 * hidden(c) ** 2 + 2 * hidden(c)) + (hidden(c) * c + 2 * c) + c
+        (c * hidden(c) + 2 * hidden(c))
+        + (9 * hidden(c) ** 2 + 2 * hidden(c))
+        + (hidden(c) * c + 2 * c)
+        + c
     ),
     "depthwise": lambda c: 9 * c + c * c + 2 * c + c,
     "conv_light": lambda c: 9 * c * c + 2 * c + c,
@@ -46,34 +57,65 @@ def test_the_blueprints_are_registered_in_this_order() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_blueprint_has_exactly_the_parameters_it_states(name: str, width: int) -> None:
+def test_every_blueprint_has_exactly_the_parameters_it_states(
+    name: str, width: int
+) -> None:
     blueprint = BLUEPRINTS.get("cnn", name)
-    assert count(blueprint.build(width)) == blueprint.parameters(width) == FORMULAS[name](width)
+    assert (
+        count(blueprint.build(width))
+        == blueprint.parameters(width)
+        == FORMULAS[name](width)
+    )
     assert blueprint.description
 
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("conv_small", 304), ("bottleneck", 336), ("depthwise", 448), ("conv_light", 2352), ("conv_heavy", 4688)],
+    [
+        ("conv_small", 304),
+        ("bottleneck", 336),
+        ("depthwise", 448),
+        ("conv_light", 2352),
+        ("conv_heavy", 4688),
+    ],
 )
 def test_sizes_at_sixteen_channels(name: str, parameters: int) -> None:
     assert count(BLUEPRINTS.get("cnn", name).build(16)) == parameters
 
 
 @pytest.mark.parametrize(
-    ("channels", "groups"), [(1, 1), (3, 1), (16, 1), (31, 1), (32, 2), (48, 2), (64, 4), (512, 32), (1024, 32)]
+    ("channels", "groups"),
+    [
+        (1, 1),
+        (3, 1),
+        (16, 1),
+        (31, 1),
+        (32, 2),
+        (48, 2),
+        (64, 4),
+        (512, 32),
+        (1024, 32),
+    ],
 )
-def test_group_norm_takes_the_most_groups_that_leave_sixteen_channels(channels: int, groups: int) -> None:
+def test_group_norm_takes_the_most_groups_that_leave_sixteen_channels(
+    channels: int, groups: int
+) -> None:
     assert group_norm(channels).num_groups == groups
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("width", [3, 6, 17, 32])
-def test_a_seed_keeps_the_shape_and_is_born_small(name: str, style: str, width: int) -> None:
+def test_a_seed_keeps_the_shape_and_is_born_small(
+    name: str, style: str, width: int
+) -> None:
     torch.manual_seed(0)
-    seed = Seed(BLUEPRINTS.get("cnn", name).build(width), STYLES[style].operator, width, "cnn")
+    seed = Seed(
+        BLUEPRINTS.get("cnn", name).build(width), STYLES[style].operator, width, "cnn"
+    )
     h = torch.relu(torch.randn(16, width, 4, 4))
     delta = seed(h).detach()
     assert delta.shape == h.shape
-    assert 0 < float(delta.square().mean().sqrt()) < 0.5 * float(h.square().mean().sqrt())
+    assert (
+        0 < float(delta.square().mean().sqrt()) < 0.5 * float(h.square().mean().sqrt())
+    )

@@ -36,14 +36,20 @@ def host(layers: int = 4, slots: int = 2) -> TransformerHost:
     return TransformerHost(11, 8, layers=layers, heads=2, block=6, slots=slots)
 
 
-def with_seed(network: TransformerHost, slot: str, name: str, alpha: float = 1.0) -> torch.Tensor:
+def with_seed(
+    network: TransformerHost, slot: str, name: str, alpha: float = 1.0
+) -> torch.Tensor:
     place = next(place for place in network.sites if place.name == slot)
     blueprint = BLUEPRINTS.get("transformer", name)
     seed = seed_of(blueprint, STYLES["GATED_GATE"].operator, place)
-    assert sum(p.numel() for p in seed.parameters()) == blueprint.size(place), "it has no gate"
+    assert sum(p.numel() for p in seed.parameters()) == blueprint.size(place), (
+        "it has no gate"
+    )
 
     def hook(site: int, at: Any) -> torch.Tensor:
-        return at.h + alpha * seed(at.source) if network.sites[site].name == slot else at.h  # type: ignore[no-any-return]
+        return (
+            at.h + alpha * seed(at.source) if network.sites[site].name == slot else at.h
+        )  # type: ignore[no-any-return]
 
     with torch.no_grad():
         return network.forward_with_hook(TOKENS, hook)
@@ -79,7 +85,9 @@ def test_an_empty_block_changes_no_bit(alpha: float) -> None:
 
 
 def test_each_place_is_offered_what_fits() -> None:
-    offered = {place.name: BLUEPRINTS.names("transformer", [place]) for place in host().sites}
+    offered = {
+        place.name: BLUEPRINTS.names("transformer", [place]) for place in host().sites
+    }
     assert {"repeat", "empty"} < set(offered["r0c0"])
     assert "stack" not in offered["r0c0"]
     assert {"repeat", "empty", "stack"} < set(offered["r0c1"])
@@ -90,7 +98,12 @@ def test_each_place_is_offered_what_fits() -> None:
 def training(optimizer: str, at_once: bool = True) -> HostTraining:
     task = load_task("chars")
     rates = {"sgd": 0.1, "adamw": 0.003}
-    tables = {"samples_per_epoch": 64, "batch_size": 32, "optimizer": optimizer, "learning_rate": rates[optimizer]}
+    tables = {
+        "samples_per_epoch": 64,
+        "batch_size": 32,
+        "optimizer": optimizer,
+        "learning_rate": rates[optimizer],
+    }
     config = resolve(tiny_config(env={"at_once": at_once}, task=tables), task)
     made = HostTraining(0, task, config, make_metrics(1, torch.device("cpu"))[0])
     made.reset(0, 0)
@@ -98,7 +111,9 @@ def training(optimizer: str, at_once: bool = True) -> HostTraining:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_a_copy_begins_with_the_weights_and_the_optimizer_state_of_its_originals(optimizer: str) -> None:
+def test_a_copy_begins_with_the_weights_and_the_optimizer_state_of_its_originals(
+    optimizer: str,
+) -> None:
     made = training(optimizer)
     train_epoch(made)
     site = made.sites[-1]
@@ -108,12 +123,18 @@ def test_a_copy_begins_with_the_weights_and_the_optimizer_state_of_its_originals
     assert len(group.parameters) == len(originals) > 0
     for mine, other in zip(group.parameters, originals, strict=True):
         assert torch.equal(mine, other)
-        own, theirs = group.optimizer.state[mine], made.host_group.optimizer.state[other]
+        own, theirs = (
+            group.optimizer.state[mine],
+            made.host_group.optimizer.state[other],
+        )
         assert own.keys() == theirs.keys()
         for name, value in theirs.items():
             assert torch.equal(own[name], value), name
             assert own[name] is not value
-    assert any(bool(value.any()) for value in group.optimizer.state[group.parameters[0]].values())
+    assert any(
+        bool(value.any())
+        for value in group.optimizer.state[group.parameters[0]].values()
+    )
     decays = {g["weight_decay"] for g in group.optimizer.param_groups}
     assert decays == {g["weight_decay"] for g in made.host_group.optimizer.param_groups}
     made.assign(site, Role.FOSSIL, 1.0, 1.0, learning=True)
@@ -133,8 +154,14 @@ def test_a_copy_that_is_incubated_has_the_state_too_but_no_decay() -> None:
 
 def test_a_deeper_host_is_saved_loaded_and_made_plain(tmp_path: Path) -> None:
     task = load_task("chars")
-    kept = {"r0c0": KeptSeed("repeat", "LINEAR_ADD", 1.0), "r0c1": KeptSeed("stack", "LINEAR_ADD", 1.0)}
-    blueprints = {name: BLUEPRINTS.get("transformer", seed.blueprint) for name, seed in kept.items()}
+    kept = {
+        "r0c0": KeptSeed("repeat", "LINEAR_ADD", 1.0),
+        "r0c1": KeptSeed("stack", "LINEAR_ADD", 1.0),
+    }
+    blueprints = {
+        name: BLUEPRINTS.get("transformer", seed.blueprint)
+        for name, seed in kept.items()
+    }
     network = assemble(task.new_host(), kept, blueprints, "chars").eval()
     with torch.no_grad():
         for p in network.parameters():
@@ -142,18 +169,28 @@ def test_a_deeper_host_is_saved_loaded_and_made_plain(tmp_path: Path) -> None:
         wanted = network(task.sample)
         export(network, tmp_path / "host")
         assert torch.equal(load_host(tmp_path / "host")(task.sample), wanted)
-        torch.testing.assert_close(esper.plain(network, task.sample)(task.sample), wanted)
+        torch.testing.assert_close(
+            esper.plain(network, task.sample)(task.sample), wanted
+        )
 
 
 def test_a_whole_episode_with_a_stack_is_resumed_and_exported(tmp_path: Path) -> None:
     config = TrainingConfig.parse(
         {
             "task": {"name": "chars", "samples_per_epoch": 64, "batch_size": 32},
-            "env": {"n_envs": 1, "episode_length": 5, "baseline_episodes": 1, "at_once": True},
+            "env": {
+                "n_envs": 1,
+                "episode_length": 5,
+                "baseline_episodes": 1,
+                "at_once": True,
+            },
             "run": {"lanes": 1},
         }
     )
-    with closing(EnvMaker.of(config).make()) as env, closing(EnvMaker.of(config).make()) as other:
+    with (
+        closing(EnvMaker.of(config).make()) as env,
+        closing(EnvMaker.of(config).make()) as other,
+    ):
         env.reset(seed=0)
         wait = env.action_spec.encode(Op.WAIT)[None]
         env.step(wait)

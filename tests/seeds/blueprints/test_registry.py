@@ -59,7 +59,10 @@ def test_a_users_blueprint_can_be_grown_and_kept(style: str) -> None:
         slot = world.slot("r0c1")
         site = world.training().site_by_name["r0c1"]
         assert site.planted is not None
-        assert (site.planted.blueprint.name, type(site.planted.module.body)) == ("mine", Shifted)
+        assert (site.planted.blueprint.name, type(site.planted.module.body)) == (
+            "mine",
+            Shifted,
+        )
         assert slot.parameters == 6 + (6 * 8 + 8 + 8 + 1) * (style == "GATED_GATE")
         assert world.value("r0c1/blueprint") == len(CNN) + 1
         assert world.training().fossils() == {"r0c1": site.planted}
@@ -84,16 +87,22 @@ def test_a_controller_chooses_a_users_blueprint_by_its_name(tmp_path: Path) -> N
     (tmp_path / "s.toml").write_text(SCHEDULE, encoding="utf-8")
     with rig(blueprints=with_mine()) as world:
         env = world.env
-        controller = ScriptedController(read_schedule(tmp_path / "s.toml"), env.action_spec, env.layout, 1, 0)
+        controller = ScriptedController(
+            read_schedule(tmp_path / "s.toml"), env.action_spec, env.layout, 1, 0
+        )
         controller.begin()
         observation, info = world.observation, world.info
         for _ in range(2):
-            observation, _, _, _, info = env.step(controller.act(observation, info["action_mask"]))
+            observation, _, _, _, info = env.step(
+                controller.act(observation, info["action_mask"])
+            )
         slot = world.slot("r0c0")
         assert slot.stage is S.TRAINING
         assert isinstance(slot.seed, nn.Module)
         assert isinstance(slot.seed.body, Shifted)
-        assert not torch.equal(slot.seed.body.scale.weight, torch.full((3, 1, 1), 0.1))  # and it learns
+        assert not torch.equal(
+            slot.seed.body.scale.weight, torch.full((3, 1, 1), 0.1)
+        )  # and it learns
 
 
 def test_the_config_says_what_can_be_chosen_and_in_which_order() -> None:
@@ -109,11 +118,16 @@ def test_the_config_says_what_can_be_chosen_and_in_which_order() -> None:
         simulated = practice_env(world.env, world.env.config)
         assert simulated.action_spec == world.env.action_spec
         assert world.env.rules is not None
-        assert simulated.law.parameters == tuple(world.env.rules.choices.parameters.mean(axis=0).astype(int))
+        assert simulated.law.parameters == tuple(
+            world.env.rules.choices.parameters.mean(axis=0).astype(int)
+        )
 
 
 WRONG = {
-    "unknown": (("norm", "conv_ligth"), "unknown 'conv_ligth' (did you mean 'conv_light'?)"),
+    "unknown": (
+        ("norm", "conv_ligth"),
+        "unknown 'conv_ligth' (did you mean 'conv_light'?)",
+    ),
     "of another topology": (
         ("lora",),
         "'lora' fits in no slot (r0c0, r1c0, r0c1, r1c1: it is one for transformer, encoder, mlp, not for cnn)",
@@ -125,7 +139,10 @@ WRONG = {
     ),
     "twice": (("norm", "attention", "norm"), "'norm' is given more than once"),
     "none": ((), "it is empty; a run that plants nothing has run.controller = 'none'"),
-    "two mistakes": (("x", "norm", "norm"), "unknown 'x'; 'norm' is given more than once"),
+    "two mistakes": (
+        ("x", "norm", "norm"),
+        "unknown 'x'; 'norm' is given more than once",
+    ),
 }
 
 
@@ -136,7 +153,10 @@ def test_a_wrong_choice_lists_the_known_names(case: str) -> None:
     config = tiny_config(env={"blueprints": chosen})
     with pytest.raises(ConfigError) as caught:
         GrowthVectorEnv(digits(), config)
-    assert str(caught.value) == f"env.blueprints: {complaint}; known for cnn hosts: {', '.join(CNN)}"
+    assert (
+        str(caught.value)
+        == f"env.blueprints: {complaint}; known for cnn hosts: {', '.join(CNN)}"
+    )
 
 
 def test_a_topology_without_blueprints_is_refused() -> None:
@@ -152,40 +172,61 @@ def test_the_choice_is_written_with_the_run_and_read_back(tmp_path: Path) -> Non
     again = TrainingConfig.parse(read_toml(tmp_path / "config.toml"))
     assert again == config
     assert again.env.blueprints == ("norm", "mine")
-    with pytest.raises(ConfigError, match=r"^env\.blueprints: give a list of names, not 3$"):
+    with pytest.raises(
+        ConfigError, match=r"^env\.blueprints: give a list of names, not 3$"
+    ):
         TrainingConfig.parse({"env": {"blueprints": 3}})
 
 
 def test_a_misspelt_name_in_such_a_string_is_answered_with_the_known_names() -> None:
     config = tiny_config(env={"blueprints": "conv_lite"})
     with pytest.raises(
-        ConfigError, match=r"unknown 'conv_lite' \(did you mean 'conv_light'\?\); known for cnn hosts: norm, attention"
+        ConfigError,
+        match=r"unknown 'conv_lite' \(did you mean 'conv_light'\?\); known for cnn hosts: norm, attention",
     ):
         GrowthVectorEnv(digits(), config)
 
 
 def test_simulated_hosts_are_limited_to_the_choice_too() -> None:
     """The same law, with the columns of the chosen blueprints, in the chosen order."""
-    config = TrainingConfig.parse({"env": {"n_envs": 2, "episode_length": 10, "blueprints": ["oak", "moss"]}})
+    config = TrainingConfig.parse(
+        {"env": {"n_envs": 2, "episode_length": 10, "blueprints": ["oak", "moss"]}}
+    )
     env, whole = PlantedVectorEnv(config), Law()
     assert env.action_spec.blueprints == ("oak", "moss")
     assert env.law == replace(
-        whole, blueprints=("oak", "moss"), worth=((-4.0, 3.0), (9.0, -3.0), (-5.0, 7.0)), parameters=(600, 100)
+        whole,
+        blueprints=("oak", "moss"),
+        worth=((-4.0, 3.0), (9.0, -3.0), (-5.0, 7.0)),
+        parameters=(600, 100),
     )
     env.reset(seed=0)
     assert PlantedVectorEnv(config, env.law).law == env.law
     assert PlantedVectorEnv(TrainingConfig()).law == whole
     wrong = config.with_values(env={"blueprints": ("oak", "norm")})
-    with pytest.raises(ConfigError, match="unknown 'norm'; known for simulated hosts: moss, fern, oak, ivy"):
+    with pytest.raises(
+        ConfigError,
+        match="unknown 'norm'; known for simulated hosts: moss, fern, oak, ivy",
+    ):
         PlantedVectorEnv(wrong)
 
 
-NAMES = ("norm", "attention", "conv_small", "bottleneck", "depthwise", "conv_light", "conv_heavy")
+NAMES = (
+    "norm",
+    "attention",
+    "conv_small",
+    "bottleneck",
+    "depthwise",
+    "conv_light",
+    "conv_heavy",
+)
 
 
 @pytest.mark.parametrize("topology", ["cnn", "transformer", "mlp"])
 def test_the_page_about_growing_names_every_blueprint(topology: str) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "growing.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "growing.md").read_text(
+        encoding="utf-8"
+    )
     row = next(line for line in page.splitlines() if line.startswith(f"| `{topology}`"))
     assert re.findall(r"`(\w+)`", row.split("|")[3]) == list(BLUEPRINTS.names(topology))
 
@@ -219,7 +260,8 @@ def test_a_topology_has_each_name_once() -> None:
 
 def test_a_blueprint_for_an_unknown_topology_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"^blueprint own: unknown topology 'mpl' \(did you mean 'mlp'\?\); known: cnn"
+        ConfigError,
+        match=r"^blueprint own: unknown topology 'mpl' \(did you mean 'mlp'\?\); known: cnn",
     ):
         BlueprintRegistry().register("mpl", "own", parameters=lambda c: c)(nn.Identity)
 
@@ -252,8 +294,15 @@ def test_a_blueprint_is_replaced_when_its_code_runs_again_and_by_nothing_else() 
     assert registry.names("cnn") == ("body",)
     assert isinstance(registry.get("cnn", "body").build(1), nn.ReLU)
     again, other = code_of("a_file", nn.Tanh()), code_of("another_file", nn.Tanh())
-    for build in (other["body"], again["factory"](), again["Bodies"]().body, lambda channels: nn.Tanh()):
-        with pytest.raises(ValueError, match="cnn already has a blueprint named 'body'"):
+    for build in (
+        other["body"],
+        again["factory"](),
+        again["Bodies"]().body,
+        lambda channels: nn.Tanh(),
+    ):
+        with pytest.raises(
+            ValueError, match="cnn already has a blueprint named 'body'"
+        ):
             register(build)
     made_twice = registry.register("cnn", "made", parameters=lambda channels: 0)
     made_twice(again["factory"]())

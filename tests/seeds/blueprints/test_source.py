@@ -50,15 +50,27 @@ def offered(host: SegmentedHost) -> list[tuple[int, str]]:
     ]
 
 
-def grown(host: SegmentedHost, x: Tensor, number: int, seed: nn.Module | None, alpha: float = 1.0) -> Tensor:
+def grown(
+    host: SegmentedHost,
+    x: Tensor,
+    number: int,
+    seed: nn.Module | None,
+    alpha: float = 1.0,
+) -> Tensor:
     def hook(site: int, at: Features) -> Tensor:
-        return torch.add(at.h, seed(at.source), alpha=alpha) if site == number and seed is not None else at.h
+        return (
+            torch.add(at.h, seed(at.source), alpha=alpha)
+            if site == number and seed is not None
+            else at.h
+        )
 
     return host.forward_with_hook(x, hook)
 
 
 @pytest.mark.parametrize("kind", HOSTS)
-def test_a_new_seed_changes_no_bit_at_any_alpha_and_has_the_parameters_that_it_states(kind: str) -> None:
+def test_a_new_seed_changes_no_bit_at_any_alpha_and_has_the_parameters_that_it_states(
+    kind: str,
+) -> None:
     host, x = made(kind)
     assert {name for _, name in offered(host)} >= {"widen_quarter", "widen_whole"}
     for training in (True, False):
@@ -69,7 +81,9 @@ def test_a_new_seed_changes_no_bit_at_any_alpha_and_has_the_parameters_that_it_s
             seed = seed_of(blueprint, BlendOperator.GATE, place).train(training)
             assert seed.operator is BlendOperator.ADD
             for alpha in (0.0, 0.5, 1.0):
-                assert torch.equal(grown(copy.deepcopy(host), x, number, seed, alpha), wanted), (place.name, name)
+                assert torch.equal(
+                    grown(copy.deepcopy(host), x, number, seed, alpha), wanted
+                ), (place.name, name)
             assert sum(p.numel() for p in seed.parameters()) == blueprint.size(place)
 
 
@@ -79,15 +93,26 @@ def test_every_parameter_learns_within_two_steps(kind: str) -> None:
     host, x = made(kind)
     y = torch.randint(0, 10, (4, 6) if kind == "text" else (16,))
     for number, name in offered(host):
-        seed = seed_of(BLUEPRINTS.get(host.topology, name), BlendOperator.ADD, host.sites[number])
+        seed = seed_of(
+            BLUEPRINTS.get(host.topology, name), BlendOperator.ADD, host.sites[number]
+        )
         optimizer, alive = torch.optim.SGD(seed.parameters(), 0.1), set[str]()
         for _ in range(2):
             optimizer.zero_grad()
-            F.cross_entropy(grown(host, x, number, seed).flatten(0, -2), y.flatten()).backward()
-            alive |= {key for key, p in seed.named_parameters() if p.grad is not None and float(p.grad.norm()) > 0}
+            F.cross_entropy(
+                grown(host, x, number, seed).flatten(0, -2), y.flatten()
+            ).backward()
+            alive |= {
+                key
+                for key, p in seed.named_parameters()
+                if p.grad is not None and float(p.grad.norm()) > 0
+            }
             optimizer.step()
         # A bias before BatchNorm would have none; and a shift of all keys changes no attention.
-        assert alive == dict(seed.named_parameters()).keys(), (host.sites[number].name, name)
+        assert alive == dict(seed.named_parameters()).keys(), (
+            host.sites[number].name,
+            name,
+        )
 
 
 def beside(first: nn.Module, second: nn.Module, outputs: bool) -> nn.Module:
@@ -96,7 +121,13 @@ def beside(first: nn.Module, second: nn.Module, outputs: bool) -> nn.Module:
     weight = torch.cat([first.weight, second.weight], dim=dim).detach()  # type: ignore[list-item]
     with_bias = first.bias is not None
     if isinstance(first, _ConvNd):
-        layer = kind(weight.shape[1], weight.shape[0], first.kernel_size, padding=first.padding, bias=with_bias)  # type: ignore[call-arg]
+        layer = kind(
+            weight.shape[1],
+            weight.shape[0],
+            first.kernel_size,
+            padding=first.padding,
+            bias=with_bias,
+        )  # type: ignore[call-arg]
     else:
         layer = kind(weight.shape[1], weight.shape[0], bias=with_bias)  # type: ignore[call-arg]
     layer.double()
@@ -115,7 +146,9 @@ class Wider(nn.Module):
         layers, own = place.layers, list(seed)
         self.first = beside(layers[0], own[0], outputs=True)
         self.last = beside(layers[-1], own[-1], outputs=False)
-        norm = next((layer for layer in layers if isinstance(layer, nn.BatchNorm2d)), None)
+        norm = next(
+            (layer for layer in layers if isinstance(layer, nn.BatchNorm2d)), None
+        )
         width = source.width_of(self.first)
         self.norm = None if norm is None else nn.BatchNorm2d(width).double()
         self.host, self.place = host, place
@@ -124,7 +157,11 @@ class Wider(nn.Module):
         replaced = {self.place.layers[0]: self.first, self.place.layers[-1]: self.last}
         flat: list[nn.Module] = []
         for step in self.host.steps:
-            flat += step.module.children() if type(step.module) is nn.Sequential else [step.module]
+            flat += (
+                step.module.children()
+                if type(step.module) is nn.Sequential
+                else [step.module]
+            )
         inside = False
         for layer in flat:
             inside = inside or layer is self.place.layers[0]
@@ -138,19 +175,25 @@ class Wider(nn.Module):
 
 @pytest.mark.parametrize("name", ["widen_quarter", "widen_whole"])
 @pytest.mark.parametrize("slot", ["r2c0", "r2c1", "r2c2"])
-def test_a_widened_host_has_the_gradients_and_the_size_of_the_wider_network(slot: str, name: str) -> None:
+def test_a_widened_host_has_the_gradients_and_the_size_of_the_wider_network(
+    slot: str, name: str
+) -> None:
     host, x = made("one row")
     host.double().train()
     number = [place.name for place in host.sites].index(slot)
     place = host.sites[number]
-    seed = seed_of(BLUEPRINTS.get("cnn", name), BlendOperator.ADD, place).double().train()
+    seed = (
+        seed_of(BLUEPRINTS.get("cnn", name), BlendOperator.ADD, place).double().train()
+    )
     body = seed.body
     assert isinstance(body, nn.Sequential)
     nn.init.normal_(body[-1].weight)  # type: ignore[arg-type]
     wider = Wider(host, place, body)
     x, y = x.double(), torch.arange(16) % 10
     F.cross_entropy(grown(host, x, number, seed), y).backward()
-    mine = {key: p.grad for key, p in (*host.named_parameters(), *seed.named_parameters())}
+    mine = {
+        key: p.grad for key, p in (*host.named_parameters(), *seed.named_parameters())
+    }
     first, last = place.layers[0], place.layers[-1]
     cut = source.width_of(first)
     together = [
@@ -159,18 +202,32 @@ def test_a_widened_host_has_the_gradients_and_the_size_of_the_wider_network(slot
     ]
     host.zero_grad()
     F.cross_entropy(wider(x), y).backward()
-    torch.testing.assert_close(wider.first.weight.grad, together[0], rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(wider.last.weight.grad, together[1], rtol=1e-9, atol=1e-12)
-    mine_of_norm = next(layer for layer in place.layers if isinstance(layer, nn.BatchNorm2d)).weight
+    torch.testing.assert_close(
+        wider.first.weight.grad, together[0], rtol=1e-9, atol=1e-12
+    )
+    torch.testing.assert_close(
+        wider.last.weight.grad, together[1], rtol=1e-9, atol=1e-12
+    )
+    mine_of_norm = next(
+        layer for layer in place.layers if isinstance(layer, nn.BatchNorm2d)
+    ).weight
     name_of_norm = next(key for key, p in host.named_parameters() if p is mine_of_norm)
-    torch.testing.assert_close(wider.norm.weight.grad[:cut], mine[name_of_norm], rtol=1e-9, atol=1e-12)  # type: ignore[union-attr, index]
+    torch.testing.assert_close(
+        wider.norm.weight.grad[:cut], mine[name_of_norm], rtol=1e-9, atol=1e-12
+    )  # type: ignore[union-attr, index]
     replaced = {id(p) for layer in place.layers for p in layer.parameters()}
     for key, parameter in host.named_parameters():
         if id(parameter) not in replaced:
             torch.testing.assert_close(parameter.grad, mine[key], rtol=1e-9, atol=1e-12)
     others = sum(p.numel() for p in host.parameters() if id(p) not in replaced)
-    of_wider = sum(p.numel() for layer in (wider.first, wider.last, wider.norm) for p in layer.parameters())  # type: ignore[union-attr]
-    size = sum(p.numel() for p in host.parameters()) + sum(p.numel() for p in seed.parameters())
+    of_wider = sum(
+        p.numel()
+        for layer in (wider.first, wider.last, wider.norm)
+        for p in layer.parameters()
+    )  # type: ignore[union-attr]
+    size = sum(p.numel() for p in host.parameters()) + sum(
+        p.numel() for p in seed.parameters()
+    )
     assert size == others + of_wider
 
 
@@ -178,32 +235,49 @@ def test_more_heads_are_those_of_attention_with_as_many() -> None:
     torch.manual_seed(0)
     attention = CausalAttention(8, 2).double()
     place = Place("r0c0", 8, True, (attention,))
-    seed = seed_of(BLUEPRINTS.get("transformer", "widen_half"), BlendOperator.ADD, place).double()
+    seed = seed_of(
+        BLUEPRINTS.get("transformer", "widen_half"), BlendOperator.ADD, place
+    ).double()
     more = seed.body
     assert isinstance(more, CausalAttention)
     nn.init.normal_(more.project.weight)
     assert (more.heads, more.head_width, more.project.bias) == (1, 4, None)
     wider = CausalAttention(8, 3, head_width=4).double()
     own, new = attention.query_key_value, more.query_key_value
-    parts = [torch.cat(pair) for pair in zip(own.weight.chunk(3), new.weight.chunk(3), strict=True)]
-    biases = [torch.cat(pair) for pair in zip(own.bias.chunk(3), new.bias.chunk(3), strict=True)]
+    parts = [
+        torch.cat(pair)
+        for pair in zip(own.weight.chunk(3), new.weight.chunk(3), strict=True)
+    ]
+    biases = [
+        torch.cat(pair)
+        for pair in zip(own.bias.chunk(3), new.bias.chunk(3), strict=True)
+    ]
     wider.query_key_value.weight.data = torch.cat(parts).detach()
     wider.query_key_value.bias.data = torch.cat(biases).detach()
-    wider.project.weight.data = torch.cat([attention.project.weight, more.project.weight], dim=1).detach()
+    wider.project.weight.data = torch.cat(
+        [attention.project.weight, more.project.weight], dim=1
+    ).detach()
     wider.project.bias.data = attention.project.bias.detach()
     h = torch.randn(3, 5, 8, dtype=torch.float64)
     torch.testing.assert_close(wider(h), attention(h) + seed(h), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(
-    "layer", [nn.Linear(12, 20), nn.Conv2d(12, 20, 3, stride=2, padding=1), nn.Conv1d(12, 20, 5, padding=2, bias=False)]
+    "layer",
+    [
+        nn.Linear(12, 20),
+        nn.Conv2d(12, 20, 3, stride=2, padding=1),
+        nn.Conv1d(12, 20, 5, padding=2, bias=False),
+    ],
 )
 def test_a_lora_is_a_change_of_the_layers_weights(layer: nn.Module) -> None:
     place = Place("r0c0", 20, True, (layer,))
     seed = seed_of(BLUEPRINTS.get("cnn", "lora_2"), BlendOperator.ADD, place)
     down, up = seed.body  # type: ignore[misc]
     nn.init.normal_(up.weight)
-    shape = {nn.Linear: (4, 12), nn.Conv2d: (4, 12, 9, 9), nn.Conv1d: (4, 12, 9)}[type(layer)]
+    shape = {nn.Linear: (4, 12), nn.Conv2d: (4, 12, 9, 9), nn.Conv1d: (4, 12, 9)}[
+        type(layer)
+    ]
     x = torch.randn(shape)
     changed = copy.deepcopy(layer)
     product = up.weight.flatten(1) @ down.weight.flatten(1)
@@ -214,16 +288,30 @@ def test_a_lora_is_a_change_of_the_layers_weights(layer: nn.Module) -> None:
 
 def widenings(place: Place) -> tuple[str, ...]:
     """The widenings among the blueprints that fit at a place."""
-    return tuple(name for name in BLUEPRINTS.names("mlp", [place]) if name in source.SHARES)
+    return tuple(
+        name for name in BLUEPRINTS.names("mlp", [place]) if name in source.SHARES
+    )
 
 
 REFUSED = {
     "one layer": ((nn.Linear(4, 4),), "two layers"),
-    "a norm over all": ((nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)), "LayerNorm, in which units depend"),
+    "a norm over all": (
+        (nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)),
+        "LayerNorm, in which units depend",
+    ),
     "groups": ((nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=4)), "groups"),
-    "computed": ((nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4)), "neither|computed"),
-    "recurrent": ((nn.GRU(4, 4), nn.Linear(4, 4)), "GRU is neither a linear layer nor a convolution"),
-    "folded": ((nn.Linear(4, 6), nn.ReLU(), nn.Linear(4, 4)), "no multiple of the 6 units"),
+    "computed": (
+        (nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4)),
+        "neither|computed",
+    ),
+    "recurrent": (
+        (nn.GRU(4, 4), nn.Linear(4, 4)),
+        "GRU is neither a linear layer nor a convolution",
+    ),
+    "folded": (
+        (nn.Linear(4, 6), nn.ReLU(), nn.Linear(4, 4)),
+        "no multiple of the 6 units",
+    ),
 }
 
 
@@ -238,32 +326,57 @@ def test_layers_that_cannot_be_widened_have_a_reason(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "wanted"), [(3, (1, 2, 3)), (1, (1, 1, 1)), (16, (8, 8, 16)), (64, (16, 32, 64)), (10, (2, 5, 10))]
+    ("width", "wanted"),
+    [
+        (3, (1, 2, 3)),
+        (1, (1, 1, 1)),
+        (16, (8, 8, 16)),
+        (64, (16, 32, 64)),
+        (10, (2, 5, 10)),
+    ],
 )
-def test_a_width_that_is_a_multiple_of_eight_grows_by_eights(width: int, wanted: tuple[int, ...]) -> None:
+def test_a_width_that_is_a_multiple_of_eight_grows_by_eights(
+    width: int, wanted: tuple[int, ...]
+) -> None:
     layer = nn.Linear(4, width)
-    assert tuple(source.units_of(share, layer) for share in source.SHARES.values()) == wanted
+    assert (
+        tuple(source.units_of(share, layer) for share in source.SHARES.values())
+        == wanted
+    )
 
 
 def test_equal_widenings_are_offered_once() -> None:
     place = Place("r0c0", 4, True, (nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4)))
     assert widenings(place) == ("widen_quarter", "widen_whole")
-    assert BLUEPRINTS.get("mlp", "widen_half").obstacle(place) == "it is widen_quarter here: 8 more units"
+    assert (
+        BLUEPRINTS.get("mlp", "widen_half").obstacle(place)
+        == "it is widen_quarter here: 8 more units"
+    )
 
 
-def test_a_place_without_a_source_is_offered_what_reads_the_sink_and_others_are_not() -> None:
-    residual, own = Place("r0c0", 4), Place("r0c1", 4, True, (nn.Linear(4, 4), nn.Linear(4, 4)))
+def test_a_place_without_a_source_is_offered_what_reads_the_sink_and_others_are_not() -> (
+    None
+):
+    residual, own = (
+        Place("r0c0", 4),
+        Place("r0c1", 4, True, (nn.Linear(4, 4), nn.Linear(4, 4))),
+    )
     assert BLUEPRINTS.names("mlp", [residual]) == BLUEPRINTS.names("mlp")
     reading = BLUEPRINTS.names("mlp", [own])
     assert widenings(own) == ("widen_quarter", "widen_half", "widen_whole")
     assert set(reading).isdisjoint(BLUEPRINTS.names("mlp"))
-    assert BLUEPRINTS.names("mlp", [residual, own]) == (*BLUEPRINTS.names("mlp"), *reading)
+    assert BLUEPRINTS.names("mlp", [residual, own]) == (
+        *BLUEPRINTS.names("mlp"),
+        *reading,
+    )
 
 
 def test_a_blueprint_of_ones_own_reads_a_source_by_one_argument() -> None:
     registry = BLUEPRINTS.copy()
 
-    @registry.register("mlp", "gated", parameters=lambda place: 4 * place.channels, reads_source=True)
+    @registry.register(
+        "mlp", "gated", parameters=lambda place: 4 * place.channels, reads_source=True
+    )
     def gated(place: Place) -> nn.Module:
         """A linear path."""
         return nn.Linear(4, place.channels, bias=False)
@@ -273,19 +386,30 @@ def test_a_blueprint_of_ones_own_reads_a_source_by_one_argument() -> None:
     assert isinstance(blueprint, Blueprint)
     assert "gated" in registry.names("mlp", [place])
     assert "gated" not in registry.names("mlp")
-    assert (blueprint.size(place), blueprint.body(place)(torch.ones(2, 4)).shape) == (20, (2, 5))
+    assert (blueprint.size(place), blueprint.body(place)(torch.ones(2, 4)).shape) == (
+        20,
+        (2, 5),
+    )
 
 
-def test_a_blueprint_of_ones_own_reads_channels_last_features_and_says_where_it_does_not_fit() -> None:
+def test_a_blueprint_of_ones_own_reads_channels_last_features_and_says_where_it_does_not_fit() -> (
+    None
+):
     registry = BLUEPRINTS.copy()
 
     @registry.register(
-        "cnn", "path", lambda place: 4 * place.channels, True, obstacle=lambda place: place.obstacle or None
+        "cnn",
+        "path",
+        lambda place: 4 * place.channels,
+        True,
+        obstacle=lambda place: place.obstacle or None,
     )
     def path(place: Place) -> nn.Module:
         return nn.Linear(4, place.channels, bias=False)
 
-    place = Place("r2c0", 5, True, (nn.Linear(4, 3), nn.Linear(3, 5)), order=(0, 3, 1, 2))
+    place = Place(
+        "r2c0", 5, True, (nn.Linear(4, 3), nn.Linear(3, 5)), order=(0, 3, 1, 2)
+    )
     seed = seed_of(registry.get("cnn", "path"), BlendOperator.ADD, place)
     assert seed(torch.ones(2, 6, 7, 4)).shape == (2, 6, 7, 5)
     unknown = Place("r2c1", 5, True, obstacle="add reads it")
@@ -340,7 +464,9 @@ class Reversed(nn.Module):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_activations_of_other_libraries_are_found_by_trying_them(layer: nn.Module, wanted: bool) -> None:
+def test_activations_of_other_libraries_are_found_by_trying_them(
+    layer: nn.Module, wanted: bool
+) -> None:
     assert is_elementwise(layer) is wanted
 
 

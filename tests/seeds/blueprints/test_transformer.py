@@ -30,7 +30,9 @@ FORMULAS: dict[str, Callable[[int], int]] = {
 }
 
 
-def make(name: str, operator: BlendOperator, width: int, topology: str = "transformer") -> Seed:
+def make(
+    name: str, operator: BlendOperator, width: int, topology: str = "transformer"
+) -> Seed:
     return Seed(BLUEPRINTS.get(topology, name).build(width), operator, width, topology)
 
 
@@ -41,8 +43,14 @@ def test_the_blueprints_are_registered_in_this_order() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_blueprint_has_exactly_the_parameters_it_states(name: str, width: int) -> None:
-    for topology in ("transformer", "encoder", "mlp") if name in POSITIONWISE else ("transformer", "encoder"):
+def test_every_blueprint_has_exactly_the_parameters_it_states(
+    name: str, width: int
+) -> None:
+    for topology in (
+        ("transformer", "encoder", "mlp")
+        if name in POSITIONWISE
+        else ("transformer", "encoder")
+    ):
         blueprint = BLUEPRINTS.get(topology, name)
         count = sum(p.numel() for p in blueprint.build(width).parameters())
         assert count == blueprint.parameters(width) == FORMULAS[name](width)
@@ -51,18 +59,37 @@ def test_every_blueprint_has_exactly_the_parameters_it_states(name: str, width: 
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("norm", 768), ("lora", 6528), ("lora_large", 24_960), ("attention", 590_976), ("mlp", 1_182_720)],
+    [
+        ("norm", 768),
+        ("lora", 6528),
+        ("lora_large", 24_960),
+        ("attention", 590_976),
+        ("mlp", 1_182_720),
+    ],
 )
 def test_sizes_at_the_width_of_tinystories(name: str, parameters: int) -> None:
-    assert sum(p.numel() for p in BLUEPRINTS.get("transformer", name).build(384).parameters()) == parameters
+    assert (
+        sum(
+            p.numel()
+            for p in BLUEPRINTS.get("transformer", name).build(384).parameters()
+        )
+        == parameters
+    )
 
 
 @pytest.mark.parametrize(
-    ("dims", "heads"), [(1, 1), (16, 1), (32, 1), (63, 1), (64, 2), (96, 3), (97, 1), (100, 2), (384, 12)]
+    ("dims", "heads"),
+    [(1, 1), (16, 1), (32, 1), (63, 1), (64, 2), (96, 3), (97, 1), (100, 2), (384, 12)],
 )
-def test_attention_takes_the_most_heads_that_leave_thirty_two_dims(dims: int, heads: int) -> None:
+def test_attention_takes_the_most_heads_that_leave_thirty_two_dims(
+    dims: int, heads: int
+) -> None:
     assert attention_heads(dims) == heads
-    assert AttentionSeed(dims, causal=True)(torch.randn(2, 3, dims)).shape == (2, 3, dims)
+    assert AttentionSeed(dims, causal=True)(torch.randn(2, 3, dims)).shape == (
+        2,
+        3,
+        dims,
+    )
 
 
 def test_attention_is_the_softmax_of_scores_over_the_positions_so_far() -> None:
@@ -72,19 +99,27 @@ def test_attention_is_the_softmax_of_scores_over_the_positions_so_far() -> None:
     mixed = torch.zeros(2, 5, 64)
     for head in (slice(0, 32), slice(32, 64)):
         for t in range(5):
-            scores = torch.einsum("bd,bsd->bs", q[:, t, head], k[:, : t + 1, head]) / 32**0.5
-            mixed[:, t, head] = torch.einsum("bs,bsd->bd", scores.softmax(dim=1), v[:, : t + 1, head])
+            scores = (
+                torch.einsum("bd,bsd->bs", q[:, t, head], k[:, : t + 1, head]) / 32**0.5
+            )
+            mixed[:, t, head] = torch.einsum(
+                "bs,bsd->bd", scores.softmax(dim=1), v[:, : t + 1, head]
+            )
     torch.testing.assert_close(layer(h), layer.merge(mixed))
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("operator", BlendOperator)
 @pytest.mark.parametrize("width", [3, 32, 64])
-def test_no_position_depends_on_a_later_one(name: str, operator: BlendOperator, width: int) -> None:
+def test_no_position_depends_on_a_later_one(
+    name: str, operator: BlendOperator, width: int
+) -> None:
     torch.manual_seed(0)
     seed, h = make(name, operator, width), torch.randn(4, 9, width)
     with torch.no_grad():
-        for parameter in seed.parameters():  # large weights, so that a small scale hides no leak
+        for (
+            parameter
+        ) in seed.parameters():  # large weights, so that a small scale hides no leak
             parameter.add_(0.5 * torch.randn_like(parameter))
         before = seed(h)
         for t in range(9):
@@ -97,12 +132,16 @@ def test_no_position_depends_on_a_later_one(name: str, operator: BlendOperator, 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("operator", BlendOperator)
-def test_a_position_has_the_same_delta_whatever_follows_it(name: str, operator: BlendOperator) -> None:
+def test_a_position_has_the_same_delta_whatever_follows_it(
+    name: str, operator: BlendOperator
+) -> None:
     torch.manual_seed(0)
     seed, h = make(name, operator, 32).eval(), torch.randn(2, 7, 32)
     whole = seed(h)
     for length in (1, 4, 7):
-        torch.testing.assert_close(seed(h[:, :length]), whole[:, :length], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            seed(h[:, :length]), whole[:, :length], rtol=1e-5, atol=1e-6
+        )
 
 
 def test_attention_and_the_gate_see_what_came_before() -> None:
@@ -110,14 +149,19 @@ def test_attention_and_the_gate_see_what_came_before() -> None:
     h = torch.randn(1, 6, 32)
     changed = h.clone()
     changed[:, 0] += 5.0 * torch.randn(32)
-    for seed in (make("attention", BlendOperator.ADD, 32), make("lora", BlendOperator.GATE, 32)):
+    for seed in (
+        make("attention", BlendOperator.ADD, 32),
+        make("lora", BlendOperator.GATE, 32),
+    ):
         assert (seed(h) - seed(changed))[0].abs().amax(dim=1).gt(0).all()
     alone = make("lora", BlendOperator.ADD, 32)
     torch.testing.assert_close(alone(h)[:, 1:], alone(changed)[:, 1:])
 
 
 @pytest.mark.parametrize("operator", BlendOperator)
-def test_in_an_encoder_the_first_position_depends_on_the_last(operator: BlendOperator) -> None:
+def test_in_an_encoder_the_first_position_depends_on_the_last(
+    operator: BlendOperator,
+) -> None:
     """It depends through the attention, or through a seed's gate; neither depends on the order of positions."""
     torch.manual_seed(0)
     name = "mlp_small" if operator is BlendOperator.GATE else "attention"

@@ -16,7 +16,9 @@ KERNELS = Path(__file__).parents[3] / "csrc" / "cuda"
 
 @pytest.mark.parametrize("capability", [(7, 0), (8, 9), (9, 0), (12, 1)])
 @pytest.mark.parametrize("version", [12010, 12080, 13000])
-def test_a_new_driver_has_all_that_kernels_need(version: int, capability: tuple[int, int]) -> None:
+def test_a_new_driver_has_all_that_kernels_need(
+    version: int, capability: tuple[int, int]
+) -> None:
     assert capabilities.what_kernels_lack(version, capability) is None
 
 
@@ -24,14 +26,19 @@ def test_a_new_driver_has_all_that_kernels_need(version: int, capability: tuple[
 def test_an_old_driver_is_named_with_what_repairs_it(version: int) -> None:
     said = capabilities.what_kernels_lack(version, (8, 0))
     assert said is not None
-    assert f"it supports CUDA {capabilities.version_text(version)}, and CUDA 12.1 is needed" in said
+    assert (
+        f"it supports CUDA {capabilities.version_text(version)}, and CUDA 12.1 is needed"
+        in said
+    )
     assert "install NVIDIA driver 530 or newer" in said
 
 
 def test_an_old_gpu_is_not_helped_by_a_driver() -> None:
     said = capabilities.what_kernels_lack(13000, (6, 1))
     assert said is not None
-    assert "compute capability 6.1 does not have; it needs a GPU of 7.0 or newer" in said
+    assert (
+        "compute capability 6.1 does not have; it needs a GPU of 7.0 or newer" in said
+    )
     assert "driver" not in said
 
 
@@ -47,7 +54,9 @@ def test_without_a_driver_nothing_is_claimed() -> None:
         ("adamw", capabilities.STEP_TENSORS),
     ],
 )
-def test_the_numbers_of_tensors_are_those_of_the_kernels(file: str, tensors: int) -> None:
+def test_the_numbers_of_tensors_are_those_of_the_kernels(
+    file: str, tensors: int
+) -> None:
     source = (KERNELS / f"{file}.cu").read_text(encoding="utf-8")
     found = re.findall(r"kSmallCapacity = (\d+);", source)
     assert found == [str(tensors)]
@@ -67,17 +76,30 @@ def test_the_driver_is_asked_through_the_runtime(
     assert fake.contexts == set()
 
 
-def test_info_names_the_driver_and_each_gpu_that_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_names_the_driver_and_each_gpu_that_lacks_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(capabilities, "device_capabilities", dict)
     monkeypatch.setattr(capabilities, "driver_version", lambda: 12000)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda number: f"GPU {number}")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _number: (9, 0))
-    monkeypatch.setattr(environment.workspaces, "describe", lambda: "up to 32 MiB per stream")
+    monkeypatch.setattr(
+        environment.workspaces, "describe", lambda: "up to 32 MiB per stream"
+    )
     lines = environment.summary_lines()
-    (place,) = (i for i, line in enumerate(lines) if "driver: CUDA 12.0; GPUs: GPU 0, GPU 1" in line)
-    assert [line.split()[0] for line in lines[place + 1 : place + 3]] == ["cuda:0", "cuda:1"]
-    assert all("install NVIDIA driver 530" in line for line in lines[place + 1 : place + 3])
+    (place,) = (
+        i
+        for i, line in enumerate(lines)
+        if "driver: CUDA 12.0; GPUs: GPU 0, GPU 1" in line
+    )
+    assert [line.split()[0] for line in lines[place + 1 : place + 3]] == [
+        "cuda:0",
+        "cuda:1",
+    ]
+    assert all(
+        "install NVIDIA driver 530" in line for line in lines[place + 1 : place + 3]
+    )
     assert lines[place + 3] == "cuBLAS workspaces: up to 32 MiB per stream"
 
 

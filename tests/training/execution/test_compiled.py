@@ -53,14 +53,19 @@ def images(host: CNNHost, count: int) -> Tensor:
 
 
 def tokens(_host: Host, count: int) -> Tensor:
-    return torch.randint(0, 11, (count, 6), generator=torch.Generator().manual_seed(count))
+    return torch.randint(
+        0, 11, (count, 6), generator=torch.Generator().manual_seed(count)
+    )
 
 
 HOSTS: dict[str, tuple[Callable[[], SegmentedHost], Callable[[Any, int], Tensor]]] = {
     "fused": (lambda: CNNHost(3, 10, base=8, blocks=2), images),
     "fused, one row": (lambda: CNNHost(3, 10, base=8, blocks=2, rows=1), images),
     "thin": (lambda: CNNHost(3, 10, base=3, blocks=2), images),
-    "transformer": (lambda: TransformerHost(11, width=8, layers=1, heads=2, block=6, slots=1), tokens),
+    "transformer": (
+        lambda: TransformerHost(11, width=8, layers=1, heads=2, block=6, slots=1),
+        tokens,
+    ),
 }
 
 
@@ -101,7 +106,9 @@ def evaluated(host: Host, x: Tensor) -> Tensor:
 
 @pytest.mark.finding("H2")
 @everyone
-def test_compiled_steps_equal_eager_ones_and_other_batches_compile_nothing(name: str) -> None:
+def test_compiled_steps_equal_eager_ones_and_other_batches_compile_nothing(
+    name: str,
+) -> None:
     host, draw = made(name)
     other, _ = made(name)
     eager = copy.deepcopy(host)
@@ -110,18 +117,30 @@ def test_compiled_steps_equal_eager_ones_and_other_batches_compile_nothing(name:
     other.compiled = compiled_run(QUICK)
     with torch.compiler.set_stance("fail_on_recompile"):
         for count in (2, 3, 8, 17, 31):
-            expected, wanted = trained(eager, draw(count)), evaluated(eager, draw(count))
+            expected, wanted = (
+                trained(eager, draw(count)),
+                evaluated(eager, draw(count)),
+            )
             for each in (host, other):
-                for ours, theirs in zip(trained(each, draw(count)), expected, strict=True):
+                for ours, theirs in zip(
+                    trained(each, draw(count)), expected, strict=True
+                ):
                     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-                torch.testing.assert_close(evaluated(each, draw(count)), wanted, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(
+                    evaluated(each, draw(count)), wanted, rtol=1e-4, atol=1e-5
+                )
 
 
 @pytest.mark.parametrize("name", slow_except(["thin"], ["thin", "transformer"]))
-def test_compiling_a_host_changes_no_weight_buffer_gradient_or_mode(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_a_host_changes_no_weight_buffer_gradient_or_mode(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compiled, "BACKEND", "eager")
     host, draw = made(name)
-    before, names = copy.deepcopy(host.state_dict()), [name for name, _ in host.named_parameters()]
+    before, names = (
+        copy.deepcopy(host.state_dict()),
+        [name for name, _ in host.named_parameters()],
+    )
     host.eval()
     random = torch.get_rng_state()
     assert compile_host(host, [draw(4)], [draw(5)]) is None
@@ -140,7 +159,12 @@ def test_a_copy_and_a_pickle_of_a_compiled_host_are_not_compiled() -> None:
     for other in (copy.deepcopy(host), pickle.loads(pickle.dumps(host))):
         assert other.compiled is None
         with torch.compiler.set_stance("fail_on_recompile"):
-            torch.testing.assert_close(evaluated(other, draw(4)), evaluated(host, draw(4)), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                evaluated(other, draw(4)),
+                evaluated(host, draw(4)),
+                rtol=1e-4,
+                atol=1e-5,
+            )
     assert host.compiled is not None
 
 
@@ -156,7 +180,9 @@ class Moody(SegmentedHost):
 
     def __init__(self) -> None:
         first = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3))
-        last = nn.Sequential(Branching(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 10))
+        last = nn.Sequential(
+            Branching(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 10)
+        )
         super().__init__([first, last], [Place("r0c0", 3)], "cnn")
 
 
@@ -177,10 +203,15 @@ def test_a_host_that_cannot_be_compiled_is_unchanged_and_has_a_reason() -> None:
     assert "\n" not in reason
     assert len(reason) < 400
     assert host.compiled is None
-    assert all(torch.equal(value, before[name]) for name, value in host.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in host.state_dict().items()
+    )
     with torch.compiler.set_stance("fail_on_recompile"):
         evaluated(host, digits().train.x[:4])
-    assert compile_host(Breaking(), [digits().train.x[:4]]) == "ZeroDivisionError: on purpose"
+    assert (
+        compile_host(Breaking(), [digits().train.x[:4]])
+        == "ZeroDivisionError: on purpose"
+    )
 
 
 class OwnWay(Moody):
@@ -194,7 +225,10 @@ class OwnWay(Moody):
 def test_a_host_that_goes_its_own_way_is_not_called_compiled() -> None:
     host = OwnWay()
     reason = compile_host(host, [digits().train.x[:4]])
-    assert reason == "OwnWay has its own forward pass, which does not call run() for every step"
+    assert (
+        reason
+        == "OwnWay has its own forward pass, which does not call run() for every step"
+    )
     assert host.compiled is None
 
 
@@ -214,32 +248,48 @@ def test_grafted_hosts_and_hosts_that_draw_have_a_reason() -> None:
         def forward_with_hook(self, x: Tensor, at: Any, vacant: Any = ()) -> Tensor:
             return x
 
-        def forward_from(self, x: Tensor, site: int, h: Tensor, at: Any, vacant: Any = ()) -> Tensor:
+        def forward_from(
+            self, x: Tensor, site: int, h: Tensor, at: Any, vacant: Any = ()
+        ) -> Tensor:
             return x
 
-    assert (compile_host(Foreign(), []) or "").startswith("Foreign is not a SegmentedHost")
+    assert (compile_host(Foreign(), []) or "").startswith(
+        "Foreign is not a SegmentedHost"
+    )
     assert "random" in (compiled.compile_obstacle(made("thin")[0], draws=True) or "")
     drops = made("thin")[0]
     drops.add_module("dropout", OwnedDropout(0.5, RngHandle(torch.Generator())))
     assert "random" in (compiled.compile_obstacle(drops) or "")
 
 
-def env_of(build_host: Callable[[], Host], **sections: dict[str, Any]) -> GrowthVectorEnv:
+def env_of(
+    build_host: Callable[[], Host], **sections: dict[str, Any]
+) -> GrowthVectorEnv:
     config = tiny_config(2, 4, **{**sections, "run": {"lanes": 1, "tier": "compiled"}})
-    return GrowthVectorEnv(replace(digits(), build_host=build_host), config, baseline=flat_baseline(4))
+    return GrowthVectorEnv(
+        replace(digits(), build_host=build_host), config, baseline=flat_baseline(4)
+    )
 
 
 @pytest.mark.trap(41)
-def test_an_env_reports_why_its_hosts_are_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_env_reports_why_its_hosts_are_eager(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with closing(env_of(Moody)) as training:
         assert training.execution is not None
         assert training.execution.tier == "eager"
         assert "Data-dependent branching" in (training.execution.refused or "")
-        assert [t.host.compiled for t in training.training if isinstance(t.host, SegmentedHost)] == [None, None]
+        assert [
+            t.host.compiled
+            for t in training.training
+            if isinstance(t.host, SegmentedHost)
+        ] == [None, None]
         training.reset(seed=1)
         training.step(training.action_space.sample() * 0)
     monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
-    with pytest.raises(RuntimeError, match="hosts are not compiled: Unsupported: Data-dependent"):
+    with pytest.raises(
+        RuntimeError, match="hosts are not compiled: Unsupported: Data-dependent"
+    ):
         env_of(Moody)
 
 
@@ -256,18 +306,31 @@ def live(rig: Rig) -> None:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "micro-batches": {"task": {"samples_per_epoch": 64, "batch_size": 32, "micro_batches": 5}},
-    "parts of one": {"task": {"samples_per_epoch": 64, "batch_size": 33, "micro_batches": 32}},
+    "micro-batches": {
+        "task": {"samples_per_epoch": 64, "batch_size": 32, "micro_batches": 5}
+    },
+    "parts of one": {
+        "task": {"samples_per_epoch": 64, "batch_size": 33, "micro_batches": 32}
+    },
     "recalibrated": {"env": {"recalibrate": True}},
     "ste": {"env": {"incubation": "ste"}},
-    "bfloat16": {"task": {"samples_per_epoch": 64, "batch_size": 32, "precision": "bfloat16"}},
+    "bfloat16": {
+        "task": {"samples_per_epoch": 64, "batch_size": 32, "precision": "bfloat16"}
+    },
 }
 
 
 @pytest.mark.finding("H2")
 @pytest.mark.parametrize(
     "name",
-    ["micro-batches", *(pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS if name != "micro-batches")],
+    [
+        "micro-batches",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in SETTINGS
+            if name != "micro-batches"
+        ),
+    ],
 )
 def test_a_run_compiles_nothing_after_its_env_was_made(name: str) -> None:
     """Epochs, validation, seeds that come and go, resets: torch raises where it would have to compile again."""
@@ -283,12 +346,24 @@ def test_a_run_compiles_nothing_after_its_env_was_made(name: str) -> None:
     ("batch", "parts"),
     [(6, 4), (6, 3), (16, 1)],
 )
-def test_every_size_of_a_run_is_compiled_also_that_of_smaller_parts(batch: int, parts: int) -> None:
+def test_every_size_of_a_run_is_compiled_also_that_of_smaller_parts(
+    batch: int, parts: int
+) -> None:
     """Parts that differ by one, as of 6 in 4, and those after memory ran out, with which half as much is evaluated."""
     task = digits()
-    most = next(n for n in range(8, 200) if len(task.validation) % n > 1 == len(task.validation) % -(-n // 2))
-    task = replace(task, evaluation_batch=most, build_host=lambda: CNNHost(1, 10, base=3, blocks=1))
-    sizes = {"samples_per_epoch": 2 * batch, "batch_size": batch, "micro_batches": parts}
+    most = next(
+        n
+        for n in range(8, 200)
+        if len(task.validation) % n > 1 == len(task.validation) % -(-n // 2)
+    )
+    task = replace(
+        task, evaluation_batch=most, build_host=lambda: CNNHost(1, 10, base=3, blocks=1)
+    )
+    sizes = {
+        "samples_per_epoch": 2 * batch,
+        "batch_size": batch,
+        "micro_batches": parts,
+    }
     config = tiny_config(1, 8, task=sizes, run={"lanes": 1, "tier": "compiled"})
     with closing(GrowthVectorEnv(task, config, baseline=flat_baseline(8))) as training:
         assert training.execution is not None
@@ -329,7 +404,9 @@ def test_an_episode_goes_as_in_eager() -> None:
         with rig(2, 8, run={"lanes": 2, "tier": tier}) as run:
             losses = []
             for row in ("GERMINATE", "ADVANCE", "ADVANCE"):
-                run.do(row, "r0c0", "conv_light" if row == "GERMINATE" else None, tempo=3)
+                run.do(
+                    row, "r0c0", "conv_light" if row == "GERMINATE" else None, tempo=3
+                )
                 losses += run.env.state.loss.tolist()
             found.append(losses)
     assert found[0] != [found[0][0]] * len(found[0])
@@ -346,33 +423,54 @@ def test_a_host_grown_compiled_is_saved_and_loaded(tmp_path: Path) -> None:
         export(committed_network(training.training[0]), tmp_path / "host")
         ours = evaluated(training.training[0].host, task.test.x[:20])
     with torch.inference_mode():
-        torch.testing.assert_close(load_host(tmp_path / "host")(task.test.x[:20]), ours, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            load_host(tmp_path / "host")(task.test.x[:20]), ours, rtol=1e-4, atol=1e-5
+        )
 
 
-def test_reasons_why_steps_are_not_captured_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WorkerExecutor, "reasons", lambda self: {"dropout: it draws": 2, "another": 1})
+def test_reasons_why_steps_are_not_captured_are_reported_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        WorkerExecutor, "reasons", lambda self: {"dropout: it draws": 2, "another": 1}
+    )
     with rig(1, 8) as run:
         run.step()
         run.step()
-        assert [event.reason for event in run.of_kind(StepsNotCaptured)] == ["dropout: it draws", "another"]
+        assert [event.reason for event in run.of_kind(StepsNotCaptured)] == [
+            "dropout: it draws",
+            "another",
+        ]
 
 
 def test_a_named_tier_is_no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WorkerExecutor, "reasons", lambda self: {"dropout: it draws": 2})
+    monkeypatch.setattr(
+        WorkerExecutor, "reasons", lambda self: {"dropout: it draws": 2}
+    )
     monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
     with rig(1, 8) as run:
         run.step()  # auto promised nothing
         run.env.config = run.env.config.with_values(run={"tier": "graph"})
         run.env._not_captured.clear()
-        with pytest.raises(RuntimeError, match="queued by Python, and not captured: dropout: it draws"):
+        with pytest.raises(
+            RuntimeError, match="queued by Python, and not captured: dropout: it draws"
+        ):
             run.step()
 
 
-def test_older_torch_gets_its_recompile_limit_by_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_torch_gets_its_recompile_limit_by_its_config(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its torch.compile has no argument for it."""
     given: list[tuple[bool, bool | None]] = []
 
-    def old(model: Any, *, fullgraph: bool = False, dynamic: bool | None = None, backend: Any = "inductor") -> Any:
+    def old(
+        model: Any,
+        *,
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
+        backend: Any = "inductor",
+    ) -> Any:
         given.append((fullgraph, dynamic))
         return model
 
@@ -384,7 +482,9 @@ def test_older_torch_gets_its_recompile_limit_by_its_config(monkeypatch: pytest.
     assert given == [(True, True)]
 
 
-def test_the_sizes_that_are_compiled_include_those_after_memory_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sizes_that_are_compiled_include_those_after_memory_ran_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Twice as many parts of a batch, and half as many samples that are evaluated at once."""
     sizes: list[set[int]] = []
 
@@ -392,7 +492,11 @@ def test_the_sizes_that_are_compiled_include_those_after_memory_ran_out(monkeypa
         sizes.extend(({len(x) for x in trained}, {len(x) for x in evaluated}))
 
     monkeypatch.setattr(compiled, "compile_host", note)
-    task = replace(digits(), evaluation_batch=100)  # of 400 samples for validation, and 400 for the test
-    training = training_of(task, task={"batch_size": 6, "micro_batches": 2, "samples_per_epoch": 12})
+    task = replace(
+        digits(), evaluation_batch=100
+    )  # of 400 samples for validation, and 400 for the test
+    training = training_of(
+        task, task={"batch_size": 6, "micro_batches": 2, "samples_per_epoch": 12}
+    )
     assert compiled._compile_for_run(training) is None
     assert sizes == [{3, 2, 1}, {100, 50}]

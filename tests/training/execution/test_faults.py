@@ -30,10 +30,15 @@ class Place:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_errors_of_hosts_data_devices_and_ranks_need_no_traceback(error: Exception) -> None:
+def test_errors_of_hosts_data_devices_and_ranks_need_no_traceback(
+    error: Exception,
+) -> None:
     assert is_expected(error)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("worker"), ValueError("shapes"), KeyError("x"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("worker"), ValueError("shapes"), KeyError("x"), KeyboardInterrupt()],
+)
 def test_any_other_error_needs_its_traceback(error: BaseException) -> None:
     assert not is_expected(error)

@@ -176,7 +176,9 @@ def gpu(number: int = 1) -> Gpu:
     return Gpu(torch.device("cuda", number))
 
 
-def capture(gpu: Gpu, work: Callable[[], object], stream: torch.cuda.Stream | None = None) -> Captured:
+def capture(
+    gpu: Gpu, work: Callable[[], object], stream: torch.cuda.Stream | None = None
+) -> Captured:
     return gpu.capture(work, stream or gpu.stream(), (0, 1), ())
 
 
@@ -190,7 +192,9 @@ def by_zero() -> None:
 
 
 @pytest.mark.trap(32)
-def test_a_fork_comes_after_what_was_queued_and_a_join_before_what_is(cuda: TorchCuda) -> None:
+def test_a_fork_comes_after_what_was_queued_and_a_join_before_what_is(
+    cuda: TorchCuda,
+) -> None:
     one, order = gpu(), cuda.order
     streams: list[Any] = [one.stream(), one.stream()]
     names = [stream.cuda_stream for stream in streams]
@@ -200,16 +204,26 @@ def test_a_fork_comes_after_what_was_queued_and_a_join_before_what_is(cuda: Torc
     assert all(order.before(name, None, first) for name in names)
     later, done = order.work(None), [order.work(name) for name in names]
     assert not any(order.before(name, None, later) for name in names)
-    assert not any(order.before(None, name, number) for name, number in zip(names, done, strict=True))
+    assert not any(
+        order.before(None, name, number)
+        for name, number in zip(names, done, strict=True)
+    )
     one.join(streams)
-    assert all(order.before(None, name, number) for name, number in zip(names, done, strict=True))
-    assert not any(order.before(name, None, later) for name in names), "streams go on at once"
+    assert all(
+        order.before(None, name, number)
+        for name, number in zip(names, done, strict=True)
+    )
+    assert not any(order.before(name, None, later) for name in names), (
+        "streams go on at once"
+    )
     assert not order.before(names[0], names[1], done[1])
 
 
 @pytest.mark.trap(36)
 @pytest.mark.trap(37)
-def test_work_is_captured_and_launched_on_its_stream_and_in_its_memory(cuda: TorchCuda, fake: Fake) -> None:
+def test_work_is_captured_and_launched_on_its_stream_and_in_its_memory(
+    cuda: TorchCuda, fake: Fake
+) -> None:
     one, seen = gpu(), list[Stream | None]()
     streams: list[Any] = [one.stream(), one.stream()]
     pools = [one.pool(), one.pool()]
@@ -223,14 +237,20 @@ def test_work_is_captured_and_launched_on_its_stream_and_in_its_memory(cuda: Tor
     for number, each in enumerate(captured):
         each.graph.raw_cuda_graph_exec = lambda number=number: 7 + number  # type: ignore[method-assign,misc]
     one.launch(captured, streams, [2, 2], StopFlag())
-    assert fake.launches == [(7, streams[0].cuda_stream), (8, streams[1].cuda_stream)] * 2
+    assert (
+        fake.launches == [(7, streams[0].cuda_stream), (8, streams[1].cuda_stream)] * 2
+    )
 
 
-def test_a_capture_whose_work_fails_is_ended_and_its_memory_is_given_back(cuda: TorchCuda) -> None:
+def test_a_capture_whose_work_fails_is_ended_and_its_memory_is_given_back(
+    cuda: TorchCuda,
+) -> None:
     one = gpu()
     with pytest.raises(ZeroDivisionError, match="of the network"):
         capture(one, by_zero)
-    assert cuda.calls == ["synchronize cuda:1", "capture_begin", "capture_end"], "others may still use its stream"
+    assert cuda.calls == ["synchronize cuda:1", "capture_begin", "capture_end"], (
+        "others may still use its stream"
+    )
     one.give_back()
     assert cuda.calls[3:] == ["reset", "empty cache"]
     assert alive(cuda) == 0
@@ -238,7 +258,9 @@ def test_a_capture_whose_work_fails_is_ended_and_its_memory_is_given_back(cuda: 
 
 
 @pytest.mark.parametrize("refused", ["capture_begin", "capture_end"])
-def test_a_capture_that_cuda_cuts_off_outlives_all_that_may_ask_for_it(cuda: TorchCuda, refused: str) -> None:
+def test_a_capture_that_cuda_cuts_off_outlives_all_that_may_ask_for_it(
+    cuda: TorchCuda, refused: str
+) -> None:
     cuda.refused = {refused, "capture_end"}
     one = gpu()
     with pytest.raises(RuntimeError, match=f"{refused} failed"):
@@ -249,7 +271,9 @@ def test_a_capture_that_cuda_cuts_off_outlives_all_that_may_ask_for_it(cuda: Tor
     assert alive(cuda) == 1
 
 
-def test_a_graph_that_cannot_be_made_is_given_back(cuda: TorchCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_cannot_be_made_is_given_back(
+    cuda: TorchCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The capture ends, and then there is no memory for the graph, so that capture_end raises."""
 
     def ends_late(graph: Graph) -> None:
@@ -264,7 +288,9 @@ def test_a_graph_that_cannot_be_made_is_given_back(cuda: TorchCuda, monkeypatch:
     assert cuda.calls[-2:] == ["reset", "empty cache"]
 
 
-def test_two_devices_capture_one_after_the_other_and_the_allocators_are_left_alone_meanwhile(cuda: TorchCuda) -> None:
+def test_two_devices_capture_one_after_the_other_and_the_allocators_are_left_alone_meanwhile(
+    cuda: TorchCuda,
+) -> None:
     """The stand-in's graph and cache refuse anything else."""
     meet, most = threading.Barrier(3, timeout=20), []
 
@@ -286,13 +312,19 @@ def test_two_devices_capture_one_after_the_other_and_the_allocators_are_left_alo
             one.give_back()
 
     with ThreadPoolExecutor(3) as threads:
-        for future in [threads.submit(do, 0), threads.submit(do, 1), threads.submit(give_back)]:
+        for future in [
+            threads.submit(do, 0),
+            threads.submit(do, 1),
+            threads.submit(give_back),
+        ]:
             future.result(60)
     assert most == [1] * 6
     assert gc.isenabled()
 
 
-def test_work_on_one_device_makes_no_context_on_another(cuda: TorchCuda, fake: Fake) -> None:
+def test_work_on_one_device_makes_no_context_on_another(
+    cuda: TorchCuda, fake: Fake
+) -> None:
     one = gpu(1)
     stream: Any = one.stream()
     with one.on(stream):
@@ -306,7 +338,9 @@ def test_work_on_one_device_makes_no_context_on_another(cuda: TorchCuda, fake: F
     assert fake.contexts == fake.launch_devices == {1}
 
 
-def test_the_current_device_is_as_before_if_it_is_used(cuda: TorchCuda, fake: Fake) -> None:
+def test_the_current_device_is_as_before_if_it_is_used(
+    cuda: TorchCuda, fake: Fake
+) -> None:
     fake.library.cudaSetDevice(0)
     one = gpu(1)
     with one.on(one.stream()):
@@ -315,12 +349,16 @@ def test_the_current_device_is_as_before_if_it_is_used(cuda: TorchCuda, fake: Fa
     assert cuda.current_device() == fake.current_device == 0
 
 
-def test_a_device_without_a_number_is_the_current_one(cuda: TorchCuda, fake: Fake) -> None:
+def test_a_device_without_a_number_is_the_current_one(
+    cuda: TorchCuda, fake: Fake
+) -> None:
     fake.library.cudaSetDevice(1)
     assert Gpu(torch.device("cuda")).device == torch.device("cuda", 1)
 
 
-def test_streams_of_closed_executors_serve_the_next_ones_on_the_device(cuda: TorchCuda) -> None:
+def test_streams_of_closed_executors_serve_the_next_ones_on_the_device(
+    cuda: TorchCuda,
+) -> None:
     """Each stream once, though it was the stream of two executors."""
     first = gpu(1)
     one, two = first.stream(), first.stream()

@@ -29,15 +29,25 @@ class SyncMode:
         return self.mode
 
     def set(self, mode: int | str) -> None:
-        self.mode = {"default": 0, "warn": 1, "error": 2}[mode] if isinstance(mode, str) else mode
+        self.mode = (
+            {"default": 0, "warn": 1, "error": 2}[mode]
+            if isinstance(mode, str)
+            else mode
+        )
         if self.mode:
-            warnings.warn("Synchronization debug mode is a prototype feature and does not yet detect all", stacklevel=1)
+            warnings.warn(
+                "Synchronization debug mode is a prototype feature and does not yet detect all",
+                stacklevel=1,
+            )
 
     def wait(self) -> None:
         """Waits as .item() of a tensor on a GPU does."""
         assert self.mode != 2
         if self.mode == 1:
-            warnings.warn("called a synchronizing CUDA operation (Triggered internally at a.cpp:1.)", stacklevel=1)
+            warnings.warn(
+                "called a synchronizing CUDA operation (Triggered internally at a.cpp:1.)",
+                stacklevel=1,
+            )
 
 
 @pytest.fixture
@@ -48,14 +58,18 @@ def sync(monkeypatch: pytest.MonkeyPatch) -> SyncMode:
     return mode
 
 
-def side_by_side(first: Callable[[], bool], second: Callable[[], bool]) -> tuple[bool, bool]:
+def side_by_side(
+    first: Callable[[], bool], second: Callable[[], bool]
+) -> tuple[bool, bool]:
     with ThreadPoolExecutor(2) as threads:
         futures = [threads.submit(first), threads.submit(second)]
         return futures[0].result(20), futures[1].result(20)
 
 
 @pytest.mark.parametrize("waiting", [0, 1])
-def test_each_of_two_devices_has_its_own_verdict_and_the_mode_is_put_back(sync: SyncMode, waiting: int) -> None:
+def test_each_of_two_devices_has_its_own_verdict_and_the_mode_is_put_back(
+    sync: SyncMode, waiting: int
+) -> None:
     """Without turns, the second begins while the first is inside, and ends after it."""
     inside, left = [threading.Event(), threading.Event()], threading.Event()
 
@@ -106,7 +120,9 @@ def test_other_warnings_reach_the_user_and_filters_are_put_back(sync: SyncMode) 
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         before, show = warnings.filters[:], warnings.showwarning
-        assert waits(lambda: (warnings.warn("of the network", stacklevel=1), sync.wait()))
+        assert waits(
+            lambda: (warnings.warn("of the network", stacklevel=1), sync.wait())
+        )
         assert (warnings.filters, warnings.showwarning) == (before, show)
     assert [str(warning.message) for warning in seen] == ["of the network"]
 

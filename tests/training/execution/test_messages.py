@@ -19,7 +19,9 @@ class Waiting:
         self.wait = lambda _timeout: wait()
 
 
-def test_a_rank_that_ended_before_a_call_is_found_by_its_missing_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_ended_before_a_call_is_found_by_its_missing_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Waiting for what is sent to a rank that has just ended may never return; waiting for its answer does."""
     order = []
 

@@ -66,7 +66,9 @@ class Noting:
 
 @contextmanager
 def three() -> Iterator[MultiGpuExecutor]:
-    with MultiGpuExecutor([WorkerExecutor(1), WorkerExecutor(1), WorkerExecutor(1)]) as executor:
+    with MultiGpuExecutor(
+        [WorkerExecutor(1), WorkerExecutor(1), WorkerExecutor(1)]
+    ) as executor:
         yield executor
 
 
@@ -94,7 +96,12 @@ def test_errors_of_all_devices_are_one_error_of_the_first_env() -> None:
         if env.index in (1, 2, 4):
             raise ArithmeticError(f"in {env.index}")
 
-    with three() as executor, pytest.raises(HostError, match="env 1, epoch 3, batch 1: ArithmeticError: in 1") as found:
+    with (
+        three() as executor,
+        pytest.raises(
+            HostError, match="env 1, epoch 3, batch 1: ArithmeticError: in 1"
+        ) as found,
+    ):
         executor.run(breaks, [Env(i) for i in range(6)])
     assert found.value.env == 1
     assert [str(cause) for cause in found.value.causes] == ["in 1", "in 4", "in 2"]
@@ -102,12 +109,21 @@ def test_errors_of_all_devices_are_one_error_of_the_first_env() -> None:
 
 
 def test_an_error_outside_of_hosts_comes_first_and_names_the_others() -> None:
-    broken = HostError(Env(0), ArithmeticError("a host's")), HostError(Env(1), ArithmeticError("another's"))
-    devices: list[Any] = [Noting(broken[0]), Noting(broken[1]), Noting(DeviceFailed("the third"))]
+    broken = (
+        HostError(Env(0), ArithmeticError("a host's")),
+        HostError(Env(1), ArithmeticError("another's")),
+    )
+    devices: list[Any] = [
+        Noting(broken[0]),
+        Noting(broken[1]),
+        Noting(DeviceFailed("the third")),
+    ]
     executor = MultiGpuExecutor(devices)
     with pytest.raises(DeviceFailed, match="the third") as caught:
         executor.run(lambda _env: None, [Env(i) for i in range(3)])
-    assert [f"env {i}, epoch 3" in note for i, note in enumerate(caught.value.__notes__)] == [True, True]
+    assert [
+        f"env {i}, epoch 3" in note for i, note in enumerate(caught.value.__notes__)
+    ] == [True, True]
     with pytest.raises(DeviceFailed, match="the third"):
         executor.close()
 
@@ -124,7 +140,9 @@ def test_the_work_of_a_device_is_always_on_the_same_thread() -> None:
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("a sticky fault")])
-def test_a_device_is_closed_on_its_thread_which_ends_after_that(error: Exception | None) -> None:
+def test_a_device_is_closed_on_its_thread_which_ends_after_that(
+    error: Exception | None,
+) -> None:
     devices: list[Any] = [Noting(), Noting(), Noting()]
     executor = MultiGpuExecutor(devices)
     executor.run(lambda _env: None, [Env(i) for i in range(3)])
@@ -136,7 +154,9 @@ def test_a_device_is_closed_on_its_thread_which_ends_after_that(error: Exception
             executor.close()
     executor.close()  # does nothing
     assert [len(device.threads) for device in devices] == [2, 2, 2]
-    assert all(worked is closed for worked, closed in (device.threads for device in devices))
+    assert all(
+        worked is closed for worked, closed in (device.threads for device in devices)
+    )
     assert not any(thread.is_alive() for device in devices for thread in device.threads)
 
 
@@ -165,8 +185,12 @@ def grown(devices: int, envs: int = 5) -> tuple[list[Any], list[dict[str, Any]]]
     told: list[Event] = []
     config = tiny_config(envs, 8, run={"lanes": 2}, env={"embargo": 1})
     copies = [digits().to(torch.device("cpu")) for _ in range(devices - 1)]
-    env = GrowthVectorEnv(digits(), config, told.append, flat_baseline(8), elsewhere=copies)
-    assert len({id(training.totals.accumulators) for training in env.training}) == devices
+    env = GrowthVectorEnv(
+        digits(), config, told.append, flat_baseline(8), elsewhere=copies
+    )
+    assert (
+        len({id(training.totals.accumulators) for training in env.training}) == devices
+    )
     chance = RandomController(env.action_spec, env.layout, envs, 3)
     seen: list[Any] = []
     for _ in range(2):
@@ -175,7 +199,9 @@ def grown(devices: int, envs: int = 5) -> tuple[list[Any], list[dict[str, Any]]]
         for step in range(8):
             if step == 5:
                 DAMAGE["NaN weight"](env.training[3])
-            observation, rewards, _, _, info = env.step(chance.act(observation, info["action_mask"]))
+            observation, rewards, _, _, info = env.step(
+                chance.act(observation, info["action_mask"])
+            )
             seen += [observation, rewards, *flat(env.state_dict()).values()]
         seen.append(env.test_accuracy())
     env.close()
@@ -192,11 +218,17 @@ def test_hosts_on_several_devices_have_the_bits_of_one() -> None:
 
 
 def executor_of(gpus: list[FakeGpu]) -> Any:
-    return fake_executor(gpus[0]) if len(gpus) == 1 else MultiGpuExecutor([fake_executor(gpu) for gpu in gpus])
+    return (
+        fake_executor(gpus[0])
+        if len(gpus) == 1
+        else MultiGpuExecutor([fake_executor(gpu) for gpu in gpus])
+    )
 
 
 @pytest.mark.finding("T1")
-@pytest.mark.parametrize("kind", slow_except(["float images"], ["float images", "text"]))
+@pytest.mark.parametrize(
+    "kind", slow_except(["float images"], ["float images", "text"])
+)
 def test_captured_work_on_several_gpus_gives_the_bits_of_one(kind: str) -> None:
     """Each stand-in for a GPU captures and launches the steps of its own hosts, and of no others."""
     records, launches = [], []
@@ -209,14 +241,19 @@ def test_captured_work_on_several_gpus_gives_the_bits_of_one(kind: str) -> None:
             for number, gpu in enumerate(gpus):
                 gpu.hosts = growing.hosts[number::count]
             records.append(growing.episodes(1, 5))
-        launches.append([sum(call.startswith("launch") for call in gpu.calls) for gpu in gpus])
+        launches.append(
+            [sum(call.startswith("launch") for call in gpu.calls) for gpu in gpus]
+        )
     assert all(min(each) > 0 for each in launches)
     assert_same(*records)
 
 
 def test_a_baseline_on_several_devices_is_that_of_one() -> None:
     config = TrainingConfig.parse(
-        {"task": {"samples_per_epoch": 64}, "env": {"n_envs": 3, "episode_length": 3, "baseline_episodes": 3}}
+        {
+            "task": {"samples_per_epoch": 64},
+            "env": {"n_envs": 3, "episode_length": 3, "baseline_episodes": 3},
+        }
     )
     found = []
     for device in ("cpu", "cpu,cpu"):
@@ -230,7 +267,9 @@ def test_a_baseline_on_several_devices_is_that_of_one() -> None:
 
 
 def test_no_more_devices_than_hosts_are_used() -> None:
-    config = TrainingConfig.parse({"run": {"device": "cpu,cpu,cpu"}, "env": {"n_envs": 2, "episode_length": 2}})
+    config = TrainingConfig.parse(
+        {"run": {"device": "cpu,cpu,cpu"}, "env": {"n_envs": 2, "episode_length": 2}}
+    )
     env = make_env(config)
     assert isinstance(env, GrowthVectorEnv)
     assert (len(env.tasks), isinstance(env.executor, MultiGpuExecutor)) == (2, True)
@@ -241,7 +280,9 @@ def test_no_more_devices_than_hosts_are_used() -> None:
     alone.close()
 
 
-def test_an_env_whose_gpu_has_failed_ends_its_workers_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_env_whose_gpu_has_failed_ends_its_workers_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     env = make_env(TrainingConfig.parse({"env": {"n_envs": 2, "episode_length": 2}}))
     assert isinstance(env, GrowthVectorEnv)
     close, closed = env.executor.close, []
@@ -261,9 +302,15 @@ def test_other_hosts_are_other_hosts_everywhere() -> None:
     config = TrainingConfig.parse({"run": {"device": "cpu,cpu"}})
     maker = EnvMaker.of(config).with_hosts(float_images().build_host)
     assert maker.task is not None
-    assert {each.build_host for each in (maker.task, *maker.elsewhere)} == {float_images().build_host}
-    with pytest.raises(ConfigError, match="hosts of planted are simulated and cannot be replaced"):
-        EnvMaker.of(TrainingConfig.parse({"task": {"name": "planted"}})).with_hosts(float_images().build_host)
+    assert {each.build_host for each in (maker.task, *maker.elsewhere)} == {
+        float_images().build_host
+    }
+    with pytest.raises(
+        ConfigError, match="hosts of planted are simulated and cannot be replaced"
+    ):
+        EnvMaker.of(TrainingConfig.parse({"task": {"name": "planted"}})).with_hosts(
+            float_images().build_host
+        )
 
 
 @pytest.mark.parametrize(
@@ -280,19 +327,33 @@ def test_devices_that_cannot_be_are_refused(names: str, message: str) -> None:
         check_devices(names)
 
 
-@pytest.mark.parametrize(("gpus", "found"), [(0, "cpu"), (1, "cuda:0"), (3, "cuda:0,cuda:1,cuda:2")])
-def test_auto_is_all_gpus_of_the_machine_or_its_cpu(gpus: int, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("gpus", "found"), [(0, "cpu"), (1, "cuda:0"), (3, "cuda:0,cuda:1,cuda:2")]
+)
+def test_auto_is_all_gpus_of_the_machine_or_its_cpu(
+    gpus: int, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     assert ",".join(map(str, check_devices("auto"))) == found
-    maker = EnvMaker.of(TrainingConfig.parse({"task": {"name": "planted"}, "run": {"device": "auto"}}))
+    maker = EnvMaker.of(
+        TrainingConfig.parse({"task": {"name": "planted"}, "run": {"device": "auto"}})
+    )
     assert maker.config.run.device == found  # recorded, and chosen only once
-    of_ranks = [RunRanks(rank, 3, local_rank=rank, local_size=3).own(maker.config.run).device for rank in range(3)]
+    of_ranks = [
+        RunRanks(rank, 3, local_rank=rank, local_size=3).own(maker.config.run).device
+        for rank in range(3)
+    ]
     assert set(of_ranks) == set(found.split(","))
 
 
-def test_two_gpus_are_accepted_and_one_twice_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_gpus_are_accepted_and_one_twice_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert [str(device) for device in check_devices("cuda:0, cuda:1")] == ["cuda:0", "cuda:1"]
+    assert [str(device) for device in check_devices("cuda:0, cuda:1")] == [
+        "cuda:0",
+        "cuda:1",
+    ]
     for names in ("cuda:1,cuda:1", "cuda,cuda:0", "cpu,cuda:0"):
         with pytest.raises(ConfigError, match="must be distinct GPUs"):
             check_devices(names)

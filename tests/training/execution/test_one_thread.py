@@ -33,9 +33,15 @@ def test_loss_statistics_totals_and_step_of_a_batch_are_made_by_the_worker_of_it
 
         return call
 
-    for module, name in ((objective, "cross_entropy"), (host_step, "grad_stats"), (host_step, "sgd_step")):
+    for module, name in (
+        (objective, "cross_entropy"),
+        (host_step, "grad_stats"),
+        (host_step, "sgd_step"),
+    ):
         monkeypatch.setattr(module, name, noted(name, getattr(module, name)))
-    monkeypatch.setattr(EpochMetrics, "add_training", noted("add_training", EpochMetrics.add_training))
+    monkeypatch.setattr(
+        EpochMetrics, "add_training", noted("add_training", EpochMetrics.add_training)
+    )
 
     def train(training: HostTraining) -> None:
         env_of_thread[threading.get_ident()] = training.index
@@ -46,7 +52,10 @@ def test_loss_statistics_totals_and_step_of_a_batch_are_made_by_the_worker_of_it
     config = tiny_config(task={"samples_per_epoch": 96, "batch_size": 32})
     with WorkerExecutor(3) as executor:
         executor.run(train, [make_training(config, index=index) for index in range(5)])
-    assert calls == {index: ["cross_entropy", "add_training", "grad_stats", "sgd_step"] * 3 for index in range(5)}
+    assert calls == {
+        index: ["cross_entropy", "add_training", "grad_stats", "sgd_step"] * 3
+        for index in range(5)
+    }
 
 
 @pytest.mark.trap(38)

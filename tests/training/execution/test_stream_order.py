@@ -47,17 +47,23 @@ def test_an_env_has_one_stream_for_warming_up_capturing_and_launching() -> None:
 
     with growing(gpu) as made:
         for parts in (1, 2):
-            made.trainer.policy.restore(parts)  # what was captured for another number of parts is dropped
+            made.trainer.policy.restore(
+                parts
+            )  # what was captured for another number of parts is dropped
             for envs in (made.hosts[::-1], made.hosts):
                 made.executor.run(work, envs)
                 with gpu.watched() as seen:
                     made.trainer.epoch(envs)
                     made.executor.run(validate, envs)
                 for training in envs:
-                    for address in set(addresses(training).values()) & set(seen.streams):
+                    for address in set(addresses(training).values()) & set(
+                        seen.streams
+                    ):
                         streams[training.index] |= seen.streams[address]
                     assert {"batch", "position", "totals"} <= {
-                        name for name, address in addresses(training).items() if address in seen.streams
+                        name
+                        for name, address in addresses(training).items()
+                        if address in seen.streams
                     }
         assert {one.stream for one in gpu.captured} == set.union(*streams.values())
         assert all(one.times for one in gpu.captured[:2])
@@ -75,7 +81,9 @@ def test_each_env_has_a_memory_of_its_own_also_after_a_drop() -> None:
         made.episodes(2, 4)
         pools = {(id(one.pool), one.stream.number) for one in gpu.captured}
     assert len(pools) > 3
-    assert len({pool for pool, _ in pools}) == len(pools), "two envs had the same memory"
+    assert len({pool for pool, _ in pools}) == len(pools), (
+        "two envs had the same memory"
+    )
     assert {stream for _, stream in pools} == {1, 2, 3}
 
 
@@ -96,7 +104,12 @@ def test_forty_one_envs_have_forty_one_streams() -> None:
 
 
 @pytest.mark.trap(32)
-@pytest.mark.parametrize("error", slow_except([None, KeyboardInterrupt], [None, ZeroDivisionError, KeyboardInterrupt]))
+@pytest.mark.parametrize(
+    "error",
+    slow_except(
+        [None, KeyboardInterrupt], [None, ZeroDivisionError, KeyboardInterrupt]
+    ),
+)
 def test_streams_follow_what_was_queued_and_are_waited_for_even_after_an_error(
     error: type[BaseException] | None,
 ) -> None:
@@ -112,7 +125,11 @@ def test_streams_follow_what_was_queued_and_are_waited_for_even_after_an_error(
         for _ in range(2):
             for training in made.hosts:
                 touch(training.alphas)
-            with pytest.raises(HostError if error is ZeroDivisionError else error) if error else nullcontext():
+            with (
+                pytest.raises(HostError if error is ZeroDivisionError else error)
+                if error
+                else nullcontext()
+            ):
                 made.executor.run(work, made.hosts)
         for training in made.hosts:
             touch(training.alphas)
@@ -154,4 +171,8 @@ def test_work_in_no_order_is_seen() -> None:
             touch(shared)
         gpu.synchronize()
         touch(shared)
-    assert [race.rpartition("work on ")[2] for race in seen.races] == [str(one), str(one), "None"]
+    assert [race.rpartition("work on ")[2] for race in seen.races] == [
+        str(one),
+        str(one),
+        "None",
+    ]

@@ -15,14 +15,24 @@ from esper.training.execution.streams import WARM_UP
 from esper.training.execution.workers import WorkerExecutor
 from tests.selection import slow_except
 from tests.training.fake_gpu import FakeGpu, fake_executor
-from tests.training.growing import BATCHES, KINDS, Dropping, Growing, Kind, assert_same, float_images
+from tests.training.growing import (
+    BATCHES,
+    KINDS,
+    Dropping,
+    Growing,
+    Kind,
+    assert_same,
+    float_images,
+)
 from tests.training.live_tensors import Live, live_tensors
 
 S = SeedStage
 
 
 @contextmanager
-def growing(gpu: FakeGpu, n: int = 2, kind: str = "float images", capture: bool = True) -> Iterator[Growing]:
+def growing(
+    gpu: FakeGpu, n: int = 2, kind: str = "float images", capture: bool = True
+) -> Iterator[Growing]:
     with Growing(KINDS[kind], fake_executor(gpu, capture), n) as made:
         gpu.hosts = made.hosts
         made.reset()
@@ -33,7 +43,10 @@ def launches(gpu: FakeGpu) -> list[str]:
     return [call for call in gpu.calls if call.startswith("launch")]
 
 
-@pytest.mark.parametrize(("kind", "seed"), slow_except([("ste", 0)], [*((kind, 0) for kind in KINDS), ("bytes", 2)]))
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    slow_except([("ste", 0)], [*((kind, 0) for kind in KINDS), ("bytes", 2)]),
+)
 def test_captured_hosts_grow_as_others_do_to_the_last_bit(kind: str, seed: int) -> None:
     with Growing(KINDS[kind], WorkerExecutor(1)) as plain:
         expected = plain.episodes(2, 8, seed)
@@ -68,9 +81,10 @@ def test_an_epoch_warms_up_captures_and_launches_the_rest() -> None:
             f"launch {[BATCHES] * 2}",
             "join [1, 2]",
         ]
-        assert [(training.epoch, training.batch, training.gradient_stats.batches) for training in made.hosts] == [
-            (2, BATCHES - 1, BATCHES)
-        ] * 2
+        assert [
+            (training.epoch, training.batch, training.gradient_stats.batches)
+            for training in made.hosts
+        ] == [(2, BATCHES - 1, BATCHES)] * 2
 
 
 def test_validation_is_captured_when_it_is_done_for_the_second_time() -> None:
@@ -101,7 +115,9 @@ def test_rates_alphas_and_targets_act_without_a_new_capture() -> None:
                 for training in world.hosts:
                     training.site_by_name["r0c0"].alpha = alpha
                     training.site_by_name["r1c0"].target = 1 - alpha
-            assert_same(made.epoch(), plain.epoch())  # the learning rate falls with every epoch, too
+            assert_same(
+                made.epoch(), plain.epoch()
+            )  # the learning rate falls with every epoch, too
         assert len(gpu.captured) == captured
 
 
@@ -120,7 +136,10 @@ def test_captured_work_serves_later_rounds() -> None:
 
 def test_a_shadow_is_fresh_though_its_steps_were_captured_with_another_seed() -> None:
     gpu = FakeGpu()
-    with Growing(KINDS["float images"], WorkerExecutor(1)) as plain, growing(gpu) as made:
+    with (
+        Growing(KINDS["float images"], WorkerExecutor(1)) as plain,
+        growing(gpu) as made,
+    ):
         for episode in range(2):
             for world in (plain, made):
                 world.reset(episode)
@@ -132,18 +151,25 @@ def test_a_shadow_is_fresh_though_its_steps_were_captured_with_another_seed() ->
 
 def test_statistics_have_their_owner_whichever_seed_was_planted_first() -> None:
     gpu = FakeGpu()
-    with Growing(KINDS["float images"], WorkerExecutor(1)) as plain, growing(gpu) as made:
+    with (
+        Growing(KINDS["float images"], WorkerExecutor(1)) as plain,
+        growing(gpu) as made,
+    ):
         for episode, order in enumerate((("r0c0", "r1c0"), ("r1c0", "r0c0"))):
             for world in (plain, made):
                 world.reset(episode)
                 for slot in order:
-                    world.plant(0, slot, S.HOLDING, "conv_light" if slot == "r0c0" else "norm")
+                    world.plant(
+                        0, slot, S.HOLDING, "conv_light" if slot == "r0c0" else "norm"
+                    )
             assert_same(made.epoch(), plain.epoch())
         assert launches(gpu)[-1] == f"launch {[BATCHES] * 2}"
 
 
 @pytest.mark.slow
-def test_what_is_captured_is_dropped_all_at_once_when_there_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_captured_is_dropped_all_at_once_when_there_is_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gpu = FakeGpu()
     with Growing(KINDS["float images"], WorkerExecutor(1)) as plain:
         expected = plain.episodes(3, 8)
@@ -156,7 +182,9 @@ def test_what_is_captured_is_dropped_all_at_once_when_there_is_too_much(monkeypa
     dropped = [i for i, call in enumerate(gpu.calls) if call == "give back"]
     assert len(dropped) > 4
     assert all(gpu.calls[i - 1] == "synchronize" for i in dropped)
-    assert len(gpu.pools) > 4, "torch does not take memory again that all captured work was dropped from"
+    assert len(gpu.pools) > 4, (
+        "torch does not take memory again that all captured work was dropped from"
+    )
 
 
 @pytest.mark.parametrize("trouble", ["waits", "raises"])
@@ -166,14 +194,20 @@ def test_work_that_cannot_be_captured_is_queued_and_says_why_once(trouble: str) 
     gpu = FakeGpu()
     with growing(gpu) as made:
         gpu.waiting = trouble == "waits"
-        gpu.refusal = RuntimeError("operation not permitted") if trouble == "raises" else None
+        gpu.refusal = (
+            RuntimeError("operation not permitted") if trouble == "raises" else None
+        )
         assert_same(made.episodes(1, 5), expected)
         counts = made.executor.reasons()  # type: ignore[union-attr]
-        assert list(counts) == [WAITS if trouble == "waits" else "RuntimeError: operation not permitted"]
+        assert list(counts) == [
+            WAITS if trouble == "waits" else "RuntimeError: operation not permitted"
+        ]
         tried = len(gpu.calls)
         assert_same(made.episodes(1, 5), expected)
         fresh = [call for call in gpu.calls[tried:] if call.startswith("capture")]
-        assert len(fresh) <= 2 * 5  # validations that are seen for the second time only now
+        assert (
+            len(fresh) <= 2 * 5
+        )  # validations that are seen for the second time only now
     assert not gpu.captured
 
 
@@ -210,7 +244,9 @@ class Renewing(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         if self.training:
-            self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(dim=(0, 2, 3))[:, None, None]
+            self.mean = (
+                0.9 * self.mean + 0.1 * h.detach().mean(dim=(0, 2, 3))[:, None, None]
+            )
         return self.scale * (h - self.mean)
 
 
@@ -270,7 +306,10 @@ def test_a_seed_that_does_not_take_part_yet_hinders_no_capture() -> None:
 
 def test_a_host_without_gradients_trains_as_ever() -> None:
     gpu = FakeGpu()
-    with Growing(KINDS["float images"], WorkerExecutor(1)) as plain, growing(gpu) as made:
+    with (
+        Growing(KINDS["float images"], WorkerExecutor(1)) as plain,
+        growing(gpu) as made,
+    ):
         plain.reset()
         for world in (plain, made):
             for training in world.hosts:
@@ -282,7 +321,9 @@ def test_a_host_without_gradients_trains_as_ever() -> None:
 
 def test_float16_is_not_captured_and_says_why() -> None:
     gpu = FakeGpu()
-    with Growing(Kind(float_images, precision="float16"), fake_executor(gpu), 1) as made:
+    with Growing(
+        Kind(float_images, precision="float16"), fake_executor(gpu), 1
+    ) as made:
         gpu.hosts = made.hosts
         made.reset()
         made.trainer.epoch(made.hosts)
@@ -347,5 +388,9 @@ def test_memory_is_flat_over_1000_topologies(monkeypatch: pytest.MonkeyPatch) ->
                 made.reset(epoch)
     half = len(sizes) // 2
     early, late = sizes[:half], sizes[half:]
-    assert max(live.tensors for live in late) <= 1.2 * max(live.tensors for live in early), sizes
-    assert max(live.bytes for live in late) <= 1.2 * max(live.bytes for live in early), sizes
+    assert max(live.tensors for live in late) <= 1.2 * max(
+        live.tensors for live in early
+    ), sizes
+    assert max(live.bytes for live in late) <= 1.2 * max(
+        live.bytes for live in early
+    ), sizes

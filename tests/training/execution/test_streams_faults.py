@@ -23,7 +23,9 @@ def growing(gpu: FakeGpu, n: int = 2, capture: bool = True) -> Growing:
 
 @pytest.mark.finding("M12")
 @pytest.mark.parametrize("step", [0, 2, BATCHES])
-def test_an_error_in_a_step_leaves_the_others_and_says_where(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_step_leaves_the_others_and_says_where(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The step is in the warm-up, or in an ordinary epoch."""
     gpu = FakeGpu()
     with growing(gpu, n=3, capture=step < WARM_UP) as made:
@@ -45,7 +47,11 @@ def test_an_error_in_a_step_leaves_the_others_and_says_where(step: int, monkeypa
         with pytest.raises(HostError, match=place):
             made.trainer.epoch(made.hosts)
         epochs = step // BATCHES
-        assert [training.epoch for training in made.hosts] == [epochs + 1, epochs, epochs + 1]
+        assert [training.epoch for training in made.hosts] == [
+            epochs + 1,
+            epochs,
+            epochs + 1,
+        ]
 
 
 @pytest.mark.parametrize("step", [0, 4])
@@ -54,13 +60,22 @@ def test_a_launch_that_fails_ends_its_env_only(step: int) -> None:
     with growing(gpu, n=3) as made:
         made.trainer.epoch(made.hosts)
         gpu.fail_at = (1, step)
-        with pytest.raises(HostError, match=f"env 1, epoch 1, batch {step}: RuntimeError: unspecified launch failure"):
+        with pytest.raises(
+            HostError,
+            match=f"env 1, epoch 1, batch {step}: RuntimeError: unspecified launch failure",
+        ):
             made.trainer.epoch(made.hosts)
         assert [training.epoch for training in made.hosts] == [2, 1, 2]
-        assert [training.gradient_stats.batches for training in made.hosts] == [BATCHES, step, BATCHES]
+        assert [training.gradient_stats.batches for training in made.hosts] == [
+            BATCHES,
+            step,
+            BATCHES,
+        ]
 
 
-def test_an_error_before_the_first_step_is_the_envs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_before_the_first_step_is_the_envs_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gpu = FakeGpu()
     with growing(gpu) as made:
 
@@ -70,7 +85,9 @@ def test_an_error_before_the_first_step_is_the_envs_own(monkeypatch: pytest.Monk
         feed = made.hosts[0].feed
         assert feed is not None
         monkeypatch.setattr(feed, "shuffle", shuffle)
-        with pytest.raises(HostError, match="env 0, epoch 0, batch 0: OSError: no order"):
+        with pytest.raises(
+            HostError, match="env 0, epoch 0, batch 0: OSError: no order"
+        ):
             made.trainer.epoch(made.hosts)
         assert [training.epoch for training in made.hosts] == [0, 1]
 
@@ -79,12 +96,15 @@ def test_a_cancelled_epoch_is_not_counted_and_the_next_is_free() -> None:
     gpu = FakeGpu()
     with growing(gpu) as made:
         made.trainer.epoch(made.hosts)
-        gpu.before_launch = lambda stream, step: made.executor.cancel() if (stream, step) == (1, 2) else None
+        gpu.before_launch = lambda stream, step: (
+            made.executor.cancel() if (stream, step) == (1, 2) else None
+        )
         with pytest.raises(Cancelled):
             made.trainer.epoch(made.hosts)
-        assert [(training.epoch, training.batch, training.gradient_stats.batches) for training in made.hosts] == [
-            (1, 2, 3)
-        ] * 2
+        assert [
+            (training.epoch, training.batch, training.gradient_stats.batches)
+            for training in made.hosts
+        ] == [(1, 2, 3)] * 2
         gpu.before_launch = lambda _stream, _step: None
         made.trainer.epoch(made.hosts)
         assert [training.epoch for training in made.hosts] == [2, 2]
@@ -107,11 +127,14 @@ def test_a_cancelled_warm_up_captures_nothing(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(Cancelled):
             made.executor.run(lambda _env: made.executor.cancel(), made.hosts)
         made.executor.run(
-            lambda training: made.executor.cancel() if training.index == 1 else None, made.hosts
+            lambda training: made.executor.cancel() if training.index == 1 else None,
+            made.hosts,
         )  # nothing is left out
 
 
-def test_closing_waits_and_drops_everything_and_work_is_done_as_it_is_from_then_on() -> None:
+def test_closing_waits_and_drops_everything_and_work_is_done_as_it_is_from_then_on() -> (
+    None
+):
     gpu = FakeGpu()
     with growing(gpu) as made:
         made.episodes(1, 3)
@@ -138,8 +161,13 @@ FAULT = RuntimeError("CUDA error: an illegal memory access was encountered")
         pytest.param(RuntimeError("CUDA error: out of memory"), marks=pytest.mark.slow),
     ],
 )
-def test_no_memory_for_a_capture_halves_the_batches(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.training.micro_batching.may_run_out", lambda _device, first_epoch: first_epoch)
+def test_no_memory_for_a_capture_halves_the_batches(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "esper.training.micro_batching.may_run_out",
+        lambda _device, first_epoch: first_epoch,
+    )
     gpu, other = FakeGpu(), FakeGpu()
     with growing(other) as expected, growing(gpu) as made:
         expected.trainer.policy.restore(2)
@@ -160,7 +188,10 @@ def test_no_memory_for_a_capture_halves_the_batches(error: Exception, monkeypatc
 def test_a_failed_capture_ends_the_other_work_that_was_captured_on_its_stream() -> None:
     """The stand-in refuses to launch it; it is captured again."""
     gpu = FakeGpu()
-    with Growing(KINDS["float images"], WorkerExecutor(1)) as plain, growing(gpu) as made:
+    with (
+        Growing(KINDS["float images"], WorkerExecutor(1)) as plain,
+        growing(gpu) as made,
+    ):
         plain.reset()
         assert_same(made.epoch(), plain.epoch())
         captured = len(gpu.captured)
@@ -169,7 +200,9 @@ def test_a_failed_capture_ends_the_other_work_that_was_captured_on_its_stream() 
         for world in (plain, made):
             world.plant(0, "r0c0", SeedStage.HOLDING)
         assert_same(made.epoch(), plain.epoch())
-        assert all(one.dead for one in gpu.captured)  # a step of one, a validation of the other
+        assert all(
+            one.dead for one in gpu.captured
+        )  # a step of one, a validation of the other
         gpu.refusal = None
         for world in (plain, made):
             world.hosts[0].remove(world.hosts[0].site_by_name["r0c0"])
@@ -177,7 +210,9 @@ def test_a_failed_capture_ends_the_other_work_that_was_captured_on_its_stream() 
         assert len(gpu.captured) > captured
 
 
-def test_a_capture_that_breaks_the_gpu_is_the_envs_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_that_breaks_the_gpu_is_the_envs_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gpu = FakeGpu()
 
     def breaks(*_arguments: object) -> None:
@@ -186,9 +221,13 @@ def test_a_capture_that_breaks_the_gpu_is_the_envs_error(monkeypatch: pytest.Mon
 
     with growing(gpu, n=1) as made:
         monkeypatch.setattr(gpu, "capture", breaks)
-        with pytest.raises(HostError, match="env 0, epoch 0, batch 2: ValueError: of the network") as caught:
+        with pytest.raises(
+            HostError, match="env 0, epoch 0, batch 2: ValueError: of the network"
+        ) as caught:
             made.trainer.epoch(made.hosts)
-        assert caught.value.causes[0].__notes__ == [f"After that, the GPU failed: RuntimeError: {FAULT}"]
+        assert caught.value.causes[0].__notes__ == [
+            f"After that, the GPU failed: RuntimeError: {FAULT}"
+        ]
         gpu.broken = None
 
 
@@ -212,9 +251,14 @@ def test_a_fault_of_the_gpu_is_the_error_of_the_env_that_met_it() -> None:
             raise FAULT
 
     with growing(gpu, n=3) as made:
-        with pytest.raises(HostError, match="env 1, epoch 0, batch 0: RuntimeError: CUDA error: an illegal") as caught:
+        with pytest.raises(
+            HostError,
+            match="env 1, epoch 0, batch 0: RuntimeError: CUDA error: an illegal",
+        ) as caught:
             made.executor.run(work, made.hosts)
-        assert ["as work ended for env 0, 1, 2" in note for note in caught.value.__notes__] == [True]
+        assert [
+            "as work ended for env 0, 1, 2" in note for note in caught.value.__notes__
+        ] == [True]
         gpu.broken = None
 
 
@@ -225,10 +269,14 @@ def test_a_fault_of_the_gpu_that_no_env_met_has_a_type() -> None:
         gpu.broken = FAULT
 
     with growing(gpu) as made:
-        with pytest.raises(DeviceFailed, match="as work ended for env 0, 1: RuntimeError: CUDA error") as caught:
+        with pytest.raises(
+            DeviceFailed, match="as work ended for env 0, 1: RuntimeError: CUDA error"
+        ) as caught:
             made.executor.run(work, made.hosts)
         assert caught.value.__cause__ is FAULT
-        with pytest.raises(DeviceFailed, match="as work began for env 0, 1: RuntimeError: CUDA error"):
+        with pytest.raises(
+            DeviceFailed, match="as work began for env 0, 1: RuntimeError: CUDA error"
+        ):
             made.executor.run(work, made.hosts)
         gpu.broken = None
 
@@ -247,7 +295,9 @@ def test_ctrl_c_is_raised_though_the_gpu_fails_after_it() -> None:
         gpu.broken = None
 
 
-def test_an_error_on_the_way_to_a_capture_is_the_envs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_on_the_way_to_a_capture_is_the_envs_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """One case is an error of the GPU while captured work is dropped to make room."""
     gpu = FakeGpu()
     with growing(gpu) as made:
@@ -257,7 +307,9 @@ def test_an_error_on_the_way_to_a_capture_is_the_envs_own(monkeypatch: pytest.Mo
             raise FAULT
 
         monkeypatch.setattr(graphs, "make_room", no_room)
-        with pytest.raises(HostError, match="env 0, epoch 0, batch 0: RuntimeError: CUDA error"):
+        with pytest.raises(
+            HostError, match="env 0, epoch 0, batch 0: RuntimeError: CUDA error"
+        ):
             made.trainer.epoch(made.hosts)
         assert [training.epoch for training in made.hosts] == [0, 1]
 

@@ -14,7 +14,10 @@ from tests.core_helpers import rig
 
 
 def test_graph_is_refused_on_a_cpu_and_the_others_named() -> None:
-    with pytest.raises(ConfigError, match="it can be auto, eager or compiled"), rig(1, 8, run={"tier": "graph"}):
+    with (
+        pytest.raises(ConfigError, match="it can be auto, eager or compiled"),
+        rig(1, 8, run={"tier": "graph"}),
+    ):
         pass
     with pytest.raises(ConfigError, match="'auto', 'eager', 'compiled' or 'graph'"):
         TrainingConfig.parse({"run": {"tier": "fast"}})
@@ -28,14 +31,20 @@ def test_a_cpu_trains_on_workers() -> None:
 
 
 def test_several_devices_have_an_executor_each() -> None:
-    with make_executor(RunConfig(lanes=1), torch.device("cpu"), torch.device("cpu")) as executor:
+    with make_executor(
+        RunConfig(lanes=1), torch.device("cpu"), torch.device("cpu")
+    ) as executor:
         assert isinstance(executor, MultiGpuExecutor)
 
 
-def test_hosts_that_cannot_be_compiled_are_eager_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_that_cannot_be_compiled_are_eager_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     config = RunConfig(lanes=1, tier="compiled")
     with make_executor(config, torch.device("cpu")) as executor:
-        monkeypatch.setattr(tiers, "compile_hosts", lambda _hosts, _executor: "no compiler")
+        monkeypatch.setattr(
+            tiers, "compile_hosts", lambda _hosts, _executor: "no compiler"
+        )
         assert prepare_hosts(config, [], executor) == Tier("eager", "no compiler")
         monkeypatch.setattr(tiers, "compile_hosts", lambda _hosts, _executor: None)
         assert prepare_hosts(config, [], executor) == Tier("compiled")

@@ -26,7 +26,9 @@ class Place:
 def test_every_env_is_worked_on_once_with_one_thread() -> None:
     envs = [Place(index) for index in range(7)]
     threads: list[int] = []
-    torch.set_num_threads(2)  # of the thread that owns the envs; the fixture puts it back
+    torch.set_num_threads(
+        2
+    )  # of the thread that owns the envs; the fixture puts it back
 
     def work(env: Place) -> None:
         threads.append(torch.get_num_threads())
@@ -50,7 +52,9 @@ def test_an_error_names_env_epoch_and_batch_and_the_others_finish() -> None:
 
     with (
         WorkerExecutor(2) as executor,
-        pytest.raises(HostError, match="env 1, epoch 3, batch 5: ZeroDivisionError: by zero") as e,
+        pytest.raises(
+            HostError, match="env 1, epoch 3, batch 5: ZeroDivisionError: by zero"
+        ) as e,
     ):
         executor.run(work, envs)
     assert isinstance(e.value.__cause__, ZeroDivisionError)
@@ -68,13 +72,17 @@ def test_the_other_errors_are_noted_and_an_exit_is_an_exit() -> None:
     with WorkerExecutor(2) as executor:
         with pytest.raises(HostError, match="env 1,") as failed:
             executor.run(work, [Place(0), Place(1), Place(3)])
-        assert failed.value.__notes__ == ["It was not the only one: env 3, epoch 3, batch 5: ValueError: of 3"]
+        assert failed.value.__notes__ == [
+            "It was not the only one: env 3, epoch 3, batch 5: ValueError: of 3"
+        ]
         with pytest.raises(SystemExit) as left:
             executor.run(work, [Place(1), Place(2)])
     assert left.value.code == 4
 
 
-def test_the_env_that_took_longest_is_begun_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_env_that_took_longest_is_begun_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     costs: list[list[float]] = []
 
     class Pool:
@@ -84,7 +92,9 @@ def test_the_env_that_took_longest_is_begun_first(monkeypatch: pytest.MonkeyPatc
 
         def __init__(self, *_arguments: object, **_options: object) -> None: ...
 
-        def run(self, tasks: list[Callable[[], None]], given: list[float]) -> list[tuple[None, float]]:
+        def run(
+            self, tasks: list[Callable[[], None]], given: list[float]
+        ) -> list[tuple[None, float]]:
             costs.append(given)
             for task in tasks:
                 task()
@@ -94,7 +104,11 @@ def test_the_env_that_took_longest_is_begun_first(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("esper._runtime.WorkerPool", Pool)
     with WorkerExecutor(1) as executor:
-        for envs in ([Place(1), Place(2)], [Place(2), Place(4), Place(1)], [Place(1), Place(2), Place(4)]):
+        for envs in (
+            [Place(1), Place(2)],
+            [Place(2), Place(4), Place(1)],
+            [Place(1), Place(2), Place(4)],
+        ):
             executor.run(lambda env: None, envs)
     assert costs[0] == [inf, inf]
     assert costs[1] == [8.0, inf, 9.0], "of an unknown one the worst is expected"
@@ -138,7 +152,9 @@ def train(env: Place, results: list[torch.Tensor]) -> None:
     generator = torch.Generator().manual_seed(env.index)
     weight = torch.randn(64, 64, generator=generator, requires_grad=True)
     for _ in range(5 + env.index):
-        loss = (torch.randn(128, 64, generator=generator) @ weight).relu().square().mean()
+        loss = (
+            (torch.randn(128, 64, generator=generator) @ weight).relu().square().mean()
+        )
         (gradient,) = torch.autograd.grad(loss, weight)
         weight = (weight - 0.1 * gradient).detach().requires_grad_()
     results[env.index] = weight.detach()
@@ -165,14 +181,19 @@ def test_by_default_each_core_has_a_worker_and_closed_ones_refuse_work() -> None
         executor.run(lambda env: None, [Place(0)])
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system cannot pin threads")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity"), reason="the system cannot pin threads"
+)
 def test_workers_stay_on_their_cores_only_if_they_fill_the_machine() -> None:
     """Two processes with one worker each would be kept on the same core."""
     cores, everywhere = physical_cores(), os.sched_getaffinity(0)
     for count in {1, cores - 1, cores, cores + 1} - {0}:
         places: list[set[int]] = []
         with WorkerExecutor(count) as executor:
-            executor.run(lambda env: places.append(os.sched_getaffinity(0)), [Place(index) for index in range(count)])  # noqa: B023
+            executor.run(
+                lambda env: places.append(os.sched_getaffinity(0)),  # noqa: B023
+                [Place(index) for index in range(count)],
+            )
         assert all((place < everywhere) == (count == cores > 1) for place in places)
 
 
