@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.imported_names import missing_imports
+from tests.tooling.imported_names import missing_imports
 from tests.selection import slow_except
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
