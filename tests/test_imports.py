@@ -408,7 +408,7 @@ def test_controllers_never_import_training(package: str) -> None:
         ("agents.ppo.agent", "import esper.training.host_training"),
         ("agents.ppo.agent", "from esper import hosts"),
         ("agents.ppo.update", "def lazy():\n    from esper.data import task"),
-        ("env.vector_env", "from esper.agents.random import RandomController"),
+        ("env.vector_env", "from esper.agents.controller import RandomController"),
         ("env.vector_env", "from ..ppo import agent"),
         ("env.vector_env", "from esper.telemetry.hub import TelemetryHub"),
         ("env.vector_env", "import esper"),

@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from esper.config import ConfigError
-from esper.env.choices import kinds_of, largest_sizes, offered
+from esper.env.catalog import kinds_of, largest_sizes, offered
 from esper.seeds.blend import gate_parameters
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.seeds.place import Place

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esper.env import device_time, training_backend
-from esper.env.device_time import TrainingTime
+from esper.env.training_backend import PhaseClock
 from esper.telemetry import span
 from esper.telemetry.span import Spans
 from esper.training.host_trainer import HostTrainer
@@ -65,7 +65,7 @@ def steps(
     wait: float,
     count: int = 1,
 ) -> None:
-    time = TrainingTime(spans, devices)
+    time = PhaseClock(spans, devices)
     for _ in range(count):
         with spans("train"), time.queueing():
             clock.now += queue
@@ -125,7 +125,7 @@ def test_a_waiting_phase_within_training_is_part_of_the_time_to_queue(
     """Data that streams: 4 s to queue, 3 of them spent on waiting for batches."""
     StandIn.stated[FIRST] = 6.0
     spans = Spans()
-    time = TrainingTime(spans, [FIRST])
+    time = PhaseClock(spans, [FIRST])
     with spans("train"), time.queueing():
         clock.now += 1.0
         with spans("stage"):
@@ -151,7 +151,7 @@ def on_a_gpu(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
         return work
 
     with rig(n_envs=2) as world:
-        world.env.backend.training_time = TrainingTime(world.env.spans, [FIRST])
+        world.env.backend.clock = PhaseClock(world.env.spans, [FIRST])
         monkeypatch.setattr(
             HostTrainer, "epoch", takes(1.0, "train", HostTrainer.epoch)
         )

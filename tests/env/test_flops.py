@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from esper.config import ConfigError, TrainingConfig
-from esper.env.choices import flops_of_seeds
+from esper.env.catalog import flops_of_seeds
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_law import Law
-from esper.env.state import Choices, Rules
+from esper.env.planted_backend import SimParams
+from esper.env.state import Choices, EpisodeRules
 from esper.lifecycle.slots import Slots
 from esper.lifecycle.stage import SeedStage as S
 from esper.rewards.terms import rent_price
@@ -34,13 +34,13 @@ HOST_FLOPS = 2 * (3 * 9 * 64 + 6 * 3 * 9 * 16 + 6 * 10)
 """The host of `digits`, by hand: 3 kernels of 9 weights on 8×8 pixels, 6 of 27 on 4×4, and a head of 6 by 10."""
 
 
-def rules(slots: int = 2, host_flops: float = 1000.0, **tables: Any) -> Rules:
+def rules(slots: int = 2, host_flops: float = 1000.0, **tables: Any) -> EpisodeRules:
     """Two blueprints, one that is small and computes much, and one that is large and computes little."""
     flops = np.array([[900.0, 100.0]] * slots)
     choices = Choices(
         100, host_flops, np.array([[10, 80]] * slots), flops, np.zeros((2, 6))
     )
-    return Rules(TrainingConfig.parse(tables), flat_baseline(30), 30, choices)
+    return EpisodeRules(TrainingConfig.parse(tables), flat_baseline(30), 30, choices)
 
 
 def holding(*blueprints: int) -> Slots:
@@ -192,7 +192,7 @@ def test_prices_in_flops_need_a_host_whose_operations_are_known(
         ConfigError,
         match=r"not known, so reward.rent_in must be parameters, and env.flop_budget",
     ):
-        PlantedVectorEnv(TrainingConfig.parse(tables), Law(host_flops=0.0))
+        PlantedVectorEnv(TrainingConfig.parse(tables), SimParams(host_flops=0.0))
 
 
 def test_shares_of_a_host_whose_operations_are_not_known_are_zero() -> None:
@@ -215,12 +215,12 @@ def test_simulated_hosts_for_practice_cost_what_real_ones_do() -> None:
 def test_a_planted_seed_costs_two_operations_for_each_parameter_unless_its_law_says_otherwise() -> (
     None
 ):
-    law = Law()
+    law = SimParams()
     assert law.choices.flops[0].tolist() == [
         2.0 * (size + law.gate_parameters) for size in law.parameters
     ]
     assert law.only(("oak",)).choices.flops.shape == (3, 1)
-    given = Law(flops=(1.0, 2.0, 3.0, 4.0)).only(("oak", "moss"))
+    given = SimParams(flops=(1.0, 2.0, 3.0, 4.0)).only(("oak", "moss"))
     assert given.choices.flops.tolist() == [[3.0, 1.0]] * 3
     env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 2}}), law)
     env.reset(seed=0)

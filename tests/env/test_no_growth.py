@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from esper.data.task import resolve
-from esper.env.baseline import MIN_STD, Baseline
 from esper.env.no_growth import FIRST_INDEX, measure_baseline
+from esper.env.state import MIN_STD, Baseline
 from esper.training.execution.workers import WorkerExecutor
 from esper.training.micro_batching import MicroBatchPolicy
 from tests.core_helpers import digits, rig, tiny_config

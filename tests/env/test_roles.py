@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from esper.env.roles import assign_roles, role_of
+from esper.env.host_row import assign_roles, role_of
 from esper.lifecycle.stage import SeedStage
 from esper.seeds.site import Role
 from tests.core_helpers import rig

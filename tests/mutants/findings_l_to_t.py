@@ -117,7 +117,7 @@ MUTANTS: dict[str, list[Fault]] = {
     "G1": [
         Fault(
             "an illegal choice has no logit at all",
-            "esper/agents/ppo/distribution.py",
+            "esper/agents/ppo/network.py",
             "MASKED_LOGIT = -1e4",
             'MASKED_LOGIT = float("-inf")',
             "tests/agents/ppo/test_distribution.py::test_an_illegal_choice_breaks_no_gradient",
