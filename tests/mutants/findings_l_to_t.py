@@ -91,7 +91,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/config/telemetry.py",
             '    """Name of the project in wandb and trackio."""\n',
             "",
-            "tests/test_house.py::test_every_value_of_the_configuration_has_a_manual",
+            "tests/tooling/test_house.py::test_every_value_of_the_configuration_has_a_manual",
         ),
     ],
     "L10": [

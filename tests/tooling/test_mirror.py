@@ -9,7 +9,7 @@ from pathlib import Path
 import esper
 
 PACKAGE = Path(esper.__file__).parent
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 TESTED_ELSEWHERE = {
     "bench/telemetry_overhead.py": "both sides of the case run: tests/bench/test_session.py",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "esper"
 MAX_LINES = {"esper": 500, "csrc": 500, "tests": 600}  # lines of tests are shorter
 SOURCE_SUFFIXES = {".py", ".cpp", ".cu", ".cuh", ".h"}
