@@ -150,7 +150,8 @@ def _made(
     run_seed: int,
 ) -> Controller:
     if isinstance(make, type) and issubclass(make, PerEnvController):
-        return make(env.action_spec, env.layout, env.num_envs, run_seed)
+        rule: type[PerEnvController] = make
+        return rule(env.action_spec, env.layout, env.num_envs, run_seed)
     controller: Controller = make(env)
     name = ControllerSpec.of(make).name
     missing = [member for member in MEMBERS if not hasattr(controller, member)]

@@ -15,6 +15,7 @@ from esper.config import ConfigError
 from esper.env.state import Choices
 from esper.hosts.flops import counting
 from esper.hosts.host import Host, features_at, row_major
+from esper.hosts.inputs import Inputs
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.seeds.blend import gate_parameters
 from esper.seeds.blueprints import Blueprint, BlueprintRegistry, choose
@@ -92,7 +93,7 @@ class BlueprintCatalog:
     def choices(
         self,
         host: Host,
-        sample: Tensor | Mapping[str, Tensor],
+        sample: Inputs,
         at_once: bool,
     ) -> Choices:
         """Returns the sizes of ``host``, of which ``sample`` is a batch, and of its possible seeds.

@@ -10,6 +10,7 @@ import pytest
 
 import esper
 from esper.agents.controller import NoGrowth
+from esper.agents.make import RULES
 from esper.agents.spec import FORM, NAMES, ControllerSpec
 from esper.config import ConfigError
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper.env import device_time, training_backend
+from esper.env import training_backend
 from esper.env.training_backend import PhaseClock
 from esper.telemetry import span
 from esper.telemetry.span import Spans
@@ -51,8 +51,8 @@ class StandIn:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(span, "perf_counter", made)
-    monkeypatch.setattr(device_time, "perf_counter", made)
-    monkeypatch.setattr(device_time, "CUDATimer", StandIn)
+    monkeypatch.setattr(training_backend, "perf_counter", made)
+    monkeypatch.setattr(training_backend, "CUDATimer", StandIn)
     StandIn.stated, StandIn.log = {}, []
     return made
 
@@ -113,7 +113,7 @@ def test_nothing_is_timed_on_a_cpu(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spans = Spans()
-    monkeypatch.setattr(device_time, "perf_counter", None)  # not even the clock is read
+    monkeypatch.setattr(training_backend, "perf_counter", None)  # not even the clock is read
     steps(clock, spans, [CPU], queue=1.0, wait=8.0)
     assert spans.seconds == {"train": 1.0, "validate": 8.0}
     assert StandIn.log == []

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from esper.config import ConfigError, TrainingConfig
-from esper.env.catalog import flops_of_seeds
+from esper.env.catalog import BlueprintCatalog
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_backend import SimParams
 from esper.env.state import Choices, EpisodeRules
@@ -62,7 +62,7 @@ def test_the_operations_of_seeds_are_those_of_their_weights_where_they_are_used(
         "r0c0": Features.at_sink(torch.zeros(3, 6)),
         "r1c0": Features(torch.zeros(3, 6), torch.zeros(3, 5)),
     }
-    found = flops_of_seeds("mlp", PLACES, spec, BLUEPRINTS, features)
+    found = BlueprintCatalog("mlp", PLACES, BLUEPRINTS, spec).flops(features)
     body = BLUEPRINTS.get("mlp", "mlp").build(6)
     weights = sum(p.numel() for p in body.parameters() if p.dim() == 2)
     assert found.tolist() == [[2 * weights, 0], [0, 2 * (5 * 4 + 4 * 6)]]
@@ -72,7 +72,9 @@ def test_a_convolution_computes_at_every_position() -> None:
     spec = ActionSpec(("r0c0",), ("conv_light",))
     for side in (4, 8):
         features = {"r0c0": Features.at_sink(torch.zeros(2, 3, side, side))}
-        found = flops_of_seeds("cnn", [Place("r0c0", 3)], spec, BLUEPRINTS, features)
+        found = BlueprintCatalog("cnn", [Place("r0c0", 3)], BLUEPRINTS, spec).flops(
+            features
+        )
         assert found.tolist() == [[2 * 9 * 3 * 3 * side * side]]
 
 
@@ -84,16 +86,9 @@ def test_a_body_that_cannot_run_counts_as_nothing_and_is_refused_only_when_it_is
         lambda channels: nn.Linear(6, channels)
     )
     features = {"r0c0": Features.at_sink(torch.zeros(3, 5))}
-    assert (
-        flops_of_seeds(
-            "mlp",
-            [Place("r0c0", 5)],
-            ActionSpec(("r0c0",), ("wrong",)),
-            registry,
-            features,
-        )
-        == 0
-    )
+    spec = ActionSpec(("r0c0",), ("wrong",))
+    catalog = BlueprintCatalog("mlp", [Place("r0c0", 5)], registry, spec)
+    assert catalog.flops(features) == 0
 
 
 def test_counting_draws_nothing_global() -> None:

@@ -111,7 +111,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "        self.copies.restore(training.network_tensors(self.measured))",
             "        self.copies.restore((n, t) for n, t in training.network_tensors(self.measured) if "
             '"momentum" not in n)',
-            "tests/env/test_governance.py::test_a_rollback_restores_bit_for_bit",
+            "tests/env/test_host_row.py::test_a_rollback_restores_bit_for_bit",
         ),
     ],
     "G1": [

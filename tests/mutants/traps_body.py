@@ -61,7 +61,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/env/host_row.py",
             "        gone[row] = slots.occupied[row] & [site.seed is None for site in self.sites]\n",
             "        gone[row] = False\n",
-            "tests/env/test_governance.py::test_a_fossil_made_in_the_step_of_the_panic_is_pruned",
+            "tests/env/test_host_row.py::test_a_fossil_made_in_the_step_of_the_panic_is_pruned",
         ),
     ],
     "trap 6": [

@@ -103,9 +103,7 @@ ALLOWED["files"] = (*LIBRARY, "root")
 ALLOWED["show.chart_style"] = ()
 ALLOWED["show"] = (*LIBRARY, "files")
 # a controller by its name, which may be a saved agent or a user's file
-ALLOWED["agents.own_controller"] = (*LIBRARY, "files")
 ALLOWED["agents.make"] = (*LIBRARY, "files")
-ALLOWED["agents.sb3"] = (*LIBRARY, "files")
 ALLOWED["rollout"] = (*LIBRARY, "files")
 ALLOWED["grower"] = (*LIBRARY, "files")
 ALLOWED["integrations"] = (*LIBRARY, "files", "grower")
@@ -448,7 +446,7 @@ def test_a_wrong_import_is_caught(module: str, source: str) -> None:
             "from esper.telemetry.event import StageChanged\nfrom esper.telemetry import event",
         ),
         ("env.slot_env", "from esper.telemetry.span import Spans"),
-        ("env.device_time", "from esper.telemetry.timer import CUDATimer"),
+        ("env.training_backend", "from esper.telemetry.timer import CUDATimer"),
         (
             "env.vector_env",
             "from ..training import governor\nfrom . import signals\nfrom .signals import Signals",
