@@ -149,8 +149,8 @@ def _made(
     env: SlotVectorEnv,
     run_seed: int,
 ) -> Controller:
-    if isinstance(make, type) and issubclass(make, PerEnvController):
-        rule: type[PerEnvController] = make
+    rule = make if isinstance(make, type) and issubclass(make, PerEnvController) else None
+    if rule is not None:
         return rule(env.action_spec, env.layout, env.num_envs, run_seed)
     controller: Controller = make(env)
     name = ControllerSpec.of(make).name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
 import numpy as np
@@ -53,13 +53,12 @@ def measure_baseline(
     executor: Executor,
     run_seed: int,
     policy: MicroBatchPolicy,
-    count_epochs: Callable[[int], None],
     ranks: RunRanks | None = None,
 ) -> Baseline:
     """Trains ``env.baseline_episodes`` hosts alone and validates them after every epoch.
 
-    ``tasks`` is the task on each of the devices of ``executor``; ``policy`` see HostTrainer; ``count_epochs`` see
-    SlotVectorEnv. ``ranks`` are those that hosts are spread over, if any.
+    ``tasks`` is the task on each of the devices of ``executor``; ``policy`` see HostTrainer; ``ranks`` are those
+    that hosts are spread over, if any.
     """
     count = config.env.baseline_episodes
     config = config.with_values(env={"stop_on": [], "recalibrate": False})  # whole episodes, with running statistics
@@ -79,7 +78,6 @@ def measure_baseline(
         catalog = _no_blueprints(trainer)
         spans = Spans()
         local = TrainingBackend(trainer, catalog, spans, governed=False)
-        local.count_epochs = count_epochs
         hosts: TrainingBackend | RankedBackend = local
         if ranks is not None:
             hosts = RankedBackend(ranks, local, config, indices)
@@ -90,8 +88,6 @@ def measure_baseline(
         accuracies: list[Floats] = []
         losses: list[Floats] = []
         for state in loop.without_growth(run_seed):
-            if accuracies:  # the first state is that of untrained hosts
-                count_epochs(count)
             accuracies.append(state.accuracy.copy())
             losses.append(state.loss.copy())
     return _baseline(np.stack(accuracies), np.stack(losses))

@@ -113,7 +113,9 @@ def test_nothing_is_timed_on_a_cpu(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spans = Spans()
-    monkeypatch.setattr(training_backend, "perf_counter", None)  # not even the clock is read
+    monkeypatch.setattr(
+        training_backend, "perf_counter", None
+    )  # not even the clock is read
     steps(clock, spans, [CPU], queue=1.0, wait=8.0)
     assert spans.seconds == {"train": 1.0, "validate": 8.0}
     assert StandIn.log == []
