@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
 import numpy as np
@@ -59,13 +59,12 @@ def measure_baseline(
     executor: Executor,
     run_seed: int,
     policy: MicroBatchPolicy,
-    count_epochs: Callable[[int], None],
     ranks: RunRanks | None = None,
 ) -> Baseline:
     """Trains ``env.baseline_episodes`` hosts alone and validates them after every epoch.
 
-    ``tasks`` is the task on each of the devices of ``executor``; ``policy`` see HostTrainer; ``count_epochs`` see
-    SlotVectorEnv. ``ranks`` are those that hosts are spread over, if any.
+    ``tasks`` is the task on each of the devices of ``executor``; ``policy`` see HostTrainer; ``ranks`` are those
+    that hosts are spread over, if any.
     """
     count = config.env.baseline_episodes
     config = config.with_values(env={"stop_on": [], "recalibrate": False})  # whole episodes, with running statistics
@@ -91,7 +90,6 @@ def measure_baseline(
             spans,
             governed=False,
         )
-        local.count_epochs = count_epochs
         hosts: TrainingBackend | RankedBackend = local
         if ranks is not None:
             hosts = RankedBackend(ranks, local, config, indices)
@@ -109,8 +107,6 @@ def measure_baseline(
         accuracies: list[Floats] = []
         losses: list[Floats] = []
         for state in loop.without_growth(run_seed):
-            if accuracies:  # the first state is that of untrained hosts
-                count_epochs(count)
             accuracies.append(state.accuracy.copy())
             losses.append(state.loss.copy())
     return _baseline(np.stack(accuracies), np.stack(losses))

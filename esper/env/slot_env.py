@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -139,8 +138,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.reward_terms = {name: np.zeros(self.num_envs) for name in self.reward.names}
         self.gatherer = Gatherer(spec, self.num_envs, config.experience)
         """The experience of these hosts with their seeds."""
-        self.count_epochs: Callable[[int], None] = lambda _hosts: None
-        """Called after each epoch, see :meth:`configure`."""
         self.execution: Execution | None = None
         """The execution of training steps; None for hosts that this env does not train."""
 
@@ -160,7 +157,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         baseline: Baseline | None = None,
         run_seed: int | None = None,
         learns: bool | None = None,
-        count_epochs: Callable[[int], None] | None = None,
     ) -> None:
         """Sets what a run decides about its envs; None leaves a value as it is.
 
@@ -168,8 +164,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             baseline: the no-growth curves, which are then not measured; to be set before the first reset.
             run_seed: the seed that the next episodes are derived from; they keep their numbers.
             learns: whether episodes add to the experience with seeds, see :attr:`Gatherer.learns`.
-            count_epochs: is called with the number of hosts after each epoch, the baseline's too, and with 0 after what
-                was none.
         """
         if baseline is not None:
             self.baseline = baseline
@@ -177,8 +171,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             self.run_seed = run_seed
         if learns is not None:
             self.gatherer.learns = learns
-        if count_epochs is not None:
-            self.count_epochs = count_epochs
 
     def continue_after(self, episodes: Ints | int) -> None:
         """Makes the next episode of each env the one after ``episodes``, [E] or a number for all."""
@@ -273,7 +265,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         actions = accepted_actions(self, np.asarray(actions, dtype=np.int64))
         idle = self.done.copy()
         self.loop.step(actions)
-        self.count_epochs(int((~idle).sum()))
         return self._result(rules, idle)
 
     def _result(self, rules: Rules, idle: Bools) -> tuple[Float32s, Floats, Bools, Bools, Info]:

@@ -110,8 +110,6 @@ class TrainingBackend(Backend):
         self.training_time = TrainingTime(spans, devices)
         self.look: Callable[[EnvHost], Any] | None = None
         """Called after each validation of a host, before anything changes; what it returns is kept in ``seen``."""
-        self.count_epochs: Callable[[int], None] = lambda _hosts: None
-        """Called with 0 after hosts were trained to start from, see SlotVectorEnv."""
         self.seen: list[list[Any]] = [[] for _ in self.each]
         """By host, of its current episode: first of the untrained host, then of its epochs."""
 
@@ -128,7 +126,6 @@ class TrainingBackend(Backend):
             self.seen[host.row] = []
         if self.trainer.hosts[0].task.trained:
             give_starts([host.training for host in hosts], self.trainer.executor)
-            self.count_epochs(0)
 
     def plant(
         self,

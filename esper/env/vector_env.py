@@ -135,7 +135,6 @@ class GrowthVectorEnv(SlotVectorEnv):
         )
         self.baseline = baseline
         self.execution = Execution(tier.name, tier.refused, pinned)
-        self.local.count_epochs = lambda hosts: self.count_epochs(hosts)  # looked up at each call: it is set later
         self._not_captured: set[str] = set()
         """Reasons why steps are not captured, as far as they were reported."""
         # Staging of shared batches is timed among the phases.
@@ -158,7 +157,6 @@ class GrowthVectorEnv(SlotVectorEnv):
                 self.executor,
                 self.run_seed,
                 self.parts,
-                self.count_epochs,
                 self.ranks,
             )
         baseline.check(self.horizon)
