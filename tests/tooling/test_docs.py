@@ -13,7 +13,7 @@ import click
 import pytest
 
 from build_support.docs_hooks import command_reference
-from esper.agents.names import make_controller
+from esper.agents.make import make_controller
 from esper.cli.main import group
 from esper.config import TrainingConfig
 from esper.config.files import set_dotted
