@@ -27,8 +27,8 @@ from esper.compare.runner import (
     play_rounds,
 )
 from esper.config import ConfigError
-from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
+from esper.env.state import Baseline
 from esper.files import checkpoint
 from esper.run.agents import LearningAgent
 from esper.run.experiment import Experiment

@@ -102,7 +102,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/seeds/site.py",
             "            guard_group_norm(seed)\n",
             "",
-            "tests/seeds/test_group_norm.py::test_every_seed_is_guarded_wherever_it_is_planted",
+            "tests/seeds/test_site.py::test_every_seed_is_guarded_wherever_it_is_planted",
         ),
         Fault(
             "nothing is said of a score in another unit",
@@ -189,7 +189,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a copy is the blocks once more, beside themselves",
-            "esper/seeds/blueprints/depth.py",
+            "esper/seeds/blueprints/source.py",
             "        return self.blocks(h) - h  # type",
             "        return self.blocks(h)  # type",
             "tests/seeds/blueprints/test_depth.py::test_a_stack_is_all_blocks_twice",
@@ -262,7 +262,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a planting does not end a plateau",
-            "esper/agents/plateau.py",
+            "esper/agents/heuristic.py",
             "            self.best[env] = self.best[env][-1:]\n",
             "            pass\n",
             "tests/agents/test_plateau.py::test_after_a_planting_plateau_waits_for_the_next_plateau",
