@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from esper.show.sections import MEANING, Block, Chart, Slots, Table, sections
+from esper.show.sections import Block, Chart, Slots, Table, sections
 from esper.show.view import STAGE_COLORS, STAGE_WORDS, RunView
 from esper.telemetry.text import clean, duration, number, shorten
 
@@ -82,7 +82,7 @@ def _lines(block: Block, width: int, symbols: str) -> list[RenderableType]:
     match block:
         case Chart(short=str(short)) if short:
             return list(_sparks(block, width, symbols))
-        case Table(terminal=True):
+        case Table() if block.columns != ():
             return _table(block)
         case Slots():
             return [*_bar(block.view, width), *_hosts(block.view)]
@@ -136,8 +136,7 @@ def _table(table: Table) -> list[RenderableType]:
     if not table.rows:
         return [text(table.words)]
     grid = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    # A table that says what things are has no room for that here.
-    columns = [place for place, head in enumerate(table.heads) if head != MEANING]
+    columns = table.columns or range(len(table.heads))
     for place in columns:
         grid.add_column(clean(table.heads[place]))
     for row in table.rows[:MAX_ROWS]:

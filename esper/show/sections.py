@@ -32,8 +32,6 @@ COUNTS = {
 """Heading of a column, and its count; see :class:`~esper.telemetry.analytics.BlueprintRow`."""
 MIN_SHARE = 0.005
 """Phases with a smaller share of the time are not listed."""
-MEANING = "what it is"
-"""Heading of a column for which a terminal has no room."""
 RETURNS = {
     (events.RoundCompleted, "return"): "Discounted return, mean over the hosts of a round.",
     (events.AgentValidated, "return on validation hosts"): (
@@ -119,7 +117,8 @@ class Table:
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     words: str = ""
-    terminal: bool = True
+    columns: Sequence[int] | None = None
+    """Columns that a terminal has room for; None: all. It does not show a table with rows and none of its columns."""
     is_figure = False
 
 
@@ -145,16 +144,22 @@ def answer(view: RunView) -> str:
     other = "the same hosts left alone" if found.reference == "none" else f"the same hosts under {found.reference}"
     low = score.difference(found.low, unit=False)
     high = score.difference(found.high, unit=False)
-    words = (
-        f"Grown by {completed.controller}, hosts reached a test {score.name} of {score.value(found.accuracy)}, "
-        f"{other} {score.value(found.reference_accuracy)}: {score.difference(found.difference)} "
-        f"(95 % interval {low} to {high}, p {p_value(found.p_value)}, {count(completed.pairs, 'pair')}), "
-        f"{found.verdict.partition(' (')[0]}, with {completed.parameters:,.0f} parameters instead of "
-        f"{completed.host_parameters:,}; hosts that have as many from the start were not compared"
+    verdict, _, _ = found.verdict.partition(" (")
+    begin = "Whether growth helps is open"
+    if "better" in verdict and found.difference:
+        begin = "Growth helped" if found.difference > 0 else "Growth hurt"
+    size = (
+        f"with {completed.parameters:,.0f} parameters instead of {completed.host_parameters:,}; hosts that have as "
+        "many from the start were not compared"
     )
-    if completed.fossils == 0:
-        words = words.rpartition(", with ")[0] + ", although no seed was kept"
-    return f"{words}."
+    if not completed.fossils:
+        size = "although no seed was kept"
+    return (
+        f"{begin}: grown by {completed.controller}, hosts reached a test {score.name} of "
+        f"{score.value(found.accuracy)}, {other} {score.value(found.reference_accuracy)}: "
+        f"{score.difference(found.difference)} (95 % interval {low} to {high}, p {p_value(found.p_value, '= ')}, "
+        f"{count(completed.pairs, 'pair')}), {size}."
+    )
 
 
 def _not_compared(view: RunView) -> str:
@@ -208,7 +213,7 @@ def verdict(view: RunView) -> list[Block]:
     label = score.gap_label(f"difference of test {score.name}")
     return [
         Intervals("Difference to each baseline", words, intervals, label, score.gap),
-        Table("Comparison", heads, rows, about),
+        Table("Comparison", heads, rows, about, (0, 3, 4, 6)),
     ]
 
 
@@ -281,7 +286,7 @@ def _hosts(view: RunView) -> list[Block]:
         rows.append(row)
     heads = ["host", "parameters", "FLOPs", score.label("committed"), score.label("baseline"), "kept"]
     words = "Validation split; hosts that kept nothing are left out. FLOPs are of a forward pass, a sample."
-    return _table("Hosts that kept a seed", heads, rows, words, terminal=False)
+    return _table("Hosts that kept a seed", heads, rows, words, columns=())
 
 
 def slots(view: RunView) -> list[Block]:
@@ -329,7 +334,7 @@ def blueprints(view: RunView) -> list[Block]:
         f"Contribution: {score.name} with the seed minus {score.name} without it when it was kept, mean: how much "
         "hosts lean on the seed, which is more than what planting it won. Those never kept are only in the sum."
     )
-    return _table("Seeds by blueprint, all rounds", heads, rows, words)
+    return _table("Seeds by blueprint, all rounds", heads, rows, words, (0, 1, 2, 8))
 
 
 def contributions(view: RunView) -> list[Block]:
@@ -356,7 +361,7 @@ def contributions(view: RunView) -> list[Block]:
     words = (
         "At the end of the newest complete round. Shapley values divide the joint gain of a host's seeds among them."
     )
-    return _table("Contributions of seeds", heads, rows, words, terminal=False)
+    return _table("Contributions of seeds", heads, rows, words, columns=())
 
 
 def agent(view: RunView) -> list[Block]:
@@ -428,7 +433,7 @@ def time(view: RunView) -> list[Block]:
     for rank, shares in enumerate(zip(*(lap.waited for lap in laps), strict=True)):
         ranks.append([str(rank), f"{sum(shares):,.1f}", f"{sum(shares) / joint:.1%}"])
     return [
-        *_table("Seconds by phase, all rounds", ["phase", "seconds", "share", MEANING], rows),
+        *_table("Seconds by phase, all rounds", ["phase", "seconds", "share", "what it is"], rows, columns=(0, 1, 2)),
         note(f"round {last.round}: {duration(last.seconds)}, {rates(last)}"),
         *_table("Waiting for other ranks, all rounds", ["rank", "seconds", "share"], ranks),
     ]
@@ -461,8 +466,8 @@ def happened(view: RunView) -> list[Block]:
     where = ["where", "what", "why"]
     return [
         *_table("Latest events", where, list(map(incident, view.recent))),
-        *_table("Actions without WAIT, and gates", ["action or gate", "passed", "refused"], tally, terminal=False),
-        *_table("Rollbacks, cut seeds, memory, stops", where, incidents, terminal=False),
+        *_table("Actions without WAIT, and gates", ["action or gate", "passed", "refused"], tally, columns=()),
+        *_table("Rollbacks, cut seeds, memory, stops", where, incidents, columns=()),
     ]
 
 
@@ -471,10 +476,10 @@ def _table(
     heads: Sequence[str],
     rows: Sequence[Sequence[str]],
     words: str = "",
-    terminal: bool = True,
+    columns: Sequence[int] | None = None,
 ) -> list[Block]:
     """Returns a table; [] without rows."""
-    return [Table(title, heads, rows, words, terminal)] if rows else []
+    return [Table(title, heads, rows, words, columns)] if rows else []
 
 
 def capital(name: str) -> str:
