@@ -342,6 +342,41 @@ MUTANTS: dict[str, list[Fault]] = {
     ],
     "runs and comparisons": [
         Fault(
+            "`uniform` takes the blueprint farthest from the grown size",
+            "benchmarks/alternatives.py",
+            "row, name = min(sizes, key=",
+            "row, name = max(sizes, key=",
+            "tests/benchmarks/test_alternatives.py::test_uniform_has_the_blueprint_and_the_row_of_the_nearest_size",
+        ),
+        Fault(
+            "copies of a unit all have its outgoing weights in full",
+            "benchmarks/alternatives.py",
+            "shared = torch.bincount(inputs, minlength=_inputs_of(old))[inputs]",
+            "shared = torch.ones_like(inputs)",
+            "tests/benchmarks/test_alternatives.py::test_a_wide_host_computes_what_the_narrow_one_does",
+        ),
+        Fault(
+            "a pupil learns nothing from its teacher",
+            "benchmarks/alternatives.py",
+            "share * from_teacher",
+            "0 * from_teacher",
+            "tests/benchmarks/test_alternatives.py::test_a_pupil_has_the_gradient_of_the_loss_of_distillation",
+        ),
+        Fault(
+            "an ensemble is the learner alone",
+            "benchmarks/alternatives.py",
+            "return both.logsumexp(0) - math.log(2)",
+            "return both[0]",
+            "tests/benchmarks/test_alternatives.py::test_an_ensemble_averages_the_probabilities_of_both",
+        ),
+        Fault(
+            "a control trains for another compute",
+            "esper/compare/controls.py",
+            "round((flops - validation) / an_epoch)",
+            "round(2 * flops / an_epoch)",
+            "tests/benchmarks/test_alternatives.py::test_from_new_weights_each_computes_as_much_as_the_grown_host",
+        ),
+        Fault(
             "arms learn in one order",
             "esper/compare/seed_comparison.py",
             "for place in self.order.permutation(len(experiments)):",
