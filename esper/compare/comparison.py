@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.agents.own_controller import OwnController
+from esper.agents.make import OwnController
 from esper.agents.spec import ControllerSpec
 from esper.compare.analysis import MetricResult
 from esper.compare.arms import Arm
@@ -31,8 +31,8 @@ from esper.compare.runner import (
 from esper.compare.statistics import MIN_SEEDS, Floats, PairedComparison, compare_pairs
 from esper.config import ConfigError, TrainingConfig
 from esper.data.task import Task
-from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
+from esper.env.state import Baseline
 from esper.files.system_info import describe_environment
 from esper.rollout.threads import one_thread
 from esper.telemetry.text import trained_once

@@ -11,15 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from esper.agents.make import controller_for
-from esper.agents.own_controller import OwnController
+from esper.agents.make import OwnController, controller_for
 from esper.agents.ppo.policy import Policy
 from esper.agents.spec import ControllerSpec
 from esper.compare.compute import ComputeMeter, episodes, watch
 from esper.config import TrainingConfig
 from esper.data.task import Task
-from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
+from esper.env.state import Baseline
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.system_info import check_devices
 from esper.hosts.grown import KeptSeed

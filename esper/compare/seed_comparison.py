@@ -18,8 +18,8 @@ from esper.compare.controls import CONTROLS
 from esper.compare.runner import ArmRunner, GrowingRunner
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.data.user_code import same_task
-from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
+from esper.env.state import Baseline
 from esper.files import checkpoint
 from esper.files.run_folder import CONFIG
 from esper.run.experiment import Experiment

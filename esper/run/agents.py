@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from esper.agents.controller import Controller, NoGrowth, PerEnvController
-from esper.agents.make import controller_for
-from esper.agents.own_controller import OwnController
+from esper.agents.make import OwnController, controller_for
 from esper.agents.plans import PlansController
 from esper.agents.ppo.agent import PPOAgent
 from esper.agents.ppo.policy import Policy

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from esper.agents.own_controller import OwnController, confirmed_controller
+from esper.agents.make import OwnController, confirmed_controller
 from esper.agents.spec import ControllerSpec
 from esper.compare.analysis import corrected
 from esper.compare.comparison import ArmResult

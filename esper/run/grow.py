@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from esper.agents.own_controller import OwnController
+from esper.agents.make import OwnController
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.config.resolved import ResolvedConfig

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 
-from esper.agents.own_controller import OwnController
+from esper.agents.make import OwnController
 from esper.compare.comparison import ArmResult
-from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
+from esper.env.state import Baseline
 from esper.files import checkpoint
 from esper.files.run_folder import RunFolder
 from esper.rollout.collector import Collector

@@ -28,7 +28,7 @@ from esper.compare.comparison_run import ComparisonRun
 from esper.compare.controls import CONTROLS, register
 from esper.compare.runner import HostResult
 from esper.config import ConfigError, TrainingConfig
-from esper.data import digits_table
+from esper.data import digits
 from esper.data.tasks import build_host, load_task
 from esper.env.make import EnvMaker
 from esper.hosts.cnn import CNNHost
@@ -248,7 +248,7 @@ def test_a_wide_host_computes_what_the_narrow_one_does(
     torch.manual_seed(0)
     x = torch.randn(4, 1, 16, 16)
     if kind == "mlp":
-        narrow, wide = digits_table.of_widths(5, 7), digits_table.of_widths(9, 16)
+        narrow, wide = digits.mlp_of_widths(5, 7), digits.mlp_of_widths(9, 16)
         x = load_task("digits_table").sample
     else:
         base = 8 if kind == "fused norms" else 3

@@ -262,7 +262,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a planting does not end a plateau",
-            "esper/agents/plateau.py",
+            "esper/agents/heuristic.py",
             "            self.best[env] = self.best[env][-1:]\n",
             "            pass\n",
             "tests/agents/test_plateau.py::test_after_a_planting_plateau_waits_for_the_next_plateau",
@@ -377,11 +377,18 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/benchmarks/test_alternatives.py::test_from_new_weights_each_computes_as_much_as_the_grown_host",
         ),
         Fault(
-            "arms learn in one order",
+            "a run of another config plays as an arm",
             "esper/compare/seed_comparison.py",
-            "for place in self.order.permutation(len(experiments)):",
-            "for place in range(len(experiments)):",
-            "tests/compare/test_seed_comparison.py::test_the_arms_learn_in_turns_on_the_same_hosts",
+            "        _check_config(folder, arm.config)\n",
+            "",
+            "tests/compare/test_seed_comparison.py::test_a_run_of_another_config_does_not_play_as_an_arm",
+        ),
+        Fault(
+            "a run that is finished elsewhere is trained again",
+            "esper/compare/seed_comparison.py",
+            "        if not checkpoint.files(folder):\n",
+            "        if True:\n",
+            "tests/compare/test_seed_comparison.py::test_runs_that_other_machines_have_finished_play_as_they_are",
         ),
         Fault(
             "agents are chosen on hosts that they learned from",

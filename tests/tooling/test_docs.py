@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from esper.agents.names import make_controller
+from esper.agents.make import make_controller
 from esper.cli.main import group
 from esper.config import TrainingConfig
 from esper.config.files import set_dotted
