@@ -99,8 +99,10 @@ class ComparisonRun:
         self.progress = progress
         self.learned = learned
         self.order_seed = order_seed
-        self.rounds, self.n_envs = split_pairs(pairs, self.first.config.env.n_envs)
-        """Number of rounds of each training seed, and of hosts in a round."""
+        rounds, hosts = split_pairs(pairs, self.first.config.env.n_envs)
+        self.rounds = rounds
+        """Number of rounds of each training seed."""
+        self.n_envs = hosts
         self.seeds = range(self.train_seeds or 1)
         """The training seeds, counted from 0."""
         self.results = self._by_seed(results or {})

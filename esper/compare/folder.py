@@ -35,7 +35,7 @@ NO_PARTS = (
     "torchrun spreads hosts over machines that reach each other; others train seeds of their own (--seed 3 "
     "--train-seeds 1), and a new comparison with the same --arm finds the folders seed-* of all in its --out"
 )
-"""What to use instead of parts, which earlier versions had."""
+"""The replacement for the parts of earlier versions."""
 FOLLOWED = "followed"
 """Folder of the files that arms follow, each named after its SHA-256."""
 

@@ -182,15 +182,10 @@ def test_a_run_of_another_config_does_not_play_as_an_arm(
     whole: Whole, tmp_path: Path
 ) -> None:
     shutil.copytree(whole.folder / "seed-4", tmp_path / "o" / "seed-4")
-    other = ("ppo:reward.mode=escrow", "none")
-    text = r"0-ppo is a run with another reward\.mode; give another --out"
-    (tmp_path / "o" / "seed-4" / "0-ppo").rename(
-        tmp_path / "o" / "seed-4" / "0-ppo-reward.mode=escrow"
-    )
-    with pytest.raises(
-        ConfigError, match=text.replace("0-ppo", "0-ppo-reward.mode=escrow")
-    ):
-        compare(tmp_path / "o", *other)
+    changed = {**BASE, "ppo": {**BASE["ppo"], "clip": 0.3}}
+    text = r"arm 'ppo': .*0-ppo is a run with another ppo\.clip; give another --out"
+    with pytest.raises(ConfigError, match=text):
+        ComparisonRun(read_arms(ARMS, changed), 3, tmp_path / "o", train_seeds=2)
 
 
 def interrupting(
