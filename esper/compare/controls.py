@@ -141,7 +141,8 @@ def register(runner: type[Runner]) -> type[Runner]:
 
     Raises ConfigError if the name is taken.
     """
-    if runner.kind in CONTROLS:
+    known = CONTROLS.get(runner.kind, runner)
+    if (known.__module__, known.__qualname__) != (runner.__module__, runner.__qualname__):
         raise ConfigError(f"there is a control named {runner.kind} already; registered: {', '.join(CONTROLS)}")
     CONTROLS[runner.kind] = runner
     return runner
