@@ -13,11 +13,9 @@ from esper.env.governance import Governance
 from esper.env.measurements import record_seeds, record_validation
 from esper.env.state import EnvState
 from esper.spaces.arrays import Bools
-from esper.training.finite import count_not_finite
 from esper.training.governor import Governor, Panic
-from esper.training.gradient_stats import HOST
 from esper.training.host_training import HostTraining
-from esper.training.metrics import EpochMetrics
+from esper.training.metrics import HOST, EpochMetrics, count_not_finite
 from esper.training.validate import Evaluation, evaluate
 
 

@@ -9,7 +9,7 @@ from esper.attribution.counterfactual import ALL_OFF, CounterfactualHelper
 from esper.config import GateConfig
 from esper.env.state import EnvState
 from esper.lifecycle.slots import Slots
-from esper.training.gradient_stats import HOST, GradientSummary
+from esper.training.metrics import HOST, GradientSummary
 
 
 def record_validation(

@@ -22,7 +22,6 @@ from esper.training.execution.ranks import RunRanks
 from esper.training.execution.tiers import prepare_hosts
 from esper.training.executor import Executor
 from esper.training.host_trainer import HostTrainer
-from esper.training.micro_batching import MicroBatchPolicy
 
 FIRST_INDEX = 1_000_000
 """Env index of the first baseline host: streams of random numbers that no env of a run shares."""
@@ -58,13 +57,12 @@ def measure_baseline(
     config: HostTrainingConfig,
     executor: Executor,
     run_seed: int,
-    policy: MicroBatchPolicy,
     count_epochs: Callable[[int], None],
     ranks: RunRanks | None = None,
 ) -> Baseline:
     """Trains ``env.baseline_episodes`` hosts alone and validates them after every epoch.
 
-    ``tasks`` is the task on each of the devices of ``executor``; ``policy`` see HostTrainer; ``count_epochs`` see
+    ``tasks`` is the task on each of the devices of ``executor``; ``count_epochs`` see
     SlotVectorEnv. ``ranks`` are those that hosts are spread over, if any.
     """
     count = config.env.baseline_episodes
@@ -80,7 +78,7 @@ def measure_baseline(
     prepare_hosts(config.run, training, executor)
 
     with ExitStack() as opened:
-        trainer = HostTrainer(tasks[0], training, executor, policy)
+        trainer = HostTrainer(tasks[0], training, executor)
         opened.enter_context(closing(trainer))
         slots = training[0].host.slot_names
         spans = Spans()

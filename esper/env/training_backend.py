@@ -165,7 +165,7 @@ class TrainingBackend(Backend):
 
     def measure(self, active: Bools, state: EnvState) -> None:
         hosts = self._of(active)
-        self.trainer.repeatable(EnvHost.validate, hosts)
+        self.trainer.run(EnvHost.validate, hosts)
 
         # The hosts of one device share one block of totals.
         blocks = defaultdict[int, list[EnvHost]](list)
@@ -207,11 +207,11 @@ class TrainingBackend(Backend):
             result = evaluate(training, training.task.test, [committed_configuration(training)])
             accuracy[host.row] = float(result.accuracy[0])
 
-        self.trainer.repeatable(test, self.each)
+        self.trainer.run(test, self.each)
         return accuracy
 
-    def of_each(self, question: Callable[[Any], list[Any]]) -> list[Any]:
-        return question(self)
+    def map_hosts(self, function: Callable[[Any], list[Any]]) -> list[Any]:
+        return function(self)
 
     def state_dict(self) -> Any:
         states = []

@@ -6,7 +6,7 @@ from esper.config import TrainingConfig
 from esper.data.tasks import load_task
 from esper.env.vector_env import GrowthVectorEnv
 from esper.spaces.action import Op
-from esper.training.gradient_stats import GradientSummary
+from esper.training.metrics import GradientSummary
 from tests.core_helpers import flat_baseline
 
 
