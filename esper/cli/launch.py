@@ -203,6 +203,7 @@ class RankOptions:
         processes = self.processes or fitting(config)
         os.environ.setdefault(SHUTDOWN, SHUTDOWN_SECONDS)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # they are all on this machine
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # gloo also logs the errors that it raises
         os.environ[OWN_STORE] = "1"
         heard = [number.name for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         with tempfile.TemporaryDirectory(prefix="esper-ranks-") as logs, quiet_launcher():

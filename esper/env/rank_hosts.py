@@ -13,7 +13,7 @@ from esper.config.resolved import HostTrainingConfig
 from esper.data.task import DataOptions, Task
 from esper.data.tasks import load_task
 from esper.env.backend import Rollbacks
-from esper.env.choices import max_seed_parameters
+from esper.env.catalog import BlueprintCatalog
 from esper.env.start import started
 from esper.env.state import EnvState, table_of, write_table
 from esper.env.training_backend import TrainingBackend, make_trainings
@@ -58,20 +58,16 @@ class RankHosts(TrainingBackend):
         count = len(group.indices)
         self.state = EnvState.fresh(count, slots=Slots.fresh(count, len(group.spec.slots)))
         self.all = slice(0, count)
-        blueprints = BLUEPRINTS.copy()
         training = make_trainings([task] * count, [group.config] * count, group.indices)
         executor = make_executor(run, task.device)
         try:
             prepare_hosts(run, training, executor)
-            largest = max_seed_parameters(training[0], group.spec, blueprints)
-            super().__init__(
-                HostTrainer(task, training, executor),
-                group.spec,
-                blueprints,
-                Spans(),
-                copies_to_pin(run, training, largest),
-                group.governed,
-            )
+            host = training[0].host
+            catalog = BlueprintCatalog(host.topology, host.sites, BLUEPRINTS.copy(), group.spec)
+            largest = catalog.max_parameters(group.config.env.parameter_budget * host.parameter_count)
+            pinned = copies_to_pin(run, training, largest)
+            trainer = HostTrainer(task, training, executor)
+            super().__init__(trainer, catalog, Spans(), pinned, group.governed)
         except BaseException:
             executor.close()
             raise

@@ -18,8 +18,8 @@ from esper.config import ConfigError
 from esper.config.resolved import HostTrainingConfig
 from esper.data.task import Task
 from esper.env.backend import Backend, Rollbacks
+from esper.env.host_row import assign_roles
 from esper.env.rank_hosts import Epoch, HostGroup, RankHosts, RankServer
-from esper.env.roles import assign_roles
 from esper.env.state import EnvState, table_of, write_changes
 from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.lifecycle.slots import Bools, Floats, Ints
@@ -128,7 +128,7 @@ class RankedBackend(Backend):
 
         calls = {}
         for rank, rows in self.others.shares.items():
-            group = HostGroup(config, local.spec, tuple(indices[rows]), local.governed)
+            group = HostGroup(config, local.catalog.spec, tuple(indices[rows]), local.governed)
             calls[rank] = (RankServer.make, self.others.name, group)
         ranks.start(calls)
         ranks.finish()
@@ -217,8 +217,8 @@ class RankedBackend(Backend):
     ) -> HostTraining:
         """Returns a copy of the host of env ``env``, which another rank has, on the device of ``task``."""
         (training,) = make_trainings([task], [config], [env])
-        load_host_state(training, self.others.call(env, RankHosts.host_state), self.local.blueprints)
-        sites = [training.site_by_name[name] for name in self.local.spec.slots]
+        load_host_state(training, self.others.call(env, RankHosts.host_state), self.local.catalog.registry)
+        sites = [training.site_by_name[name] for name in self.local.catalog.spec.slots]
         assign_roles(training, sites, state.slots, env)
         return training
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from esper.data.shared_batches import Batch, Expected, Permutations, SharedBatchError, SharedBatchIterator, worker_died
-from esper.data.split import Split
+from esper.data.shared_batches import Expected, Permutations, SharedBatchError, SharedBatchIterator, worker_died
+from esper.data.split import Batch, Split
 from esper.data.task import Task
 from esper.training.executor import Executor, HostError, OutOfMemory, Placed, ran_out
 from esper.training.host_training import HostTraining

@@ -11,7 +11,7 @@ import pytest
 from tests.fault import Fault
 from tests.mutants import mutate
 from tests.mutants.table import MUTANTS
-from tests.test_proofs import FINDINGS, TRAPS
+from tests.tooling.test_proofs import FINDINGS, TRAPS
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = [*FINDINGS, *(f"trap {number}" for number in TRAPS)]

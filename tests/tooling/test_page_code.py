@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.selection import slow_except
-from tests.test_docs import ROOT, USING, WITH_PYTHON, blocks, named
+from tests.tooling.test_docs import ROOT, USING, WITH_PYTHON, blocks, named
 
 QUICK = [USING, *(ROOT / "docs" / f"{name}.md" for name in ("own_loop", "trainers"))]
 """Pages whose code runs in the default suite; that of the others takes longer and runs in the slow one."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 ALLOWED = {
     "torch._dynamo.lookup_backend": "the documented way for a backend to go on to another one",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from esper.agents.names import make_controller
+from esper.agents.make import make_controller
 from esper.cli.main import group
 from esper.config import TrainingConfig
 from esper.config.files import set_dotted
@@ -21,9 +21,9 @@ from esper.run.experiment import Experiment
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import ActionSpec
 from esper.spaces.observation import ObservationLayout
-from tests.imported_names import missing_imports
+from tests.tooling.imported_names import missing_imports
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

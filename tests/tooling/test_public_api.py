@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import esper
-from tests.test_imports import closure
+from tests.tooling.test_imports import closure
 
 
 def test_importing_esper_imports_nothing_heavy() -> None:

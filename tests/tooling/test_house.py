@@ -16,7 +16,7 @@ import esper
 from esper.config import TrainingConfig
 
 PACKAGE = Path(esper.__file__).parent
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 LONGEST = 80
 
 

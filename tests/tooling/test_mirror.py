@@ -9,11 +9,11 @@ from pathlib import Path
 import esper
 
 PACKAGE = Path(esper.__file__).parent
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 TESTED_ELSEWHERE = {
     "bench/telemetry_overhead.py": "both sides of the case run: tests/bench/test_session.py",
-    "config/task.py": "one property: tests/env/test_measurements.py",
+    "config/task.py": "one property: tests/env/test_host_row.py",
     "env/backend.py": "an interface: tests/env/test_training_backend.py, tests/env/test_planted_backend.py",
     "env/rank_hosts.py": "in processes of their own: tests/run/test_ranks.py",
     "show/chart_style.py": "the style of drawn charts: tests/show/test_charts.py, tests/compare/test_plots.py",

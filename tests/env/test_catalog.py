@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from esper.config import ConfigError
-from esper.env.choices import kinds_of, largest_sizes, offered
+from esper.env.catalog import BlueprintCatalog
 from esper.seeds.blend import gate_parameters
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.seeds.place import Place
@@ -18,7 +18,7 @@ SPEC = ActionSpec(("r0c0", "r0c1"), ("norm", "conv_light", "attention"))
 
 
 def test_a_size_is_that_of_the_gated_style_which_is_the_largest() -> None:
-    sizes = largest_sizes("cnn", PLACES, SPEC, BLUEPRINTS)
+    sizes = BlueprintCatalog("cnn", PLACES, BLUEPRINTS, SPEC).parameters()
     for s, channels in enumerate((8, 16)):
         for b, name in enumerate(SPEC.blueprints):
             body = BLUEPRINTS.get("cnn", name).build(channels)
@@ -32,9 +32,9 @@ def test_a_size_is_zero_where_a_blueprint_does_not_fit_and_has_no_gate_at_a_sour
 ):
     layers = (nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 6))
     spec = ActionSpec(("r0c0", "r0c1"), ("norm", "widen_whole"))
-    sizes = largest_sizes(
-        "mlp", [Place("r0c0", 6), Place("r0c1", 6, True, layers)], spec, BLUEPRINTS
-    )
+    sizes = BlueprintCatalog(
+        "mlp", [Place("r0c0", 6), Place("r0c1", 6, True, layers)], BLUEPRINTS, spec
+    ).parameters()
     np.testing.assert_array_equal(
         sizes, [[12 + gate_parameters(6), 0], [0, 5 * 4 + 4 + 4 * 6]]
     )
@@ -43,17 +43,20 @@ def test_a_size_is_zero_where_a_blueprint_does_not_fit_and_has_no_gate_at_a_sour
 def test_what_fits_is_listed_by_slot_unless_all_does_everywhere() -> None:
     layers = (nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 6))
     places = [Place("r1c0", 6, True, layers), Place("r0c0", 6)]
-    assert offered("mlp", places, ("norm", "widen_whole"), BLUEPRINTS) == (
-        ("norm",),
-        ("widen_whole",),
-    )
-    assert offered("mlp", [Place("r0c0", 6)], ("norm", "mlp"), BLUEPRINTS) == ()
+    listed = BlueprintCatalog.select(
+        "mlp", places, BLUEPRINTS, ("norm", "widen_whole")
+    ).spec
+    assert listed.offered == (("norm",), ("widen_whole",))
+    everywhere = BlueprintCatalog.select("mlp", places[1:], BLUEPRINTS, ("norm", "mlp"))
+    assert everywhere.spec.offered == ()
 
 
 def test_kinds_tell_layers_and_the_parts_of_parameters_that_look_around_or_scale() -> (
     None
 ):
-    norm, conv, _ = kinds_of("cnn", PLACES[:1], SPEC, BLUEPRINTS).tolist()
+    norm, conv, _ = (
+        BlueprintCatalog("cnn", PLACES[:1], BLUEPRINTS, SPEC).kinds().tolist()
+    )
     assert norm == [0.0, 0.0, 1.0, 0.0, 0.0, 0.0]  # no layer, only scales and shifts
     assert conv[0] > 0
     assert conv[1] > 0.8  # mostly weights of a 3×3 convolution
@@ -66,15 +69,17 @@ def test_kinds_tell_what_a_seed_reads_and_how_it_begins(at_once: bool) -> None:
         ActionSpec(("r0c0", "r0c1"), ("norm", "widen_whole")),
         [PLACES[0], Place("r0c1", 6, True, layers)],
     )
-    norm, widening = kinds_of("mlp", places, spec, BLUEPRINTS, at_once).tolist()
+    norm, widening = (
+        BlueprintCatalog("mlp", places, BLUEPRINTS, spec).kinds(at_once).tolist()
+    )
     assert norm[3:] == [0, 0, 0]
     assert widening[3:] == [1, 1, at_once]
 
 
 def test_kinds_are_the_same_each_time_and_draw_nothing_global() -> None:
     np.testing.assert_array_equal(
-        kinds_of("cnn", PLACES[:1], SPEC, BLUEPRINTS),
-        kinds_of("cnn", PLACES[:1], SPEC, BLUEPRINTS),
+        BlueprintCatalog("cnn", PLACES[:1], BLUEPRINTS, SPEC).kinds(),
+        BlueprintCatalog("cnn", PLACES[:1], BLUEPRINTS, SPEC).kinds(),
     )
 
 
@@ -87,7 +92,9 @@ def test_a_blueprint_that_cannot_be_built_is_an_error_that_names_it() -> None:
 
     wanted = r"^blueprint odd cannot be built for 8 channels: ValueError: 8 is even; repair it, or leave it out of env"
     with pytest.raises(ConfigError, match=wanted):
-        kinds_of("cnn", PLACES[:1], ActionSpec(("r0c0",), ("odd",)), registry)
+        BlueprintCatalog(
+            "cnn", PLACES[:1], registry, ActionSpec(("r0c0",), ("odd",))
+        ).kinds()
 
 
 def test_a_blueprint_that_does_not_say_its_size_is_an_error_that_names_it() -> None:
@@ -99,7 +106,9 @@ def test_a_blueprint_that_does_not_say_its_size_is_an_error_that_names_it() -> N
         ConfigError,
         match=r"^blueprint odd cannot be counted for 8 channels: ZeroDivisionError: ",
     ):
-        largest_sizes("cnn", PLACES[:1], ActionSpec(("r0c0",), ("odd",)), registry)
+        BlueprintCatalog(
+            "cnn", PLACES[:1], registry, ActionSpec(("r0c0",), ("odd",))
+        ).parameters()
 
 
 @pytest.mark.parametrize(
@@ -122,4 +131,6 @@ def test_a_blueprint_that_misjudges_its_place_is_an_error_that_names_both(
     place = Place("r2c0", 6, True, obstacle="add reads it")
     where = r"^blueprint odd cannot be counted for the Place of slot r2c0, whose layers are not known \(add reads it\): "
     with pytest.raises(ConfigError, match=where + wanted):
-        largest_sizes("mlp", [place], ActionSpec(("r2c0",), ("odd",)), registry)
+        BlueprintCatalog(
+            "mlp", [place], registry, ActionSpec(("r2c0",), ("odd",))
+        ).parameters()
