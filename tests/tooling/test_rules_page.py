@@ -1,4 +1,4 @@
-"""docs/rules.md says of actions, gates and durations what the code does."""
+"""docs/env.md says of actions, gates and durations what the code does."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from esper.lifecycle.slots import Slots
 from esper.lifecycle.stage import LIVING, SeedStage
 from esper.spaces.action import HEADS, RELEVANT, ActionSpec, Op
 
-PAGE = (Path(__file__).parents[2] / "docs" / "rules.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "env.md").read_text(encoding="utf-8")
 SPEC = ActionSpec(("r0c0",), ("norm",))
 
 

@@ -224,9 +224,7 @@ NAMES = (
 
 @pytest.mark.parametrize("topology", ["cnn", "transformer", "mlp"])
 def test_the_page_about_growing_names_every_blueprint(topology: str) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "growing.md").read_text(
-        encoding="utf-8"
-    )
+    page = (Path(__file__).parents[3] / "docs" / "sites.md").read_text(encoding="utf-8")
     row = next(line for line in page.splitlines() if line.startswith(f"| `{topology}`"))
     assert re.findall(r"`(\w+)`", row.split("|")[3]) == list(BLUEPRINTS.names(topology))
 
