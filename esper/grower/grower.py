@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from esper.agents.controller import Controller
-from esper.agents.make import controller_for
-from esper.agents.own_controller import OwnController, loaded
+from esper.agents.make import OwnController, controller_for, loaded
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig
 from esper.config.resolved import ResolvedConfig
-from esper.env.choices import spec_of
+from esper.env.catalog import BlueprintCatalog
 from esper.env.reporting import Reporter
 from esper.grower.averages import given_averages
 from esper.grower.backend import LoopBackend
@@ -327,7 +326,7 @@ class Grower:
             look(self.hooks)
         config = self.config
         places = [site.place for site in self.hooks.sites.values()]
-        spec = spec_of(self.hooks.topology, places, self.blueprints, config.env.blueprints)
+        spec = BlueprintCatalog.select(self.hooks.topology, places, self.blueprints, config.env.blueprints).spec
         reporter = Reporter(self._emit, spec, config.env, n_envs=1)
         backend = LoopBackend(self.hooks, self.groups, spec, self.blueprints, config, self.points, self.governed)
         env = LoopEnv(config, backend, self._baseline, reporter, counted)
