@@ -14,7 +14,7 @@ Size = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class BenchPair:
     """Two ways to do the same work; timed calls are followed by a synchronization of ``device``.
 
     The unit says which numbers are compared:
@@ -59,14 +59,14 @@ class Case:
     """Names of the numbers of a size, such as ``ENVSxBATCH``."""
     sizes: tuple[Size, ...]
     """The default; the first size is the example in errors."""
-    compare: Callable[[BenchArgs, torch.device, Size], Iterator[Comparison]]
+    compare: Callable[[BenchArgs, torch.device, Size], Iterator[BenchPair]]
     """Yields the comparisons of one size. Raises ConfigError if the baseline is not installed."""
     cuda: tuple[Size, ...] = ()
     """Sizes on a GPU; empty: as on the CPU. The same holds for ``--quick`` and ``--sweep``."""
     quick: tuple[Size, ...] = ()
     sweep: tuple[Size, ...] = ()
 
-    def comparisons(self, args: BenchArgs) -> Iterator[Comparison]:
+    def comparisons(self, args: BenchArgs) -> Iterator[BenchPair]:
         """Yields all comparisons, on one device after another."""
         for device in args.devices:
             for size in self.sizes_on(device, args):

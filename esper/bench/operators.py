@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from esper.bench.case import BenchArgs, Case, Comparison, Size, dtype_name
+from esper.bench.case import BenchArgs, Case, BenchPair, Size, dtype_name
 from esper.hosts.torchvision_shim import import_torchvision
 from esper.ops.accumulators import Accumulators, accumulate_
 from esper.ops.adamw import AdamW, adamw_step
@@ -38,14 +38,14 @@ MOMENTUM = 0.9
 DECAY = 5e-4
 
 
-def sgd(args: BenchArgs, device: torch.device, size: Size) -> Iterator[Comparison]:
+def sgd(args: BenchArgs, device: torch.device, size: Size) -> Iterator[BenchPair]:
     """Yields the clipped step."""
     own = [SGD(vectors, LR, MOMENTUM, DECAY) for vectors in parameters(device, size)]
     make = partial(torch.optim.SGD, lr=LR, momentum=MOMENTUM, weight_decay=DECAY, fused=True)
     yield _clipped_step("sgd", size, own, sgd_step, make)
 
 
-def adamw(args: BenchArgs, device: torch.device, size: Size) -> Iterator[Comparison]:
+def adamw(args: BenchArgs, device: torch.device, size: Size) -> Iterator[BenchPair]:
     """Yields the clipped step; weights do not decay, as Esper's AdamW does not decay vectors."""
     rate = torch.tensor(LR, device=device)
     own = [AdamW(vectors, rate) for vectors in parameters(device, size)]
@@ -59,11 +59,11 @@ def _clipped_step(
     own: Sequence[Optimizer],
     step: Callable[[Any, Tensor], object],
     make: Callable[..., Optimizer],
-) -> Comparison:
+) -> BenchPair:
     """Compares ``step`` with torch's optimizers; both sides use the clip coefficients of the same `grad_stats`."""
     coefficient = grad_stats(map(_gradients, own)).clip_coef
     other = [make(vectors) for vectors in parameters(coefficient.device, size)]
-    return Comparison(
+    return BenchPair(
         case=f"{name}: clipped step",
         size=f"{OPTIMIZERS} x {size[0]} x {size[1]:,}",
         device=coefficient.device,
@@ -105,7 +105,7 @@ def torch_steps(optimizers: Sequence[Optimizer], coefficient: Tensor) -> None:
 _LOSS_BARS: dict[tuple[str, Size], float] = {("cpu", (512, 10)): 2.0}
 
 
-def cross_entropies(args: BenchArgs, device: torch.device, size: Size) -> Iterator[Comparison]:
+def cross_entropies(args: BenchArgs, device: torch.device, size: Size) -> Iterator[BenchPair]:
     """Yields the loss with and without its gradient."""
     rows, classes = size
     draw = drawing(device)
@@ -115,7 +115,7 @@ def cross_entropies(args: BenchArgs, device: torch.device, size: Size) -> Iterat
     for dtype in DTYPES:
         logits = values.to(dtype, copy=True)
         leaf = logits.clone().requires_grad_()
-        with_backward = Comparison(
+        with_backward = BenchPair(
             case="cross-entropy: with backward",
             size=f"{rows} x {classes:,} {dtype_name(dtype)}",
             device=device,
@@ -161,7 +161,7 @@ _STATISTICS_BARS: dict[Size, tuple[float | None, float | None]] = {
 }
 
 
-def statistics(args: BenchArgs, device: torch.device, size: Size) -> Iterator[Comparison]:
+def statistics(args: BenchArgs, device: torch.device, size: Size) -> Iterator[BenchPair]:
     """Yields all statistics, against those of public calls on each gradient and on all joined, and the norm alone."""
     count, elements = size
     draw = drawing(device)
@@ -170,7 +170,7 @@ def statistics(args: BenchArgs, device: torch.device, size: Size) -> Iterator[Co
     norm_bar: float | None = None
     if device.type == "cpu":
         bar, norm_bar = _STATISTICS_BARS.get(size, (None, None))
-    counted_each = Comparison(
+    counted_each = BenchPair(
         case="grad-stats: all statistics",
         size=f"{count} x {elements:,}",
         device=device,
@@ -233,7 +233,7 @@ class ThreeModules(nn.BatchNorm2d):
         return F.max_pool2d(F.relu(super().forward(input)), 2)
 
 
-def pools(args: BenchArgs, device: torch.device, size: Size) -> Iterator[Comparison]:
+def pools(args: BenchArgs, device: torch.device, size: Size) -> Iterator[BenchPair]:
     """Yields all blocks together; each has twice the channels of the block before, on half the side."""
     channels, side = size
     batch = BATCH[device.type]
@@ -244,7 +244,7 @@ def pools(args: BenchArgs, device: torch.device, size: Size) -> Iterator[Compari
             shape = (batch, channels * 2**block, side // 2**block, side // 2**block)
             own.append(_pool_step(NormReluPool(shape[1], pool=True), shape, dtype, device))
             other.append(_pool_step(ThreeModules(shape[1]), shape, dtype, device))
-        yield Comparison(
+        yield BenchPair(
             case=f"norm-relu-pool: forward + backward, {dtype_name(dtype)}",
             size=f"{BLOCKS} blocks from {batch} x {channels} x {side} x {side}",
             device=device,
@@ -291,7 +291,7 @@ _STAGE_BARS = {"cpu": 4.0, "cuda": 0.7}
 _LARGE = 64_000_000  # bytes from which the bar on a GPU applies; smaller batches measure the launch
 
 
-def staged_batches(args: BenchArgs, device: torch.device, size: Size) -> Iterator[Comparison]:
+def staged_batches(args: BenchArgs, device: torch.device, size: Size) -> Iterator[BenchPair]:
     """Yields both dtypes. Comparisons on the CPU need torchvision."""
     batch, side = size
     images = torch.randint(0, 256, (_DATASET, side, side, 3), dtype=torch.uint8, device=device)
@@ -311,7 +311,7 @@ def staged_batches(args: BenchArgs, device: torch.device, size: Size) -> Iterato
             other = partial(torch.empty_like(source).copy_, source)
             if moved < _LARGE:
                 bar = None
-        yield Comparison(
+        yield BenchPair(
             case="stage-batch: crop, flip, normalise",
             size=f"{batch} x 3 x {side} x {side} {dtype_name(dtype)}",
             device=device,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.bench.case import Comparison
+from esper.bench.case import BenchPair
 
 MIN_TURNS = 3
 """Min turns of each side, however long they take."""
@@ -48,7 +48,7 @@ class Result:
     """Whether the turns of the baseline are alike."""
 
 
-def measure(comparison: Comparison, rounds: int = 15, max_seconds: float = float("inf")) -> Result:
+def measure(comparison: BenchPair, rounds: int = 15, max_seconds: float = float("inf")) -> Result:
     """Measures both sides in turns, ``rounds`` times, so that a slow moment of the machine affects both.
 
     It stops early after ``max_seconds``, but not before ``MIN_TURNS`` turns of each. If the turns of the baseline
@@ -111,7 +111,7 @@ def _steady(values: NDArray[np.float64]) -> bool:
     return bool(low <= 0 or high / low <= STEADY)
 
 
-def _turn(comparison: Comparison, run: Callable[[], Any]) -> Callable[[], float]:
+def _turn(comparison: BenchPair, run: Callable[[], Any]) -> Callable[[], float]:
     """Returns a warmed-up function that plays one turn and returns its value in the comparison's unit."""
     amount = comparison.amount
     if comparison.unit != "us" and amount is None:

@@ -13,7 +13,7 @@ from esper.agents.make import controller_for
 from esper.agents.ppo.agent import PPOAgent
 from esper.attribution.counterfactual import CounterfactualHelper
 from esper.bench.baselines import LR, Epoch, Workload, in_processes, plain, plain_cnn, shares, tuned
-from esper.bench.case import BenchArgs, Case, Comparison, Size
+from esper.bench.case import BenchArgs, Case, BenchPair, Size
 from esper.bench.fixtures import BLOCKS, CHANNELS, CLASSES, SIDE, VALIDATION, full_telemetry, growth_env, image_task
 from esper.config import ConfigError, Optimizer
 from esper.data.split import Split
@@ -58,7 +58,7 @@ def samples_of(size: Size, device: torch.device, quick: bool) -> int:
     return max(2, wanted // batch) * batch
 
 
-def train_epoch(args: BenchArgs, device: torch.device, size: Size) -> Iterator[Comparison]:
+def train_epoch(args: BenchArgs, device: torch.device, size: Size) -> Iterator[BenchPair]:
     """Yields the rate against tuned and plain PyTorch; then in a process per core, as in `esper run`."""
     envs, batch, width = size
     samples = samples_of(size, device, args.quick)
@@ -70,7 +70,7 @@ def train_epoch(args: BenchArgs, device: torch.device, size: Size) -> Iterator[C
     plain_name, plain_epoch = plain(work)
     ours = partial(esper_epoch, samples=samples, batch=batch, width=width, device=device)
     with tuned(work, compiles=not args.quick) as (tuned_name, tuned_epoch), ours(envs) as epoch:
-        against_tuned = Comparison(
+        against_tuned = BenchPair(
             case="train-epoch",
             size=f"E {envs}, batch {batch}, width {width}, {samples:,} samples of {SIDE} x {SIDE}",
             device=device,
@@ -135,7 +135,7 @@ class HostOf:
         return load_task(self.task).build_host()
 
 
-def train_task(args: BenchArgs, device: torch.device, size: Size) -> Iterator[Comparison]:
+def train_task(args: BenchArgs, device: torch.device, size: Size) -> Iterator[BenchPair]:
     """Yields the rates of an epoch without growth, and of a whole step in which hosts grow.
 
     The step has training with seeds, all validations, gates and the controller's decisions; the baseline is the hosts
@@ -161,7 +161,7 @@ def train_task(args: BenchArgs, device: torch.device, size: Size) -> Iterator[Co
         growth_env(task, envs, batch, **settings) as growing,
     ):
         controller = controller_for(CONTROLLER, growing.config, growing, run_seed=0)
-        without_growth = Comparison(
+        without_growth = BenchPair(
             case="train-task",
             size=f"{args.task}, E {envs}, batch {batch}, {optimizer}, {samples:,} samples",
             device=device,
@@ -208,10 +208,12 @@ def short(task: Task, batch: int, quick: bool) -> Task:
 
 # One slot in each block; the first configurations diverge right after the first block.
 BLENDED = ("r0c0", "r0c1", "r0c2")
-_TREE_BARS: dict[tuple[str, Size], float] = {("cpu", (VALIDATION, 8)): 0.25}  # the tree costs at most four forward passes
+_TREE_BARS: dict[tuple[str, Size], float] = {
+    ("cpu", (VALIDATION, 8)): 0.25
+}  # the tree costs at most four forward passes
 
 
-def validate(args: BenchArgs, device: torch.device, size: Size) -> Iterator[Comparison]:
+def validate(args: BenchArgs, device: torch.device, size: Size) -> Iterator[BenchPair]:
     """Yields the tree against one configuration, and against each configuration evaluated separately."""
     samples, width = size
     task = image_task(64, width, device, validation=samples)
@@ -220,7 +222,7 @@ def validate(args: BenchArgs, device: torch.device, size: Size) -> Iterator[Comp
         blend(host)
         everything = CounterfactualHelper().plan(host.sites, costly=True)
         evaluated = partial(evaluate, host, task.validation)
-        against_one = Comparison(
+        against_one = BenchPair(
             case=f"validate: {len(everything)} configurations of 3 blended seeds",
             size=f"{samples:,} samples, width {width}, {', '.join(BLENDED)}",
             device=device,
@@ -287,7 +289,7 @@ class Steps:
         return rest
 
 
-def env_step(args: BenchArgs, device: torch.device, size: Size) -> Iterator[Comparison]:
+def env_step(args: BenchArgs, device: torch.device, size: Size) -> Iterator[BenchPair]:
     """Yields the whole share, then that of telemetry in the same steps."""
     envs, batch, width = size
     samples = max(1, FULL // batch) * batch
@@ -299,7 +301,7 @@ def env_step(args: BenchArgs, device: torch.device, size: Size) -> Iterator[Comp
     with full_telemetry() as hub, growth_env(task, envs, batch, hub.emit) as env, one_thread():
         steps = Steps(env)
         steps.step()  # warm-up
-        whole = Comparison(
+        whole = BenchPair(
             case="env-step: all but training and validation of hosts",
             size=f"E {envs}, batch {batch}, width {width}, {task.samples:,} samples",
             device=device,

@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from esper.attribution.counterfactual import CounterfactualHelper
 from esper.bench import training
-from esper.bench.case import BenchArgs, Comparison, load_case
+from esper.bench.case import BenchArgs, BenchPair, load_case
 from esper.bench.fixtures import full_telemetry, growth_env, image_task
 from esper.bench.training import HostOf, Steps, blend, samples_of, short
 from esper.config import ConfigError
@@ -68,7 +68,7 @@ def test_baselines_train_on_the_samples_that_their_rates_count(
     monkeypatch.setattr("esper.bench.baselines.usable_cores", lambda: 1)
     monkeypatch.setattr(training, "samples_of", lambda *size: 12)
     args = BenchArgs(sizes=((2, 4, 2),), quick=True)
-    compared: list[Comparison] = []
+    compared: list[BenchPair] = []
     for comparison in load_case("train-epoch").comparisons(args):
         with rows_of_baselines() as rows:
             comparison.run_baseline()
