@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from esper.bench.case import BenchArgs, Case, BenchPair, Size, dtype_name
+from esper.bench.case import BenchArgs, BenchPair, Case, Size, dtype_name
 from esper.hosts.torchvision_shim import import_torchvision
 from esper.ops.accumulators import Accumulators, accumulate_
 from esper.ops.adamw import AdamW, adamw_step

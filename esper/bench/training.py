@@ -13,7 +13,7 @@ from esper.agents.make import controller_for
 from esper.agents.ppo.agent import PPOAgent
 from esper.attribution.counterfactual import CounterfactualHelper
 from esper.bench.baselines import LR, Epoch, Workload, in_processes, plain, plain_cnn, shares, tuned
-from esper.bench.case import BenchArgs, Case, BenchPair, Size
+from esper.bench.case import BenchArgs, BenchPair, Case, Size
 from esper.bench.fixtures import BLOCKS, CHANNELS, CLASSES, SIDE, VALIDATION, full_telemetry, growth_env, image_task
 from esper.config import ConfigError, Optimizer
 from esper.data.split import Split
@@ -208,9 +208,8 @@ def short(task: Task, batch: int, quick: bool) -> Task:
 
 # One slot in each block; the first configurations diverge right after the first block.
 BLENDED = ("r0c0", "r0c1", "r0c2")
-_TREE_BARS: dict[tuple[str, Size], float] = {
-    ("cpu", (VALIDATION, 8)): 0.25
-}  # the tree costs at most four forward passes
+# The tree costs at most four forward passes.
+_TREE_BARS: dict[tuple[str, Size], float] = {("cpu", (VALIDATION, 8)): 0.25}
 
 
 def validate(args: BenchArgs, device: torch.device, size: Size) -> Iterator[BenchPair]:
