@@ -18,8 +18,7 @@ from esper.ops.adamw import AdamW
 from esper.ops.sgd import SGD
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import Blueprint
-from esper.seeds.group_norm import guard_group_norm
-from esper.seeds.site import PlantedSeed, Role, Site
+from esper.seeds.site import PlantedSeed, Role, Site, guard_group_norm
 from esper.training.batches import BatchLoader
 from esper.training.finite import finite_buffers
 from esper.training.freeze import freeze
