@@ -31,8 +31,8 @@ from esper.agents.script import ScheduleEntry, ScriptedController
 from esper.compare.statistics import Floats, compare_pairs
 from esper.config import TrainingConfig
 from esper.data.task import Task
-from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
+from esper.env.state import Baseline
 from esper.hosts.host import Host
 from esper.hosts.transformer import TransformerHost
 

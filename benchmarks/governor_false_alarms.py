@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from esper.agents.names import make_controller
+from esper.agents.make import make_controller
 from esper.config import TrainingConfig
 from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv

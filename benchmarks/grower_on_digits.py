@@ -19,8 +19,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from esper.agents.make import controller_for
-from esper.agents.own_controller import OwnController
+from esper.agents.make import OwnController, controller_for
 from esper.config import TrainingConfig
 from esper.data.digits import load
 from esper.data.split import Split

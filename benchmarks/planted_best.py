@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from esper.config import TrainingConfig
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_law import Law
+from esper.env.planted_backend import SimParams
 from esper.lifecycle.slots import Floats
 from esper.spaces.action import HEADS, RELEVANT, TEMPOS, ActionSpec, Op
 
@@ -50,13 +50,13 @@ class Best:
 
 
 def play(
-    schedules: NDArray[np.int64], config: TrainingConfig, law: Law | None = None
+    schedules: NDArray[np.int64], config: TrainingConfig, law: SimParams | None = None
 ) -> Floats:
     """Plays schedules [N, T, 8] under the law without noise and returns their discounted returns [N].
 
     An illegal action is executed as WAIT.
     """
-    quiet = replace(law or Law(), noise=0.0, paired_noise=0.0)
+    quiet = replace(law or SimParams(), noise=0.0, paired_noise=0.0)
     returns: list[Floats] = []
     for start in range(0, len(schedules), BATCH):
         part = schedules[start : start + BATCH]
@@ -70,7 +70,9 @@ def play(
     return np.concatenate(returns)
 
 
-def best_return(config: TrainingConfig | None = None, law: Law | None = None) -> Best:
+def best_return(
+    config: TrainingConfig | None = None, law: SimParams | None = None
+) -> Best:
     """Searches for the best schedule and its discounted return in the config's reward mode."""
     env = PlantedVectorEnv(config, law)
     config, law = env.config, env.law

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.planted_best import best_return
-from esper.agents.random import RandomController
+from esper.agents.controller import RandomController
 from esper.config import TrainingConfig
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_law import Law
+from esper.env.planted_backend import SimParams
 from esper.rollout.rollout import play_round
 
 
@@ -30,7 +30,7 @@ class PlantedScale:
 
 
 def planted_scale(
-    config: TrainingConfig | None = None, law: Law | None = None
+    config: TrainingConfig | None = None, law: SimParams | None = None
 ) -> PlantedScale:
     """Plays the random controller for one episode in every env, and searches for the best schedule (takes seconds)."""
     env = PlantedVectorEnv(config, law)

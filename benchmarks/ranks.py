@@ -320,7 +320,7 @@ def main() -> None:
     print("\n" + "\n".join(lines))
     if args.out is not None:
         what = f"`{args.task}`, {args.envs} hosts, {args.controller}; {args.turns} x {args.rounds - 1} rounds"
-        head = ["# Ranks", "", f"{what}. docs/scaling.md explains the model.", ""]
+        head = ["# Ranks", "", f"{what}. docs/processes.md explains ranks.", ""]
         command = [
             "",
             f"    python benchmarks/ranks.py {' '.join(sys.argv[1:])}",

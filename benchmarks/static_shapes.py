@@ -21,7 +21,7 @@ from torch import Tensor, cat, nn
 
 import esper
 from esper.config import TrainingConfig
-from esper.data import digits, digits_table
+from esper.data import digits
 from esper.env.make import EnvMaker
 from esper.hosts.host import Host
 
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=777)
     arguments = parser.parse_args()
     images = arguments.task == "digits"
-    task, shapes = (digits.load(), DIGITS) if images else (digits_table.load(), TABLE)
+    task, shapes = (digits.load(), DIGITS) if images else (digits.load_table(), TABLE)
     topology, site = ("cnn", "1") if images else ("mlp", "0")
     config = TrainingConfig.parse({"run": {"controller": "none"}})
     print("| host | parameters | test % | ± |\n|---|---|---|---|")

@@ -31,7 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.agents.script import ScheduleEntry, ScriptedController
 from esper.compare.statistics import Floats, compare_pairs
 from esper.config import TrainingConfig
-from esper.data import digits_table
+from esper.data import digits
 from esper.data.task import Task, resolve
 from esper.env.make import EnvMaker
 from esper.env.no_growth import no_growth_loop
@@ -84,8 +84,8 @@ def wide(task: Task, blueprint: str) -> Host:
     widths = widths_of(host, blueprint)
     if isinstance(host, CNNHost):
         return host.of_width(host.width, widths=widths)
-    assert task.name == digits_table.NAME, "a CNN, or the MLP of digits_table"
-    return digits_table.of_widths(*widths)
+    assert task.name == "digits_table", "a CNN, or the MLP of digits_table"
+    return digits.mlp_of_widths(*widths)
 
 
 def without_block(task: Task, blueprint: str) -> Host:

@@ -18,9 +18,9 @@ from torch import Tensor
 from esper.config import TrainingConfig
 from esper.data.task import Task, resolve
 from esper.data.tasks import load_task
-from esper.env.baseline import Baseline
-from esper.env.env_host import EnvHost
 from esper.env.slot_env import SlotVectorEnv
+from esper.env.state import Baseline
+from esper.env.training_backend import EnvHost
 from esper.env.vector_env import GrowthVectorEnv
 from esper.hosts.cnn import CNNHost
 from esper.lifecycle.ramps import STYLES

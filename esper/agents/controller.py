@@ -1,4 +1,4 @@
-"""Controllers, which act in envs: observations and masks in, actions out."""
+"""Controllers, which act in envs: observations and masks in, actions out. Also those that act blindly."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from esper.config import ConfigError
+from esper.config import ConfigError, TrainingConfig
 from esper.lifecycle.stage import STAGES, SeedStage
-from esper.spaces.action import HEADS, ActionSpec, Op
+from esper.spaces.action import HEADS, RELEVANT, ActionSpec, Op
 from esper.spaces.arrays import Bools, Floats, Ints
 from esper.spaces.arrays import Float32s as Float32s
 from esper.spaces.observation import ObservationLayout
@@ -71,11 +71,13 @@ class PerEnvController(ABC):
         layout: ObservationLayout,
         n_envs: int,
         run_seed: int = 0,
+        config: TrainingConfig | None = None,
     ) -> None:
         self.spec = spec
         self.layout = layout
         self.n_envs = n_envs
         self.run_seed = run_seed
+        self.config = config or TrainingConfig()
         self.episode = np.full(n_envs, -1)
         self.steps = np.zeros(n_envs, dtype=np.int64)
 
@@ -187,3 +189,30 @@ class NoGrowth(PerEnvController):
 
     def choose(self, env: int, view: EnvView) -> Ints:
         return self.spec.encode(Op.WAIT)
+
+
+class RandomController(PerEnvController):
+    """Acts at random, keyed by (run seed, env, episode, step), so that envs' draws are independent of one another."""
+
+    def choose(self, env: int, view: EnvView) -> Ints:
+        key = [
+            self.run_seed,
+            env,
+            int(self.episode[env]),
+            int(self.steps[env]),
+        ]
+        draw = np.random.default_rng(key)
+        op = Op(draw.choice(np.flatnonzero(view.masks["op"])))
+
+        # Heads are drawn in their order: which blueprints are legal depends on the slot.
+        action = np.zeros(len(HEADS), dtype=np.int64)
+        action[0] = op
+        for head in RELEVANT[op]:
+            if head == "slot":
+                legal = view.masks["op_slot"][op]
+            elif head == "blueprint":
+                legal = view.masks["slot_blueprint"][action[1]]
+            else:
+                legal = view.masks[head]
+            action[HEADS.index(head)] = draw.choice(np.flatnonzero(legal))
+        return action

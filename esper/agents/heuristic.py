@@ -1,4 +1,4 @@
-"""A hand-written rule for growing a network. It sees exactly what a learning controller sees."""
+"""Hand-written rules for growing a network. They see exactly what a learning controller sees."""
 
 from __future__ import annotations
 
@@ -41,10 +41,9 @@ class HeuristicController(PerEnvController):
         run_seed: int = 0,
         config: TrainingConfig | None = None,
     ) -> None:
-        super().__init__(spec, layout, n_envs, run_seed)
-        config = config or TrainingConfig()
-        self.rule = config.heuristic
-        self.incubation = Durations.of(config, layout.horizon).min_training_epochs
+        super().__init__(spec, layout, n_envs, run_seed, config)
+        self.rule = self.config.heuristic
+        self.incubation = Durations.of(self.config, layout.horizon).min_training_epochs
         self.patience = max(self.incubation, math.ceil(self.rule.patience * layout.horizon))
         self.tempo = nearest_tempo(self.rule.ramp * layout.horizon)
         self.kept: list[list[str]] = [[] for _ in range(n_envs)]
@@ -202,3 +201,50 @@ def _above(view: EnvView, slot: str, name: str, errors: float) -> bool:
 def _below(view: EnvView, slot: str, name: str, errors: float) -> bool:
     """Whether a measurement of a seed is negative by more than this many of its standard errors."""
     return view.slot(slot, name) < -errors * view.slot(slot, f"{name}_error")
+
+
+class PlateauController(HeuristicController):
+    """Plants only at a plateau: when the best validation accuracy has not risen by more than a margin for a while.
+
+    A plateau begins anew with each seed that is planted, so that a seed is judged before the next one comes. Which seed
+    is planted, and whether it is blended, kept or removed, is decided as ``heuristic`` does.
+
+    Settings are in ``config.plateau`` and ``config.heuristic``.
+    """
+
+    EPISODE_STATE = (*HeuristicController.EPISODE_STATE, "best")
+
+    def __init__(
+        self,
+        spec: ActionSpec,
+        layout: ObservationLayout,
+        n_envs: int,
+        run_seed: int = 0,
+        config: TrainingConfig | None = None,
+    ) -> None:
+        super().__init__(spec, layout, n_envs, run_seed, config)
+        rule = self.config.plateau
+        self.margin = rule.margin
+        self.window = max(rule.min_window_epochs, math.ceil(rule.window * layout.horizon))
+        """Length of a plateau in epochs."""
+        self.best: list[list[float]] = [[] for _ in range(n_envs)]
+        """Best accuracy (pp) at each decision since the last seed was planted."""
+
+    def begin_episode(self, env: int) -> None:
+        super().begin_episode(env)
+        self.best[env] = []
+
+    def choose(self, env: int, view: EnvView) -> Ints:
+        self.best[env].append(100 * view.value("best_accuracy"))
+        action = super().choose(env, view)
+        # A plateau begins anew.
+        if action[0] == Op.GERMINATE:
+            self.best[env] = self.best[env][-1:]
+        return action
+
+    def _may_plant(self, env: int, view: EnvView) -> bool:
+        best = self.best[env]
+        if len(best) <= self.window:
+            return False
+        risen = best[-1] - best[-1 - self.window]
+        return risen <= self.margin and super()._may_plant(env, view)

@@ -1,13 +1,26 @@
-"""Controllers by their command-line names, trained agents and a user's own among them."""
+"""Makes controllers by name: rules, schedules, trained agents, and custom ones in Python files."""
 
 from __future__ import annotations
 
-from esper.agents.controller import Controller
-from esper.agents.names import make_controller
-from esper.agents.own_controller import OwnController, make_own
-from esper.agents.spec import SAVED, ControllerSpec
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from esper.agents.controller import Controller, NoGrowth, PerEnvController, RandomController
+from esper.agents.heuristic import HeuristicController, PlateauController
+from esper.agents.plans import PlansController
+from esper.agents.script import ScriptedController, read_schedule, schedule_file
+from esper.agents.spec import FORM, SAVED, UNNAMED, ControllerSpec
 from esper.config import ConfigError, TrainingConfig
+from esper.data.user_code import refuse_untrusted, run_user_code
 from esper.env.slot_env import SlotVectorEnv
+from esper.spaces.action import ActionSpec
+from esper.spaces.observation import ObservationLayout
+
+OwnController = Callable[[SlotVectorEnv], Controller] | type[PerEnvController]
+"""A function, conventionally called ``make_controller``, that makes a controller for the envs of a vector env; or a
+subclass of ``PerEnvController``."""
 
 
 def controller_for(
@@ -16,11 +29,11 @@ def controller_for(
     env: SlotVectorEnv,
     run_seed: int,
 ) -> Controller:
-    """Makes the controller with that name, a trained agent, or one of a user's own, for ``env``.
+    """Makes a rule, a trained agent or a custom controller for ``env``.
 
     Raises:
         ConfigError: the name is unknown (the known ones are listed), there is no trained agent at its path or it cannot
-            play this host, ``ppo`` is named, which has to be trained first, or there is no such own controller.
+            play this host, ``ppo`` is named, which has to be trained first, or there is no such custom controller.
     """
     spec = ControllerSpec.of(controller).check()
     if spec.is_code or spec.make is not None:
@@ -34,15 +47,7 @@ def controller_for(
     if spec.kind == "plans":
         _inform(env, spec.path)
         name = spec.kind
-    return make_controller(
-        name,
-        config.task.name,
-        env.action_spec,
-        env.layout,
-        env.num_envs,
-        run_seed,
-        config,
-    )
+    return make_controller(name, config.task.name, env.action_spec, env.layout, env.num_envs, run_seed, config)
 
 
 def _inform(env: SlotVectorEnv, path: str) -> None:
@@ -73,3 +78,121 @@ def _inform(env: SlotVectorEnv, path: str) -> None:
             f"{', '.join(experience['blueprints'])}; this host has {', '.join(env.action_spec.slots)} and "
             f"{', '.join(env.action_spec.blueprints)}"
         )
+
+
+RULES: dict[str, Callable[..., PerEnvController]] = {
+    "plans": PlansController,
+    "heuristic": HeuristicController,
+    "plateau": PlateauController,
+    "random": RandomController,
+    "none": NoGrowth,
+}
+
+
+def make_controller(
+    name: str,
+    task: str,
+    spec: ActionSpec,
+    layout: ObservationLayout,
+    n_envs: int,
+    run_seed: int,
+    config: TrainingConfig | None = None,
+) -> PerEnvController:
+    """Makes one of ``RULES``, or a schedule. Raises ConfigError for an unknown name or an invalid schedule.
+
+    ``config`` has the settings of ``heuristic``, ``plateau`` and ``plans``; None: the defaults.
+    """
+    if name in RULES:
+        return RULES[name](spec, layout, n_envs, run_seed, config)
+    controller = ControllerSpec.of(name)
+    path = schedule_file(controller, task)
+    if path is None:
+        raise controller.unknown()
+    try:
+        return ScriptedController(read_schedule(path), spec, layout, n_envs, run_seed)
+    except ConfigError as error:
+        message = str(error)
+        if str(path) not in message:
+            message = f"{path}: {message}"
+        raise ConfigError(message) from None
+
+
+MEMBERS = ("episode", "begin", "act", "memory_state", "load_memory_state")
+
+
+def make_own(
+    controller: str | OwnController,
+    env: SlotVectorEnv,
+    run_seed: int,
+) -> Controller:
+    """Makes the controller for ``env``; ``run_seed`` is the seed of a ``PerEnvController``.
+
+    Raises ConfigError if it is named and cannot be loaded, or if what the callable returns is not a controller.
+    """
+    if isinstance(controller, str):
+        return run_user_code("controller", controller, lambda make: _made(make, env, run_seed))
+    return _made(controller, env, run_seed)
+
+
+def loaded(controller: str | OwnController) -> str | OwnController:
+    """Returns the callable that ``path.py:function`` names, or any other controller as it is.
+
+    Raises ConfigError if the file cannot be run or has no such function.
+    """
+    if isinstance(controller, str) and ControllerSpec.of(controller).is_code:
+        return run_user_code("controller", controller, lambda make: make)
+    return controller
+
+
+def _made(
+    make: Callable[..., Any],
+    env: SlotVectorEnv,
+    run_seed: int,
+) -> Controller:
+    rule = make if isinstance(make, type) and issubclass(make, PerEnvController) else None
+    if rule is not None:
+        return rule(env.action_spec, env.layout, env.num_envs, run_seed)
+    controller: Controller = make(env)
+    name = ControllerSpec.of(make).name
+    missing = [member for member in MEMBERS if not hasattr(controller, member)]
+    if missing:
+        raise ConfigError(
+            f"{name} returned {type(controller).__name__}, which has no {', '.join(missing)}; a controller "
+            f"has {', '.join(MEMBERS)} (esper.agents.controller.Controller)"
+        )
+    shape = np.shape(controller.episode)
+    if shape != (env.num_envs,):
+        raise ConfigError(
+            f"{name}: the controller's episode has shape {list(shape)}; expected an int "
+            f"array [{env.num_envs}], one number per env"
+        )
+    return controller
+
+
+def confirmed_controller(
+    recorded: str,
+    named: str | OwnController | None,
+    where: str,
+    option: str = "--controller",
+) -> str | OwnController:
+    """Returns the controller to resume with: the one ``recorded`` in the files of ``where``, which the user may have
+    ``named``.
+
+    Code is loaded only from a name, or is a callable, that the user gave. Raises ConfigError if that is missing or is
+    another controller, or if the recorded one was a callable without a name.
+    """
+    before = ControllerSpec.of(recorded)
+    if before.kind == UNNAMED:
+        raise ConfigError(
+            f"{where} cannot be resumed: its controller was the callable {before.path}, which no "
+            f"file and name lead to, so nothing shows that another callable is the same. Use a function or class of a "
+            f"file, {FORM}, for a run that is to be resumed"
+        )
+    if named is None:
+        if before.is_code:
+            raise refuse_untrusted("controller", recorded, where, option)
+        return recorded
+    now = ControllerSpec.of(named)
+    if not before.same_as(now):
+        raise ConfigError(f"{where} is a run of the controller {recorded!r}, not of {now.name!r}")
+    return named

@@ -47,8 +47,8 @@ class PlansController(PerEnvController):
         run_seed: int = 0,
         config: TrainingConfig | None = None,
     ) -> None:
-        super().__init__(spec, layout, n_envs, run_seed)
-        rule = (config or TrainingConfig()).plans
+        super().__init__(spec, layout, n_envs, run_seed, config)
+        rule = self.config.plans
         horizon = layout.horizon
         self.patience = rule.patience
         self.tempo = nearest_tempo(rule.ramp * horizon)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from esper.agents.controller import EnvView, PerEnvController
+from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, read_toml
 from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import RELEVANT, ActionSpec, Op
@@ -155,3 +156,13 @@ def shipped_schedule(task: str) -> Path:
         known = ", ".join(sorted(file.stem for file in SCHEDULES.glob("*.toml")))
         raise ConfigError(f"no schedule ships for task {task!r} (only for: {known}); name a file: schedule:FILE.toml")
     return SCHEDULES / f"{task}.toml"
+
+
+def schedule_file(controller: ControllerSpec, task: str) -> Path | None:
+    """Returns the file of ``schedule`` or ``schedule:FILE``; None for any other controller.
+
+    Raises ConfigError if no schedule ships for the task.
+    """
+    if controller.kind != "schedule":
+        return None
+    return Path(controller.path) if controller.path else shipped_schedule(task)

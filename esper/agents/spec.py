@@ -119,6 +119,11 @@ class ControllerSpec:
             )
         if not self.known:
             raise self.unknown()
+        if self.kind in SAVED and self.path.endswith(".zip"):
+            raise ConfigError(
+                f"{self.name} is no agent of Esper's; play a model of Stable-Baselines3 through a function in a Python "
+                f"file, {FORM}, as in examples/sb3_controller.py"
+            )
         return self
 
     def unknown(self) -> ConfigError:

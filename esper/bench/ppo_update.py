@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode
 
 from esper.agents.ppo.agent import PPOAgent
 from esper.bench.case import BenchArgs, BenchCase, Sizes
@@ -18,6 +17,7 @@ from esper.bench.fixtures import flat_baseline
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import EnvMaker
 from esper.env.planted import PlantedVectorEnv
+from esper.env.single import SingleEnv
 from esper.rollout.pretrain import practice_env
 from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
@@ -91,8 +91,7 @@ def sb3_update(env: PlantedVectorEnv, device: torch.device) -> Callable[[], None
     """Returns a function in which RecurrentPPO trains on one rollout. Raises ConfigError if it is not installed."""
     try:
         from sb3_contrib import RecurrentPPO
-
-        from esper.env.sb3 import SB3VecEnv
+        from stable_baselines3.common.vec_env import DummyVecEnv
     except ImportError:
         raise ConfigError(
             'the baseline is sb3-contrib, which is not installed; to install: pip install -e ".[test]"'
@@ -106,7 +105,8 @@ def sb3_update(env: PlantedVectorEnv, device: torch.device) -> Callable[[], None
         "shared_lstm": True,
         "enable_critic_lstm": False,
     }
-    theirs = SB3VecEnv(PlantedVectorEnv(env.config, env.law, AutoresetMode.SAME_STEP))
+    one_host = env.config.with_values(env={"n_envs": 1})
+    theirs = DummyVecEnv([lambda: SingleEnv(PlantedVectorEnv(one_host, env.law), draws=True)] * envs)
     model = RecurrentPPO(
         "MlpLstmPolicy",
         theirs,

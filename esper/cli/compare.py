@@ -171,7 +171,7 @@ def play_comparison(
     """Plays the comparison of ``folder`` and returns its result, or starts the ranks that do and returns None.
 
     Args:
-        set_up: makes it, given the progress to report, the work and the ranks.
+        set_up: makes it, given the progress to report and the ranks.
         arms: those of a new comparison; none if it is resumed.
     """
     from esper.compare.comparison_run import ComparisonRun
@@ -197,7 +197,7 @@ def play_comparison(
         try:
             with closing(sink):
                 sink.start()
-                comparison = set_up(progress=sink.handle, learned=learned, work=sink.work, ranks=joined)
+                comparison = set_up(progress=sink.handle, learned=learned, ranks=joined)
                 comparison.run()
         except ConfigError:  # raised before any work was done
             raise

@@ -38,7 +38,7 @@ def command(seed: int, out: Path | None) -> None:
     from esper.show.live import progress_sink
 
     sink = progress_sink()
-    experiment = Experiment(configuration(seed), out or new_folder("demo"), [sink], work=sink.work)
+    experiment = Experiment(configuration(seed), out or new_folder("demo"), [sink])
     with resumable(experiment):
         summary = experiment.run()
     conclude(experiment, summary)

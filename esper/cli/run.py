@@ -103,9 +103,9 @@ def command(
     sink = progress_sink()
     with ranks.joined() as joined:
         if resume is not None:
-            chosen = Experiment.resume(resume, [sink], task=task, controller=controller, work=sink.work, ranks=joined)
+            chosen = Experiment.resume(resume, [sink], task=task, controller=controller, ranks=joined)
         else:
-            chosen = Experiment(config, folder, [sink], work=sink.work, ranks=joined)
+            chosen = Experiment(config, folder, [sink], ranks=joined)
         with resumable(chosen):
             summary = chosen.run()
         conclude(chosen, summary, joined)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.agents.own_controller import OwnController
+from esper.agents.make import OwnController
 from esper.agents.spec import ControllerSpec
 from esper.compare.analysis import MetricResult
 from esper.compare.arms import Arm
@@ -26,18 +26,16 @@ from esper.compare.runner import (
     in_order,
     maker_of,
     play_rounds,
-    prepare_arms,
     split_pairs,
 )
 from esper.compare.statistics import MIN_SEEDS, Floats, PairedComparison, compare_pairs
 from esper.config import ConfigError, TrainingConfig
 from esper.data.task import Task
-from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
+from esper.env.state import Baseline
 from esper.files.system_info import describe_environment
 from esper.rollout.threads import one_thread
 from esper.telemetry.text import trained_once
-from esper.telemetry.workload import Workload
 from esper.training.rng import HELD_OUT
 
 NO_EXPERIENCE = (
@@ -113,7 +111,6 @@ def play_arms(
     progress: Progress | None = None,
     baseline: Baseline | None = None,
     results: Results | None = None,
-    work: Workload | None = None,
     experience: Mapping[str, Any] | None = None,
 ) -> list[ArmResult]:
     """Plays held-out hosts with every controller: pair i is the same (env, episode) for each of them.
@@ -122,11 +119,9 @@ def play_arms(
         baseline: the no-growth baseline; None: that of the config's run seed, measured once.
         results: results so far. Rounds found here are not played again; each new one is stored here before ``progress``
             is called.
-        work: counts what is done.
         experience: the experience that every controller starts with; None: its own, if it has any.
     """
     run_seed = maker.config.run.seed + HELD_OUT  # of hosts that no agent learns on
-    work = work or Workload()
     if results is None:
         results = {name: {} for name in controllers}
     rounds, n_envs = split_pairs(pairs, maker.config.env.n_envs)
@@ -139,10 +134,10 @@ def play_arms(
         for runner in runners.values():
             if runner.env.baseline is None:
                 runner.env.configure(baseline=baseline)
-        work.pause()  # envs were made, which says nothing about the pace
-        prepare_arms(runners.values(), n_envs, maker.config.env.episode_length, work)
+        for runner in runners.values():
+            runner.prepare()
         order = np.random.default_rng([run_seed, len(controllers)])
-        play_rounds(runners, range(rounds), order, results, progress, work)
+        play_rounds(runners, range(rounds), order, results, progress)
     return [ArmResult.of(name, hosts) for name, hosts in in_order(results, pairs).items()]
 
 

@@ -21,7 +21,6 @@ from esper.compare.runner import (
     HostResult,
     Progress,
     Results,
-    arms_work,
     in_order,
     maker_of,
     name_score,
@@ -39,7 +38,6 @@ from esper.files.run_folder import require_empty
 from esper.rollout.interrupt import termination_interrupts
 from esper.rollout.threads import one_thread
 from esper.telemetry.event import ArmPlayed, ScoreDefined
-from esper.telemetry.workload import Workload
 from esper.training.execution.ranks import RunRanks
 
 
@@ -57,7 +55,6 @@ class ComparisonRun:
         task: what hosts are trained on; None: the task named in the config.
         order_seed: seed of the order in which arms take turns; no result depends on it.
         results: rounds that are already saved in ``folder``, see :meth:`resume`; None: a new comparison.
-        work: counts what is done, and estimates the time that is left.
         ranks: the ranks that hosts are spread over, on rank 0; None: all train in this process.
         part: which rounds are played, or which training seeds if an arm learns; the results are those of all parts once
             they are merged.
@@ -82,7 +79,6 @@ class ComparisonRun:
         task: Task | None = None,
         order_seed: int = 0,
         results: Results | None = None,
-        work: Workload | None = None,
         ranks: RunRanks | None = None,
         part: Part = WHOLE,
         width: int | None = None,
@@ -119,17 +115,11 @@ class ComparisonRun:
         self.result: ComparisonResult | None = None
         """Result of what every arm has finished, training seeds or rounds; set when :meth:`run` ends in any way."""
 
-        self.work = work or Workload()
         unfinished = self._unfinished()
         self._next: SeedComparison | None = None
         """The first training seed that is not finished, ready to be played."""
         if unfinished:
             self._next = self._open(unfinished[0])
-        # The work of one training seed, then that of all.
-        alone = [arm.alone for arm in arms]
-        epochs = self.first.config.env.episode_length
-        self.work.add([arms_work(alone, len(self.rounds), self.n_envs, epochs)])
-        self.work.repeat(len(unfinished))
 
     @classmethod
     def resume(
@@ -141,7 +131,6 @@ class ComparisonRun:
         controllers: Sequence[str] = (),
         *,
         learned: Learned | None = None,
-        work: Workload | None = None,
         ranks: RunRanks | None = None,
     ) -> ComparisonRun:
         """Returns a comparison that continues after the last saved step, and ends as if it had never stopped.
@@ -173,7 +162,6 @@ class ComparisonRun:
             learned=learned,
             task=user_task,
             results=files.results([arm.name for arm in arms]),
-            work=work,
             ranks=ranks,
             part=settings.part,
             width=settings.width,
@@ -212,7 +200,6 @@ class ComparisonRun:
         """Plays the training seeds that are not finished, one after the other."""
         if self._next is not None:
             name_score(self.first.score, self.progress)
-        self.work.start()
         for index in self._unfinished():
             if self._next is None:
                 self._next = self._open(index)
@@ -235,7 +222,6 @@ class ComparisonRun:
             self.first,
             self.n_envs,
             self.learned,
-            self.work,
             self.order_seed,
             self.files.follows,
         )

@@ -17,8 +17,7 @@ from functools import lru_cache
 from esper.config.resolved import HostTrainingConfig
 from esper.data.split import SAMPLE, Split
 from esper.data.task import Task
-from esper.env.env_host import EnvHost
-from esper.env.training_backend import TrainingBackend
+from esper.env.training_backend import EnvHost, TrainingBackend
 from esper.hosts.flops import counting
 from esper.lifecycle.ramps import BlendStyle
 from esper.seeds.blueprints import BlueprintRegistry

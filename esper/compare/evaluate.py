@@ -25,7 +25,6 @@ from esper.files.policy import SUFFIX, SavedPolicy, check_target, find_policy, p
 from esper.files.run_folder import require_empty
 from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
-from esper.telemetry.workload import GROWN, Phase, Workload
 from esper.training.execution.ranks import RunRanks
 
 TASK_SPECIFIC = ("n_envs", "episode_length", "blueprints")
@@ -45,7 +44,6 @@ def evaluate_controller(
     width: int | None = None,
     changes: Mapping[str, Any] | None = None,
     explore: int = 0,
-    work: Workload | None = None,
     ranks: RunRanks | None = None,
     **more: Any,
 ) -> ComparisonRun:
@@ -62,7 +60,7 @@ def evaluate_controller(
         changes: config values, as nested tables, that replace those of its run.
         explore: number of rounds that a trained agent plays first, on other hosts, so that it knows what seeds are
             worth there. It is saved beside the folder, and the bandit `plans` is evaluated, too, with that experience.
-        width, work, ranks, more: as of ``ComparisonRun``.
+        width, ranks, more: as of ``ComparisonRun``.
 
     Raises:
         ConfigError: the controller cannot be played on these hosts; the message says why.
@@ -72,7 +70,6 @@ def evaluate_controller(
     own_task = task if isinstance(task, Task) else None
     config = hosts_config(controller, task.name if isinstance(task, Task) else task, changes or {})
     arms = arms_of(controller, config, folder, explore)
-    work = work or Workload()
     if explore and isinstance(controller, SavedPolicy):
         controller.provenance()
         require_empty(Path(folder))
@@ -80,10 +77,10 @@ def evaluate_controller(
         maker = maker_of(config, own_task, ranks)
         if width is not None:
             maker = maker.with_width(width)
-        experience = explored(maker, controller, explore, work)
+        experience = explored(maker, controller, explore)
         save_policy(replace(controller, experience=experience), file)
     pairs = config.run.evaluation_pairs
-    return ComparisonRun(arms, pairs, folder, task=own_task, width=width, work=work, ranks=ranks, **more)
+    return ComparisonRun(arms, pairs, folder, task=own_task, width=width, ranks=ranks, **more)
 
 
 def arms_of(controller: str | SavedPolicy, config: TrainingConfig, folder: Path | str, explore: int = 0) -> list[Arm]:
@@ -112,18 +109,11 @@ def explored_file(folder: Path | str) -> Path:
 
 
 @one_thread()
-def explored(maker: EnvMaker, policy: SavedPolicy, rounds: int, work: Workload) -> State:
+def explored(maker: EnvMaker, policy: SavedPolicy, rounds: int) -> State:
     """Returns the experience of ``rounds`` rounds, on hosts of the run's seed, in which the agent samples its
     actions."""
     with closing(maker.make()) as env:
-        # Simulated hosts have no baseline to measure.
-        baseline = 0 if maker.task is None else env.config.env.baseline_episodes * env.horizon
-        exploration = rounds * env.num_envs * env.horizon * GROWN
-        work.add([Phase("baseline", baseline), Phase("exploration", exploration)])
-        work.start()
-        env.configure(count_epochs=work.counter("baseline"))
         env.prepare()
-        env.configure(count_epochs=work.counter("exploration", GROWN))
         sampled = policy.controller(env, maker.config.run.seed, greedy=False)
         for _ in range(rounds):
             play_round(env, sampled)

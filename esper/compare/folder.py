@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from esper.agents.names import schedule_file
-from esper.agents.own_controller import confirmed_controller
+from esper.agents.make import confirmed_controller
+from esper.agents.script import schedule_file
 from esper.agents.spec import ControllerSpec
 from esper.compare.arms import Arm
 from esper.compare.runner import HostResult, Results

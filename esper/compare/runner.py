@@ -5,22 +5,20 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from esper.agents.make import controller_for
-from esper.agents.own_controller import OwnController
+from esper.agents.make import OwnController, controller_for
 from esper.agents.ppo.policy import Policy
 from esper.agents.spec import ControllerSpec
 from esper.compare.compute import ComputeMeter, episodes, watch
 from esper.config import TrainingConfig
-from esper.config.resolved import ResolvedConfig
 from esper.data.task import Task
-from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
+from esper.env.state import Baseline
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.system_info import check_devices
 from esper.hosts.grown import KeptSeed
@@ -29,7 +27,6 @@ from esper.rollout.rollout import play_round
 from esper.spaces.action import STYLES
 from esper.telemetry.event import ArmPlayed, ScoreDefined
 from esper.telemetry.score import ACCURACY, ScoreUnit
-from esper.telemetry.workload import Phase, Workload, work_of
 from esper.training.execution.ranks import RunRanks
 
 Progress = Callable[[ArmPlayed | ScoreDefined], None]
@@ -108,9 +105,6 @@ class ArmRunner(ABC):
     alone = False
     """Whether it leaves hosts alone."""
 
-    units = 0.0
-    """Work of one round."""
-
     def count(self, count: Callable[[int], None]) -> None:  # noqa: B027
         """Passes the number of hosts to ``count`` after each of their epochs; by default, only rounds are counted."""
 
@@ -168,9 +162,6 @@ class GrowingRunner(ArmRunner):
             self.meter = ComputeMeter(self.env.task, self.env.config, self.env.blueprints)
             self.env.backend.of_each(watch)
 
-    def count(self, count: Callable[[int], None]) -> None:
-        self.env.configure(count_epochs=count)
-
     def prepare(self) -> None:
         env = self.env
         config = env.config
@@ -224,33 +215,6 @@ class GrowingRunner(ArmRunner):
         self.env.close()
 
 
-def evaluation_work(config: ResolvedConfig, controllers: Iterable[str]) -> Phase:
-    """Returns the work of playing ``run.evaluation_pairs`` hosts with each of ``controllers``."""
-    rounds, hosts = split_pairs(config.run.evaluation_pairs, config.env.n_envs)
-    alone = [ControllerSpec.of(name).alone for name in controllers]
-    return arms_work(alone, rounds, hosts, config.env.episode_length)
-
-
-def arms_work(alone: Iterable[bool], rounds: int, hosts: int, epochs: int) -> Phase:
-    """Returns the work of a comparison of arms; ``alone`` says of each whether it leaves hosts alone."""
-    return Phase("comparison", rounds * hosts * epochs * sum(map(work_of, alone)))
-
-
-def prepare_arms(
-    runners: Iterable[ArmRunner],
-    hosts: int,
-    epochs: int,
-    work: Workload,
-) -> None:
-    """Prepares the arms for rounds of ``hosts`` hosts; their work is counted, with that of the baseline."""
-    for runner in runners:
-        an_epoch = work_of(runner.alone)
-        runner.units = hosts * epochs * an_epoch
-        runner.count(work.counter("baseline"))
-        runner.prepare()
-        runner.count(work.counter("comparison", an_epoch))
-
-
 def kept_seeds(env: GrowthVectorEnv, i: int) -> dict[str, KeptSeed]:
     """Returns the fossils of host ``i`` by slot, in the order in which the host has its slots."""
     slots = env.state.slots
@@ -292,7 +256,6 @@ def play_rounds(
     order: np.random.Generator,
     results: Results,
     progress: Progress | None,
-    work: Workload,
     save: Save | None = None,
 ) -> None:
     """Plays every one of ``rounds`` of every arm that is missing in ``results``, and stores it there.
@@ -310,20 +273,14 @@ def play_rounds(
             waiting.remove(name)
             runner = runners[name]
             if number in results[name]:  # by an earlier process
-                work.skip("comparison", runner.units)
                 continue
             if runner.ranks is not None and runner.ranks.orphaned:
                 raise KeyboardInterrupt
             grown = () if runner.control_of is None else results[runner.control_of][number]
-
-            # A round that turns out to be less work than planned counts as planned.
-            until = work.done("comparison") + runner.units
             started = time.perf_counter()
             hosts = runner.play(number, grown)
             seconds = time.perf_counter() - started
             results[name][number] = hosts
-            work.settle("comparison", until)
-
             if save is not None:
                 save(name, number, hosts, seconds)
             if progress is not None:

@@ -25,17 +25,15 @@ from esper.compare.runner import (
     Save,
     in_order,
     play_rounds,
-    prepare_arms,
 )
 from esper.config import ConfigError
-from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
+from esper.env.state import Baseline
 from esper.files import checkpoint
 from esper.run.agents import LearningAgent
 from esper.run.experiment import Experiment
 from esper.telemetry.event import Event, RoundCompleted
 from esper.telemetry.sink import Sink
-from esper.telemetry.workload import Phase, Workload
 from esper.training.rng import HELD_OUT
 
 Learned = Callable[[str, int, RoundCompleted], None]
@@ -51,7 +49,6 @@ class SeedComparison:
         first: maker of the envs of the first arm: its task, ranks and length of an episode are those of all.
         n_envs: number of hosts per round.
         learned: called after each round that an arm has learned from.
-        work: counts what is done; the work of learning arms and of the baseline is added to it.
         order_seed: seed of the order in which arms take turns; no result depends on it.
         follows: returns an arm's controller, with the path of what it follows.
 
@@ -67,14 +64,12 @@ class SeedComparison:
         first: EnvMaker,
         n_envs: int,
         learned: Learned | None,
-        work: Workload,
         order_seed: int,
         follows: Callable[[Arm], str],
     ) -> None:
         self.seed = seed
         self.n_envs = n_envs
         self.learned = learned
-        self.work = work
         self.follows = follows
         self.names = [arm.name for arm in arms]
         self.epochs = first.config.env.episode_length
@@ -96,8 +91,6 @@ class SeedComparison:
                         runner = self._runner(seeded)
                         self.runners[arm.name] = opened.enter_context(closing(runner))
             self._opened = opened.pop_all()
-        if not self.experiments and self.task is not None:
-            work.add([Phase("baseline", first.config.env.baseline_episodes * self.epochs)])
 
     def _experiment(self, arm: Arm, folder: Path) -> Experiment:
         """Returns the run of a learning arm, from its last checkpoint if there is one."""
@@ -106,10 +99,10 @@ class SeedComparison:
             sinks.append(_Rounds(arm.name, self.seed, self.learned))
         if checkpoint.files(folder):
             task = self.task or arm.config.task.name
-            return Experiment.resume(folder, sinks, task, work=self.work, ranks=self.ranks)
+            return Experiment.resume(folder, sinks, task, ranks=self.ranks)
         if folder.exists():
             shutil.rmtree(folder)  # the comparison was killed before the run had a checkpoint
-        return Experiment(arm.config, folder, sinks, self.task, work=self.work, ranks=self.ranks)
+        return Experiment(arm.config, folder, sinks, self.task, ranks=self.ranks)
 
     def _runner(self, arm: Arm) -> ArmRunner:
         """Returns the runner of an arm that does not learn."""
@@ -132,7 +125,7 @@ class SeedComparison:
         try:
             self._learn()
             runners = self._ready()
-            play_rounds(runners, rounds, self.order, results, progress, self.work, save)
+            play_rounds(runners, rounds, self.order, results, progress, save)
             hosts = in_order(results, pairs)
             for name, experiment in self.experiments.items():
                 others = [other for other in hosts if other != name]
@@ -180,7 +173,8 @@ class SeedComparison:
         runners = {name: self.runners[name] for name in self.names}
         # The baselines of arms that have learned are known, and serve the others.
         known_first = {name: runners[name] for name in self.experiments} | runners
-        prepare_arms(known_first.values(), self.n_envs, self.epochs, self.work)
+        for ready in known_first.values():
+            ready.prepare()
         return runners
 
     def close(self) -> None:

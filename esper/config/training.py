@@ -54,7 +54,7 @@ class RunConfig(Section):
     """Execution of training steps: eager, operator by operator; compiled, with the host's segments compiled by
     torch.compile, equal to eager up to rounding; graph, captured once as a CUDA graph and replayed without Python,
     bit-identical to eager. auto takes graph on CUDA and eager elsewhere, but never compiled, which on a CPU takes half
-    a minute or more before the first step and made steps slower (docs/performance.md). A host that cannot be compiled
+    a minute or more before the first step and made steps slower (docs/step.md). A host that cannot be compiled
     stays eager, and the run reports the reason."""
     lanes: Count | None = None
     """Number of worker threads, which train one env each at a time; None: one per core that may be used. No effect on a

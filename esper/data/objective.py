@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
@@ -23,54 +22,15 @@ PAD = -100
 """Target that is ignored, such as padding after the end of a text."""
 
 
-class Objective(ABC):
-    """The loss and the score of a task, as the passes of a host use them."""
-
-    dtype: torch.dtype
-    """Dtype of the score of each sample in accumulators."""
-    smooths = False
-    """Whether training may smooth labels."""
-
-    @abstractmethod
-    def measure(
-        self,
-        outputs: Tensor,
-        y: Tensor,
-        label_smoothing: float = 0.0,
-    ) -> tuple[Tensor, Tensor]:
-        """Returns the mean loss [], differentiable, and sums for ``accumulate_``, float64 [5].
-
-        Only losses for which ``smooths`` is True take a ``label_smoothing`` other than 0.
-        """
-
-    @abstractmethod
-    def measure_into(
-        self,
-        outputs: Tensor,
-        y: Tensor,
-        accumulators: Accumulators,
-        env: int,
-        configuration: int,
-        first: int,
-    ) -> None:
-        """Adds the sums, and writes the scores of the samples from ``first`` on, into a row of ``accumulators``."""
-
-    @abstractmethod
-    def weight(self, y: Tensor) -> Tensor:
-        """Returns the number of targets over which a mean loss is taken, a scalar on the device of ``y``."""
-
-    @abstractmethod
-    def counts(self, y: Tensor) -> NDArray[np.float64]:
-        """Returns the number of targets that make up the score of each sample, float64 [N]."""
-
-
-class ClassObjective(Objective):
+class ClassObjective:
     """Cross-entropy and accuracy in one pass over the logits, [N, C] for targets [N], or [N, T, C] for [N, T]."""
 
     smooths = True
+    """Whether training may smooth labels."""
 
     def __init__(self, language: bool) -> None:
         self.dtype = torch.int16 if language else torch.uint8
+        """Dtype of the score of each sample in accumulators."""
 
     def measure(
         self,
@@ -78,6 +38,7 @@ class ClassObjective(Objective):
         y: Tensor,
         label_smoothing: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
+        """Returns the mean loss [], differentiable, and sums for ``accumulate_``, float64 [5]."""
         result = cross_entropy(outputs, y, ignore_index=PAD, label_smoothing=label_smoothing)
         return result.loss, result.stats
 
@@ -90,21 +51,28 @@ class ClassObjective(Objective):
         configuration: int,
         first: int,
     ) -> None:
+        """Adds the sums, and writes the scores of the samples from ``first`` on, into a row of ``accumulators``."""
         cross_entropy_into(outputs, y, accumulators, env, configuration, first, ignore_index=PAD)
 
     def weight(self, y: Tensor) -> Tensor:
+        """Returns the number of targets over which a mean loss is taken, a scalar on the device of ``y``."""
         return (y != PAD).sum()
 
     def counts(self, y: Tensor) -> NDArray[np.float64]:
+        """Returns the number of targets that make up the score of each sample, float64 [N]."""
         if y.dim() == 1:
             return np.ones(len(y))
         return np.asarray((y != PAD).sum(dim=1).double().cpu())
 
 
-class SampleObjective(Objective):
-    """Functions of outputs and targets. They see outputs in float32 or wider, outside autocast."""
+class SampleObjective:
+    """A loss and a score as functions of outputs and targets, with the methods of :class:`ClassObjective`.
+
+    They see outputs in float32 or wider, outside autocast. Labels cannot be smoothed.
+    """
 
     dtype = torch.float32
+    smooths = False
 
     def __init__(self, loss: PerSample, score: PerSample) -> None:
         self.loss = loss
@@ -146,6 +114,10 @@ class SampleObjective(Objective):
 
     def counts(self, y: Tensor) -> NDArray[np.float64]:
         return np.ones(len(y))
+
+
+Objective = ClassObjective | SampleObjective
+"""The loss and the score of a task, as the passes of a host use them."""
 
 
 def _of_samples(values: Tensor) -> Tensor:
@@ -263,7 +235,7 @@ def make_objective(
         score = "r2" if loss == "mse" else "accuracy"
     if score is None:
         raise ConfigError(
-            f"a loss of your own needs a score: one of {', '.join(SCORES)}, or a function of outputs and targets that "
+            f"a custom loss needs a score: one of {', '.join(SCORES)}, or a function of outputs and targets that "
             "returns one value per sample, higher is better"
         )
     if (loss, score) == ("cross_entropy", "accuracy"):

@@ -9,10 +9,8 @@ rows of its epoch and its place in it.
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,29 +19,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from esper.data.rng import drawing_from, epoch_seed
-from esper.data.split import unusable_sample
-from esper.hosts.inputs import Inputs, form_of, stack
+from esper.data.split import Batch, BatchReader, stack_samples, unusable_sample
+from esper.hosts.inputs import Inputs, form_of
 from esper.telemetry.span import Spans
 
-Batch = tuple[Any, Tensor]
-"""Inputs [batch_size, ...], one tensor or ``Arguments``, and targets [batch_size, ...]."""
 Request = tuple[int, NDArray[np.int64]]
 """A batch to read: the seed of its random draws, and its rows [batch_size]."""
-
-
-class BatchReader(Dataset[Batch], ABC):
-    """A map-style data set that reads all rows of a batch in one call, and draws nothing at random."""
-
-    @abstractmethod
-    def batch(self, rows: Sequence[int]) -> Batch:
-        """Returns inputs and targets of ``rows``, each [len(rows), ...]."""
-
-
-def stack_samples(samples: Sequence[Batch]) -> Batch:
-    """Puts samples (x, y) together to inputs and targets, each [len(samples), ...]."""
-    x = stack([x for x, _ in samples])
-    y = torch.stack([torch.as_tensor(y) for _, y in samples])
-    return x, y
 
 
 class SharedBatchError(RuntimeError):

@@ -20,8 +20,7 @@ from torch.utils.data import Dataset
 from esper.config import ConfigError, Optimizer, Precision, TaskConfig, TrainingConfig
 from esper.config.resolved import HostTrainingConfig, ResolvedEnv, ResolvedTask
 from esper.data.objective import Objective, PerSample, make_objective
-from esper.data.split import SAMPLE, Split
-from esper.data.streamed_split import StreamedSplit
+from esper.data.split import SAMPLE, Split, StreamedSplit
 from esper.hosts.host import Host
 from esper.hosts.inputs import stack
 from esper.telemetry.score import ScoreUnit

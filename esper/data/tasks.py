@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from esper.agents.spec import FORM
 from esper.config import ConfigError, did_you_mean
-from esper.data import chars, code, digits, digits_table, images, mnist5k, tinystories
+from esper.data import digits, images, text, tinystories
 from esper.data.task import DataOptions, Task
 from esper.data.user_code import is_user_task, refuse_untrusted, run_user_code
 from esper.hosts.host import Host
@@ -24,34 +24,39 @@ class TaskEntry:
     """Makes the task's host without loading the task; also used to rebuild saved hosts."""
 
 
-_SMALL = (
+_ENTRIES: tuple[TaskEntry | images.ImagePreset, ...] = (
     TaskEntry("digits", digits.DESCRIPTION, lambda _: digits.load(), digits.build_host),
-    TaskEntry("digits_table", digits_table.DESCRIPTION, lambda _: digits_table.load(), digits_table.build_host),
-    TaskEntry("mnist5k", mnist5k.DESCRIPTION, lambda _: mnist5k.load(), mnist5k.build_host),
-    TaskEntry("chars", chars.DESCRIPTION, lambda _: chars.load(), chars.build_host),
-    TaskEntry("code", code.DESCRIPTION, lambda _: code.load(), code.build_host),
-)
-_IMAGES = [
+    TaskEntry("digits_table", digits.TABLE, lambda _: digits.load_table(), digits.build_mlp),
+    TaskEntry("mnist5k", images.MNIST5K, lambda _: images.load_mnist5k(), images.mnist5k_host),
     TaskEntry(
-        preset.name,
-        preset.description,
-        preset.load,
-        preset.build_host,
-    )
-    for preset in images.PRESETS
-]
-_STORIES = TaskEntry(
-    tinystories.NAME,
-    tinystories.DESCRIPTION,
-    tinystories.load,
-    tinystories.build_host,
+        "chars",
+        text.CHARS,
+        lambda _: text.character_task("chars", text.CHARS, text.chars_parts()),
+        lambda: text.character_host(text.chars_parts()),
+    ),
+    TaskEntry(
+        "code",
+        text.CODE,
+        lambda _: text.character_task("code", text.CODE, text.code_parts()),
+        lambda: text.character_host(text.code_parts()),
+    ),
+    *images.PRESETS,
+    TaskEntry(tinystories.NAME, tinystories.DESCRIPTION, tinystories.load, tinystories.build_host),
 )
-TASKS: dict[str, TaskEntry] = {entry.name: entry for entry in (*_SMALL, *_IMAGES, _STORIES)}
+TASKS: dict[str, TaskEntry | images.ImagePreset] = {entry.name: entry for entry in _ENTRIES}
 
 SIMULATED: dict[str, str] = {
     "planted": "simulated hosts under a known law, to try controllers on; 64 envs, no data",
 }
 """Descriptions of tasks with simulated hosts: they have an env (``esper.env.make``) and no data to load."""
+
+REMOVED: dict[str, str] = {
+    "cifar10_scale": "CNNHost(3, 10, base=8, blocks=5)",
+    "cifar10_impaired": "CNNHost(3, 10, base=1, blocks=3, kernel=1)",
+    "cifar10_minimal": "CNNHost(3, 10, base=2, blocks=3, kernel=1, pool=False, rows=1)",
+    "cifar10_wide": "CNNHost(3, 10, base=32, blocks=3)",
+}
+"""Hosts of tasks of earlier versions, which were `cifar10` with another one."""
 
 
 def load_task(name: str, options: DataOptions | None = None, trusted: bool = True) -> Task:
@@ -87,7 +92,13 @@ def _task_of(make: Callable[[], object]) -> Task:
     return task
 
 
-def _entry(name: str) -> TaskEntry:
+def _entry(name: str) -> TaskEntry | images.ImagePreset:
+    if name in REMOVED:
+        raise ConfigError(
+            f"task {name!r} is no longer included. The same task, from a function in a file of yours (--task {FORM}): "
+            f'load_task("cifar10").with_hosts(lambda: {REMOVED[name]}), with load_task from esper.data.tasks and '
+            "CNNHost from esper.hosts.cnn"
+        )
     if name in SIMULATED:
         raise ConfigError(
             f"task {name!r} is simulated: it has no data and no network. Its env comes from esper.env.make.make_env. "

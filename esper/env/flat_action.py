@@ -12,7 +12,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from esper.env.info import Info
+from esper.env.slot_env import Info
 from esper.spaces.action import ActionSpec, joint_actions
 from esper.spaces.arrays import Bools, Float32s, Ints
 from esper.spaces.mask import legal_joint_actions

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
 import numpy as np
 
 from esper.config.resolved import HostTrainingConfig
 from esper.data.task import Task
-from esper.env.baseline import MIN_STD, Baseline
+from esper.env.catalog import BlueprintCatalog
 from esper.env.epoch_loop import EpochLoop
 from esper.env.ranked_backend import RankedBackend, spread
+from esper.env.state import MIN_STD, Baseline
 from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.lifecycle.slots import Floats
 from esper.seeds.blueprints import BLUEPRINTS
@@ -35,22 +36,15 @@ def no_growth_loop(
 ) -> tuple[EpochLoop, TrainingBackend]:
     """Returns a phase loop for the hosts of ``trainer``, each with the horizon of its own config, and its backend."""
     spans = Spans()
-    hosts = TrainingBackend(
-        trainer,
-        ActionSpec(slots, ()),
-        BLUEPRINTS,
-        spans,
-        pinned,
-    )
-    loop = EpochLoop(
-        hosts,
-        trainer.hosts[0].config,
-        [host.horizon for host in trainer.hosts],
-        len(slots),
-        None,
-        spans,
-    )
-    return loop, hosts
+    hosts = TrainingBackend(trainer, _no_blueprints(trainer), spans, pinned)
+    horizons = [host.horizon for host in trainer.hosts]
+    return EpochLoop(hosts, trainer.hosts[0].config, horizons, len(slots), None, spans), hosts
+
+
+def _no_blueprints(trainer: HostTrainer) -> BlueprintCatalog:
+    """Returns a catalog for hosts in which nothing is planted."""
+    host = trainer.hosts[0].host
+    return BlueprintCatalog(host.topology, (), BLUEPRINTS, ActionSpec(host.slot_names, ()))
 
 
 def measure_baseline(
@@ -59,13 +53,12 @@ def measure_baseline(
     executor: Executor,
     run_seed: int,
     policy: MicroBatchPolicy,
-    count_epochs: Callable[[int], None],
     ranks: RunRanks | None = None,
 ) -> Baseline:
     """Trains ``env.baseline_episodes`` hosts alone and validates them after every epoch.
 
-    ``tasks`` is the task on each of the devices of ``executor``; ``policy`` see HostTrainer; ``count_epochs`` see
-    SlotVectorEnv. ``ranks`` are those that hosts are spread over, if any.
+    ``tasks`` is the task on each of the devices of ``executor``; ``policy`` see HostTrainer; ``ranks`` are those
+    that hosts are spread over, if any.
     """
     count = config.env.baseline_episodes
     config = config.with_values(env={"stop_on": [], "recalibrate": False})  # whole episodes, with running statistics
@@ -82,35 +75,19 @@ def measure_baseline(
     with ExitStack() as opened:
         trainer = HostTrainer(tasks[0], training, executor, policy)
         opened.enter_context(closing(trainer))
-        slots = training[0].host.slot_names
+        catalog = _no_blueprints(trainer)
         spans = Spans()
-        local = TrainingBackend(
-            trainer,
-            ActionSpec(slots, ()),
-            BLUEPRINTS,
-            spans,
-            governed=False,
-        )
-        local.count_epochs = count_epochs
+        local = TrainingBackend(trainer, catalog, spans, governed=False)
         hosts: TrainingBackend | RankedBackend = local
         if ranks is not None:
             hosts = RankedBackend(ranks, local, config, indices)
             opened.enter_context(spread(hosts))
 
-        horizon = training[0].horizon
-        loop = EpochLoop(
-            hosts,
-            config,
-            [horizon] * count,
-            len(slots),
-            None,
-            spans,
-        )
+        horizons = [training[0].horizon] * count
+        loop = EpochLoop(hosts, config, horizons, len(catalog.spec.slots), None, spans)
         accuracies: list[Floats] = []
         losses: list[Floats] = []
         for state in loop.without_growth(run_seed):
-            if accuracies:  # the first state is that of untrained hosts
-                count_epochs(count)
             accuracies.append(state.accuracy.copy())
             losses.append(state.loss.copy())
     return _baseline(np.stack(accuracies), np.stack(losses))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from esper.env.state import EnvState, Rules
+from esper.env.state import EnvState, EpisodeRules
 from esper.experience.gather import ERROR, KEPT, MEAN, WORTH, Gatherer
 from esper.lifecycle.slots import Floats, Slots
 from esper.lifecycle.stage import STAGES
@@ -40,7 +40,7 @@ PERCENTAGE_POINTS = (
 def observe(
     state: EnvState,
     seen: RewardState,
-    rules: Rules,
+    rules: EpisodeRules,
     layout: ObservationLayout,
     gatherer: Gatherer,
 ) -> Float32s:
@@ -54,7 +54,7 @@ def observe(
 def _base(
     state: EnvState,
     seen: RewardState,
-    rules: Rules,
+    rules: EpisodeRules,
 ) -> dict[str, Floats]:
     slots = state.slots
     config = rules.config
@@ -106,7 +106,7 @@ def _base(
     return values
 
 
-def _slots(slots: Slots, rules: Rules) -> dict[str, Floats]:
+def _slots(slots: Slots, rules: EpisodeRules) -> dict[str, Floats]:
     steady = slots.steady
     direction = np.copysign(1.0, slots.alpha_target - slots.alpha_start)
     progress = slots.alpha_done / np.maximum(slots.alpha_steps, 1)
@@ -132,7 +132,7 @@ def _slots(slots: Slots, rules: Rules) -> dict[str, Floats]:
     return values
 
 
-def _choices(gatherer: Gatherer, rules: Rules) -> dict[str, Floats]:
+def _choices(gatherer: Gatherer, rules: EpisodeRules) -> dict[str, Floats]:
     """Returns what describes each (slot, blueprint), [E, S, B] or broadcast to that."""
     choices = rules.choices
     # In typical worths of the env's experience.

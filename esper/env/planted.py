@@ -11,10 +11,9 @@ from gymnasium.vector import AutoresetMode
 
 from esper.config import TrainingConfig
 from esper.config.resolved import ResolvedConfig
-from esper.env.baseline import Baseline
-from esper.env.planted_backend import PlantedBackend
-from esper.env.planted_law import Law
+from esper.env.planted_backend import PlantedBackend, SimParams
 from esper.env.slot_env import SlotVectorEnv
+from esper.env.state import Baseline
 from esper.experience.gather import Gatherer
 from esper.seeds.blueprints import choose
 from esper.telemetry.span import Spans
@@ -50,11 +49,11 @@ class PlantedVectorEnv(SlotVectorEnv):
     def __init__(
         self,
         config: TrainingConfig | None = None,
-        law: Law | None = None,
+        law: SimParams | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
     ) -> None:
         config = resolve(config or TrainingConfig())
-        law = law or Law()
+        law = law or SimParams()
         law = law.only(choose(config.env.blueprints, law.blueprints, "simulated hosts"))
         spec = law.spec
         n_envs = config.env.n_envs

@@ -12,7 +12,7 @@ from esper.config.resolved import HostTrainingConfig
 from esper.data.task import DataOptions, Task
 from esper.data.tasks import load_task
 from esper.env.backend import Rollbacks
-from esper.env.choices import max_seed_parameters
+from esper.env.catalog import BlueprintCatalog
 from esper.env.start import started
 from esper.env.state import EnvState, table_of, write_table
 from esper.env.training_backend import TrainingBackend, make_trainings
@@ -138,23 +138,17 @@ def _make_hosts(
     policy: MicroBatchPolicy,
 ) -> TrainingBackend:
     """Makes the hosts of ``group`` on the executor of ``run``, as rank 0 makes its own."""
-    blueprints = BLUEPRINTS.copy()
     count = len(group.indices)
     training = make_trainings([task] * count, [group.config] * count, group.indices)
     executor = make_executor(run, task.device)
     try:
         prepare_hosts(run, training, executor)
-        largest = max_seed_parameters(training[0], group.spec, blueprints)
+        host = training[0].host
+        catalog = BlueprintCatalog(host.topology, host.sites, BLUEPRINTS.copy(), group.spec)
+        largest = catalog.max_parameters(group.config.env.parameter_budget * host.parameter_count)
         pinned = copies_to_pin(run, training, largest)
         trainer = HostTrainer(task, training, executor, policy)
-        return TrainingBackend(
-            trainer,
-            group.spec,
-            blueprints,
-            Spans(),
-            pinned,
-            group.governed,
-        )
+        return TrainingBackend(trainer, catalog, Spans(), pinned, group.governed)
     except BaseException:
         executor.close()
         raise

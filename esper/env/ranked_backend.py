@@ -18,8 +18,8 @@ from esper.config import ConfigError
 from esper.config.resolved import HostTrainingConfig
 from esper.data.task import Task
 from esper.env.backend import Backend, Rollbacks
+from esper.env.host_row import assign_roles
 from esper.env.rank_hosts import Epoch, HostGroup, Reply
-from esper.env.roles import assign_roles
 from esper.env.state import EnvState, table_of, write_changes
 from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.lifecycle.slots import Bools, Floats, Ints
@@ -153,7 +153,7 @@ class RankedBackend(Backend):
         """Whether the other ranks train an epoch whose results have not arrived."""
 
         def group(rows: slice) -> tuple[HostGroup]:
-            return (HostGroup(config, local.spec, tuple(indices[rows]), local.governed),)
+            return (HostGroup(config, local.catalog.spec, tuple(indices[rows]), local.governed),)
 
         self.others.call("make", group)
 
@@ -241,8 +241,8 @@ class RankedBackend(Backend):
     ) -> HostTraining:
         """Returns a copy of the host of env ``env``, which another rank has, on the device of ``task``."""
         (training,) = make_trainings([task], [config], [env])
-        load_host_state(training, self.others.ask(env, "host_state"), self.local.blueprints)
-        sites = [training.site_by_name[name] for name in self.local.spec.slots]
+        load_host_state(training, self.others.ask(env, "host_state"), self.local.catalog.registry)
+        sites = [training.site_by_name[name] for name in self.local.catalog.spec.slots]
         assign_roles(training, sites, state.slots, env)
         return training
 

@@ -12,7 +12,7 @@ import numpy as np
 from esper.attribution.paired import Paired
 from esper.config import EnvConfig
 from esper.env.backend import Rollbacks
-from esper.env.state import EnvState, Rules
+from esper.env.state import EnvState, EpisodeRules
 from esper.lifecycle.gates import GateResult, Gates, Place, germination_gate
 from esper.lifecycle.slots import Bools, Floats, Ints, Slots
 from esper.lifecycle.stage import SeedStage
@@ -188,7 +188,7 @@ class Reporter:
         env: int,
         terms: dict[str, float],
         reward: float,
-        rules: Rules,
+        rules: EpisodeRules,
         shapley: Callable[[int], Mapping[str, Paired]],
     ) -> None:
         """Reports kept stage changes, the epoch, and an ended episode, with ``shapley`` values of its seeds."""
@@ -205,7 +205,7 @@ class Reporter:
         env: int,
         terms: dict[str, float],
         reward: float,
-        rules: Rules,
+        rules: EpisodeRules,
     ) -> None:
         slots = state.slots
         alpha = slots.alpha_on[env]
@@ -240,7 +240,7 @@ class Reporter:
         self,
         state: EnvState,
         env: int,
-        rules: Rules,
+        rules: EpisodeRules,
         shapley: Callable[[int], Mapping[str, Paired]],
     ) -> None:
         slots = state.slots
@@ -328,7 +328,7 @@ def _when(state: EnvState, env: int) -> dict[str, Any]:
     }
 
 
-def _scores(state: EnvState, env: int, rules: Rules) -> dict[str, Any]:
+def _scores(state: EnvState, env: int, rules: EpisodeRules) -> dict[str, Any]:
     """Returns the fields that the ends of an epoch and of an episode share."""
     return {
         "validation_accuracy": float(state.accuracy[env]),

@@ -6,8 +6,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from esper.env.info import Info, of_env
-from esper.env.slot_env import SlotVectorEnv, accepted_seed
+from esper.env.slot_env import Info, SlotVectorEnv, accepted_seed
 from esper.spaces.arrays import Bools, Float32s, Ints
 
 
@@ -81,3 +80,18 @@ class SingleEnv(gymnasium.Env[Float32s, Ints]):
 
     def close(self) -> None:
         self.env.close()
+
+
+def of_env(info: Info, env: int) -> Info:
+    """Returns one env's part of ``info``, with Python scalars and copies of arrays.
+
+    It omits keys that start with ``_``, which mark the envs for which other keys are valid.
+    """
+    part: Info = {}
+    for key, value in info.items():
+        if isinstance(value, dict):
+            part[key] = of_env(value, env)
+        elif not key.startswith("_"):
+            entry = value[env]
+            part[key] = entry.copy() if isinstance(entry, np.ndarray) else entry.item()
+    return part

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,12 +19,10 @@ from numpy.typing import NDArray
 from esper.config import ConfigError
 from esper.config.resolved import ResolvedConfig
 from esper.env.backend import Backend, Execution
-from esper.env.baseline import Baseline
 from esper.env.epoch_loop import Actions, EpochLoop
-from esper.env.info import Info, final_entries
 from esper.env.observe import observe
 from esper.env.reporting import Reporter
-from esper.env.state import Choices, Rules, copied, reward_state
+from esper.env.state import Baseline, Choices, EpisodeRules, copied, reward_state
 from esper.experience.gather import Gatherer
 from esper.lifecycle.legal import legal_actions
 from esper.lifecycle.slots import Bools, Floats, Ints
@@ -38,6 +35,8 @@ from esper.spaces.observation import LIMIT, ObservationLayout
 from esper.telemetry.span import Spans
 from esper.training.rng import RngStream, derive_seed
 
+Info = dict[str, Any]
+"""The info dict of a vector env: arrays [E, ...], and dicts of these."""
 AUTORESET_MODES = (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
 
 
@@ -85,7 +84,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
       ``info["idle"]`` is True) until ``reset(options={"reset_mask": mask})`` with a bool mask [E] restarts it.
     - SAME_STEP: the next episode starts in the same step. The returned observation and info, including the masks, are
       those of the new episode; those at the end of the old one are in ``info["final_obs"]`` and ``info["final_info"]``
-      (see ``esper.env.info.final_entries``).
+      (see :func:`final_entries`).
 
     Observations are float32 [E, layout.size]; actions int64 [E, 8] in the order of ``esper.spaces.action.HEADS``;
     ``info["action_mask"]`` marks the legal ones. An illegal action is executed as WAIT and counted in
@@ -133,14 +132,12 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.illegal_actions = np.zeros(self.num_envs, dtype=np.int64)
         self.baseline: Baseline | None = None
         """The no-growth curves; measured at the first reset if they are not set before."""
-        self.rules: Rules | None = None
+        self.rules: EpisodeRules | None = None
         """Set by :meth:`prepare`."""
         self.reward = Reward(config.reward, self.loop.durations.stage_dwell, self.num_envs)
         self.reward_terms = {name: np.zeros(self.num_envs) for name in self.reward.names}
         self.gatherer = Gatherer(spec, self.num_envs, config.experience)
         """The experience of these hosts with their seeds."""
-        self.count_epochs: Callable[[int], None] = lambda _hosts: None
-        """Called after each epoch, see :meth:`configure`."""
         self.execution: Execution | None = None
         """The execution of training steps; None for hosts that this env does not train."""
 
@@ -160,7 +157,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         baseline: Baseline | None = None,
         run_seed: int | None = None,
         learns: bool | None = None,
-        count_epochs: Callable[[int], None] | None = None,
     ) -> None:
         """Sets what a run decides about its envs; None leaves a value as it is.
 
@@ -168,8 +164,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             baseline: the no-growth curves, which are then not measured; to be set before the first reset.
             run_seed: the seed that the next episodes are derived from; they keep their numbers.
             learns: whether episodes add to the experience with seeds, see :attr:`Gatherer.learns`.
-            count_epochs: is called with the number of hosts after each epoch, the baseline's too, and with 0 after what
-                was none.
         """
         if baseline is not None:
             self.baseline = baseline
@@ -177,18 +171,16 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             self.run_seed = run_seed
         if learns is not None:
             self.gatherer.learns = learns
-        if count_epochs is not None:
-            self.count_epochs = count_epochs
 
     def continue_after(self, episodes: Ints | int) -> None:
         """Makes the next episode of each env the one after ``episodes``, [E] or a number for all."""
         self.state.episode[:] = episodes
 
-    def prepare(self) -> Rules:
+    def prepare(self) -> EpisodeRules:
         """Measures the baseline unless it was given; optional, since the first reset does it if needed."""
         if self.rules is None:
             self.baseline = self._no_growth()
-            self.rules = Rules(self.config, self.baseline, self.horizon, self.choices)
+            self.rules = EpisodeRules(self.config, self.baseline, self.horizon, self.choices)
         return self.rules
 
     @abstractmethod
@@ -197,7 +189,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
 
     def _report(
         self,
-        rules: Rules,
+        rules: EpisodeRules,
         envs: list[int],
         rewards: Floats,
     ) -> None:
@@ -273,10 +265,9 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         actions = accepted_actions(self, np.asarray(actions, dtype=np.int64))
         idle = self.done.copy()
         self.loop.step(actions)
-        self.count_epochs(int((~idle).sum()))
         return self._result(rules, idle)
 
-    def _result(self, rules: Rules, idle: Bools) -> tuple[Float32s, Floats, Bools, Bools, Info]:
+    def _result(self, rules: EpisodeRules, idle: Bools) -> tuple[Float32s, Floats, Bools, Bools, Info]:
         """Returns the result of an epoch in which the envs ``idle`` bool [E] did not take part."""
         active = ~idle
         with self.spans("decide"):
@@ -302,7 +293,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         masks = self.mask.heads(self.action_spec)
         return np.concatenate([masks[head] for head in HEADS], axis=1)
 
-    def _observe(self, rules: Rules) -> Float32s:
+    def _observe(self, rules: EpisodeRules) -> Float32s:
         """Sets the masks and keeps the state that the next reward starts from; returns the observations [E, size]."""
         state = self.state
         state.potential[:] = self.reward.potential
@@ -323,7 +314,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             self.gatherer,
         )
 
-    def _pay(self, rules: Rules, active: Bools) -> Floats:
+    def _pay(self, rules: EpisodeRules, active: Bools) -> Floats:
         """Returns the rewards [E] of the step from the last observed state to the present one."""
         state = self.state
         transition = Transition(
@@ -379,7 +370,7 @@ def worth_normals(
     return np.random.default_rng(seed).standard_normal(size)
 
 
-def gather(env: SlotVectorEnv, rules: Rules, active: Bools) -> None:
+def gather(env: SlotVectorEnv, rules: EpisodeRules, active: Bools) -> None:
     """Adds what the epoch showed of seeds, and the episodes of ``active`` envs that have ended."""
     state = env.state
     env.gatherer.watch(state.slots)
@@ -391,7 +382,7 @@ def gather(env: SlotVectorEnv, rules: Rules, active: Bools) -> None:
     env.gatherer.end(active & state.done, np.where(whole, gains, np.nan), state.slots)
 
 
-def info_of(env: SlotVectorEnv, rules: Rules, idle: Bools) -> Info:
+def info_of(env: SlotVectorEnv, rules: EpisodeRules, idle: Bools) -> Info:
     """Returns the info dict of the present state; copies, because the env itself uses these arrays."""
     masks = env.mask.heads(env.action_spec)
     return {
@@ -403,6 +394,41 @@ def info_of(env: SlotVectorEnv, rules: Rules, idle: Bools) -> Info:
         "committed_accuracy": env.state.committed.copy(),
         "baseline_accuracy": rules.baseline_at(env.state.epoch),
     }
+
+
+def final_entries(
+    observation: Float32s,
+    info: Info,
+    ended: Bools,
+) -> Info:
+    """Returns the info entries that Gymnasium's vector envs add in a step in which ``ended`` (bool [E]) episodes reset.
+
+    ``final_obs`` is an object array [E] of observations, None for episodes that continue. ``final_info`` is ``info`` of
+    the ended episodes, zero elsewhere; it and every dict in it have a bool array ``_key`` for each key, which marks the
+    envs whose values are valid.
+    """
+    last = np.full(len(ended), None, dtype=object)
+    for env in np.flatnonzero(ended):
+        last[env] = observation[env].copy()
+    return {
+        "final_obs": last,
+        "_final_obs": ended.copy(),
+        "final_info": _where(ended, info),
+        "_final_info": ended.copy(),
+    }
+
+
+def _where(ended: Bools, info: Info) -> Info:
+    part: Info = {}
+    for key, value in info.items():
+        if isinstance(value, dict):
+            part[key] = _where(ended, value)
+        else:
+            final = np.zeros_like(value)
+            final[ended] = value[ended]
+            part[key] = final
+        part[f"_{key}"] = ended.copy()
+    return part
 
 
 def accepted_actions(env: SlotVectorEnv, actions: Actions) -> Actions:

@@ -1,4 +1,7 @@
-"""The state of many envs as arrays, from which masks, observations and rewards are computed. E envs, S slots."""
+"""The state of many envs as arrays, and the rules by which masks, observations and rewards follow from it.
+
+E envs, S slots.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,56 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.config import TrainingConfig
-from esper.env.baseline import Baseline
 from esper.lifecycle.slots import FLAG, FLOAT, INT, Arrays, Bools, Floats, Ints, Slots
 from esper.rewards.terms import RewardState
 from esper.spaces.observation import HISTORY
+
+MIN_STD = 1e-3
+"""Min standard deviation of the final loss."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Curves by epochs done, 0 to T; accuracy is pp on the validation split."""
+
+    accuracy: tuple[float, ...]
+    loss: tuple[float, ...]
+    final_loss_std: float
+    """Standard deviation over hosts of the last loss, at least 1e-3."""
+    episodes: int
+
+    def in_stds(self, loss: Floats) -> Floats:
+        """Losses [...] in standard deviations of the final loss.
+
+        Losses are clipped at the baseline's worst one, that of the untrained host; non-finite ones count as that, which
+        keeps rewards finite.
+        """
+        return np.asarray(self._clipped(loss) / self.final_loss_std)
+
+    def gain_by_loss(self, loss: Floats) -> Floats:
+        """Returns the gain in accuracy that ``loss`` [...] stands for, pp: its distance below the final loss, times the
+        range of the accuracies over that of the losses of hosts left alone; 0 if their loss never moved.
+
+        Losses are clipped as in :meth:`in_stds`.
+        """
+        moved = float(np.ptp(self.loss))
+        worth = 0.0
+        if moved > 0:
+            worth = float(np.ptp(self.accuracy)) / moved
+        below = self.loss[-1] - self._clipped(loss)
+        return np.asarray(below * worth)
+
+    def _clipped(self, loss: Floats) -> Floats:
+        # Of a number and NaN, fmin takes the number.
+        return np.fmin(loss, max(self.loss))
+
+    def check(self, horizon: int) -> None:
+        """Raises ValueError when the curves are not those of an episode of ``horizon`` epochs."""
+        points = horizon + 1
+        if len(self.accuracy) != points or len(self.loss) != points:
+            raise ValueError(
+                f"the baseline has {len(self.accuracy) - 1} epochs, the episode {horizon}: measure it again"
+            )
 
 
 @dataclass
@@ -84,7 +133,7 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class Rules:
+class EpisodeRules:
     """Inputs of masks, observations and rewards that are the same for all envs and the whole run."""
 
     config: TrainingConfig
@@ -133,7 +182,7 @@ class Rules:
         return self._losses[np.minimum(epoch + ahead, self.horizon)]
 
 
-def reward_state(state: EnvState, rules: Rules) -> RewardState:
+def reward_state(state: EnvState, rules: EpisodeRules) -> RewardState:
     """Copies the inputs of rewards, [E] each, so that later changes do not affect them."""
     slots = state.slots
     baseline = rules.baseline

@@ -2,38 +2,238 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from esper.attribution.counterfactual import max_configurations
+from esper.attribution.counterfactual import CounterfactualHelper, max_configurations
 from esper.attribution.paired import Paired
 from esper.config.resolved import HostTrainingConfig
 from esper.data.task import Task
 from esper.env.backend import Backend, Rollbacks
-from esper.env.choices import joining, only_added
-from esper.env.device_time import TrainingTime
-from esper.env.env_host import EnvHost
-from esper.env.roles import assign_roles
+from esper.env.catalog import BlueprintCatalog
+from esper.env.host_row import Governance, assign_roles, record_seeds, record_validation
 from esper.env.state import EnvState
 from esper.lifecycle.ramps import STYLES as BLEND_STYLES
 from esper.lifecycle.slots import Bools, Floats, Ints
-from esper.seeds.blueprints import BlueprintRegistry
 from esper.seeds.site import GerminationFailed
-from esper.spaces.action import STYLES, ActionSpec
+from esper.spaces.action import STYLES
 from esper.telemetry.span import Spans
+from esper.telemetry.timer import CUDATimer
 from esper.training.execution.multi_gpu import device_index
-from esper.training.governor import Governor
+from esper.training.finite import count_not_finite
+from esper.training.governor import Governor, Panic
+from esper.training.gradient_stats import HOST
 from esper.training.host_state import host_state, load_host_state
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics
 from esper.training.rng import seeded
 from esper.training.start import give_starts
-from esper.training.validate import committed_configuration, evaluate
+from esper.training.validate import Evaluation, committed_configuration, evaluate
+
+
+class PhaseClock:
+    """Books what GPUs train for under "train", though the CPU waits for it under "validate".
+
+    The GPU begins with the block :meth:`queueing` and works ``seconds``, so beyond the time to queue it works
+    ``seconds`` less that time, and the CPU waits for it in "validate". Of several GPUs the slowest counts. On the CPU,
+    where work is done when the call returns, nothing is measured and nothing is moved.
+    """
+
+    def __init__(self, spans: Spans, devices: Iterable[torch.device]) -> None:
+        self._spans = spans
+        self._timers = [CUDATimer(device) for device in devices if device.type == "cuda"]
+        self._queued = 0.0
+        """Seconds that it took to queue the last epoch."""
+        self._validated = 0.0
+        """Seconds of "validate" before it."""
+
+    @contextmanager
+    def queueing(self) -> Iterator[None]:
+        """Brackets the queueing of an epoch, within the phase "train".
+
+        Each GPU's stream that is current here takes a timestamp before those of hosts fork from it and after they join.
+        """
+        if not self._timers:
+            yield
+            return
+        self._validated = self._spans.seconds.get("validate", 0.0)
+        began = perf_counter()
+        with ExitStack() as timed:
+            for timer in self._timers:
+                timed.enter_context(timer)
+            yield
+        self._queued = perf_counter() - began
+
+    def move_gpu_seconds(self) -> None:
+        """Moves the seconds that GPUs trained on after the block, at most those of "validate" since the block began.
+
+        It reads the timestamps, which waits for nothing once the results of validation have been transferred.
+        """
+        if not self._timers:
+            return
+        # For what the GPUs worked beyond the block the CPU waited in "validate", at most as long as that phase took.
+        slowest = max(timer.seconds for timer in self._timers)
+        after = slowest - self._queued
+        validated = self._spans.seconds.get("validate", 0.0) - self._validated
+        self._spans.move("validate", "train", max(0.0, min(after, validated)))
+
+
+class EnvHost:
+    """The host of row ``row`` in the arrays of a vector env; ``slots`` are the names of its slots in these arrays.
+
+    :meth:`validate` runs where the host trains, :meth:`read` and :meth:`govern` on the main thread.
+    """
+
+    def __init__(
+        self,
+        training: HostTraining,
+        governor: Governor,
+        slots: tuple[str, ...],
+        row: int,
+    ) -> None:
+        self.training = training
+        self.governor = governor
+        self.row = row
+        self.index = training.index
+        self.slot_sites = [training.site_by_name[name] for name in slots]
+        """Sites in the order of the arrays' slots; ``training.sites`` are in the order of execution."""
+        self.counterfactual = CounterfactualHelper()
+        self.not_finite = 0.0
+        """Number of non-finite values in losses, scores, the host with its buffers, fossils, and their gradients."""
+        self.finite: Bools = np.ones(len(slots), dtype=np.bool_)
+        """[S]: False for a seed that had a non-finite value."""
+        self.governance = Governance(
+            row,
+            training,
+            self.slot_sites,
+            self.counterfactual,
+            governor,
+        )
+
+    # Executors report errors by index, epoch and batch.
+    @property
+    def epoch(self) -> int:
+        return self.training.epoch
+
+    @property
+    def batch(self) -> int:
+        return self.training.batch
+
+    def validate(self) -> None:
+        """Evaluates all configurations; results stay on the device, in the host's totals and in ``packed``.
+
+        ``packed`` float64 [1 + S + ...] holds the number of non-finite elements in the weights of host and fossils and
+        in the host's buffers, the ``finite`` flags of the slots, and the gradient statistics.
+        """
+        training = self.training
+        every = training.config.env.counterfactual_every or 1
+        plan = self.counterfactual.plan(training.sites, costly=training.epoch % every == 0)
+        evaluate(
+            training,
+            training.task.validation,
+            plan,
+            training.calibration,
+            training.totals,
+        )
+
+        committed = [*training.host_group.parameters]
+        for name in training.fossils():
+            committed += training.seed_groups[name].parameters
+        not_finite = count_not_finite(training.host, training.finite_buffers, committed)
+
+        finite = []
+        true = torch.ones((), device=training.device)
+        for site in self.slot_sites:
+            flag = true if site.planted is None else site.planted.finite
+            finite.append(flag)
+
+        # One tensor, so that the transfer to the CPU is one copy.
+        self.packed = torch.cat(
+            (
+                not_finite.view(1),
+                torch.stack(finite).double(),
+                training.gradient_stats.packed(),
+            )
+        )
+
+    def read(
+        self,
+        packed: Tensor,
+        totals: EpochMetrics,
+        state: EnvState,
+    ) -> None:
+        """Writes the transferred epoch into ``state``; ``packed`` float64 and the host's ``totals`` are on the CPU."""
+        row = self.row
+        training = self.training
+        results = self.counterfactual
+
+        loss_sum, right, count, _, bad_losses = totals.training.tolist()
+        state.train_loss[row] = 0.0
+        state.train_accuracy[row] = 0.0
+        if count:
+            state.train_loss[row] = loss_sum / count
+            state.train_accuracy[row] = training.task.points * right / count
+
+        configurations = len(results.configurations)
+        evaluation = Evaluation(totals.stats(configurations), totals.correct(configurations))
+        scores = evaluation.correct.double().numpy() * (training.task.points / 100)  # 1 is 100 pp
+        results.record(scores, evaluation.loss.numpy(), training.task.counts)
+        record_validation(state, row, results)
+
+        # The order is that of ``packed``, see validate().
+        after_flags = 1 + len(self.slot_sites)
+        bad_elements = float(packed[0])
+        self.finite = packed[1:after_flags].numpy() > 0
+        summaries = training.gradient_stats.summaries(packed[after_flags:])
+        record_seeds(
+            state.slots,
+            row,
+            [site.name for site in self.slot_sites],
+            results,
+            summaries,
+            training.config.env.gates,
+        )
+
+        # Losses and scores with fossils only and with every seed off enter rewards and the snapshot's record.
+        measured = [
+            state.loss[row],
+            state.committed_loss[row],
+            state.all_off_loss[row],
+            state.accuracy[row],
+            state.committed[row],
+            state.all_off[row],
+        ]
+        bad_measurements = sum(not math.isfinite(value) for value in measured)
+        committed = {HOST, *training.fossils()}
+        bad_gradients = sum(summary.not_finite for name, summary in summaries.items() if name in committed)
+        self.not_finite = bad_losses + bad_elements + bad_measurements + bad_gradients
+
+    def take_first_snapshot(self, state: EnvState) -> None:
+        """Starts to govern, after the first validation.
+
+        Raises ValueError if the host is not finite before any training, since no snapshot could restore it.
+        """
+        if self.not_finite:
+            loss = float(state.loss[self.row])
+            raise ValueError(
+                f"env {self.index}: the host is not finite before any training (validation loss {loss:g}); check its "
+                "initial weights and the validation data"
+            )
+        self.governance.take_first_snapshot(state)
+
+    def govern(self, state: EnvState) -> tuple[Panic, int] | None:
+        """Does what :meth:`Governance.govern` describes, after :meth:`read`."""
+        train_loss = float(state.train_loss[self.row])
+        return self.governance.govern(state, train_loss, self.not_finite, self.finite)
 
 
 def make_trainings(
@@ -70,7 +270,7 @@ class TrainingBackend(Backend):
     """E hosts of one task, trained together.
 
     Args:
-        spec: names of slots and blueprints in actions.
+        catalog: the seeds that can be planted; hosts of one task have the same sites.
         spans: the phases, among which training times of GPUs are moved.
         pinned: number of snapshots of each host that lie in pinned CPU memory if hosts are on a GPU, the older first.
         governed: whether bad hosts are rolled back.
@@ -79,21 +279,16 @@ class TrainingBackend(Backend):
     def __init__(
         self,
         trainer: HostTrainer,
-        spec: ActionSpec,
-        blueprints: BlueprintRegistry,
+        catalog: BlueprintCatalog,
         spans: Spans,
         pinned: int = 0,
         governed: bool = True,
     ) -> None:
         self.trainer = trainer
-        self.spec = spec
-        self.blueprints = blueprints
+        self.catalog = catalog
         self.governed = governed
-        # Hosts of one task have the same sites.
-        host = trainer.hosts[0].host
-        may_join = joining(host.topology, host.sites, spec, blueprints)
-        self.at_once = may_join & trainer.hosts[0].config.env.at_once
-        self.only_added = only_added(host.topology, host.sites, spec, blueprints)
+        self.at_once = catalog.at_once & trainer.hosts[0].config.env.at_once
+        self.only_added = catalog.only_added
         self.each = []
         for row, training in enumerate(trainer.hosts):
             task = training.task
@@ -105,13 +300,11 @@ class TrainingBackend(Backend):
                 classes,
                 pinned,
             )
-            self.each.append(EnvHost(training, governor, spec.slots, row))
+            self.each.append(EnvHost(training, governor, catalog.spec.slots, row))
         devices = dict.fromkeys(training.device for training in trainer.hosts)
-        self.training_time = TrainingTime(spans, devices)
+        self.clock = PhaseClock(spans, devices)
         self.look: Callable[[EnvHost], Any] | None = None
         """Called after each validation of a host, before anything changes; what it returns is kept in ``seen``."""
-        self.count_epochs: Callable[[int], None] = lambda _hosts: None
-        """Called with 0 after hosts were trained to start from, see SlotVectorEnv."""
         self.seen: list[list[Any]] = [[] for _ in self.each]
         """By host, of its current episode: first of the untrained host, then of its epochs."""
 
@@ -128,7 +321,6 @@ class TrainingBackend(Backend):
             self.seen[host.row] = []
         if self.trainer.hosts[0].task.trained:
             give_starts([host.training for host in hosts], self.trainer.executor)
-            self.count_epochs(0)
 
     def plant(
         self,
@@ -141,8 +333,8 @@ class TrainingBackend(Backend):
         for row, s in np.argwhere(where).tolist():
             training = self.each[row].training
             site = self.each[row].slot_sites[s]
-            name = self.spec.blueprints[int(blueprint[row, 0])]
-            recipe = self.blueprints.at(training.host.topology, site.place, name)
+            name = self.catalog.spec.blueprints[int(blueprint[row, 0])]
+            recipe = self.catalog.registry.at(training.host.topology, site.place, name)
             blend = BLEND_STYLES[STYLES[int(style[row, 0])]]
             try:
                 training.plant(site, recipe, blend)
@@ -160,7 +352,7 @@ class TrainingBackend(Backend):
         hosts = self._of(active)
         for host in hosts:
             assign_roles(host.training, host.slot_sites, state.slots, host.row)
-        with self.training_time.queueing():
+        with self.clock.queueing():
             self.trainer.epoch([host.training for host in hosts])
 
     def measure(self, active: Bools, state: EnvState) -> None:
@@ -185,7 +377,7 @@ class TrainingBackend(Backend):
             host.take_first_snapshot(state)
 
     def govern(self, active: Bools, state: EnvState) -> Rollbacks:
-        self.training_time.move_gpu_seconds()
+        self.clock.move_gpu_seconds()
         if not self.governed:
             return {}
         rollbacks: Rollbacks = {}
@@ -226,7 +418,7 @@ class TrainingBackend(Backend):
     def load_state_dict(self, saved: Any, state: EnvState) -> None:
         """Resumes. Raises KeyError or ValueError if ``saved`` belongs to different hosts."""
         for host, of_host in zip(self.each, saved, strict=True):
-            load_host_state(host.training, of_host["training"], self.blueprints)
+            load_host_state(host.training, of_host["training"], self.catalog.registry)
             host.governor.load_state_dict(of_host["governor"], host.training.device)
             assign_roles(host.training, host.slot_sites, state.slots, host.row)
 

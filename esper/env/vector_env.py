@@ -14,13 +14,12 @@ from esper.config.resolved import HostTrainingConfig
 from esper.data.host_checks import check_hosts
 from esper.data.task import Task, resolve
 from esper.env.backend import Execution
-from esper.env.baseline import Baseline
-from esper.env.choices import choices_of, max_seed_parameters, spec_of
+from esper.env.catalog import BlueprintCatalog
 from esper.env.no_growth import measure_baseline
 from esper.env.ranked_backend import RankedBackend
 from esper.env.reporting import Reporter
 from esper.env.slot_env import SlotVectorEnv
-from esper.env.state import Rules
+from esper.env.state import Baseline, EpisodeRules
 from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.lifecycle.slots import Floats
 from esper.ops import _native
@@ -98,8 +97,9 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.blueprints = (blueprints or BLUEPRINTS).copy()
         first = self.training[0]
         host = first.host
-        spec = spec_of(host.topology, host.sites, self.blueprints, config.env.blueprints)
-        choices = choices_of(first, spec, self.blueprints)
+        catalog = BlueprintCatalog.select(host.topology, host.sites, self.blueprints, config.env.blueprints)
+        spec = catalog.spec
+        choices = catalog.choices(host, first.sample, config.env.at_once)
 
         self.parts = parts or MicroBatchPolicy(config)
         self.reporter = None
@@ -110,16 +110,10 @@ class GrowthVectorEnv(SlotVectorEnv):
         spans = Spans(marks=config.run.mark_phases)
         self.executor = make_executor(run, *(task.device for task in self.tasks))
         tier = prepare_hosts(run, self.training, self.executor)
-        largest = max_seed_parameters(first, spec, self.blueprints)
+        largest = catalog.max_parameters(config.env.parameter_budget * host.parameter_count)
         pinned = copies_to_pin(run, self.training, largest)
         trainer = HostTrainer(task, self.training, self.executor, self.parts)
-        self.local = TrainingBackend(
-            trainer,
-            spec,
-            self.blueprints,
-            spans,
-            pinned,
-        )
+        self.local = TrainingBackend(trainer, catalog, spans, pinned)
         """The hosts of this process."""
         self.backend: TrainingBackend | RankedBackend = self.local
         if ranks is not None:
@@ -135,7 +129,6 @@ class GrowthVectorEnv(SlotVectorEnv):
         )
         self.baseline = baseline
         self.execution = Execution(tier.name, tier.refused, pinned)
-        self.local.count_epochs = lambda hosts: self.count_epochs(hosts)  # looked up at each call: it is set later
         self._not_captured: set[str] = set()
         """Reasons why steps are not captured, as far as they were reported."""
         # Staging of shared batches is timed among the phases.
@@ -158,7 +151,6 @@ class GrowthVectorEnv(SlotVectorEnv):
                 self.executor,
                 self.run_seed,
                 self.parts,
-                self.count_epochs,
                 self.ranks,
             )
         baseline.check(self.horizon)
@@ -173,7 +165,7 @@ class GrowthVectorEnv(SlotVectorEnv):
 
     def _report(
         self,
-        rules: Rules,
+        rules: EpisodeRules,
         envs: list[int],
         rewards: Floats,
     ) -> None:

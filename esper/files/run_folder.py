@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from esper.agents.names import schedule_file
+from esper.agents.script import schedule_file
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig
 from esper.files import checkpoint

@@ -20,10 +20,8 @@ from esper.attribution.paired import Paired
 from esper.config import ConfigError, Durations
 from esper.config.resolved import ResolvedConfig
 from esper.env.backend import Backend
-from esper.env.choices import joining, only_added
-from esper.env.governance import Governance
-from esper.env.measurements import record_seeds, record_validation
-from esper.env.roles import assign_roles
+from esper.env.catalog import BlueprintCatalog
+from esper.env.host_row import Governance, assign_roles, record_seeds, record_validation
 from esper.env.state import EnvState
 from esper.grower.layouts import mixes_positions, obstacle
 from esper.grower.optimizer import SeedGroups
@@ -208,8 +206,9 @@ class LoopBackend(Backend):
         self.sites = [hooks.sites[name] for name in spec.slots]
         """Sites in the order of the arrays' slots."""
         self.places = [site.place for site in self.sites]
-        self.only_added = only_added(hooks.topology, self.places, spec, blueprints)
-        self.at_once = joining(hooks.topology, self.places, spec, blueprints) & config.env.at_once
+        self.catalog = BlueprintCatalog(hooks.topology, self.places, blueprints, spec)
+        self.only_added = self.catalog.only_added
+        self.at_once = self.catalog.at_once & config.env.at_once
         self.counterfactual = CounterfactualHelper()
         self.germinations = 0
         self.warnings = LoopWarnings(points)

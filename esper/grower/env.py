@@ -12,12 +12,10 @@ from torch import Tensor
 
 from esper.agents.controller import Controller, PerEnvController, log_prob_of
 from esper.config.resolved import ResolvedConfig
-from esper.env.baseline import Baseline
-from esper.env.choices import flops_of_seeds, kinds_of, largest_sizes, spec_of
-from esper.env.info import Info
+from esper.env.catalog import BlueprintCatalog
 from esper.env.reporting import Reporter
-from esper.env.slot_env import Float32s, SlotVectorEnv, accepted_actions, info_of
-from esper.env.state import Choices, Rules, copied
+from esper.env.slot_env import Float32s, Info, SlotVectorEnv, accepted_actions, info_of
+from esper.env.state import Baseline, Choices, EpisodeRules, copied
 from esper.grower.backend import LoopBackend
 from esper.grower.layouts import count_operations
 from esper.grower.optimizer import SeedGroups
@@ -40,13 +38,7 @@ def count(backend: LoopBackend) -> Counted:
     """Counts the operations of the model and of seeds, in passes of the last batch and of the probes."""
     hooks = backend.hooks
     spec = backend.spec
-    seeds = flops_of_seeds(
-        hooks.topology,
-        backend.places,
-        spec,
-        backend.blueprints,
-        hooks.probes,
-    )
+    seeds = backend.catalog.flops(hooks.probes)
     # A site may have several rows of features for one sample, such as the windows of an image.
     rows = np.array([hooks.rows[slot] for slot in spec.slots])
     return count_operations(hooks), torch.from_numpy(seeds * rows[:, None])
@@ -54,17 +46,13 @@ def count(backend: LoopBackend) -> Counted:
 
 def choices_of(backend: LoopBackend, counted: Counted) -> Choices:
     """Returns what is known of the model and of the seeds that could be planted in it."""
-    spec = backend.spec
-    topology = backend.hooks.topology
-    blueprints = backend.blueprints
-    places = backend.places
     host_flops, seed_flops = counted
     return Choices(
         host_parameters=sum(p.numel() for p in backend.hooks.model.parameters()),
         host_flops=host_flops,
-        parameters=largest_sizes(topology, places, spec, blueprints),
+        parameters=backend.catalog.parameters(),
         flops=seed_flops.numpy(),
-        kinds=kinds_of(topology, places, spec, blueprints, backend.config.env.at_once),
+        kinds=backend.catalog.kinds(backend.config.env.at_once),
     )
 
 
@@ -81,7 +69,7 @@ def open_env(
 ) -> LoopEnv:
     """Makes the env of a model whose sites are known; see :class:`LoopBackend` and :class:`LoopEnv`."""
     places = [site.place for site in hooks.sites.values()]
-    spec = spec_of(hooks.topology, places, blueprints, config.env.blueprints)
+    spec = BlueprintCatalog.select(hooks.topology, places, blueprints, config.env.blueprints).spec
     backend = LoopBackend(hooks, groups, spec, blueprints, config, points, governed)
     return LoopEnv(config, backend, baseline, Reporter(emit, spec, config.env, n_envs=1), counted)
 
@@ -102,7 +90,7 @@ class LoopEnv(SlotVectorEnv):
         counted: the operations of the model and of seeds, as ``state_dict`` gave them; None counts them.
     """
 
-    rules: Rules
+    rules: EpisodeRules
     """Known from the start: nothing has to be measured before."""
 
     def __init__(
@@ -174,7 +162,7 @@ class LoopEnv(SlotVectorEnv):
 
     def _report(
         self,
-        rules: Rules,
+        rules: EpisodeRules,
         envs: list[int],
         rewards: np.ndarray,
     ) -> None:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.agents.controller import Controller
-from esper.agents.make import controller_for
-from esper.agents.own_controller import OwnController, loaded
+from esper.agents.make import OwnController, controller_for, loaded
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig
 from esper.config.resolved import ResolvedConfig
@@ -83,8 +82,8 @@ class Grower:
         averages: averages of the model's weights, such as torch's ``AveragedModel``, or copies that the loop averages:
             they use the model's seeds, and get copies of the kept seeds. :meth:`follow` adds later averages.
         lr_factor: learning rate of a seed in units of that of its layer's parameter group.
-        warmup_steps: number of steps after planting over which the learning rate of a seed rises from near zero.
-        weight_decay: weight decay of seeds.
+        warmup_steps: number of steps after planting over which the rate of a seed rises from near zero.
+        weight_decay: of seeds.
         points: percentage points in one unit of the score: 100 for fractions (0 to 1), 1 for per cent. Gates, rewards
             and controllers compare percentage points.
         governor: whether to roll the model, its kept seeds and their optimizer state back to a snapshot when a score or
@@ -254,14 +253,13 @@ class Grower:
         """
         if self.env is None:
             raise RuntimeError("grower.step() was never called, so nothing has grown; call it after each epoch")
-        kept = len(self.kept)
-        if not kept:
+        if not self.kept:
             logger.warning(why_nothing(self.env))
         self.env.backend.host.drop_unkept()
         warn_unmerged(finish(self.hooks, self.groups.optimizer if merge else None))
         self.env.close()
         if self.log is not None:
-            self.log.finish(self.env, kept, sum(p.numel() for p in self.model.parameters()))
+            self.log.finish(self.env, len(self.kept), sum(p.numel() for p in self.model.parameters()))
         return self.model
 
     def close(self) -> None:

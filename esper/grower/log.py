@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from esper.agents.own_controller import OwnController
+from esper.agents.make import OwnController
 from esper.agents.spec import ControllerSpec
 from esper.config.resolved import ResolvedConfig
 from esper.files.claim import claimed

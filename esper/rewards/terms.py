@@ -57,7 +57,7 @@ class RewardState:
     all_off_loss: Value
     baseline_loss: Value
     weighted_share: Value
-    """Σ alpha · size over seeds, in sizes of the host; see ``Rules.share``."""
+    """Σ alpha · size over seeds, in sizes of the host; see ``EpisodeRules.share``."""
     fossil_parameters: Count
     stage: Ints
     epochs_in_stage: Ints

@@ -24,7 +24,7 @@ from esper.agents.plans import PlansController
 from esper.agents.ppo.agent import PPOAgent
 from esper.config import PPOConfig, TrainingConfig
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_law import CHANCE, Law
+from esper.env.planted_backend import CHANCE, SimParams
 from esper.env.slot_env import SlotVectorEnv
 from esper.rollout.rollout import play_round
 
@@ -54,7 +54,7 @@ def practice_env(
     worths = (ppo.practice_worth,) * len(spec.blueprints)
     fits = choices.parameters > 0
     fitting = fits.sum(axis=0)  # number of slots that each blueprint fits in
-    law = Law(
+    law = SimParams(
         slots=spec.slots,
         blueprints=spec.blueprints,
         worth=(worths,) * len(spec.slots),

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from esper.agents.controller import Controller, NoGrowth, PerEnvController
-from esper.agents.make import controller_for
-from esper.agents.own_controller import OwnController
+from esper.agents.make import OwnController, controller_for
 from esper.agents.plans import PlansController
 from esper.agents.ppo.agent import PPOAgent
 from esper.agents.ppo.policy import Policy
@@ -25,7 +24,6 @@ from esper.compare.comparison import ArmResult, play_arms
 from esper.compare.runner import (
     HostResult,
     Results,
-    evaluation_work,
 )
 from esper.config import ConfigError, PPOConfig
 from esper.config.resolved import ResolvedConfig
@@ -36,7 +34,6 @@ from esper.rollout.collector import Round
 from esper.rollout.pretrain import pretrain
 from esper.rollout.rollout import Floats, Rollout
 from esper.telemetry.event import AgentValidated, Event, PracticeRound
-from esper.telemetry.workload import GROWN, Phase, Workload
 from esper.training.rng import HELD_OUT
 
 Emit = Callable[[Event], None]
@@ -81,10 +78,6 @@ class Agent(ABC):
     def policy_state(self) -> State | None:
         """Returns the policy that checkpoints contain; None for an agent without one."""
         return None
-
-    def comparison_work(self) -> list[Phase]:
-        """Returns the work of :meth:`evaluate`."""
-        return []
 
     @abstractmethod
     def update(self, number: int, played: Round) -> UpdateStats | None:
@@ -172,14 +165,10 @@ class LearningAgent(Agent):
     """An agent that improves from round to round; it is then compared with baselines on hosts it never learned on.
 
     The baselines play with the same experience: `plans` plants what is best by it.
-
-    Args:
-        work: counts the work of practice, of validation and of the comparison.
     """
 
-    def __init__(self, maker: EnvMaker, env: SlotVectorEnv, work: Workload) -> None:
+    def __init__(self, maker: EnvMaker, env: SlotVectorEnv) -> None:
         super().__init__(maker, env)
-        self.work = work
         names = list(BASELINES)
         # A run that chooses other slots or blueprints is compared without the schedule that names them.
         if shipped_schedule_fits(self.config.task.name, env.action_spec):
@@ -213,12 +202,8 @@ class LearningAgent(Agent):
             measured,
             self.env.baseline,
             self.compared,
-            self.work,
             self.experience,
         )
-
-    def comparison_work(self) -> list[Phase]:
-        return [evaluation_work(self.config, self.compared)]
 
     def state_dict(self) -> dict[str, Any]:
         compared: dict[str, dict[int, Any]] = {}
@@ -243,8 +228,8 @@ class LearningAgent(Agent):
 class PlansAgent(LearningAgent):
     """The bandit `plans`: what improves is the experience, which the env keeps."""
 
-    def __init__(self, maker: EnvMaker, env: SlotVectorEnv, work: Workload) -> None:
-        super().__init__(maker, env, work)
+    def __init__(self, maker: EnvMaker, env: SlotVectorEnv) -> None:
+        super().__init__(maker, env)
         self.rollout = Rollout(env, self.contender(env, self.config.run.seed))
 
     def update(self, number: int, played: Round) -> None:
@@ -264,10 +249,10 @@ class PlansAgent(LearningAgent):
 class PPORun(LearningAgent):
     """PPO: practises, learns from each round, and is compared as it was when it did best on validation hosts."""
 
-    def __init__(self, maker: EnvMaker, env: SlotVectorEnv, work: Workload) -> None:
+    def __init__(self, maker: EnvMaker, env: SlotVectorEnv) -> None:
         config = maker.config
         _check_learning(config)
-        super().__init__(maker, env, work)
+        super().__init__(maker, env)
         # The planted task needs no practice, being simulated itself.
         self.pretrained = maker.task is None or config.ppo.practice_steps == 0
         self.ppo = PPOAgent(
@@ -293,9 +278,7 @@ class PPORun(LearningAgent):
         if self.pretrained:
             return False
 
-        # Rounds of practice have different lengths; their work is counted as if all had the mean one.
         def practised(number: int, rounds: int, mean_return: float) -> None:
-            self.work.advance("practice", self.config.ppo.practice_steps / rounds)
             emit(PracticeRound(number, rounds, mean_return))
 
         # There is another number of simulated hosts, so another agent practises on them.
@@ -334,11 +317,7 @@ class PPORun(LearningAgent):
         """Returns the mean discounted return of the greedy agent on the validation hosts."""
         seed = self.config.run.seed + VALIDATION
         with closing(self.maker.make()) as env:
-            env.configure(
-                baseline=self.env.baseline,
-                learns=False,
-                count_epochs=self.work.counter("validation", GROWN),
-            )
+            env.configure(baseline=self.env.baseline, learns=False)
             env.gatherer.give(self.experience)
             # A copy plays: the agent's episodes and random numbers must not change.
             policy = self.ppo.clone_policy(env.num_envs, seed, greedy=True)

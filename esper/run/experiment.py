@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from esper.agents.own_controller import OwnController, confirmed_controller
+from esper.agents.make import OwnController, confirmed_controller
 from esper.agents.spec import ControllerSpec
 from esper.compare.analysis import corrected
 from esper.compare.comparison import ArmResult
@@ -28,7 +28,6 @@ from esper.run.tracking import check_trackers
 from esper.run.trainer import Stopped, Trainer
 from esper.telemetry.hub import Sink
 from esper.telemetry.sinks.jsonl import being_written
-from esper.telemetry.workload import Workload
 from esper.training.execution.ranks import RunRanks
 
 
@@ -42,7 +41,6 @@ class Experiment(AbstractContextManager["Experiment"]):
         task: what hosts are trained on; None: the task named in the config.
         controller: a name, or a callable that makes a controller for an env; None: the controller named in the config.
         resumed_from: the checkpoint to continue from, see :meth:`resume`.
-        work: counts what is done, and estimates the time that is left.
         ranks: the ranks that hosts are spread over, on rank 0; None: all train in this process.
     """
 
@@ -56,7 +54,6 @@ class Experiment(AbstractContextManager["Experiment"]):
         *,
         controller: str | OwnController | None = None,
         resumed_from: checkpoint.CheckpointFile | None = None,
-        work: Workload | None = None,
         ranks: RunRanks | None = None,
     ) -> None:
         spec = ControllerSpec.of(config.run.controller if controller is None else controller)
@@ -82,7 +79,6 @@ class Experiment(AbstractContextManager["Experiment"]):
             self.files,
             follows,
             last_is_intact=resumed_from is None or resumed_from.file.name == checkpoint.NAME,
-            work=work or Workload(),
         )
 
     @classmethod
@@ -92,7 +88,6 @@ class Experiment(AbstractContextManager["Experiment"]):
         callbacks: Sequence[Sink] = (),
         task: Task | str | None = None,
         controller: str | OwnController | None = None,
-        work: Workload | None = None,
         ranks: RunRanks | None = None,
     ) -> Experiment:
         """Returns a run that continues from its last checkpoint, with the same results as if it had never stopped.
@@ -102,7 +97,6 @@ class Experiment(AbstractContextManager["Experiment"]):
             callbacks: sinks that receive the events of the run from here on.
             task: a user-defined task, or its name. It is code, and is never run just because a run folder names it.
             controller: a user-defined controller, or its name; likewise.
-            work: counts what is done, and estimates the time that is left; None: a new one.
             ranks: the ranks that hosts are spread over, on rank 0; None: all train in this process.
 
         Raises:
@@ -127,7 +121,6 @@ class Experiment(AbstractContextManager["Experiment"]):
             user_task,
             controller=confirmed_controller(config.run.controller, controller, str(folder)),
             resumed_from=newest,
-            work=work,
             ranks=ranks,
         )
 
@@ -148,8 +141,6 @@ class Experiment(AbstractContextManager["Experiment"]):
         if self.telemetry.hub is not None:
             raise RuntimeError("an Experiment runs only once: create another one, with its own folder")
         trainer = self.trainer
-        trainer.work.add(trainer.agent.comparison_work())
-        trainer.work.start()
         with trainer.turn(), claimed(self.folder), self, termination_interrupts():
             try:
                 self.start()

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from esper.agents.own_controller import OwnController
+from esper.agents.make import OwnController
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.config.resolved import ResolvedConfig
@@ -42,7 +42,6 @@ from esper.telemetry.event import (
 from esper.telemetry.event_log import EventLog
 from esper.telemetry.hub import Sink
 from esper.telemetry.seed_history import Life, TriedSeed
-from esper.telemetry.workload import Workload
 from esper.training.validate import committed_configuration, evaluate
 
 logger = logging.getLogger(__name__)
@@ -96,14 +95,11 @@ def grow(
     settings = config.with_values(env=values, run={"controller": spec.name, "rounds": 1})
     watch = Watch(callbacks, alone)
     sinks: list[Sink] = [watch]
-    work = Workload()
     with ExitStack() as stack:
         place = Path(stack.enter_context(TemporaryDirectory()) if folder is None else folder)
         if progress:
-            shown = progress_sink()
-            sinks.append(shown)
-            work = shown.work
-        watch.experiment = _opened(settings, place, sinks, task, controller, work)
+            sinks.append(progress_sink())
+        watch.experiment = _opened(settings, place, sinks, task, controller)
         summary, interrupted = _run(watch.experiment)
         return _result(watch, summary, interrupted, None if folder is None else place)
 
@@ -146,11 +142,10 @@ def _opened(
     sinks: Sequence[Sink],
     task: Task,
     controller: str | OwnController,
-    work: Workload,
 ) -> Experiment:
     """Returns the run in ``place``, or a new one. Raises ConfigError if the one there has another config."""
     if not checkpoint.files(place):
-        return Experiment(settings, place, sinks, task, controller=controller, work=work)
+        return Experiment(settings, place, sinks, task, controller=controller)
     asked = EnvMaker.of(settings, task).config.model_dump(mode="json", exclude_none=True)
     recorded = TrainingConfig.parse(read_toml(place / CONFIG)).model_dump(mode="json", exclude_none=True)
     changed: list[str] = []
@@ -160,7 +155,7 @@ def _opened(
         raise ConfigError(
             f"{place} was grown with another {', '.join(changed)}: give the same arguments to continue, or a new folder"
         )
-    return Experiment.resume(place, sinks, task, controller, work)
+    return Experiment.resume(place, sinks, task, controller)
 
 
 def _run(experiment: Experiment) -> tuple[RunSummary | None, bool]:

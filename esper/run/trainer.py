@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from esper.agents.own_controller import OwnController
+from esper.agents.make import OwnController
 from esper.compare.comparison import ArmResult
-from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
+from esper.env.state import Baseline
 from esper.files import checkpoint
 from esper.files.run_folder import RunFolder
 from esper.rollout.collector import Collector
@@ -18,10 +18,8 @@ from esper.rollout.interrupt import interrupts_wait
 from esper.run.agents import LEARNERS, Agent, FixedAgent
 from esper.run.best_host import BestHost
 from esper.run.checkpointing import Checkpoints
-from esper.run.run_work import RunWork
 from esper.run.telemetry import RunTelemetry
 from esper.telemetry.event import Event, RanksWaited
-from esper.telemetry.workload import Workload
 from esper.training.execution.ranks import joint_seconds
 
 
@@ -36,7 +34,6 @@ class Trainer:
         follows: the controller's name, or a callable that makes it; for a resumed run, the name has the path of the
             schedule or checkpoint in its folder.
         last_is_intact: see :class:`~esper.run.checkpointing.Checkpoints`.
-        work: counts what is done; gets the work of this run.
     """
 
     def __init__(
@@ -46,12 +43,10 @@ class Trainer:
         files: RunFolder,
         follows: str | OwnController,
         last_is_intact: bool,
-        work: Workload,
     ) -> None:
         self.maker = maker
         self.config = maker.config
         self.telemetry = telemetry
-        self.work = work
         self.env = maker.make(emit=telemetry.emit)
         telemetry.spans = self.env.spans
         try:
@@ -70,7 +65,6 @@ class Trainer:
         """Seconds that the run took before this turn, and before it was resumed."""
         self.turn_began: float | None = None
         """``time.perf_counter()`` at the start of this turn; None between two turns."""
-        self.planned = RunWork(work, self.agent, self.collector)
         self.stopping = False
         """Whether the run was asked to stop."""
 
@@ -78,7 +72,7 @@ class Trainer:
         learner = LEARNERS.get(self.config.run.controller)
         if learner is None:
             return FixedAgent(self.maker, self.env, follows)
-        return learner(self.maker, self.env, self.work)
+        return learner(self.maker, self.env)
 
     def _between_steps(self) -> None:
         self.checkpoints.save_by_the_clock()
@@ -100,14 +94,11 @@ class Trainer:
 
     def prepare(self, baseline: Baseline | None = None) -> None:
         """Sets the no-growth baseline of all envs, or measures it, and the seed of their hosts."""
-        self.env.configure(baseline=baseline, count_epochs=self.work.counter("baseline"))
+        self.env.configure(baseline=baseline)
         self.env.prepare()
-        for env, units in zip(self.collector.envs, self.planned.units, strict=True):
-            env.configure(
-                baseline=self.env.baseline,
-                run_seed=self.config.run.seed + self.agent.seed_offset,
-                count_epochs=self.work.counter("rounds", units),
-            )
+        run_seed = self.config.run.seed + self.agent.seed_offset
+        for env in self.collector.envs:
+            env.configure(baseline=self.env.baseline, run_seed=run_seed)
 
     def practise(self) -> None:
         """Lets an agent practise before its first round, and validates one whose run stopped before it was."""
@@ -119,7 +110,6 @@ class Trainer:
     def play_round(self) -> None:
         """Plays the next round, or what is left of it, and learns from it, reports it and saves."""
         number = self.done + 1
-        worked = self.planned.after_round()
         ranks = self.maker.ranks
         before = joint_seconds(ranks)
         played = self.collector.play()
@@ -139,20 +129,17 @@ class Trainer:
                 seconds, *waited = (joint_seconds(ranks) - before).tolist()
                 self.telemetry.emit(RanksWaited(number, seconds, tuple(waited)))
             self.collector.finish()
-            self.work.settle("rounds", worked)
             self.done = number
             self.collector.consistent = True
             self.checkpoints.save_round(number)
         self._validate()
 
     def _validate(self) -> None:
-        worked = self.work.done("validation") + self.planned.of_validation
         validated = self.agent.validate(self.done, self._between_steps)
         if validated is None:
             return
         with interrupts_wait():
             self.telemetry.emit(validated)
-            self.work.settle("validation", worked)
             self.checkpoints.save()
 
     def evaluate(self) -> list[ArmResult]:
@@ -213,7 +200,6 @@ class Trainer:
         self.env_steps = int(state["env_steps"])
         self.best.accuracy = float(state["best"])
         self.earlier_seconds = float(state["seconds"])
-        self.planned.resume(self.done)
 
     def close(self) -> None:
         """Stops the workers of all envs."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from rich.console import Console
 
 from esper.show.view import MAX_HISTORY, RunView
@@ -9,10 +12,6 @@ from esper.telemetry import event as events
 from esper.telemetry.event import Event
 from esper.telemetry.sink import Sink
 from esper.telemetry.text import count, duration, number
-from esper.telemetry.workload import Workload
-
-MIN_MEASURED = 3.0
-"""Seconds of work after which the console says what the run does and how long that takes."""
 
 
 class TerminalConsole(Console):
@@ -27,35 +26,19 @@ class ConsoleSink(Sink):
 
     Args:
         console: where to print.
-        work: the work of the run, for estimates of the time that is left; None: a new object, to be given to the run.
+        clock: seconds from any starting point.
     """
 
-    def __init__(self, console: Console, work: Workload | None = None) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float] = time.perf_counter) -> None:
         self._console = console
-        self._view = RunView(MAX_HISTORY)
-        self.work = work or Workload()
-        self._told = False
-        self.work.report = self._worked
-
-    def _worked(self, work: Workload) -> None:
-        """Prints once what the run does and how long that takes, as soon as it can be estimated."""
-        if self._told or work.elapsed < MIN_MEASURED:
-            return
-        left = work.seconds_left()
-        if left is None:
-            return
-        self._told = True
-        # A run that is about to end needs no estimate.
-        if left >= MIN_MEASURED:
-            parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in work.by_phase().items())
-            self.print(f"about {duration(left)} left: {parts}")
+        self._view = RunView(MAX_HISTORY, clock)
 
     def handle(self, event: Event) -> None:
         self._view.handle(event)
         self._tell(event)
 
     def _tell(self, event: Event) -> None:
-        left = self.work.seconds_left()
+        left = self._view.pace.seconds_left()
         eta = f"  ETA {duration(left)}" if left else ""
         for line in lines(event, self._view, eta):
             self.print(line)

@@ -16,7 +16,6 @@ from esper.show.screen import Section, parts, picture, plain, progress, sections
 from esper.telemetry import event as events
 from esper.telemetry.event import Event
 from esper.telemetry.text import duration
-from esper.telemetry.workload import Workload
 
 REFRESH_SECONDS = 0.25
 WATCH_SECONDS = 1.0
@@ -27,13 +26,13 @@ PIPE_WIDTH = 80
 
 
 class LiveSink(ConsoleSink):
-    """Redraws the view in place a few times per second, whenever there is an event or work was done.
+    """Redraws the view in place a few times per second, after an event.
 
     Lasting information (the header, rollbacks, cut seeds, the comparison) is printed above it, as by its base.
     """
 
-    def __init__(self, console: Console, work: Workload | None = None) -> None:
-        super().__init__(console, work)
+    def __init__(self, console: Console, clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__(console, clock)
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._drawn = 0.0
 
@@ -52,15 +51,10 @@ class LiveSink(ConsoleSink):
 
     def close(self) -> None:
         """Removes the view; prints the last round as a line, unless it was the run's final one."""
-        self.work.report = None
         self._live.stop()
         last = self._view.last(events.RoundCompleted)
         if last is not None and last.round < last.rounds:
             self._tell(last)
-
-    def _worked(self, work: Workload) -> None:
-        super()._worked(work)
-        self._draw(always=False)
 
     def _draw(self, always: bool) -> None:
         now = time.perf_counter()
@@ -72,7 +66,7 @@ class LiveSink(ConsoleSink):
 
     def picture(self) -> Group:
         """Returns the view as it is now."""
-        return picture(self._view, self._console, progress(self._view, self.work, self._console.width))
+        return picture(self._view, self._console, progress(self._view, self._console.width))
 
 
 def progress_sink() -> ConsoleSink:
@@ -109,7 +103,7 @@ def _pace(run: Run) -> list[str]:
         lines.append(f"round {view.done + 1}, epoch {max(view.epochs)}")
     elif rehearsal and not view.hosts:
         lines.append(practice(rehearsal))
-    left = view.seconds_left()
+    left = view.pace.seconds_left()
     if left is not None and run.state() != "interrupted":
         lines.append(f"about {duration(left)} left for the rounds")
     return lines

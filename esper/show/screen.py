@@ -16,7 +16,6 @@ from esper.show.view import STAGE_COLORS, STAGE_WORDS, RunView, phase_seconds
 from esper.telemetry import event as events
 from esper.telemetry.memory import memory_words
 from esper.telemetry.text import clean, duration, number, shorten
-from esper.telemetry.workload import Workload
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.,-=+*#"
@@ -116,39 +115,19 @@ def spark(values: Sequence[float], width: int, low: float, high: float, blocks: 
     return line
 
 
-def progress(view: RunView, work: Workload, width: int) -> list[RenderableType]:
-    """The part of the run that is done, the time that the rest takes, and the phases of the run."""
-    left = work.seconds_left()
+def progress(view: RunView, width: int) -> list[RenderableType]:
+    """The phase of the run, the part of it that is done, and the time that the rest of the phase takes."""
+    pace = view.pace
+    phase = pace.phase or "start"
+    if phase == "rounds" and view.rounds > 0:
+        phase = f"round {min(view.done + 1, view.rounds)}/{view.rounds}"
+    left = pace.seconds_left()
     remaining = "estimating the rest" if left is None else f"about {duration(left)} left"
-    bar = ProgressBar(total=1.0, completed=work.part, width=max(10, min(60, width - 44)))
-    words = f"{work.part:4.0%}  {duration(work.elapsed)} so far, {remaining}"
+    bar = ProgressBar(total=1.0, completed=pace.part, width=max(10, min(60, width - 52)))
+    words = f"{phase} {pace.part:4.0%}  {duration(pace.elapsed)} so far, {remaining}"
     row = Table.grid(padding=(0, 2))
     row.add_row(bar, Text(words, no_wrap=True))
-    phases = Text()
-    for name, phase in work.phases.items():
-        style = "dim"
-        if not phase.left:
-            style = "green"
-        elif name == work.current:
-            style = "bold cyan"
-        if phases:
-            phases.append(" > ", "dim")
-        phases.append(_phase(view, work, name), style)
-    return [row, phases]
-
-
-def _phase(view: RunView, work: Workload, name: str) -> str:
-    """Returns the name of a phase, and how far it is."""
-    phase = work.phases[name]
-    if not phase.left:
-        return f"{name} done"
-    if name == "rounds" and view.rounds > 0:
-        if not phase.done:
-            return f"{view.rounds} rounds"
-        return f"round {min(view.done + 1, view.rounds)}/{view.rounds}"
-    if name == work.current:
-        return f"{name} {phase.done / phase.total:.0%}"
-    return name
+    return [row]
 
 
 def accuracy(view: RunView, width: int, blocks: str) -> list[Text]:

@@ -1,9 +1,10 @@
-"""All that is shown of a run, folded from its events: lines, the live view and the report read nothing else."""
+"""The state of a run, folded from its events: console lines, the live view and the report read nothing else."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -38,6 +39,15 @@ MAX_RECENT = 5
 MAX_HISTORY = 500
 """Events of each class that views keep which are fed by a run at work."""
 
+PHASES: dict[type[Event], str] = {
+    events.RunStarted: "baseline",
+    events.PracticeRound: "practice",
+    events.EpochCompleted: "rounds",
+    events.RoundCompleted: "rounds",
+    events.ArmPlayed: "comparison",
+}
+"""The phase of a run in which an event occurs; other events occur in any phase."""
+
 E = TypeVar("E", bound=Event)
 
 
@@ -55,13 +65,15 @@ class Compared:
 
 @dataclass
 class RunView:
-    """Folds the events of one run, in order, into its current state. It works as a sink and on the events of a log.
+    """Folds the events of one run, in order, into its current state, as a sink or from the events of a log.
 
     Rounds are counted from 1, episodes from 0: the hosts of round ``n`` play episode ``n - 1``.
     """
 
     limit: int | None = None
     """Max events of each class that are kept; None keeps all, and the lives of all hosts."""
+    clock: Callable[[], float] | None = None
+    """Seconds from any starting point, for a run at work; None for a log, in which only rounds have durations."""
     rounds: int = 0
     """Planned number of rounds; 0 if unknown."""
     done: int = 0
@@ -79,10 +91,12 @@ class RunView:
 
     def __post_init__(self) -> None:
         self.blueprints = BlueprintAnalytics(keep_lives=self.limit is None)
+        self.pace = Pace(self, self.clock or (lambda: 0.0))
 
     def handle(self, event: Event) -> None:
         self.log.setdefault(type(event), deque(maxlen=self.limit)).append(event)
         self.blueprints.handle(event)
+        self.pace.handle(event)
         match event:
             case events.RunStarted():
                 self.rounds = event.rounds
@@ -202,24 +216,97 @@ class RunView:
             counts.update(epoch.stages.values())
         return counts
 
-    def seconds_left(self) -> float | None:
-        """Estimates the seconds until all rounds are played: the mean duration of a round, times the remaining rounds.
-
-        A log has no better clock. Where a run is at work, :class:`~esper.telemetry.workload.Workload` knows more. None
-        if no duration is known yet.
-        """
-        seconds = [event.seconds for event in self.of(events.RoundCompleted) if math.isfinite(event.seconds)]
-        if not seconds:
-            return None
-        left = max(0.0, self.rounds - self.done - self.part_of_round)
-        return left * sum(seconds) / len(seconds)
-
     def warnings(self) -> list[tuple[int, events.AnomalyDetected]]:
         """Returns how often each anomaly of learning occurred, by its kind and head, and its newest event."""
         found: dict[tuple[str, str | None], list[events.AnomalyDetected]] = defaultdict(list)
         for event in self.of(events.AnomalyDetected):
             found[event.kind, event.head].append(event)
         return [(len(same), same[-1]) for same in found.values()]
+
+
+class Pace:
+    """The current phase of a run, and the time that the rest of the phase takes at the pace so far."""
+
+    def __init__(self, view: RunView, clock: Callable[[], float]) -> None:
+        self.view = view
+        self.clock = clock
+        self.phase = ""
+        """A name from ``PHASES``; "" before the first event."""
+        self.started = clock()
+        self._phase_began = self.started
+        self._newest = self.started
+        """Time of the newest event."""
+        self._played: list[events.ArmPlayed] = []
+        """Rounds of arms, of one training seed."""
+
+    def handle(self, event: Event) -> None:
+        phase = PHASES.get(type(event), self.phase)
+        restarted = False
+        if isinstance(event, events.ArmPlayed):
+            # Another training seed plays its rounds from the first one.
+            restarted = bool(self._played) and event.round < self._played[-1].round
+            if restarted:
+                self._played.clear()
+            self._played.append(event)
+        if phase != self.phase or restarted:
+            self.phase = phase
+            self._phase_began = self._newest
+        self._newest = self.clock()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start of this process."""
+        return self.clock() - self.started
+
+    def units(self) -> tuple[float, float, float]:
+        """Returns the units of the phase that an earlier process has done, that are done, and that there are in all.
+
+        A unit is a round, of practice or of one arm. All are 0 while the number is unknown.
+        """
+        view = self.view
+        match self.phase:
+            case "practice":
+                last = view.of(events.PracticeRound)[-1]
+                return 0.0, last.round, last.rounds
+            case "rounds":
+                return self._resumed(), view.done + view.part_of_round, view.rounds
+            case "comparison":
+                played = self._played
+                newest = played[-1]
+                # The number of arms is known after the first round.
+                if newest.round > 1:
+                    arms = len({event.controller for event in played})
+                    in_round = sum(event.round == newest.round for event in played)
+                    done = (newest.round - 1) * arms + in_round
+                    return (played[0].round - 1) * arms, done, newest.rounds * arms
+        return 0.0, 0.0, 0.0
+
+    def _resumed(self) -> float:
+        """Returns the rounds that an earlier process has done."""
+        resumed = self.view.last(events.RunResumed)
+        if resumed is None:
+            return 0.0
+        return resumed.round + resumed.epochs / max(1, resumed.episode_length)
+
+    @property
+    def part(self) -> float:
+        """The part of the phase that is done, 0 to 1."""
+        _, done, total = self.units()
+        return min(1.0, done / max(1.0, total))
+
+    def seconds_left(self) -> float | None:
+        """Estimates the seconds until the phase ends; None before anything in the phase was measured."""
+        earlier, done, total = self.units()
+        left = max(0.0, total - done)
+        if self.phase == "rounds":
+            completed = self.view.of(events.RoundCompleted)
+            seconds = [event.seconds for event in completed if math.isfinite(event.seconds)]
+            if seconds:
+                return left * sum(seconds) / len(seconds)
+        passed = self._newest - self._phase_began
+        if passed <= 0 or done <= earlier:
+            return None
+        return left * passed / (done - earlier)
 
 
 def phase_seconds(event: events.RoundCompleted) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from esper.data.shared_batches import Batch, Expected, Permutations, SharedBatchError, SharedBatchIterator, worker_died
-from esper.data.split import Split
+from esper.data.shared_batches import Expected, Permutations, SharedBatchError, SharedBatchIterator, worker_died
+from esper.data.split import Batch, Split
 from esper.data.task import Task
 from esper.training.executor import Executor
 from esper.training.host_training import HostTraining

@@ -9,13 +9,13 @@ import pytest
 from esper.agents.make import controller_for
 from esper.config import ConfigError, TrainingConfig
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_law import Law
+from esper.env.planted_backend import SimParams
 
 
 def planted(n_envs: int = 4, episode_length: int = 4, **law: Any) -> PlantedVectorEnv:
     env = {"n_envs": n_envs, "episode_length": episode_length}
     config = TrainingConfig.parse({"task": {"name": "planted"}, "env": env})
-    return PlantedVectorEnv(config, Law(**law))
+    return PlantedVectorEnv(config, SimParams(**law))
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "checkpoint:"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from esper.agents.controller import PerEnvController
-from esper.agents.names import make_controller
+from esper.agents.make import make_controller
 from esper.config import ConfigError
 from tests.agents.control_helpers import LAYOUT, SPEC, run
 from tests.core_helpers import rig

@@ -19,8 +19,7 @@ from torch import nn
 import esper
 from esper.agents.controller import EnvView, PerEnvController
 from esper.agents.heuristic import HeuristicController
-from esper.agents.make import controller_for
-from esper.agents.own_controller import confirmed_controller
+from esper.agents.make import confirmed_controller, controller_for
 from esper.compare.arms import read_arms
 from esper.compare.comparison import compare_controllers
 from esper.compare.comparison_run import ComparisonRun

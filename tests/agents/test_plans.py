@@ -6,7 +6,7 @@ import pytest
 from esper.agents.plans import PlansController
 from esper.config import TrainingConfig
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_law import Law
+from esper.env.planted_backend import SimParams
 from esper.lifecycle.stage import SeedStage as S
 from esper.rollout.rollout import play_round
 from tests.agents.control_helpers import World
@@ -128,7 +128,7 @@ def test_a_resumed_episode_remembers_abandoned_seeds() -> None:
 
 def test_plans_plants_no_seed_that_cannot_be_kept_before_the_end() -> None:
     """A short episode has room for two seeds in turn; a third one would be blended at its end, and be lost."""
-    law = Law(worth=((6.0,) * 4,) * 3)
+    law = SimParams(worth=((6.0,) * 4,) * 3)
     env = PlantedVectorEnv(
         TrainingConfig.parse({"env": {"n_envs": 16, "episode_length": 12}}), law
     )

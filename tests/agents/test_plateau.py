@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from esper.agents.controller import EnvView
-from esper.agents.plateau import PlateauController
+from esper.agents.heuristic import PlateauController
 from esper.config import TrainingConfig
 from esper.env.planted import PlantedVectorEnv
 from esper.rollout.rollout import play_round

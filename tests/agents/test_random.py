@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from esper.agents.random import RandomController
+from esper.agents.controller import RandomController
 from esper.spaces.action import RELEVANT, Op
 from tests.agents.control_helpers import LAYOUT, SPEC, World, run
 from tests.core_helpers import rig

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from esper.agents.names import make_controller
+from esper.agents.make import make_controller
 from esper.agents.script import (
     SCHEDULES,
     ScheduleEntry,

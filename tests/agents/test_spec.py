@@ -10,7 +10,7 @@ import pytest
 
 import esper
 from esper.agents.controller import NoGrowth
-from esper.agents.names import SIMPLE, WITH_SETTINGS
+from esper.agents.make import RULES
 from esper.agents.spec import FORM, NAMES, ControllerSpec
 from esper.config import ConfigError
 
@@ -90,8 +90,8 @@ def test_every_form_is_known_and_nothing_else() -> None:
 
 
 def test_every_rule_has_a_name() -> None:
-    assert {*WITH_SETTINGS, *SIMPLE} <= set(NAMES)
-    assert SIMPLE["none"] is NoGrowth
+    assert set(RULES) <= set(NAMES)
+    assert RULES["none"] is NoGrowth
 
 
 def test_what_a_controller_does_is_said_by_its_name() -> None:

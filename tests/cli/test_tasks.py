@@ -25,23 +25,22 @@ def test_tasks_lists_all_without_loading_data(
         raise AssertionError("data was read")
 
     monkeypatch.setattr("esper.data.images.read_splits", touched)
-    monkeypatch.setattr("esper.data.chars.read_text", touched)
+    monkeypatch.setattr("esper.data.text.help_texts", touched)
     found = esper("tasks")
     assert found.code == 0
     for name in (*TASKS, *SIMULATED, "path.py:function"):
         assert any(line.startswith(f"  {name} ") for line in found.out.splitlines()), (
             name
         )
-    assert len(TASKS) == 14
+    assert len(TASKS) == 10
 
 
 @pytest.mark.parametrize("task", ["cifar10", "fashion_mnist", "tinystories"])
 def test_missing_data_is_a_message_and_nothing_is_started(
     esper: Esper, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "esper.data.image_files.SYSTEM", {}
-    )  # which this machine may have
+    # This machine may have it.
+    monkeypatch.setattr("esper.data.images.SYSTEM", Path("no_package"))
     found = esper("run", "--task", task, "--set", "task.data=nowhere", "--out", "out")
     assert found.code == 2
     assert "missing: nowhere/" in found.err

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from esper.agents.random import RandomController
+from esper.agents.controller import RandomController
 from esper.compare.compute import (
     FROZEN,
     INCUBATING,

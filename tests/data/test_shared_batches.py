@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from esper.data.shared_batches import (
-    Batch,
     Permutations,
     SharedBatchError,
     SharedBatchIterator,
 )
-from esper.data.token_file import TokenWindows
+from esper.data.split import Batch
+from esper.data.tinystories import TokenWindows
 from esper.telemetry.span import Spans
 
 ROWS, BATCH, STEPS = 40, 3, 4

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-import torch
+import math
+from functools import cache
+from pathlib import Path
 
+import pytest
+import torch
+from torch.nn import functional as F
+
+from esper.config import ConfigError
+from esper.data.objective import PAD
+from esper.data.split import Split
+from esper.data.task import DataOptions, Task
+from esper.data.tasks import build_host, load_task
 from esper.data.text import (
     LENGTH,
     UNKNOWN,
     VALIDATION,
     character_task,
+    chars_parts,
+    code_parts,
     encode,
+    help_texts,
+    source_files,
     vocabulary,
 )
 
@@ -34,3 +49,182 @@ def test_a_task_may_have_the_vocabulary_of_another_text() -> None:
         LENGTH,
         task.classes,
     )
+
+
+@cache
+def chars() -> Task:
+    return load_task("chars")
+
+
+def decode(tokens: torch.Tensor) -> str:
+    """The text of tokens of the training part's vocabulary."""
+    characters = sorted(set(chars_parts()[0]))
+    return "".join(
+        characters[token - 1] if token else "\ufffd" for token in tokens.tolist()
+    )
+
+
+def test_sizes() -> None:
+    task = chars()
+    assert (task.samples_per_epoch * LENGTH, task.batch_size, task.learning_rate) == (
+        64_000,
+        8,
+        0.006,
+    )
+    assert (task.optimizer, task.warmup_epochs, task.weight_decay) == (
+        "adamw",
+        1.0,
+        0.1,
+    )
+    assert (task.n_envs, task.episode_length) == (4, 20)
+    assert task.train.x.shape[1] == 64
+    assert len(task.train) >= task.samples_per_epoch
+    assert len(task.validation) == 256
+    for split in (task.train, task.validation, task.test):
+        assert split.x.dtype == split.y.dtype == torch.int64
+        assert split.x.shape == split.y.shape
+
+
+def test_the_host() -> None:
+    host = chars().build_host()
+    assert host.slot_names == ("r0c0", "r0c1")
+    assert (
+        host.parameter_count
+        == (chars().classes + 64) * 64 + 2 * (12 * 64**2 + 13 * 64) + 128
+    )
+    assert build_host("chars").parameter_count == host.parameter_count
+    assert host(chars().train.x[:3]).shape == (3, 64, chars().classes)
+
+
+@pytest.mark.trap(24)
+def test_the_parts_are_disjoint_by_position_and_together_they_are_the_text() -> None:
+    parts = chars_parts()
+    assert "".join(parts) == help_texts()
+    total = len(help_texts())
+    assert [len(part) / total for part in parts] == [
+        pytest.approx(share, abs=0.001) for share in (0.8, 0.1, 0.1)
+    ]
+
+
+def test_the_vocabulary_is_the_training_characters_and_one_unknown() -> None:
+    train = chars_parts()[0]
+    tokens = vocabulary(train)
+    assert chars().classes == len(tokens) + 1 == len(set(train)) + 1
+    assert UNKNOWN not in encode(train, tokens)
+    assert sorted(set(encode(train, tokens).tolist())) == list(
+        range(1, len(tokens) + 1)
+    )
+    assert encode("oh no", vocabulary("hello")).tolist() == [4, 2, UNKNOWN, UNKNOWN, 4]
+
+
+def test_windows_spell_the_text_and_none_crosses_a_border() -> None:
+    parts = chars_parts()
+    for part, split in zip(parts, (chars().train, None, chars().test), strict=True):
+        if split is None:
+            continue
+        spelled = decode(split.x.flatten())
+        assert spelled == part[: len(spelled)]
+        assert len(part) - len(spelled) <= LENGTH
+        assert decode(split.y.flatten()) == part[1 : len(spelled) + 1]
+    text = parts[1]
+    for x, y in zip(chars().validation.x, chars().validation.y, strict=True):
+        assert decode(x) + decode(y[-1:]) in text
+
+
+def test_validation_is_always_the_same_and_spread_over_its_part() -> None:
+    again = load_task("chars")
+    assert torch.equal(chars().validation.x, again.validation.x)
+    assert torch.equal(chars().validation.y, again.validation.y)
+    text = chars_parts()[1]
+    places = [text.index(decode(x)) for x in chars().validation.x[[0, 128, -1]]]
+    assert places[0] == 0
+    assert 0.4 < places[1] / len(text) < 0.6
+    assert places[2] / len(text) > 0.99
+
+
+def test_targets_are_the_next_tokens() -> None:
+    split = Split.of_text(torch.arange(10), 3)
+    assert split.x.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert split.y.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert (
+        len(Split.of_text(torch.arange(9), 3)) == 2
+    )  # the last window would want a tenth token
+    with pytest.raises(ValueError, match="3 tokens make no sequence of 3"):
+        Split.of_text(torch.arange(3), 3)
+
+
+def test_cross_entropy_ignores_padding() -> None:
+    logits = torch.randn(4, 3)
+    y = torch.tensor([0, PAD, 2, PAD])
+    torch.testing.assert_close(
+        F.cross_entropy(logits, y), F.cross_entropy(logits[[0, 2]], y[[0, 2]])
+    )
+    assert not bool((chars().train.y == PAD).any())
+
+
+def test_no_data_folder_is_asked_for(tmp_path: Path) -> None:
+    assert len(load_task("chars", DataOptions(tmp_path / "nowhere")).train) == len(
+        chars().train
+    )
+
+
+@pytest.mark.slow
+def test_the_host_learns_from_text() -> None:
+    """A few steps bring the loss below the entropy of the character frequencies."""
+    torch.manual_seed(0)
+    task = chars()
+    host = task.build_host()
+    optimizer = torch.optim.AdamW(host.parameters(), lr=task.learning_rate)
+    counts = torch.bincount(task.train.y.flatten(), minlength=task.classes).double()
+    frequency = (counts / counts.sum()).clamp(min=1e-9)
+    entropy = float(-(frequency * frequency.log()).sum())
+    order = torch.randperm(len(task.train))
+    for step in range(60):
+        rows = order[step * 32 : (step + 1) * 32]
+        loss = F.cross_entropy(
+            host(task.train.x[rows]).flatten(0, 1), task.train.y[rows].flatten()
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(host.parameters(), 1.0)
+        optimizer.step()
+    with torch.no_grad():
+        logits = host(task.validation.x)
+        after = float(
+            F.cross_entropy(logits.flatten(0, 1), task.validation.y.flatten())
+        )
+    assert after < entropy - 0.2 < math.log(task.classes)
+
+
+def test_each_file_is_in_one_part_and_eight_of_ten_train() -> None:
+    parts = code_parts()
+    for place, file in ((0, 0), (0, 7), (1, 8), (2, 9)):
+        text = (
+            source_files()[file]
+            .read_text(encoding="utf-8")
+            .encode("ascii", "ignore")
+            .decode("ascii")
+        )
+        assert [text in part for part in parts] == [
+            place == other for other in range(3)
+        ]
+    sizes = [len(part) for part in parts]
+    assert all(0.02 < size / sum(sizes) < 0.25 for size in sizes[1:])
+
+
+def test_the_task_has_sequences_of_each_part_and_a_host_for_its_characters() -> None:
+    task = load_task("code")
+    assert task.train.x.shape[1] == LENGTH
+    assert len(task.train) > 30 * len(task.validation)
+    assert task.classes == len(set(code_parts()[0])) + 1 < 130
+    host = task.build_host()
+    assert host(task.sample).shape == (*task.sample.shape, task.classes)
+    assert build_host("code").parameter_count == host.parameter_count
+
+
+def test_a_python_without_its_sources_is_an_error_that_names_the_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    with pytest.raises(ConfigError, match=f"{tmp_path} has 0 sources"):
+        load_task("code")

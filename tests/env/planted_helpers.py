@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from esper.agents.controller import Controller
 from esper.config import TrainingConfig
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_law import Law
+from esper.env.planted_backend import SimParams
 from esper.spaces.action import Op
 
 Step = tuple[NDArray[np.float32], NDArray[np.float64], dict[str, Any]]
@@ -19,7 +19,7 @@ Step = tuple[NDArray[np.float32], NDArray[np.float64], dict[str, Any]]
 def planted(
     n_envs: int = 4,
     horizon: int = 50,
-    law: Law | None = None,
+    law: SimParams | None = None,
     **sections: dict[str, Any],
 ) -> PlantedVectorEnv:
     env = {"n_envs": n_envs, "episode_length": horizon, **sections.pop("env", {})}

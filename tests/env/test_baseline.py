@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from esper.env.baseline import Baseline
+from esper.env.state import Baseline
 
 BASELINE = Baseline(
     accuracy=(10.0, 60.0, 80.0), loss=(2.0, 1.0, 0.6), final_loss_std=0.05, episodes=8

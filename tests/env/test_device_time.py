@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from esper.env import device_time, training_backend
-from esper.env.device_time import TrainingTime
+from esper.env import training_backend
+from esper.env.training_backend import PhaseClock
 from esper.telemetry import span
 from esper.telemetry.span import Spans
 from esper.training.host_trainer import HostTrainer
@@ -51,8 +51,8 @@ class StandIn:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(span, "perf_counter", made)
-    monkeypatch.setattr(device_time, "perf_counter", made)
-    monkeypatch.setattr(device_time, "CUDATimer", StandIn)
+    monkeypatch.setattr(training_backend, "perf_counter", made)
+    monkeypatch.setattr(training_backend, "CUDATimer", StandIn)
     StandIn.stated, StandIn.log = {}, []
     return made
 
@@ -65,7 +65,7 @@ def steps(
     wait: float,
     count: int = 1,
 ) -> None:
-    time = TrainingTime(spans, devices)
+    time = PhaseClock(spans, devices)
     for _ in range(count):
         with spans("train"), time.queueing():
             clock.now += queue
@@ -113,7 +113,9 @@ def test_nothing_is_timed_on_a_cpu(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spans = Spans()
-    monkeypatch.setattr(device_time, "perf_counter", None)  # not even the clock is read
+    monkeypatch.setattr(
+        training_backend, "perf_counter", None
+    )  # not even the clock is read
     steps(clock, spans, [CPU], queue=1.0, wait=8.0)
     assert spans.seconds == {"train": 1.0, "validate": 8.0}
     assert StandIn.log == []
@@ -125,7 +127,7 @@ def test_a_waiting_phase_within_training_is_part_of_the_time_to_queue(
     """Data that streams: 4 s to queue, 3 of them spent on waiting for batches."""
     StandIn.stated[FIRST] = 6.0
     spans = Spans()
-    time = TrainingTime(spans, [FIRST])
+    time = PhaseClock(spans, [FIRST])
     with spans("train"), time.queueing():
         clock.now += 1.0
         with spans("stage"):
@@ -151,7 +153,7 @@ def on_a_gpu(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
         return work
 
     with rig(n_envs=2) as world:
-        world.env.backend.training_time = TrainingTime(world.env.spans, [FIRST])
+        world.env.backend.clock = PhaseClock(world.env.spans, [FIRST])
         monkeypatch.setattr(
             HostTrainer, "epoch", takes(1.0, "train", HostTrainer.epoch)
         )

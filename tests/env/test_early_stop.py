@@ -10,11 +10,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from esper.agents.controller import RandomController
 from esper.agents.ppo.agent import PPOAgent
-from esper.agents.random import RandomController
 from esper.config import ConfigError, Durations, PPOConfig, TrainingConfig
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_law import Law
+from esper.env.planted_backend import SimParams
 from esper.env.single import SingleEnv
 from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.stage import SeedStage as S
@@ -150,7 +150,7 @@ def test_a_plateau_is_seen_by_the_best_so_far(
     margin: float, epochs: int | None
 ) -> None:
     """Over the last two epochs the best accuracy rises by 20, 1, 1, 0.5 and 0.5; no episode ends before the second."""
-    law = Law(
+    law = SimParams(
         noise=0.0, paired_noise=0.0, curve=(10.0, 30.0, 20.0, 31.0, 29.0, 31.5, 30.0)
     )
     limits = {"stop_on": ["plateau"], "plateau_epochs": 2, "plateau_margin": margin}
@@ -269,7 +269,7 @@ def test_potentials_of_an_episode_that_is_cut_short_telescope_to_what_is_still_o
 @pytest.mark.finding("L1")
 def test_simulated_hosts_are_cut_short_alike() -> None:
     """Without noise a host left alone follows a known curve, which gives the epoch of its plateau."""
-    law = Law(noise=0.0, paired_noise=0.0)
+    law = SimParams(noise=0.0, paired_noise=0.0)
     config = TrainingConfig.parse(
         {"env": {"n_envs": 2, "episode_length": 30, **PLATEAU, "plateau_margin": 2.0}}
     )

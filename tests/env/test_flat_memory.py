@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from torch import Tensor
 
-from esper.agents.random import RandomController
+from esper.agents.controller import RandomController
 from esper.data.split import Split
 from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.stage import SeedStage

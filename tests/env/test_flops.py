@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from esper.config import ConfigError, TrainingConfig
-from esper.env.choices import flops_of_seeds
+from esper.env.catalog import BlueprintCatalog
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_law import Law
-from esper.env.state import Choices, Rules
+from esper.env.planted_backend import SimParams
+from esper.env.state import Choices, EpisodeRules
 from esper.lifecycle.slots import Slots
 from esper.lifecycle.stage import SeedStage as S
 from esper.rewards.terms import rent_price
@@ -34,13 +34,13 @@ HOST_FLOPS = 2 * (3 * 9 * 64 + 6 * 3 * 9 * 16 + 6 * 10)
 """The host of `digits`, by hand: 3 kernels of 9 weights on 8×8 pixels, 6 of 27 on 4×4, and a head of 6 by 10."""
 
 
-def rules(slots: int = 2, host_flops: float = 1000.0, **tables: Any) -> Rules:
+def rules(slots: int = 2, host_flops: float = 1000.0, **tables: Any) -> EpisodeRules:
     """Two blueprints, one that is small and computes much, and one that is large and computes little."""
     flops = np.array([[900.0, 100.0]] * slots)
     choices = Choices(
         100, host_flops, np.array([[10, 80]] * slots), flops, np.zeros((2, 6))
     )
-    return Rules(TrainingConfig.parse(tables), flat_baseline(30), 30, choices)
+    return EpisodeRules(TrainingConfig.parse(tables), flat_baseline(30), 30, choices)
 
 
 def holding(*blueprints: int) -> Slots:
@@ -62,7 +62,7 @@ def test_the_operations_of_seeds_are_those_of_their_weights_where_they_are_used(
         "r0c0": Features.at_sink(torch.zeros(3, 6)),
         "r1c0": Features(torch.zeros(3, 6), torch.zeros(3, 5)),
     }
-    found = flops_of_seeds("mlp", PLACES, spec, BLUEPRINTS, features)
+    found = BlueprintCatalog("mlp", PLACES, BLUEPRINTS, spec).flops(features)
     body = BLUEPRINTS.get("mlp", "mlp").build(6)
     weights = sum(p.numel() for p in body.parameters() if p.dim() == 2)
     assert found.tolist() == [[2 * weights, 0], [0, 2 * (5 * 4 + 4 * 6)]]
@@ -72,7 +72,9 @@ def test_a_convolution_computes_at_every_position() -> None:
     spec = ActionSpec(("r0c0",), ("conv_light",))
     for side in (4, 8):
         features = {"r0c0": Features.at_sink(torch.zeros(2, 3, side, side))}
-        found = flops_of_seeds("cnn", [Place("r0c0", 3)], spec, BLUEPRINTS, features)
+        found = BlueprintCatalog("cnn", [Place("r0c0", 3)], BLUEPRINTS, spec).flops(
+            features
+        )
         assert found.tolist() == [[2 * 9 * 3 * 3 * side * side]]
 
 
@@ -84,16 +86,9 @@ def test_a_body_that_cannot_run_counts_as_nothing_and_is_refused_only_when_it_is
         lambda channels: nn.Linear(6, channels)
     )
     features = {"r0c0": Features.at_sink(torch.zeros(3, 5))}
-    assert (
-        flops_of_seeds(
-            "mlp",
-            [Place("r0c0", 5)],
-            ActionSpec(("r0c0",), ("wrong",)),
-            registry,
-            features,
-        )
-        == 0
-    )
+    spec = ActionSpec(("r0c0",), ("wrong",))
+    catalog = BlueprintCatalog("mlp", [Place("r0c0", 5)], registry, spec)
+    assert catalog.flops(features) == 0
 
 
 def test_counting_draws_nothing_global() -> None:
@@ -192,7 +187,7 @@ def test_prices_in_flops_need_a_host_whose_operations_are_known(
         ConfigError,
         match=r"not known, so reward.rent_in must be parameters, and env.flop_budget",
     ):
-        PlantedVectorEnv(TrainingConfig.parse(tables), Law(host_flops=0.0))
+        PlantedVectorEnv(TrainingConfig.parse(tables), SimParams(host_flops=0.0))
 
 
 def test_shares_of_a_host_whose_operations_are_not_known_are_zero() -> None:
@@ -215,12 +210,12 @@ def test_simulated_hosts_for_practice_cost_what_real_ones_do() -> None:
 def test_a_planted_seed_costs_two_operations_for_each_parameter_unless_its_law_says_otherwise() -> (
     None
 ):
-    law = Law()
+    law = SimParams()
     assert law.choices.flops[0].tolist() == [
         2.0 * (size + law.gate_parameters) for size in law.parameters
     ]
     assert law.only(("oak",)).choices.flops.shape == (3, 1)
-    given = Law(flops=(1.0, 2.0, 3.0, 4.0)).only(("oak", "moss"))
+    given = SimParams(flops=(1.0, 2.0, 3.0, 4.0)).only(("oak", "moss"))
     assert given.choices.flops.tolist() == [[3.0, 1.0]] * 3
     env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 2}}), law)
     env.reset(seed=0)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from esper.env.info import final_entries, of_env
+from esper.env.single import of_env
+from esper.env.slot_env import final_entries
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from esper.agents.random import RandomController
+from esper.agents.controller import RandomController
 from esper.lifecycle.stage import STAGES, SeedStage
 from tests.core_helpers import DAMAGE, EASY_GATES, Rig, rig
 from tests.selection import slow_except

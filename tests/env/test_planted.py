@@ -8,15 +8,14 @@ import pytest
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from esper.agents.controller import Controller, NoGrowth
+from esper.agents.controller import Controller, NoGrowth, RandomController
 from esper.agents.heuristic import HeuristicController
-from esper.agents.random import RandomController
 from esper.agents.script import ScriptedController, read_schedule, shipped_schedule
 from esper.config import ConfigError, TrainingConfig
 from esper.data.tasks import load_task
 from esper.env.make import make_env
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_law import Law
+from esper.env.planted_backend import SimParams
 from esper.lifecycle.stage import SeedStage
 from esper.rewards.modes import MODES, POTENTIALS
 from esper.rollout.rollout import play_round
@@ -24,7 +23,7 @@ from esper.spaces.action import HEADS, Op
 from esper.spaces.observation import LIMIT
 from tests.env.planted_helpers import life, planted, play
 
-QUIET = Law(noise=0.0, paired_noise=0.0)
+QUIET = SimParams(noise=0.0, paired_noise=0.0)
 
 
 def chance(env: PlantedVectorEnv, seed: int = 0) -> Controller:

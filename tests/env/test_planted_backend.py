@@ -10,13 +10,12 @@ import pytest
 from esper.agents.controller import NoGrowth
 from esper.config import TrainingConfig
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_backend import PlantedBackend
-from esper.env.planted_law import Law
+from esper.env.planted_backend import PlantedBackend, SimParams
 from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import Op
 from tests.env.planted_helpers import life, planted, play
 
-QUIET = Law(noise=0.0, paired_noise=0.0)
+QUIET = SimParams(noise=0.0, paired_noise=0.0)
 
 
 def test_noise_has_its_standard_deviation_and_moves_all_configurations_together() -> (

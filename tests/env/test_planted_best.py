@@ -15,7 +15,7 @@ from benchmarks.planted_score import PlantedScale, planted_scale
 from esper.agents.heuristic import HeuristicController
 from esper.config import TrainingConfig
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_law import Law
+from esper.env.planted_backend import SimParams
 from esper.env.state import Floats
 from esper.rewards.modes import MODES
 from esper.rollout.rollout import play_round
@@ -221,7 +221,7 @@ def test_every_modes_own_best_at_full_length(mode: str) -> None:
 
 def test_the_scale_of_losses_stays_when_noise_is_switched_off() -> None:
     """The search plays without noise and its result with noise, both in the same unit."""
-    noisy, quiet = Law(), Law(noise=0.0, paired_noise=0.0)
+    noisy, quiet = SimParams(), SimParams(noise=0.0, paired_noise=0.0)
     assert noisy.baseline(50, 8) == quiet.baseline(50, 8)
     assert noisy.baseline(50, 8).final_loss_std == pytest.approx(np.log(10) * 0.3 / 90)
     env = PlantedVectorEnv(config("loss_sparse", n_envs=256))

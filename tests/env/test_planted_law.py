@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from esper.agents.controller import NoGrowth
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_law import Law
+from esper.env.planted_backend import SimParams
 from esper.spaces.action import Op
 from tests.env.planted_helpers import life, planted, play
 
-QUIET = Law(noise=0.0, paired_noise=0.0)
+QUIET = SimParams(noise=0.0, paired_noise=0.0)
 
 
 def test_a_host_alone_follows_the_baseline() -> None:
@@ -76,7 +76,7 @@ def test_blending_too_early_and_pruning_in_a_jump_hurt() -> None:
     assert grown(env, prune[0]) < grown(env, prune[8]) < 0
 
 
-QUIET = Law(noise=0.0, paired_noise=0.0)
+QUIET = SimParams(noise=0.0, paired_noise=0.0)
 
 
 def test_a_law_can_follow_a_measured_curve() -> None:

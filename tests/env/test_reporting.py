@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from esper.agents.random import RandomController
+from esper.agents.controller import RandomController
 from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import HEADS, RELEVANT, Op, joint_actions
 from esper.spaces.mask import legal_joint_actions

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from esper.agents.controller import NoGrowth
-from esper.agents.random import RandomController
+from esper.agents.controller import NoGrowth, RandomController
 from esper.agents.script import ScriptedController, read_schedule, shipped_schedule
 from esper.attribution.counterfactual import ALL_OFF
 from esper.config import Durations, TrainingConfig

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from esper.agents.controller import Controller
-from esper.agents.random import RandomController
+from esper.agents.controller import Controller, RandomController
 from esper.agents.script import ScriptedController, read_schedule, shipped_schedule
 from esper.config import Durations, RewardConfig, TrainingConfig
 from esper.env.planted import PlantedVectorEnv

@@ -13,7 +13,7 @@ from torch import nn
 import esper
 from esper.agents.script import ScheduleEntry, ScriptedController
 from esper.config import ConfigError
-from esper.data import digits_table
+from esper.data.digits import build_mlp, load_table
 from esper.data.task import resolve
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.grown_host import committed_network, export, load_host
@@ -212,7 +212,7 @@ def test_seeds_that_read_a_source_have_it_while_the_host_is_alone_in_training() 
 def test_a_grafted_host_grows_inside_its_layers_and_is_saved_with_its_seeds(
     tmp_path: Path,
 ) -> None:
-    task = digits_table.load()
+    task = load_table()
     config = resolve(tiny_config(env={"slots": ["r2"]}), task)
     training = HostTraining(0, task, config, make_metrics(1, torch.device("cpu"))[0])
     training.reset(0, 0)
@@ -222,7 +222,7 @@ def test_a_grafted_host_grows_inside_its_layers_and_is_saved_with_its_seeds(
     network = committed_network(training)
     x = task.test.inputs(0, 20)
     export(network, tmp_path / "host")
-    again = load_host(tmp_path / "host", model=digits_table.build_host())
+    again = load_host(tmp_path / "host", model=build_mlp())
     assert torch.equal(again(x), network(x))
     merged = esper.plain(again, x, merge=True)
     assert [tuple(p.shape) for p in merged.parameters()] == [
@@ -241,7 +241,7 @@ def test_a_slot_at_which_nothing_can_grow_is_refused_with_the_reason() -> None:
         model = nn.Sequential(nn.Linear(64, 8), nn.LayerNorm(8), nn.Linear(8, 10))
         return esper.graft(model, {"r0c0": "0 -> 2"}, topology="mlp")
 
-    task = replace(digits_table.load(), build_host=build)
+    task = replace(load_table(), build_host=build)
     wanted = (
         "slot r0c0: no blueprint fits between its source and its sink: between the layers is a LayerNorm, in which "
         "units depend on each other; a LoRA changes the weights of one layer"

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from esper.agents.controller import RandomController
 from esper.agents.heuristic import HeuristicController
-from esper.agents.random import RandomController
 from esper.config import TrainingConfig
 from esper.data.task import Task
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_law import Law
+from esper.env.planted_backend import SimParams
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv
 from esper.hosts.graft import graft
@@ -92,7 +92,9 @@ def world(name: str, events: list[Event]) -> SlotVectorEnv:
         }
     if name.startswith("planted"):
         config = TrainingConfig.parse({"env": sizes, "task": {"name": "planted"}})
-        return PlantedVectorEnv(config, Law(noise=1.0, paired_noise=1.0, worth_std=2.0))
+        return PlantedVectorEnv(
+            config, SimParams(noise=1.0, paired_noise=1.0, worth_std=2.0)
+        )
     kind = WORLDS[name]
     config = TrainingConfig.parse(
         {

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from esper.env.env_host import EnvHost
+from esper.env.training_backend import EnvHost
 from esper.lifecycle.stage import SeedStage
 from esper.training.execution.workers import WorkerExecutor
 from esper.training.host_trainer import HostTrainer

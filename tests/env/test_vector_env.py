@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from esper.agents.random import RandomController
+from esper.agents.controller import RandomController
 from esper.config import ConfigError
 from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.stage import SeedStage

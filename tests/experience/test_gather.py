@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 
 from esper.agents.controller import Controller
-from esper.agents.names import make_controller
+from esper.agents.make import make_controller
 from esper.config import TrainingConfig
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_law import Law
+from esper.env.planted_backend import SimParams
 from esper.experience.gather import ERROR, MEAN, WORTH
 from esper.lifecycle.stage import SeedStage as S
 from esper.rollout.rollout import play_round
 
-LAW = Law(noise=0.1, paired_noise=0.1)
+LAW = SimParams(noise=0.1, paired_noise=0.1)
 
 
 def hosts(
-    law: Law = LAW, n_envs: int = 16, seed: int = 0, length: int = 20
+    law: SimParams = LAW, n_envs: int = 16, seed: int = 0, length: int = 20
 ) -> PlantedVectorEnv:
     config = TrainingConfig.parse(
         {"env": {"n_envs": n_envs, "episode_length": length}, "run": {"seed": seed}}
@@ -99,7 +99,9 @@ def test_a_new_run_seed_forgets_all_but_what_was_given() -> None:
 def test_an_episode_has_its_gain_in_accuracy_and_the_one_by_its_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Law, "loss", lambda _, accuracy: ((100 - accuracy) / 40) ** 2)
+    monkeypatch.setattr(
+        SimParams, "loss", lambda _, accuracy: ((100 - accuracy) / 40) ** 2
+    )
     env = hosts()
     end = play_round(env, controller("plans", env))
     by_accuracy = np.maximum(end.committed - end.baseline, -10.0).sum()
@@ -130,7 +132,7 @@ def test_only_whole_episodes_have_a_gain() -> None:
 
 @pytest.mark.parametrize("lasts", [1, 3])
 def test_worlds_end_in_turn_and_their_experience_with_them(lasts: int) -> None:
-    law = Law(
+    law = SimParams(
         worth_std=3.0, unknown=2.0, reliance=5.0, world_envs=2, world_episodes=lasts
     )
     env = hosts(law, n_envs=6, length=10)

@@ -21,7 +21,7 @@ from esper.agents.make import controller_for
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import make_env
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_law import Law
+from esper.env.planted_backend import SimParams
 from esper.files import checkpoint
 from esper.rollout.rollout import play_round
 from esper.run.experiment import Experiment
@@ -63,7 +63,7 @@ def chance(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def planted(n_envs: int = 4, episode_length: int = 4, **law: Any) -> PlantedVectorEnv:
     env = {"n_envs": n_envs, "episode_length": episode_length}
     config = TrainingConfig.parse({"task": {"name": "planted"}, "env": env})
-    return PlantedVectorEnv(config, Law(**law))
+    return PlantedVectorEnv(config, SimParams(**law))
 
 
 def test_the_file_on_disk_is_whole_while_the_next_is_written(

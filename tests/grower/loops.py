@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.agents.controller import EnvView, PerEnvController
-from esper.agents.own_controller import OwnController
+from esper.agents.make import OwnController
 from esper.config import TrainingConfig
 from esper.grower.env import LoopEnv
 from esper.grower.grower import Grower

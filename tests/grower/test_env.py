@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from esper.agents.heuristic import HeuristicController
-from esper.agents.own_controller import OwnController
+from esper.agents.make import OwnController
 from esper.grower.env import LoopEnv
 from esper.grower.grower import Grower
 from tests.grower.loops import Loop, same, scores, stages, weights

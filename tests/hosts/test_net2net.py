@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from esper.config import ConfigError
-from esper.data import digits_table
+from esper.data import digits
 from esper.data.tasks import build_host, load_task
 from esper.hosts import net2net
 from esper.hosts.cnn import CNNHost
@@ -42,8 +42,8 @@ def test_a_wide_mlp_computes_what_the_narrow_one_does(
     monkeypatch.setattr(net2net, "NOISE", 0.0)
     torch.manual_seed(0)
     narrow, wide = (
-        moved(digits_table.of_widths(5, 7)).eval(),
-        digits_table.of_widths(9, 16).eval(),
+        moved(digits.mlp_of_widths(5, 7)).eval(),
+        digits.mlp_of_widths(9, 16).eval(),
     )
     widen_as_copies(narrow, wide)
     x = load_task("digits_table").sample

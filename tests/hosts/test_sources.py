@@ -51,14 +51,17 @@ PATH = SitePath("last", "first")
 X = torch.randn(3, 4)
 
 
+ANY = nn.Identity()
+
+
 def frame(reads: bool = True) -> SourceFrame:
     return SourceFrame(PATH, SimpleNamespace(reads=reads))
 
 
 def test_a_source_is_taken_once_in_the_run_in_which_it_was_kept() -> None:
     kept = frame()
-    kept.open()
-    kept.keep(X)
+    kept.open(ANY, ())
+    kept.keep(ANY, (X,), {})
     found = kept.take()
     assert torch.equal(found, X)
     assert found.data_ptr() != X.data_ptr(), "a layer may work in place"
@@ -71,36 +74,36 @@ def test_a_source_is_taken_once_in_the_run_in_which_it_was_kept() -> None:
 
 def test_the_source_of_one_module_is_its_input_itself() -> None:
     kept = SourceFrame(SitePath("qkv", "qkv"))
-    kept.open()
-    kept.keep(X)
+    kept.open(ANY, ())
+    kept.keep(ANY, (X,), {})
     assert kept.take() is X
 
 
 def test_nested_runs_have_sources_of_their_own() -> None:
     kept = frame()
-    kept.open()
-    kept.keep(X)
-    kept.open()
+    kept.open(ANY, ())
+    kept.keep(ANY, (X,), {})
+    kept.open(ANY, ())
     with pytest.raises(ConfigError, match="has not run"):
         kept.take()
-    kept.keep(X + 1)
+    kept.keep(ANY, (X + 1,), {})
     assert torch.equal(kept.take(), X + 1)
-    kept.close()
+    kept.close(ANY, (), None)
     assert torch.equal(kept.take(), X)
 
 
 def test_a_source_that_runs_twice_before_its_sink_is_refused() -> None:
     kept = frame()
-    kept.open()
-    kept.keep(X)
+    kept.open(ANY, ())
+    kept.keep(ANY, (X,), {})
     with pytest.raises(ConfigError, match="first runs more than once before last"):
-        kept.keep(X)
+        kept.keep(ANY, (X,), {})
 
 
 def test_threads_have_runs_of_their_own() -> None:
     kept = frame()
-    kept.open()
-    kept.keep(X)
+    kept.open(ANY, ())
+    kept.keep(ANY, (X,), {})
     errors: list[Exception] = []
 
     def elsewhere() -> None:
@@ -121,8 +124,8 @@ def test_threads_have_runs_of_their_own() -> None:
 )
 def test_copies_have_no_run(copied: Any) -> None:
     kept = frame()
-    kept.open()
-    kept.keep(X)
+    kept.open(ANY, ())
+    kept.keep(ANY, (X,), {})
     other = copied(kept)
     assert (other.path, other.reader.reads) == (PATH, True)
     with pytest.raises(ConfigError):

@@ -348,7 +348,7 @@ MODELS: dict[str, tuple[Callable[[], Made], dict[str, int]]] = {
 
 
 def test_the_table_of_the_page_has_these_numbers() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "growing.md").read_text(
+    page = (Path(__file__).resolve().parents[2] / "docs" / "sites.md").read_text(
         encoding="utf-8"
     )
     for name, (_, expected) in MODELS.items():

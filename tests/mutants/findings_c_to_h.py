@@ -46,7 +46,7 @@ MUTANTS: dict[str, list[Fault]] = {
     "H1": [
         Fault(
             "a panic rolls back every host",
-            "esper/env/governance.py",
+            "esper/env/host_row.py",
             "state.rolled_back[row] = True",
             "state.rolled_back[:] = True",
             "tests/env/test_env_host.py::test_only_the_panicking_env_is_rolled_back",

@@ -91,7 +91,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/config/telemetry.py",
             '    """Name of the project in wandb and trackio."""\n',
             "",
-            "tests/test_house.py::test_every_value_of_the_configuration_has_a_manual",
+            "tests/tooling/test_house.py::test_every_value_of_the_configuration_has_a_manual",
         ),
     ],
     "L10": [
@@ -111,13 +111,13 @@ MUTANTS: dict[str, list[Fault]] = {
             "        self.copies.restore(training.network_tensors(self.measured))",
             "        self.copies.restore((n, t) for n, t in training.network_tensors(self.measured) if "
             '"momentum" not in n)',
-            "tests/env/test_governance.py::test_a_rollback_restores_bit_for_bit",
+            "tests/env/test_host_row.py::test_a_rollback_restores_bit_for_bit",
         ),
     ],
     "G1": [
         Fault(
             "an illegal choice has no logit at all",
-            "esper/agents/ppo/distribution.py",
+            "esper/agents/ppo/network.py",
             "MASKED_LOGIT = -1e4",
             'MASKED_LOGIT = float("-inf")',
             "tests/agents/ppo/test_distribution.py::test_an_illegal_choice_breaks_no_gradient",

@@ -14,7 +14,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "eturn SeedStage.TRAINING\n    elif stage is SeedStage.TRAINING:\n        return SeedStage.BL"
             "ENDING\n    elif stage is SeedStage.BLENDING:\n        return SeedStage.HOLDING\n    return s"
             "tage\n\n\ndef fossilize(slots: Slots, where: Bools) -> None:",
-            "tests/test_house.py::test_what_a_stage_may_become_is_a_table",
+            "tests/tooling/test_house.py::test_what_a_stage_may_become_is_a_table",
         ),
     ],
     "M2": [
@@ -75,7 +75,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "def learning_rate(",
             "def _norms(tensors: list[Tensor]) -> list[Tensor]:\n    return torch._foreach_norm(tensors)"
             "\n\n\ndef learning_rate(",
-            "tests/test_public_torch.py::test_no_private_api_of_torch_is_called",
+            "tests/tooling/test_public_torch.py::test_no_private_api_of_torch_is_called",
         ),
     ],
     "M7": [
@@ -93,7 +93,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/training/execution/gpu.py",
             "    def synchronize(self)",
             '    def is_here(self) -> bool:\n        return self.device == "cuda"\n\n    def synchronize(self)',
-            "tests/test_house.py::test_no_device_is_compared_with_a_string",
+            "tests/tooling/test_house.py::test_no_device_is_compared_with_a_string",
         ),
     ],
     "M9": [

@@ -262,7 +262,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a planting does not end a plateau",
-            "esper/agents/plateau.py",
+            "esper/agents/heuristic.py",
             "            self.best[env] = self.best[env][-1:]\n",
             "            pass\n",
             "tests/agents/test_plateau.py::test_after_a_planting_plateau_waits_for_the_next_plateau",

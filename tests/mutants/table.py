@@ -1,4 +1,4 @@
-"""All mutants, by the row of docs/findings.md or docs/traps.md whose proof they try."""
+"""All mutants, by the row of docs/dev/proofs.md whose proof they try."""
 
 from __future__ import annotations
 

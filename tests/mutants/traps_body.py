@@ -58,10 +58,10 @@ MUTANTS: dict[str, list[Fault]] = {
     "trap 5": [
         Fault(
             "fossils that are newer than the snapshot survive a rollback",
-            "esper/env/governance.py",
+            "esper/env/host_row.py",
             "        gone[row] = slots.occupied[row] & [site.seed is None for site in self.sites]\n",
             "        gone[row] = False\n",
-            "tests/env/test_governance.py::test_a_fossil_made_in_the_step_of_the_panic_is_pruned",
+            "tests/env/test_host_row.py::test_a_fossil_made_in_the_step_of_the_panic_is_pruned",
         ),
     ],
     "trap 6": [
@@ -216,7 +216,7 @@ MUTANTS: dict[str, list[Fault]] = {
     "trap 19": [
         Fault(
             "every choice has a floor",
-            "esper/agents/ppo/distribution.py",
+            "esper/agents/ppo/network.py",
             "        self.log_probs = torch.log_softmax(masked, dim=-1)",
             "        chances = torch.softmax(masked, dim=-1)\n"
             "        self.log_probs = (0.9 * chances + 0.1 / legal.shape[-1]).log()",
@@ -301,7 +301,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "entropy is not relative to the number of options",
-            "esper/agents/ppo/distribution.py",
+            "esper/agents/ppo/network.py",
             "/ highest * (options > 1)",
             "/ 1.0",
             "tests/agents/ppo/test_policy.py::test_entropies_can_reach_both_ends",

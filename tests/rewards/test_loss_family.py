@@ -13,11 +13,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from esper.config import ConfigError, RewardConfig, RewardMode, TrainingConfig
-from esper.env.baseline import Baseline
 from esper.env.epoch_loop import EpochLoop
-from esper.env.planted_backend import PlantedBackend
-from esper.env.planted_law import Law
-from esper.env.state import EnvState
+from esper.env.planted_backend import PlantedBackend, SimParams
+from esper.env.state import Baseline, EnvState
 from esper.lifecycle.slots import Bools
 from esper.lifecycle.stage import SeedStage
 from esper.rewards.modes import MODES, Reward
@@ -143,7 +141,7 @@ class ScriptedHosts(PlantedBackend):
     """One host whose losses are given by the number of its epochs: with everything on, and with every seed off."""
 
     def __init__(self, *losses: tuple[float, float]) -> None:
-        super().__init__(Law(), 1, len(losses) - 1, 1)
+        super().__init__(SimParams(), 1, len(losses) - 1, 1)
         self.losses = losses
 
     def measure(self, active: Bools, state: EnvState) -> None:

@@ -1,4 +1,4 @@
-"""docs/learning.md lists all reward modes and terms, with their default weights."""
+"""docs/controllers.md lists all reward modes and terms, with their default weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from esper.config import RewardConfig
 from esper.rewards.modes import MODES, POTENTIALS, TERMS
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "learning.md").read_text(
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "controllers.md").read_text(
     encoding="utf-8"
 )
 

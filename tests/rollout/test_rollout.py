@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from esper.agents.controller import log_prob_of
+from esper.agents.controller import RandomController, log_prob_of
 from esper.agents.heuristic import HeuristicController
 from esper.agents.ppo.agent import PPOAgent
-from esper.agents.random import RandomController
 from esper.config import ConfigError, PPOConfig
 from esper.rollout.rollout import play_round
 from esper.telemetry.event import ActionTaken

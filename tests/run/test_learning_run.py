@@ -36,7 +36,6 @@ from esper.telemetry.event import (
     RunCompleted,
 )
 from esper.telemetry.span import PHASES
-from esper.telemetry.workload import Workload
 from esper.training.host_training import HostTraining
 from esper.training.rng import HELD_OUT
 from esper.training.step import train_epoch
@@ -221,10 +220,7 @@ def test_the_arm_that_does_nothing_is_the_host_left_alone(tmp_path: Path) -> Non
     env = maker.make()
     env.prepare()
     reported: list[Event] = []
-    arms = {
-        arm.controller: arm
-        for arm in PPORun(maker, env, Workload()).evaluate(reported.append)
-    }
+    arms = {arm.controller: arm for arm in PPORun(maker, env).evaluate(reported.append)}
     env.close()
     env = make_env(config)
     play_round(

@@ -86,7 +86,9 @@ def test_the_time_left_is_that_of_the_remaining_rounds(tmp_path: Path) -> None:
 
     def look() -> None:
         run = open_run(tmp_path / "run")
-        seen.append((run.view.part_of_round, run.view.seconds_left(), short_form(run)))
+        seen.append(
+            (run.view.part_of_round, run.view.pace.seconds_left(), short_form(run))
+        )
 
     play(tiny(rounds=3), tmp_path / "run", Does(within_round(2), look))
     ((part, left, text),) = seen

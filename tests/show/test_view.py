@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from esper.show.view import RunView
-from esper.telemetry.event import Event, RunResumed
+from esper.telemetry.event import ArmPlayed, Event, PracticeRound, RunResumed
 from tests.telemetry.sample_events import completed, epoch, started
 
 RESUMED = RunResumed(
@@ -28,9 +28,9 @@ def seen(*events: Event) -> RunView:
 
 def test_the_time_left_is_estimated_from_the_mean_round() -> None:
     assert (
-        seen(completed(1), completed(2)).seconds_left() == 120.0
+        seen(completed(1), completed(2)).pace.seconds_left() == 120.0
     )  # 10 s and 20 s seen, 8 rounds to come at 15 s
-    assert seen(completed(1), completed(2), completed(10)).seconds_left() == 0.0
+    assert seen(completed(1), completed(2), completed(10)).pace.seconds_left() == 0.0
 
 
 def test_the_part_of_a_round_that_is_done_is_not_left() -> None:
@@ -41,13 +41,43 @@ def test_the_part_of_a_round_that_is_done_is_not_left() -> None:
         *(epoch(env, 15, episode=3) for env in range(8)),
     )
     assert view.part_of_round == 0.5
-    assert view.seconds_left() == pytest.approx(195.0)
+    assert view.pace.seconds_left() == pytest.approx(195.0)
 
 
 def test_the_time_left_of_a_resumed_run_counts_its_own_rounds() -> None:
     """Rounds 1 to 7 were played by an earlier process, perhaps on another machine."""
     assert seen(RESUMED).done == 7
-    assert seen(RESUMED).seconds_left() is None
+    assert seen(RESUMED).pace.seconds_left() is None
     assert (
-        seen(RESUMED, completed(8)).seconds_left() == 160.0
+        seen(RESUMED, completed(8)).pace.seconds_left() == 160.0
     )  # 80 s a round, 2 to come
+
+
+def test_the_first_round_is_estimated_by_the_clock() -> None:
+    now = 5.0
+    view = RunView(clock=lambda: now)
+    view.handle(started(rounds=10))
+    assert view.pace.seconds_left() is None
+    now = 15.0
+    for env in range(8):
+        view.handle(epoch(env, 15))
+    assert view.pace.part == pytest.approx(0.05)
+    assert view.pace.seconds_left() == pytest.approx(190.0)
+
+
+def test_practice_and_comparison_have_a_pace_of_their_own() -> None:
+    now = 0.0
+    view = RunView(clock=lambda: now)
+    view.handle(started(rounds=10))
+    now = 2.0
+    view.handle(PracticeRound(1, 4, 0.5))
+    assert (view.pace.phase, view.pace.seconds_left()) == ("practice", 6.0)
+    now = 10.0
+    view.handle(completed(10))
+    left = []
+    for number in (1, 2, 3, 1):  # the last is that of another training seed
+        for arm in ("none", "ppo"):
+            now += 3.0
+            view.handle(ArmPlayed(arm, number, 3, 80.0))
+            left.append(view.pace.seconds_left())
+    assert left == [None, None, 9.0, 6.0, 3.0, 0.0, None, None]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.imported_names import missing_imports
 from tests.selection import slow_except
+from tests.tooling.imported_names import missing_imports
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FILES = sorted(path.name for path in EXAMPLES.glob("*.py"))

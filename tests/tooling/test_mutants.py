@@ -11,10 +11,10 @@ import pytest
 from tests.fault import Fault
 from tests.mutants import mutate
 from tests.mutants.table import MUTANTS
-from tests.test_proofs import FINDINGS, TRAPS
+from tests.tooling.test_proofs import ROWS as PROVEN
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = [*FINDINGS, *(f"trap {number}" for number in TRAPS)]
+ROWS = [f"trap {row}" if row.isdigit() else row for row in PROVEN]
 SUBJECTS = (
     "growing in a loop",
     "sources",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.agents.names import make_controller
+from esper.agents.make import make_controller
 from esper.config import TrainingConfig
 from esper.config.task import Freeze
 from esper.data.tasks import build_host

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from esper.attribution.counterfactual import CounterfactualHelper
 from esper.data.objective import PAD
 from esper.data.task import Task
-from esper.env.env_host import EnvHost
+from esper.env.training_backend import EnvHost
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
 from esper.lifecycle.stage import SeedStage as S

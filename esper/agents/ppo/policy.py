@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.agents.controller import Float32s, Masks
-from esper.agents.ppo.distribution import counter_uniforms
-from esper.agents.ppo.network import Decision, PolicyNetwork, Scene, State
+from esper.agents.ppo.network import Decision, PolicyNetwork, Scene, State, counter_uniforms
 from esper.agents.ppo.normalization import ObservationStatistics
 from esper.config import PPOConfig
 from esper.spaces.action import HEADS, ActionSpec

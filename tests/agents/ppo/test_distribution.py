@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.agents.ppo.distribution import (
+from esper.agents.ppo.network import (
     MASKED_LOGIT,
     MaskedCategorical,
     counter_uniforms,

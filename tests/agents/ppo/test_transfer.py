@@ -10,7 +10,7 @@ from esper.agents.ppo.agent import PPOAgent
 from esper.agents.ppo.policy import Policy
 from esper.config import PPOConfig, TrainingConfig
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_law import Law
+from esper.env.planted_backend import SimParams
 from esper.rollout.rollout import EpisodeStats, play_round
 from esper.spaces.action import Op
 from tests.agents.ppo.toy import replayed_log_probs
@@ -24,7 +24,7 @@ def planted(
 ) -> PlantedVectorEnv:
     """Hosts of ten epochs whose slots are all alike."""
     config = TrainingConfig.parse({"env": {"n_envs": n_envs, "episode_length": 10}})
-    law = Law(
+    law = SimParams(
         slots=tuple(f"r{i // 2}c{i % 2}" for i in range(slots)),
         blueprints=tuple(blueprints),
         worth=(tuple(float(3 + i) for i in range(len(blueprints))),) * slots,

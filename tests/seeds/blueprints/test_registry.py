@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from esper.agents.script import ScriptedController, read_schedule
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_law import Law
+from esper.env.planted_backend import SimParams
 from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.ramps import STYLES
 from esper.lifecycle.stage import SeedStage
@@ -192,7 +192,7 @@ def test_simulated_hosts_are_limited_to_the_choice_too() -> None:
     config = TrainingConfig.parse(
         {"env": {"n_envs": 2, "episode_length": 10, "blueprints": ["oak", "moss"]}}
     )
-    env, whole = PlantedVectorEnv(config), Law()
+    env, whole = PlantedVectorEnv(config), SimParams()
     assert env.action_spec.blueprints == ("oak", "moss")
     assert env.law == replace(
         whole,
@@ -224,9 +224,7 @@ NAMES = (
 
 @pytest.mark.parametrize("topology", ["cnn", "transformer", "mlp"])
 def test_the_page_about_growing_names_every_blueprint(topology: str) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "growing.md").read_text(
-        encoding="utf-8"
-    )
+    page = (Path(__file__).parents[3] / "docs" / "sites.md").read_text(encoding="utf-8")
     row = next(line for line in page.splitlines() if line.startswith(f"| `{topology}`"))
     assert re.findall(r"`(\w+)`", row.split("|")[3]) == list(BLUEPRINTS.names(topology))
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper.agents.random import RandomController
+from esper.agents.controller import RandomController
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import EnvMaker, make_env
 from esper.env.vector_env import GrowthVectorEnv
