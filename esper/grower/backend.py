@@ -36,9 +36,8 @@ from esper.seeds.blueprints import BlueprintRegistry
 from esper.seeds.features import Features
 from esper.seeds.site import GerminationFailed, PlantedSeed, Role, Site
 from esper.spaces.action import STYLES, ActionSpec
-from esper.training.finite import count_not_finite, finite_buffers
 from esper.training.governor import Governor, Panic
-from esper.training.gradient_stats import HOST, GradientSummary, SeedGradientCollector
+from esper.training.metrics import HOST, GradientSummary, SeedGradientCollector, count_not_finite, finite_buffers
 from esper.training.rng import RngStream, derive_seed, seeded
 
 MAX_NOISE = 0.01

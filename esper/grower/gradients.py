@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper.config import TaskConfig
 from esper.ops.grad_stats import FIELDS, GradStats, grad_stats
-from esper.training.gradient_stats import SeedGradientCollector
+from esper.training.metrics import SeedGradientCollector
 
 logger = logging.getLogger(__name__)
 

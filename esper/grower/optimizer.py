@@ -35,7 +35,7 @@ from esper.grower.stepping import (
     unwrapped,
 )
 from esper.hosts.sources import SitePath
-from esper.training.gradient_stats import HOST, SeedGradientCollector
+from esper.training.metrics import HOST, SeedGradientCollector
 
 NOT_INHERITED = ("params", "param_names", "lr", "initial_lr", "weight_decay", SLOT)
 """Options of a group that a seed's group does not copy."""

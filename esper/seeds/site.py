@@ -8,13 +8,12 @@ from enum import Enum
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.lifecycle.ramps import BlendOperator, BlendStyle
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints.registry import Blueprint
 from esper.seeds.features import Features
-from esper.seeds.group_norm import guard_group_norm
 from esper.seeds.place import Place
 
 
@@ -166,3 +165,26 @@ class Site:
         self.planted = PlantedSeed(seed.train(), blueprint, style, finite)
         self.assign(Role.ABSENT)
         return self.planted
+
+
+def guard_group_norm(module: nn.Module) -> None:
+    """Makes inputs of the GroupNorm layers of ``module`` contiguous in training passes if they require no gradient.
+
+    torch's CPU kernel (2.13) crashes the process in the backward pass for channels_last inputs that require no
+    gradient, such as the features of an incubating seed.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.GroupNorm):
+            layer.register_forward_pre_hook(contiguous_input, with_kwargs=True)
+
+
+def contiguous_input(
+    _layer: nn.Module,
+    positional: tuple[Tensor, ...],
+    named: dict[str, Tensor],
+) -> tuple[tuple[Tensor], dict[str, Tensor]]:
+    """Forward pre-hook of a GroupNorm, see :func:`guard_group_norm`."""
+    h = positional[0] if positional else named["input"]
+    if h.device.type == "cpu" and torch.is_grad_enabled() and not h.requires_grad:
+        h = h.contiguous()
+    return (h,), {}

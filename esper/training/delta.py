@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from esper.seeds.blend import pass_through
 from esper.seeds.features import Features
 from esper.seeds.site import Site
-from esper.seeds.straight_through import pass_through
 
 if TYPE_CHECKING:
     from esper.training.precision import Arithmetic

@@ -183,21 +183,6 @@ def test_a_foreign_file_is_refused_by_its_name(case: str, tmp_path: Path) -> Non
     assert len(str(found.value).splitlines()) == 1
 
 
-def test_a_torn_file_is_refused_wherever_it_was_torn(
-    agent: Path, tmp_path: Path
-) -> None:
-    whole = (agent / checkpoint.NAME).read_bytes()
-    for length in [
-        1,
-        2,
-        100,
-        *np.linspace(200, len(whole) - 1, 20).astype(int).tolist(),
-    ]:
-        (tmp_path / checkpoint.NAME).write_bytes(whole[:length])
-        with pytest.raises(ConfigError, match=r"checkpoint\.pt is not a checkpoint"):
-            checkpoint.read(tmp_path)
-
-
 @settings(max_examples=200, deadline=None)
 @given(data=strategies.data())
 def test_no_change_of_a_checkpoint_is_read(
@@ -406,26 +391,6 @@ def test_a_policy_plays_hosts_with_unknown_blueprints(agent: Path) -> None:
     )
     assert np.isfinite(played.returns).all()
     assert strange.gatherer.given is None  # its experience is of other seeds
-
-
-def test_a_run_folder_and_its_file_play_the_same_and_every_time(agent: Path) -> None:
-    """The policy plays its likeliest actions, so the run seed does not matter."""
-    names = [
-        (f"checkpoint:{agent}", 0),
-        (f"checkpoint:{agent / checkpoint.NAME}", 0),
-        (f"checkpoint:{agent}", 99),
-    ]
-    returns = []
-    for name, seed in names:
-        env = planted(8)
-        returns.append(
-            play_round(
-                env, controller_for(name, TrainingConfig(), env, seed), seed=5
-            ).returns
-        )
-    assert len(set(returns[0].tolist())) > 1
-    for other in returns[1:]:
-        np.testing.assert_array_equal(returns[0], other)
 
 
 def test_a_policy_plays_as_its_agent_does(agent: Path) -> None:

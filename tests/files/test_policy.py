@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,6 @@ from tests.run.run_helpers import (
     play,
     round_ends,
     stop,
-    tiny,
-    within_round,
 )
 
 
@@ -124,38 +123,34 @@ def test_a_policy_comes_back_to_the_last_bit(run: Path, saved: Path) -> None:
 
 
 def test_a_policy_file_plays_as_its_run(run: Path, saved: Path) -> None:
+    """The policy plays its likeliest actions, so the seed of the run does not matter."""
     config = TrainingConfig.parse(
-        {"task": {"name": "planted"}, "env": {"n_envs": 4, "episode_length": 6}}
+        {"task": {"name": "planted"}, "env": {"n_envs": 8, "episode_length": 6}}
     )
     returns = []
-    for name in (
-        f"checkpoint:{run}",
-        f"checkpoint:{run / checkpoint.NAME}",
-        f"checkpoint:{saved}",
-    ):
-        env = make_env(config)
-        returns.append(
-            play_round(env, controller_for(name, config, env, 5), seed=5).returns
-        )
-        env.close()
+    for seed, file in ((5, run), (5, run / checkpoint.NAME), (99, run), (5, saved)):
+        with closing(make_env(config)) as env:
+            policy = controller_for(f"checkpoint:{file}", config, env, seed)
+            returns.append(play_round(env, policy, seed=5).returns)
     assert len(set(returns[0])) > 1
-    np.testing.assert_array_equal(returns[0], returns[1])
-    np.testing.assert_array_equal(returns[0], returns[2])
+    for other in returns[1:]:
+        np.testing.assert_array_equal(returns[0], other)
 
 
-def test_the_command_in_it_has_the_config_of_the_run(run: Path, saved: Path) -> None:
-    words = shlex.split(header(saved)["command"])
+def parsed(command: str) -> TrainingConfig:
+    """The config of an `esper run` command."""
+    words = shlex.split(command)
     assert words[:2] == ["esper", "run"]
     assert words[2::2] == ["--set"] * len(words[3::2])
     flags = dict.fromkeys(("task", "envs", "episode_length", "seed", "device"))
-    config = find_policy(str(run)).config
-    assert config is not None
-    assert (
-        TrainingConfig.parse(build_tables(None, tuple(words[3::2]), flags, {}))
-        == config
-    )
+    return TrainingConfig.parse(build_tables(None, tuple(words[3::2]), flags, {}))
 
 
+def test_the_command_in_it_has_the_config_of_the_run(run: Path, saved: Path) -> None:
+    assert parsed(header(saved)["command"]) == find_policy(str(run)).config
+
+
+@pytest.mark.slow
 def test_the_command_is_that_of_the_run_even_if_practice_changed_the_exploration(
     tmp_path: Path,
 ) -> None:
@@ -182,12 +177,7 @@ def test_lists_and_words_survive_the_shell() -> None:
             "env": {"blueprints": ("norm", "conv_light"), "auto_advance": ["G1"]},
         }
     )
-    words = shlex.split(command_of(config))
-    flags = dict.fromkeys(("task", "envs", "episode_length", "seed", "device"))
-    assert (
-        TrainingConfig.parse(build_tables(None, tuple(words[3::2]), flags, {}))
-        == config
-    )
+    assert parsed(command_of(config)) == config
 
 
 def test_machine_specific_values_are_left_out(run: Path, tmp_path: Path) -> None:
@@ -429,36 +419,28 @@ def test_the_shipped_controller_grows_a_users_network() -> None:
     base = digits()
     task = esper.Task("mine", 10, build, base.train, base.validation, base.test)
     config = TrainingConfig.parse(
-        {"env": {"baseline_episodes": 1}, "task": {"samples_per_epoch": 256}}
+        {"env": {"baseline_episodes": 1}, "task": {"samples_per_epoch": 128}}
     )
-    found = grow(task, controller="pretrained", epochs=12, config=config)
+    found = grow(task, controller="pretrained", epochs=6, config=config)
     assert set(found.seeds) <= {"r0c0"}
     assert 0 < found.accuracy <= 100
 
 
-def test_a_run_of_it_resumes_with_the_policy_that_it_began_with(
-    saved: Path, tmp_path: Path
+@pytest.mark.parametrize("name", ["checkpoint", "pretrained"])
+def test_a_run_resumes_with_the_policy_that_it_began_with(
+    name: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds if the file has changed since."""
-    moved = tmp_path / "moved.safetensors"
-    moved.write_bytes(saved.read_bytes())
-    config = learning("planted", n_envs=4, rounds=3, controller=f"checkpoint:{moved}")
+    """The file may be gone, or have changed since."""
+    policy = tmp_path / "moved.safetensors"
+    policy.write_bytes(saved.read_bytes())
+    controller = f"checkpoint:{policy}"
+    if name == "pretrained":
+        monkeypatch.setattr("esper.files.policy.PRETRAINED", policy)
+        controller = name
+    config = learning("planted", n_envs=4, rounds=3, controller=controller)
     whole = Experiment(config, tmp_path / "whole").run()
-
     Experiment(config, tmp_path / "part", [Does(round_ends(2), stop)]).run()
-    moved.unlink()
+    policy.unlink()
     resumed = Experiment.resume(tmp_path / "part").run()
     assert [c.pair for c in resumed.comparisons] == [c.pair for c in whole.comparisons]
-
-
-def test_a_run_of_pretrained_resumes_from_its_own_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = tiny("pretrained", rounds=2, lanes=1)
-    whole = Experiment(config, tmp_path / "whole").run()
-
-    Experiment(config, tmp_path / "part", [Does(within_round(2), stop)]).run()
-    monkeypatch.setattr("esper.files.policy.PRETRAINED", tmp_path / "gone.safetensors")
-    resumed = Experiment.resume(tmp_path / "part").run()
-    assert [c.pair for c in resumed.comparisons] == [c.pair for c in whole.comparisons]
-    assert resumed.controller == "pretrained"
+    assert resumed.controller == controller

@@ -65,11 +65,6 @@ def test_a_last_block_that_does_not_pool_has_one_slot() -> None:
     )  # type: ignore[index]
 
 
-def test_slot_names_are_row_major_in_wide_hosts_too() -> None:
-    host = CNNHost(1, 2, base=1, blocks=11, kernel=1, pool=False, rows=1)
-    assert host.slot_names == tuple(f"r0c{column}" for column in range(11))
-
-
 @pytest.mark.parametrize(("rows", "pool"), [(0, True), (3, True), (2, False)])
 def test_impossible_rows_are_refused(rows: int, pool: bool) -> None:
     with pytest.raises(ValueError, match=f"rows={rows}"):

@@ -14,7 +14,7 @@ from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft
 from esper.hosts.grown import GrownHost, KeptSeed
 from esper.lifecycle.ramps import BlendOperator
-from esper.seeds.group_norm import guard_group_norm
+from esper.seeds.site import guard_group_norm
 from tests.hosts.grown_modules import grown, require_same, seed_of, without_esper
 
 X8 = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))

@@ -29,14 +29,6 @@ def embedding_weight(host: TransformerHost) -> torch.Tensor:
     return host.get_parameter("segments.0.0.token.weight")
 
 
-def test_gpt2_vocabulary_and_six_layers_have_the_parameters_of_the_preset() -> None:
-    with torch.device("meta"):
-        host = TransformerHost(
-            vocabulary=50_257, width=384, layers=6, heads=6, block=256, slots=3
-        )
-    assert host.parameter_count == 30_044_544
-
-
 @pytest.mark.parametrize(
     ("vocabulary", "width", "layers", "block"), [(11, 8, 4, 6), (104, 64, 2, 64)]
 )
@@ -151,12 +143,6 @@ def test_a_deep_copy_is_tied_to_itself() -> None:
         embedding_weight(twin).zero_()
     assert torch.equal(host(torch.tensor([[1, 2]])), before)
     assert not twin(torch.tensor([[1, 2]])).any()
-
-
-def test_moving_a_host_keeps_it_tied() -> None:
-    moved = small().to(torch.float64)
-    assert tied_weight(moved) is embedding_weight(moved)
-    assert moved(torch.tensor([[1, 2]])).dtype == torch.float64
 
 
 def test_weights_start_as_gpt2s() -> None:

@@ -102,7 +102,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/seeds/site.py",
             "            guard_group_norm(seed)\n",
             "",
-            "tests/seeds/test_group_norm.py::test_every_seed_is_guarded_wherever_it_is_planted",
+            "tests/seeds/test_site.py::test_every_seed_is_guarded_wherever_it_is_planted",
         ),
         Fault(
             "nothing is said of a score in another unit",
@@ -189,7 +189,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a copy is the blocks once more, beside themselves",
-            "esper/seeds/blueprints/depth.py",
+            "esper/seeds/blueprints/source.py",
             "        return self.blocks(h) - h  # type",
             "        return self.blocks(h)  # type",
             "tests/seeds/blueprints/test_depth.py::test_a_stack_is_all_blocks_twice",
@@ -427,16 +427,6 @@ MUTANTS: dict[str, list[Fault]] = {
             "rent_rate(t.after.weighted_share, config) / t.horizon",
             "rent_rate(t.after.weighted_share, config)",
             "tests/env/test_reward_observed.py::test_rewards_of_planted_follow_from_what_is_observed",
-        ),
-    ],
-    "compiled steps": [
-        Fault(
-            "the compiler is not told of the sizes after memory ran out",
-            "esper/training/execution/compiled.py",
-            "for count in {task.micro_batches, 2 * task.micro_batches}:",
-            "for count in {task.micro_batches}:",
-            "tests/training/execution/test_compiled.py::test_the_sizes_that_are_compiled_include_those_"
-            "after_memory_ran_out",
         ),
     ],
 }

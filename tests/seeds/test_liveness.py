@@ -10,14 +10,12 @@ from torch.nn import functional as F
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blend import ChannelScale, Seed
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
-from tests.selection import slow_except
 
 TOPOLOGIES = ("cnn", "transformer", "encoder", "mlp")
 CASES = [
     (topology, name) for topology in TOPOLOGIES for name in BLUEPRINTS.names(topology)
 ]
 WIDTHS = (3, 4, 17, 32, 64)
-DRAWS = 5
 CLASSES = 10
 
 
@@ -74,49 +72,33 @@ def dead_after_two_steps(seed: Seed, topology: str, width: int) -> set[str]:
 @pytest.mark.trap(6)
 @pytest.mark.parametrize("operator", BlendOperator)
 @pytest.mark.parametrize(("topology", "name"), CASES)
-@pytest.mark.parametrize(
-    "draws",
-    slow_except([range(1)], [range(1), range(1, DRAWS)]),
-    ids=["one draw", "more draws"],
-)
 def test_every_parameter_of_every_blueprint_is_alive_within_two_steps(
-    topology: str, name: str, operator: BlendOperator, draws: range
+    topology: str, name: str, operator: BlendOperator
 ) -> None:
-    for draw in draws:
-        torch.manual_seed(draw)
-        for width in WIDTHS:
-            dead = dead_after_two_steps(
-                make(topology, name, operator, width), topology, width
-            )
-            assert not dead, (draw, width)
+    torch.manual_seed(0)
+    for width in WIDTHS:
+        seed = make(topology, name, operator, width)
+        assert not dead_after_two_steps(seed, topology, width), width
 
 
 @pytest.mark.trap(8)
 @pytest.mark.parametrize("operator", BlendOperator)
 @pytest.mark.parametrize(("topology", "name"), CASES)
-@pytest.mark.parametrize(
-    "draws",
-    slow_except([range(1)], [range(1), range(1, DRAWS)]),
-    ids=["one draw", "more draws"],
-)
 def test_a_seed_keeps_the_shape_and_is_born_smaller_than_the_features(
-    topology: str, name: str, operator: BlendOperator, draws: range
+    topology: str, name: str, operator: BlendOperator
 ) -> None:
-    for draw in draws:
-        torch.manual_seed(draw)
-        for width in (*WIDTHS, 96):
-            for scale in (0.3, 1.0, 10.0):
-                h = features(topology, width, scale)
-                delta = make(topology, name, operator, width)(h).detach()
-                assert delta.shape == h.shape
-                assert bool(torch.isfinite(delta).all())
-                size, reference = (
-                    float(values.square().mean().sqrt()) for values in (delta, h)
-                )
-                bound = (
-                    1.0 if operator is BlendOperator.MULTIPLY else 0.6
-                )  # a product ends at h itself
-                assert 0 < size <= bound * reference, (draw, width, scale)
+    torch.manual_seed(0)
+    # A product ends at h itself.
+    bound = 1.0 if operator is BlendOperator.MULTIPLY else 0.6
+    for width in (*WIDTHS, 96):
+        for scale in (0.3, 1.0, 10.0):
+            h = features(topology, width, scale)
+            delta = make(topology, name, operator, width)(h).detach()
+            assert delta.shape == h.shape
+            assert bool(torch.isfinite(delta).all())
+            size = float(delta.square().mean().sqrt())
+            reference = float(h.square().mean().sqrt())
+            assert 0 < size <= bound * reference, (width, scale)
 
 
 @pytest.mark.parametrize(("topology", "name"), CASES)
@@ -132,20 +114,15 @@ def test_a_body_keeps_no_running_statistics_and_no_relu_may_be_born_dead(
 ) -> None:
     for width in WIDTHS:
         modules = list(BLUEPRINTS.get(topology, name).build(width).modules())
-        assert not any(
-            isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules
-        )
-        chains = [
-            list(module) for module in modules if isinstance(module, nn.Sequential)
-        ]
-        pairs = [
-            pair
-            for chain in chains
-            for pair in itertools.pairwise(chain)
-            if isinstance(pair[1], nn.ReLU)
-        ]
-        assert all(isinstance(before, nn.GroupNorm) for before, _ in pairs)
-        assert len(pairs) == sum(isinstance(module, nn.ReLU) for module in modules)
+        normalised = 0
+        for module in modules:
+            assert not isinstance(module, nn.modules.batchnorm._BatchNorm)
+            layers = list(module.children())
+            for before, after in itertools.pairwise(layers):
+                if isinstance(after, nn.ReLU):
+                    assert isinstance(before, nn.GroupNorm)
+                    normalised += 1
+        assert normalised == sum(isinstance(module, nn.ReLU) for module in modules)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 from esper.lifecycle.ramps import STYLES
 from esper.seeds.blend import Seed
-from esper.seeds.blueprints import BLUEPRINTS, Blueprint
+from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.seeds.features import Features
-from esper.seeds.site import GerminationFailed, Place, PlantedSeed, Role, Site
+from esper.seeds.place import Place
+from esper.seeds.site import (
+    GerminationFailed,
+    PlantedSeed,
+    Role,
+    Site,
+    guard_group_norm,
+)
 
 PROBE = Features.at_sink(torch.randn(2, 4, 3, 3))
 
@@ -110,3 +120,69 @@ def test_the_prepared_seed_is_planted_and_one_that_comes_back_keeps_its_flag() -
         BLUEPRINTS.get("cnn", "norm"), STYLES["LINEAR_ADD"], PROBE, lambda _seed: kept
     )
     assert again.finite.data_ptr() == place
+
+
+def test_a_guarded_layer_computes_what_it_did() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.GroupNorm(2, 8), torch.randn(4, 8, 4, 4)
+    inputs = {
+        "plain": x,
+        "channels_last": x.contiguous(memory_format=torch.channels_last),
+    }
+    wanted = layer(x)
+    guard_group_norm(layer)
+    for h in inputs.values():
+        torch.testing.assert_close(layer(h), wanted)
+        assert torch.equal(layer(input=h), layer(h))
+        with torch.inference_mode():
+            assert (
+                layer(h).stride() == h.stride()
+            )  # nothing is laid out anew where nothing is wrong
+        assert layer(h.clone().requires_grad_()).stride() == h.stride()
+
+
+SEEDS = """
+import torch
+from torch import nn
+from esper.hosts.seed_hook import attach
+from esper.lifecycle.ramps import STYLES
+from esper.seeds.blueprints import BLUEPRINTS
+from esper.seeds.features import Features
+from esper.seeds.place import Place
+from esper.seeds.site import Site
+x = torch.randn(4, 8, 4, 4).contiguous(memory_format=torch.channels_last)
+for name in BLUEPRINTS.names("cnn"):
+    probe = Features.at_sink(x)
+    seed = Site(Place("r0c0", 8)).plant(BLUEPRINTS.get("cnn", name), STYLES["LINEAR_ADD"], probe).module
+    seed(x).square().sum().backward()  # beside a network, in any loop
+    model = nn.Sequential(nn.Identity())
+    attach(model, {"0": ("r0c0", seed, 0.5)})
+    model.train()(x).square().sum().backward()  # kept in a network whose layers before it are frozen
+print("done")
+"""
+
+
+def test_every_seed_is_guarded_wherever_it_is_planted() -> None:
+    done = subprocess.run([sys.executable, "-c", SEEDS], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "done")
+
+
+def test_a_norm_inside_a_body_of_a_users_own_is_guarded() -> None:
+    registry = BlueprintRegistry()
+
+    @registry.register("cnn", "pooled", parameters=lambda c: 2 * c)
+    def pooled(channels: int) -> nn.Module:
+        """A norm that is not the first layer."""
+        return nn.Sequential(nn.Identity(), nn.Sequential(nn.GroupNorm(1, channels)))
+
+    site = Site(Place("r0c0", 8))
+    probe = Features.at_sink(torch.randn(2, 8, 4, 4))
+    seed = site.plant(registry.get("cnn", "pooled"), STYLES["LINEAR_ADD"], probe).module
+    assert seed.get_submodule("body.1.0")._forward_pre_hooks
+    assert BLUEPRINTS.names("cnn")
+
+
+def test_places_are_compared_by_name_width_and_source() -> None:
+    assert Place("r0c0", 3, True, (nn.Linear(2, 3),)) == Place("r0c0", 3, True)
+    assert Place("r0c0", 3) != Place("r0c0", 4)
+    assert Place("r0c0", 3) != Place("r0c0", 3, True)

@@ -1,11 +1,15 @@
-"""Blueprints for places with a source: more units inside a layer, and low-rank changes of a layer's weights.
+"""Blueprints made of the host's own layers: more units inside a layer, low-rank changes of its weights, more blocks.
 
-Their last factor is zero at birth, so that a new seed changes no bit of what its host computes, at any alpha. The
-others are drawn as the host's own layers are.
+Widenings and LoRAs are for places with a source. Their last factor is zero at birth, so that a new seed changes no bit
+of what its host computes, at any alpha. The others are drawn as the host's own layers are.
 
 A widening of the layers from a source s to a sink h, such as linear, activation, linear, is V act(U s) with k units:
 the host with the seed computes what it would with k more hidden units. Attention grows by heads, and its output is what
 it would be with more of them. A LoRA is W + alpha · B A, as in Hu et al. 2021, https://arxiv.org/abs/2106.09685.
+
+Places behind blocks that return features of the shape that they read can be made deeper. Copies begin with the weights
+of trained blocks, and with what the optimizer knows of them: stacking, as in Gong et al. 2019, "Efficient Training of
+BERT by Progressively Stacking". A new block that returns its input changes nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +17,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -40,6 +46,9 @@ class Applied(nn.Module):
         options = [f"{name}={value}" for name, value in self.options.items()]
         return ", ".join([self.function, *options])
 
+
+Blocks = Callable[[Place], Sequence[nn.Module]]
+"""Chooses blocks of the host that lie before a place."""
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -235,24 +244,17 @@ def _zero_at_birth(body: nn.Module, last: nn.Module, place: Place) -> nn.Module:
 
 def _with_outputs(layer: nn.Module, units: int, bias: bool) -> nn.Module:
     """Makes a layer like ``layer`` with other outputs."""
-    if is_matrix(layer):
-        return nn.Linear(inputs_of(layer), units, bias=bias)
-    return _convolution(layer, layer.in_channels, units, bias)
+    return _resized(layer, inputs_of(layer), units, bias)
 
 
 def _with_inputs(layer: nn.Module, units: int, width: int) -> nn.Module:
     """Makes a layer like ``layer`` without bias, which reads ``units`` channels in place of ``width``."""
+    return _resized(layer, inputs_of(layer) // width * units, width_of(layer), bias=False)
+
+
+def _resized(layer: nn.Module, inputs: int, outputs: int, bias: bool) -> nn.Module:
     if is_matrix(layer):
-        return nn.Linear(inputs_of(layer) // width * units, width_of(layer), bias=False)
-    return _convolution(layer, units, layer.out_channels, bias=False)
-
-
-def _convolution(
-    layer: nn.Module,
-    inputs: object,
-    outputs: object,
-    bias: bool,
-) -> nn.Module:
+        return nn.Linear(inputs, outputs, bias=bias)
     make: type[nn.Module] = type(layer)
     return make(
         inputs,
@@ -315,7 +317,7 @@ def _obstacle_to_low_rank(place: Place, rank: int) -> str | None:
 
 
 def register_in(registry: BlueprintRegistry) -> None:
-    """Adds the blueprints of this module to those of every topology, after the others."""
+    """Adds the blueprints of this module, after the others: those for places with a source to every topology."""
     recipes: dict[str, tuple[str, Factory, Callable[[Place], str | None]]] = {}
     for name, share in SHARES.items():
         words = f"{share:.0%} more units inside a layer; zero at birth"
@@ -336,3 +338,90 @@ def register_in(registry: BlueprintRegistry) -> None:
                 obstacle=obstacle,
             )
             registry.add(blueprint)
+    _register_deeper(registry)
+
+
+class Deeper(nn.Module):
+    """The change of features h [...] that ``blocks`` make: blocks(h) − h."""
+
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*blocks)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.blocks(h) - h  # type: ignore[no-any-return]
+
+
+@runtime_checkable
+class Renewable(Protocol):
+    """A block of a host that can be made anew."""
+
+    def empty(self) -> nn.Module:
+        """Makes a new block like this one that returns its input."""
+
+
+def copied(place: Place, blocks: Blocks) -> nn.Module:
+    """Makes a copy of these blocks of the host."""
+    return Deeper(list(map(copy.deepcopy, blocks(place))))
+
+
+def _last_block(place: Place) -> Sequence[nn.Module]:
+    return place.group[-1:]
+
+
+def emptied(place: Place) -> nn.Module:
+    """Makes a new block that returns its input."""
+    (block,) = _last_block(place)
+    assert isinstance(block, Renewable)
+    return Deeper([block.empty()])
+
+
+def _size_of(place: Place, blocks: Blocks) -> int:
+    return sum(p.numel() for block in blocks(place) for p in block.parameters())
+
+
+def _obstacle_to_copy(place: Place, blocks: Blocks) -> str | None:
+    if blocks(place):
+        return None
+    return "there are no blocks before it that return features like those that they read"
+
+
+def _obstacle_to_empty(place: Place) -> str | None:
+    if any(isinstance(block, Renewable) for block in _last_block(place)):
+        return None
+    return "there is no block before it that can be made anew"
+
+
+COPIES: Mapping[str, tuple[str, Blocks]] = MappingProxyType(
+    {
+        "stack": ("a copy of all blocks, behind the last one", attrgetter("stack")),
+        "repeat": ("a copy of the blocks between this place and the one before", attrgetter("group")),
+    }
+)
+
+
+def _register_deeper(registry: BlueprintRegistry) -> None:
+    """Adds blueprints for more blocks to those of transformers."""
+    for name, (words, blocks) in COPIES.items():
+        blueprint = Blueprint(
+            topology="transformer",
+            name=name,
+            description=words,
+            build=partial(copied, blocks=blocks),
+            parameters=partial(_size_of, blocks=blocks),
+            takes_place=True,
+            copies=blocks,
+            obstacle=partial(_obstacle_to_copy, blocks=blocks),
+        )
+        registry.add(blueprint)
+    empty = Blueprint(
+        topology="transformer",
+        name="empty",
+        description="a new block that returns its input; zero at birth",
+        build=emptied,
+        parameters=lambda place: _size_of(place, _last_block),
+        takes_place=True,
+        zero_at_birth=True,
+        obstacle=_obstacle_to_empty,
+    )
+    registry.add(empty)

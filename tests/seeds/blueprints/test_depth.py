@@ -55,25 +55,24 @@ def with_seed(
         return network.forward_with_hook(TOKENS, hook)
 
 
+def after(network: TransformerHost, order: tuple[int, ...]) -> torch.Tensor:
+    """The logits of a host that runs its blocks in this order."""
+    with torch.no_grad():
+        h = network.segments[0][0](TOKENS)  # type: ignore[index]
+        for number in order:
+            h = network.blocks[number](h)
+        return network.segments[-1](h)  # type: ignore[no-any-return]
+
+
 def test_a_stack_is_all_blocks_twice() -> None:
     network = host()
-    embedding, blocks = network.segments[0][0], network.blocks  # type: ignore[index]
-    with torch.no_grad():
-        h = embedding(TOKENS)
-        for block in (*blocks, *blocks):
-            h = block(h)
-        wanted = network.segments[-1](h)
+    wanted = after(network, (0, 1, 2, 3, 0, 1, 2, 3))
     torch.testing.assert_close(with_seed(network, "r0c1", "stack"), wanted)
 
 
 def test_a_repeat_is_the_group_before_the_place_twice() -> None:
     network = host()
-    embedding, blocks = network.segments[0][0], network.blocks  # type: ignore[index]
-    with torch.no_grad():
-        h = embedding(TOKENS)
-        for block in (*blocks[:2], *blocks[:2], *blocks[2:]):
-            h = block(h)
-        wanted = network.segments[-1](h)
+    wanted = after(network, (0, 1, 0, 1, 2, 3))
     torch.testing.assert_close(with_seed(network, "r0c0", "repeat"), wanted)
 
 
@@ -174,6 +173,7 @@ def test_a_deeper_host_is_saved_loaded_and_made_plain(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_whole_episode_with_a_stack_is_resumed_and_exported(tmp_path: Path) -> None:
     config = TrainingConfig.parse(
         {

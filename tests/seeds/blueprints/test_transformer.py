@@ -58,26 +58,6 @@ def test_every_blueprint_has_exactly_the_parameters_it_states(
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("norm", 768),
-        ("lora", 6528),
-        ("lora_large", 24_960),
-        ("attention", 590_976),
-        ("mlp", 1_182_720),
-    ],
-)
-def test_sizes_at_the_width_of_tinystories(name: str, parameters: int) -> None:
-    assert (
-        sum(
-            p.numel()
-            for p in BLUEPRINTS.get("transformer", name).build(384).parameters()
-        )
-        == parameters
-    )
-
-
-@pytest.mark.parametrize(
     ("dims", "heads"),
     [(1, 1), (16, 1), (32, 1), (63, 1), (64, 2), (96, 3), (97, 1), (100, 2), (384, 12)],
 )
@@ -110,38 +90,21 @@ def test_attention_is_the_softmax_of_scores_over_the_positions_so_far() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("operator", BlendOperator)
-@pytest.mark.parametrize("width", [3, 32, 64])
-def test_no_position_depends_on_a_later_one(
-    name: str, operator: BlendOperator, width: int
-) -> None:
+def test_no_position_depends_on_a_later_one(name: str, operator: BlendOperator) -> None:
     torch.manual_seed(0)
-    seed, h = make(name, operator, width), torch.randn(4, 9, width)
+    seed = make(name, operator, 64)
+    h = torch.randn(4, 9, 64)
     with torch.no_grad():
-        for (
-            parameter
-        ) in seed.parameters():  # large weights, so that a small scale hides no leak
+        # Large weights, so that a small scale hides no leak.
+        for parameter in seed.parameters():
             parameter.add_(0.5 * torch.randn_like(parameter))
         before = seed(h)
-        for t in range(9):
+        for t in (0, 1, 4, 8):
             changed = h.clone()
-            changed[:, t] += 3 * torch.randn(4, width)
+            changed[:, t] += 3 * torch.randn(4, 64)
             after = seed(changed)
             torch.testing.assert_close(after[:, :t], before[:, :t], rtol=0, atol=1e-6)
             assert float((after[:, t] - before[:, t]).abs().max()) > 1e-3
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("operator", BlendOperator)
-def test_a_position_has_the_same_delta_whatever_follows_it(
-    name: str, operator: BlendOperator
-) -> None:
-    torch.manual_seed(0)
-    seed, h = make(name, operator, 32).eval(), torch.randn(2, 7, 32)
-    whole = seed(h)
-    for length in (1, 4, 7):
-        torch.testing.assert_close(
-            seed(h[:, :length]), whole[:, :length], rtol=1e-5, atol=1e-6
-        )
 
 
 def test_attention_and_the_gate_see_what_came_before() -> None:
