@@ -232,6 +232,13 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/env/test_flops.py::test_rent_in_flops_is_for_what_seeds_compute",
         ),
         Fault(
+            "rent in operations is that of seeds at alpha 1",
+            "esper/env/state.py",
+            "        (slots.alpha * flops).sum(axis=1),\n",
+            "        flops.sum(axis=1),\n",
+            "tests/env/test_flops.py::test_rent_in_flops_is_for_what_seeds_compute",
+        ),
+        Fault(
             "an unknown price is taken for none",
             "esper/env/slot_env.py",
             "    if needed and not choices.host_flops:",
@@ -427,6 +434,15 @@ MUTANTS: dict[str, list[Fault]] = {
             "rent_rate(t.after.weighted_share, config) / t.horizon",
             "rent_rate(t.after.weighted_share, config)",
             "tests/env/test_reward_observed.py::test_rewards_of_planted_follow_from_what_is_observed",
+        ),
+    ],
+    "warnings": [
+        Fault(
+            "warnings of different heads are counted as one",
+            "esper/show/view.py",
+            "            found[event.kind, event.head].append(event)",
+            "            found[event.kind, None].append(event)",
+            "tests/show/test_warnings.py::test_the_short_form_has_the_newest_warning_of_each_kind",
         ),
     ],
 }
