@@ -43,7 +43,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a difference at the end is not noticed",
-            "esper/grower/finishing.py",
+            "esper/grower/finish.py",
             "    found = None if before is None or after is None else difference(before, after)\n",
             "    found = None\n",
             "tests/grower/test_grower.py::test_a_difference_at_the_end_is_an_error_and_the_model_stays_as_it_was",
@@ -58,22 +58,22 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a seed follows the rate of the first group",
             "esper/grower/optimizer.py",
-            '            rate = self._leaders.group(name)["lr"]\n',
+            '            rate = self._matcher.group(name)["lr"]\n',
             '            rate = host_groups(self.optimizer)[0]["lr"]\n',
-            "tests/grower/test_leaders.py::test_a_seed_has_the_rate_of_its_layer_at_every_step",
+            "tests/grower/test_optimizer.py::test_a_seed_has_the_rate_of_its_layer_at_every_step",
         ),
         Fault(
             "a branch that a step leaves out counts as sick",
-            "esper/grower/optimizer.py",
-            "without if overflowed is None else without | overflowed",
-            "overflowed",
+            "esper/grower/gradients.py",
+            "    collector.add(stats, left_out)\n",
+            "    collector.add(stats, stats.clip_coef == 0 if scaled else None)\n",
             "tests/grower/test_optimizer.py::test_a_seed_is_as_healthy_as_the_passes_that_it_takes_part_in",
         ),
         Fault(
             "seeds that only learn are seen by the loop's clipping",
             "esper/grower/optimizer.py",
-            "        if name in self._beside:\n            self._aside.take(parameter)",
-            "        if name not in self._beside:\n            self._aside.take(parameter)",
+            "        if name in self._beside:\n            self._stash.take(parameter)",
+            "        if name not in self._beside:\n            self._stash.take(parameter)",
             "tests/grower/test_optimizer.py::test_accumulation_and_clipping_act_on_the_host_as_before",
         ),
         Fault(
@@ -106,10 +106,10 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "nothing is said of a score in another unit",
-            "esper/grower/scores.py",
+            "esper/grower/report.py",
             "abs(mean * points) <= MAX_POINTS:",
             "abs(mean * points) <= 1e9 * MAX_POINTS:",
-            "tests/grower/test_scores.py::test_a_score_in_another_unit_is_said_once_and_ends_nothing",
+            "tests/grower/test_report.py::test_a_score_in_another_unit_is_said_once_and_ends_nothing",
         ),
     ],
     "sources": [
@@ -203,10 +203,10 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "momenta of merged layers are lost",
-            "esper/grower/merging.py",
+            "esper/grower/finish.py",
             "        optimizer.state[new][key] = values[key].to(value.dtype) if _is_like(value, old) else value\n",
             "        optimizer.state[new][key] = torch.zeros_like(values[key]) if _is_like(value, old) else value\n",
-            "tests/grower/test_merging.py::test_a_merged_loop_trains_as_the_network_with_the_seed_beside_it",
+            "tests/grower/test_finish.py::test_a_merged_loop_trains_as_the_network_with_the_seed_beside_it",
         ),
         Fault(
             "a seed in a loop reads its sink",
@@ -250,7 +250,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/grower/env.py",
             "        choices = choices_of(backend, counted or count(backend))\n",
             "        choices = choices_of(backend, count(backend))\n",
-            "tests/grower/test_looking.py::test_a_loop_that_is_resumed_knows_what_was_counted",
+            "tests/grower/test_layouts.py::test_a_loop_that_is_resumed_knows_what_was_counted",
         ),
         Fault(
             "the rule tries seeds before those that need no trial",
