@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from esper.show.view import STAGE_COLORS
+from esper.show.view import STAGE_COLORS, RunView
+from esper.telemetry.score import ScoreUnit
 from esper.telemetry.seed_history import Stretch
 from esper.telemetry.text import clean, number, shorten
 
@@ -81,6 +82,79 @@ class Interval:
     low: float | None
     high: float | None
     color: int = 0
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over one another; in the terminal, each shared line is a row of small blocks."""
+
+    title: str
+    words: str
+    lines: Sequence[Line]
+    x_label: str
+    y_label: str
+    digits: int = 2
+    short: str = ""
+    """Title in the terminal, which does not show the chart without."""
+    score: ScoreUnit | None = None
+    """Display format of the values if they are scores."""
+    is_figure = True
+
+    def numbers(self) -> list[list[str]]:
+        """Returns a row of texts for each x: the x, and the y of each line."""
+        columns = [dict(zip(line.x, line.y, strict=True)) for line in self.lines]
+        rows = []
+        for x in sorted(set().union(*columns)):
+            row = [number(x, 0)]
+            for column in columns:
+                text = ""
+                if x in column:
+                    text = number(column[x], self.digits)
+                row.append(text)
+            rows.append(row)
+        return rows
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Values with their intervals; not shown in the terminal."""
+
+    title: str
+    words: str
+    rows: Sequence[Interval]
+    label: str
+    unit: str
+    is_figure = True
+
+
+@dataclass(frozen=True)
+class SlotLanes:
+    """The slots of the hosts of the newest round: one bar and a line for each host, or lanes over the epochs."""
+
+    view: RunView
+    title: str
+    words: str = (
+        "Each lane is a slot and each bar a seed, named after its blueprint, coloured by stage. Germinated: planted, "
+        "not trained yet. Training: beside the host. Blending: its alpha is changing. Holding: blended, not kept yet. "
+        "Fossilized: kept for good. Pruned: removed. Embargoed, resetting: not free again yet."
+    )
+    is_figure = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """Texts in rows, the first of each names its row; without rows, only its words are shown."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: str = ""
+    columns: Sequence[int] | None = None
+    """Columns that a terminal has room for; None: all. It does not show a table with rows and none of its columns."""
+    is_figure = False
+
+
+Block = Chart | Intervals | SlotLanes | Table
 
 
 @contextmanager

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from esper.config import ConfigError
 from esper.files.atomic import write_atomic
-from esper.show.charts import Line, interval_chart, line_chart
+from esper.show.charts import Block, Chart, Intervals, Line, SlotLanes, Table, interval_chart, line_chart
 from esper.show.console import size
 from esper.show.life import HostLife, best_life, lanes_chart, life_chart
 from esper.show.read import Run, Runs, is_comparison, open_runs, saved_tables
-from esper.show.sections import Block, Chart, Intervals, Slots, Table, answer, capital, note, score_of, sections, units
+from esper.show.sections import answer, capital, note, score_of, sections, units
 from esper.telemetry import event as events
 from esper.telemetry.text import clean
 
@@ -65,14 +65,14 @@ def template() -> Template:
     return environment.get_template("report.html")
 
 
-def drawn(figure: Chart | Intervals | Slots | HostLife) -> str:
+def drawn(figure: Chart | Intervals | SlotLanes | HostLife) -> str:
     """Returns the svg element of a figure."""
     match figure:
         case Chart():
             return line_chart(figure.title, figure.lines, figure.x_label, figure.y_label)
         case Intervals():
             return interval_chart(figure.title, figure.rows, figure.label, figure.unit)
-        case Slots():
+        case SlotLanes():
             return lanes_chart(figure.view, figure.title)
     return life_chart(figure)
 

@@ -11,7 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from esper.show.sections import Block, Chart, Slots, Table, sections
+from esper.show.charts import Block, Chart, SlotLanes, Table
+from esper.show.sections import sections
 from esper.show.view import STAGE_COLORS, STAGE_WORDS, RunView
 from esper.telemetry.text import clean, duration, number, shorten
 
@@ -84,7 +85,7 @@ def _lines(block: Block, width: int, symbols: str) -> list[RenderableType]:
             return list(_sparks(block, width, symbols))
         case Table() if block.columns != ():
             return _table(block)
-        case Slots():
+        case SlotLanes():
             return [*_bar(block.view, width), *_hosts(block.view)]
     return []
 

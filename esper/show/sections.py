@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from esper.show.charts import Interval, Line
+from esper.show.charts import Block, Chart, Interval, Intervals, Line, SlotLanes, Table
 from esper.show.console import incident, rates, validated
 from esper.show.view import REST, RunView, phase_seconds
 from esper.telemetry import event as events
@@ -50,79 +49,6 @@ UPDATES = {
     ),
 }
 """Field of PolicyUpdated and description, by the name of the figure."""
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Lines over one another; in the terminal, each shared line is a row of small blocks."""
-
-    title: str
-    words: str
-    lines: Sequence[Line]
-    x_label: str
-    y_label: str
-    digits: int = 2
-    short: str = ""
-    """Title in the terminal, which does not show the chart without."""
-    score: ScoreUnit | None = None
-    """Display format of the values if they are scores."""
-    is_figure = True
-
-    def numbers(self) -> list[list[str]]:
-        """Returns a row of texts for each x: the x, and the y of each line."""
-        columns = [dict(zip(line.x, line.y, strict=True)) for line in self.lines]
-        rows = []
-        for x in sorted(set().union(*columns)):
-            row = [number(x, 0)]
-            for column in columns:
-                text = ""
-                if x in column:
-                    text = number(column[x], self.digits)
-                row.append(text)
-            rows.append(row)
-        return rows
-
-
-@dataclass(frozen=True)
-class Intervals:
-    """Values with their intervals; not shown in the terminal."""
-
-    title: str
-    words: str
-    rows: Sequence[Interval]
-    label: str
-    unit: str
-    is_figure = True
-
-
-@dataclass(frozen=True)
-class Slots:
-    """The slots of the hosts of the newest round: one bar and a line for each host, or lanes over the epochs."""
-
-    view: RunView
-    title: str
-    words: str = (
-        "Each lane is a slot and each bar a seed, named after its blueprint, coloured by stage. Germinated: planted, "
-        "not trained yet. Training: beside the host. Blending: its alpha is changing. Holding: blended, not kept yet. "
-        "Fossilized: kept for good. Pruned: removed. Embargoed, resetting: not free again yet."
-    )
-    is_figure = True
-
-
-@dataclass(frozen=True)
-class Table:
-    """Texts in rows, the first of each names its row; without rows, only its words are shown."""
-
-    title: str
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    words: str = ""
-    columns: Sequence[int] | None = None
-    """Columns that a terminal has room for; None: all. It does not show a table with rows and none of its columns."""
-    is_figure = False
-
-
-Block = Chart | Intervals | Slots | Table
 
 
 def note(words: str) -> Table:
@@ -290,7 +216,7 @@ def _hosts(view: RunView) -> list[Block]:
 
 
 def slots(view: RunView) -> list[Block]:
-    return [Slots(view, f"Slots in round {view.episode + 1}")] if view.hosts else []
+    return [SlotLanes(view, f"Slots in round {view.episode + 1}")] if view.hosts else []
 
 
 def warnings(view: RunView) -> list[Block]:
@@ -305,7 +231,7 @@ def warnings(view: RunView) -> list[Block]:
 
 
 def worths(view: RunView) -> list[Block]:
-    """What each blueprint adds in each slot, by the experience of the run; those that were kept, the best first."""
+    """Estimated worth of each blueprint in each slot where it was kept, the best first."""
     estimated = view.last(events.WorthsEstimated)
     if estimated is None or not estimated.episodes:
         return []
@@ -321,7 +247,7 @@ def worths(view: RunView) -> list[Block]:
 
 
 def blueprints(view: RunView) -> list[Block]:
-    """How often each blueprint was planted, its fate, and its contribution where it was kept."""
+    """Fate of the seeds of each blueprint, and their contribution where they were kept."""
     score = view.score
     rows = []
     for row in [*view.blueprints.rows(), view.blueprints.total()]:
@@ -455,7 +381,7 @@ def happened(view: RunView) -> list[Block]:
             row = [name, f"{counts[name, True]:,}", f"{counts[name, False]:,}"]
             tally.append(row)
     incidents: list[tuple[str, str, str]] = []
-    for kind in (events.GovernorRollback, events.SeedCut, events.MicroBatchHalved):
+    for kind in (events.GovernorRollback, events.SeedCut):
         incidents += map(incident, view.of(kind))
     for resumed in view.of(events.RunResumed):
         place = f"after round {resumed.round}"
@@ -467,7 +393,7 @@ def happened(view: RunView) -> list[Block]:
     return [
         *_table("Latest events", where, list(map(incident, view.recent))),
         *_table("Actions without WAIT, and gates", ["action or gate", "passed", "refused"], tally, columns=()),
-        *_table("Rollbacks, cut seeds, memory, stops", where, incidents, columns=()),
+        *_table("Rollbacks, cut seeds, stops", where, incidents, columns=()),
     ]
 
 

@@ -23,15 +23,13 @@ from esper.config.resolved import HostTrainingConfig
 from esper.data.split import SAMPLE, Split
 from esper.data.task import DataOptions, Task, resolve
 from esper.files.atomic import write_atomic
-from esper.hosts.beside import BesideHost
 from esper.hosts.grown import GrownHost
 from esper.hosts.host import Host
 from esper.hosts.inputs import as_inputs, tensors_of
 from esper.training.executor import Executor
-from esper.training.finite import finite_buffers
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
-from esper.training.metrics import make_metrics
+from esper.training.metrics import finite_buffers, make_metrics
 from esper.training.rng import RngStream, derive_seed, is_held_out, seeded
 from esper.training.step import add_gradients, prepare_epoch
 from esper.training.validate import all_off, evaluate
@@ -211,7 +209,7 @@ def _weights_of(host: Host) -> Weights:
 
 @torch.no_grad()
 def _load(training: HostTraining, weights: Weights) -> None:
-    """Gives a new host what was learned; one with built-in seeds, or a learner beside it, in its first network."""
+    """Gives a new host what was learned; one with built-in seeds in the network that they are built into."""
     host = training.host
     task = training.task
     if task.transfer is not None and task.origin is not None:
@@ -228,7 +226,7 @@ def _load(training: HostTraining, weights: Weights) -> None:
             task.transfer(trained, host)
     else:
         # The network that was trained alone lies inside those that grow out of it.
-        while isinstance(host, GrownHost | BesideHost) and _named(host).keys() != weights.keys():
+        while isinstance(host, GrownHost) and _named(host).keys() != weights.keys():
             host = host.host
         _copy(weights, host)
     training.finite_buffers = finite_buffers(training.host)

@@ -11,11 +11,12 @@ from esper.config import ConfigError, TrainingConfig
 from esper.env.make import EnvMaker
 from esper.files import checkpoint
 from esper.run.experiment import Experiment
+from esper.show.charts import Table
 from esper.show.read import open_run
-from esper.show.sections import Table, time
+from esper.show.sections import time
 from esper.telemetry.event import EpochCompleted, GovernorRollback, RanksWaited
-from esper.training.execution.messages import RankLost
-from esper.training.execution.ranks import RankFailed, RunRanks
+from esper.training.execution.ranks import RunRanks
+from esper.training.executor import RankFailed, RankLost
 from tests.run.rank_helpers import break_a_host, fail, hang, kill, ranks_of
 from tests.run.run_helpers import Does, Runs, kinds, same_results, same_run, stop, tiny
 from tests.selection import slow_except

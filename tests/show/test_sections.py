@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
+from esper.show.charts import Chart, Intervals, Table
 from esper.show.read import Run, open_run
 from esper.show.sections import (
-    Chart,
-    Intervals,
-    Table,
     accuracy,
     agent,
     answer,
@@ -270,7 +268,7 @@ def test_actions_gates_and_incidents_are_listed() -> None:
         ["PRUNE", "2", "0"],
         ["G1", "1", "2"],
     ]
-    rows = table(blocks, "Rollbacks, cut seeds, memory, stops").rows
+    rows = table(blocks, "Rollbacks, cut seeds, stops").rows
     assert rows[0][1] == "rollback"
     assert "the loss rose" in rows[0][2]
     assert rows[1][0] == "after round 4, 2 epochs into the next round"
