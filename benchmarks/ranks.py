@@ -1,7 +1,7 @@
 """Processes against lanes of one process: speed of training rounds.
 
     python benchmarks/ranks.py                          digits, 8 hosts: 2 processes of one lane against one of two
-    python benchmarks/ranks.py --setups 1x1,2x1,4x1     processes x lanes; the first is what the others are compared with
+    python benchmarks/ranks.py --setups 1x1,2x1,4x1     processes x lanes; the first is the baseline
     python benchmarks/ranks.py --task chars --rounds 6 --turns 5 --set task.batch_size=128
 
 Each turn is an `esper run` of every setup, so that the load of other processes affects all of them. Every run has the
