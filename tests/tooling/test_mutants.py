@@ -27,6 +27,7 @@ SUBJECTS = (
     "runs and comparisons",
     "numbers",
     "compiled steps",
+    "the tuned baseline",
 )
 EVERY = [(row, fault) for row, faults in MUTANTS.items() for fault in faults]
 
