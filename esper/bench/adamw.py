@@ -7,8 +7,9 @@ import torch
 
 from esper.bench.case import BenchArgs, BenchCase
 from esper.bench.sgd import LR, MAX_NORM, OPTIMIZERS, SIZES, gradients_of, parameters, torch_steps
-from esper.ops.adamw import AdamW, adamw_step
+from esper.ops.adamw import AdamW
 from esper.ops.grad_stats import grad_stats
+from esper.ops.optimizer import step_all
 
 NAME = "adamw"
 
@@ -28,6 +29,6 @@ def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
             size=f"{OPTIMIZERS} x {count} x {elements:,}",
             device=device,
             baseline="torch.optim.AdamW, fused, each",
-            run=partial(adamw_step, own, coefficient),
+            run=partial(step_all, own, coefficient),
             run_baseline=partial(torch_steps, other, coefficient),
         )

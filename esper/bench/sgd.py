@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from esper.bench.case import BenchArgs, BenchCase, Sizes
 from esper.ops.grad_stats import grad_stats
-from esper.ops.sgd import SGD, sgd_step
+from esper.ops.optimizer import step_all
+from esper.ops.sgd import SGD
 
 NAME = "sgd"
 SIZES = Sizes("TENSORSxELEMENTS", ((11, 48), (11, 2304), (20, 100_000)), seconds=1.0)  # per optimizer
@@ -62,6 +63,6 @@ def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
             size=f"{OPTIMIZERS} x {count} x {elements:,}",
             device=device,
             baseline="torch.optim.SGD, fused, each",
-            run=partial(sgd_step, own, coefficient),
+            run=partial(step_all, own, coefficient),
             run_baseline=partial(torch_steps, other, coefficient),
         )
