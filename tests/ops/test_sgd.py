@@ -177,22 +177,6 @@ def test_state_goes_to_and_from_torch() -> None:
     assert_same(mine, theirs)
 
 
-def test_a_loaded_momentum_takes_the_layout_of_its_parameter() -> None:
-    p = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
-    optimizer = SGD([p], lr=0.1, momentum=0.9)
-    momentum = torch.randn(4, 3, 2, 2)
-    state = {
-        "state": {0: {"momentum_buffer": momentum}},
-        "param_groups": optimizer.state_dict()["param_groups"],
-    }
-    optimizer.load_state_dict(state)
-    loaded = optimizer.state[p]["momentum_buffer"]
-    assert torch.equal(loaded, momentum)
-    assert loaded.stride() == p.stride()
-    p.grad = torch.zeros_like(p)
-    optimizer.step()
-
-
 def test_state_of_another_kind_of_sgd_is_refused() -> None:
     p = nn.Parameter(torch.ones(2))
     saved = torch.optim.SGD([p], lr=0.1, momentum=0.9, dampening=0.5).state_dict()
@@ -278,6 +262,7 @@ def call(**changes: object) -> None:
         ({"lr": [torch.tensor(1)]}, "lr must be 1 float32 or float64"),
         ({"coef": torch.ones(2)}, "coef must be 1 float32 or float64"),
         ({"coef": torch.ones(1, 1)}, "coef must have one dimension, and has 2"),
+        ({"grad_scale": torch.ones(2)}, "grad_scale must be 1 float32 or float64"),
         ({"found_inf": torch.ones(2)}, "found_inf must be 1 float32 or float64"),
     ],
 )
