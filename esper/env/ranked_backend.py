@@ -120,7 +120,7 @@ class RankedBackend(Backend):
         self.only_added = local.only_added
         self.at_once = local.at_once
         self.others = OtherRanks(ranks, self.count)
-        self.mine = slice(0, len(local.each))
+        self.mine = slice(0, len(local.hosts))
         self._after: dict[int, Epoch] = {}
         """State before and after governing, and the rollbacks, of epochs whose rollbacks are not written yet."""
         self._training = False

@@ -201,7 +201,7 @@ class Lives(RuleBasedStateMachine):
         self.check_masks()
         self.check_numbers(float(rewards[0]), rolled_back)
         self.check_twin(rolled_back)
-        governor = self.env.backend.each[0].governor
+        governor = self.env.backend.hosts[0].governor
         assert not truncated[0]
         assert self.done == (self.training.epoch == HORIZON or governor.rollbacks == 3)
 
@@ -389,7 +389,7 @@ class Lives(RuleBasedStateMachine):
 
 TestLives = Lives.TestCase
 TestLives.settings = settings(
-    max_examples=5,
+    max_examples=3,
     stateful_step_count=40,
     deadline=None,
     phases=(

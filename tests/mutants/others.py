@@ -43,7 +43,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a difference at the end is not noticed",
-            "esper/grower/finishing.py",
+            "esper/grower/finish.py",
             "    found = None if before is None or after is None else difference(before, after)\n",
             "    found = None\n",
             "tests/grower/test_grower.py::test_a_difference_at_the_end_is_an_error_and_the_model_stays_as_it_was",
@@ -58,22 +58,22 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a seed follows the rate of the first group",
             "esper/grower/optimizer.py",
-            '            rate = self._leaders.group(name)["lr"]\n',
+            '            rate = self._matcher.group(name)["lr"]\n',
             '            rate = host_groups(self.optimizer)[0]["lr"]\n',
-            "tests/grower/test_leaders.py::test_a_seed_has_the_rate_of_its_layer_at_every_step",
+            "tests/grower/test_optimizer.py::test_a_seed_has_the_rate_of_its_layer_at_every_step",
         ),
         Fault(
             "a branch that a step leaves out counts as sick",
-            "esper/grower/optimizer.py",
-            "without if overflowed is None else without | overflowed",
-            "overflowed",
+            "esper/grower/gradients.py",
+            "    collector.add(stats, left_out)\n",
+            "    collector.add(stats, stats.clip_coef == 0 if scaled else None)\n",
             "tests/grower/test_optimizer.py::test_a_seed_is_as_healthy_as_the_passes_that_it_takes_part_in",
         ),
         Fault(
             "seeds that only learn are seen by the loop's clipping",
             "esper/grower/optimizer.py",
-            "        if name in self._beside:\n            self._aside.take(parameter)",
-            "        if name not in self._beside:\n            self._aside.take(parameter)",
+            "        if name in self._beside:\n            self._stash.take(parameter)",
+            "        if name not in self._beside:\n            self._stash.take(parameter)",
             "tests/grower/test_optimizer.py::test_accumulation_and_clipping_act_on_the_host_as_before",
         ),
         Fault(
@@ -106,10 +106,10 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "nothing is said of a score in another unit",
-            "esper/grower/scores.py",
+            "esper/grower/report.py",
             "abs(mean * points) <= MAX_POINTS:",
             "abs(mean * points) <= 1e9 * MAX_POINTS:",
-            "tests/grower/test_scores.py::test_a_score_in_another_unit_is_said_once_and_ends_nothing",
+            "tests/grower/test_report.py::test_a_score_in_another_unit_is_said_once_and_ends_nothing",
         ),
     ],
     "sources": [
@@ -203,10 +203,10 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "momenta of merged layers are lost",
-            "esper/grower/merging.py",
+            "esper/grower/finish.py",
             "        optimizer.state[new][key] = values[key].to(value.dtype) if _is_like(value, old) else value\n",
             "        optimizer.state[new][key] = torch.zeros_like(values[key]) if _is_like(value, old) else value\n",
-            "tests/grower/test_merging.py::test_a_merged_loop_trains_as_the_network_with_the_seed_beside_it",
+            "tests/grower/test_finish.py::test_a_merged_loop_trains_as_the_network_with_the_seed_beside_it",
         ),
         Fault(
             "a seed in a loop reads its sink",
@@ -232,6 +232,13 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/env/test_flops.py::test_rent_in_flops_is_for_what_seeds_compute",
         ),
         Fault(
+            "rent in operations is that of seeds at alpha 1",
+            "esper/env/state.py",
+            "        (slots.alpha * flops).sum(axis=1),\n",
+            "        flops.sum(axis=1),\n",
+            "tests/env/test_flops.py::test_rent_in_flops_is_for_what_seeds_compute",
+        ),
+        Fault(
             "an unknown price is taken for none",
             "esper/env/slot_env.py",
             "    if needed and not choices.host_flops:",
@@ -243,7 +250,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/grower/env.py",
             "        choices = choices_of(backend, counted or count(backend))\n",
             "        choices = choices_of(backend, count(backend))\n",
-            "tests/grower/test_looking.py::test_a_loop_that_is_resumed_knows_what_was_counted",
+            "tests/grower/test_layouts.py::test_a_loop_that_is_resumed_knows_what_was_counted",
         ),
         Fault(
             "the rule tries seeds before those that need no trial",
@@ -342,11 +349,53 @@ MUTANTS: dict[str, list[Fault]] = {
     ],
     "runs and comparisons": [
         Fault(
-            "arms learn in one order",
+            "`uniform` takes the blueprint farthest from the grown size",
+            "benchmarks/alternatives.py",
+            "row, name = min(sizes, key=",
+            "row, name = max(sizes, key=",
+            "tests/benchmarks/test_alternatives.py::test_uniform_has_the_blueprint_and_the_row_of_the_nearest_size",
+        ),
+        Fault(
+            "copies of a unit all have its outgoing weights in full",
+            "benchmarks/alternatives.py",
+            "shared = torch.bincount(inputs, minlength=_inputs_of(old))[inputs]",
+            "shared = torch.ones_like(inputs)",
+            "tests/benchmarks/test_alternatives.py::test_a_wide_host_computes_what_the_narrow_one_does",
+        ),
+        Fault(
+            "a pupil learns nothing from its teacher",
+            "benchmarks/alternatives.py",
+            "share * from_teacher",
+            "0 * from_teacher",
+            "tests/benchmarks/test_alternatives.py::test_a_pupil_has_the_gradient_of_the_loss_of_distillation",
+        ),
+        Fault(
+            "an ensemble is the learner alone",
+            "benchmarks/alternatives.py",
+            "return both.logsumexp(0) - math.log(2)",
+            "return both[0]",
+            "tests/benchmarks/test_alternatives.py::test_an_ensemble_averages_the_probabilities_of_both",
+        ),
+        Fault(
+            "a control trains for another compute",
+            "esper/compare/controls.py",
+            "round((flops - validation) / an_epoch)",
+            "round(2 * flops / an_epoch)",
+            "tests/benchmarks/test_alternatives.py::test_from_new_weights_each_computes_as_much_as_the_grown_host",
+        ),
+        Fault(
+            "a run of another config plays as an arm",
             "esper/compare/seed_comparison.py",
-            "for place in self.order.permutation(len(experiments)):",
-            "for place in range(len(experiments)):",
-            "tests/compare/test_seed_comparison.py::test_the_arms_learn_in_turns_on_the_same_hosts",
+            "        _check_config(folder, arm.config)\n",
+            "",
+            "tests/compare/test_seed_comparison.py::test_a_run_of_another_config_does_not_play_as_an_arm",
+        ),
+        Fault(
+            "a run that is finished elsewhere is trained again",
+            "esper/compare/seed_comparison.py",
+            "        if not checkpoint.files(folder):\n",
+            "        if True:\n",
+            "tests/compare/test_seed_comparison.py::test_runs_that_other_machines_have_finished_play_as_they_are",
         ),
         Fault(
             "agents are chosen on hosts that they learned from",
@@ -512,6 +561,15 @@ MUTANTS: dict[str, list[Fault]] = {
             "*_data_of(start.task), ",
             "",
             "tests/training/test_start.py::test_other_settings_or_other_data_are_another_training",
+        ),
+    ],
+    "warnings": [
+        Fault(
+            "warnings of different heads are counted as one",
+            "esper/show/view.py",
+            "            found[event.kind, event.head].append(event)",
+            "            found[event.kind, None].append(event)",
+            "tests/show/test_warnings.py::test_the_short_form_has_the_newest_warning_of_each_kind",
         ),
     ],
 }

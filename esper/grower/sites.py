@@ -1,0 +1,448 @@
+"""The sites of a model that a user's loop trains: forward hooks on submodules add seeds to their outputs."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from esper.config import ConfigError
+from esper.grower.randomness import SeedDraws, kept_generators
+from esper.hosts.between import Between, place_of
+from esper.hosts.compare import tensors_in
+from esper.hosts.graft import FOUND, check_features
+from esper.hosts.inputs import features_of, with_features
+from esper.hosts.layout import Layout
+from esper.hosts.seed_hook import (
+    COPIES,
+    SeedHook,
+    container_of,
+    drop_container,
+    free_name,
+    register,
+    unregister,
+    with_share,
+    without_copied_hooks,
+    without_vacant_hooks,
+)
+from esper.hosts.sources import SitePath
+from esper.seeds.blend import Seed
+from esper.seeds.features import Features
+from esper.seeds.place import Place
+from esper.seeds.site import PlantedSeed, Site
+from esper.seeds.topologies import SEQUENCES
+from esper.training.delta import delta_of, straight_through
+from esper.training.shadow import ShadowBuffers, copied_buffers
+
+MAX_PROBE = 8
+"""Samples of the features on which a new seed is tried."""
+
+
+class PassHook:
+    """Hooks of the whole model that note where a forward pass begins and ends, and its inputs.
+
+    In copies and pickles of the model they do nothing.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.before_first: Callable[[], None] | None = None
+        """Called once, before the next pass."""
+        self.before_training: Callable[[], None] = lambda: None
+        """Called before each pass in training mode that is not a shadow's."""
+        self.shadow = False
+        """Whether the present passes are those of a shadow."""
+        self.last: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        """Positional and named arguments of the last pass in training mode, or of the first pass."""
+        self.samples: int | None = None
+        """First dimension of the inputs of the present pass; None without inputs."""
+        self._copied = False
+        self._inside = False
+        self._reached: set[str] = set()
+        self._handles: list[RemovableHandle] = [
+            model.register_forward_pre_hook(self.enter, with_kwargs=True),
+            model.register_forward_hook(self.leave, always_call=True),
+        ]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_copied": True}
+
+    def enter(
+        self,
+        model: nn.Module,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+    ) -> None:
+        if self._copied:
+            return
+        if self.before_first is not None:
+            self.before_first()
+            self.before_first = None
+        self._reached.clear()
+        self._inside = True
+        self.samples = None
+        for tensor in tensors_in((arguments, keywords)):
+            if tensor.dim():
+                self.samples = len(tensor)
+                break
+        if model.training or self.last is None:
+            self.last = arguments, keywords
+        if model.training and not self.shadow:
+            self.before_training()
+
+    def leave(self, _model: nn.Module, _arguments: object, _output: object) -> None:
+        self._inside = False
+
+    def reach(self, name: str) -> bool:
+        """Notes that the site ``name`` runs; returns whether it runs for the first time in this pass.
+
+        Activation checkpointing runs it again outside of a pass, in the backward pass; that is no later time.
+        """
+        first = name not in self._reached
+        self._reached.add(name)
+        return first or not self._inside
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.last = None
+
+
+class SiteHooks:
+    """Adds seeds to the outputs of named submodules of a model, and of the averages that follow it.
+
+    In training mode, an incubating seed learns straight through, which changes no bit of the output, or in passes of
+    its own. A blended seed adds alpha · d(h) in both modes. :meth:`override_alphas` replaces the alphas for a
+    validation. An average uses the seeds that are on.
+
+    Args:
+        model: the network; its parameters, buffers and state_dict stay as they are until growth ends.
+        paths: where each slot lies, by its name, see :class:`SitePath`.
+        topology: layout of the features, as in ``esper.graft``; None: ``esper.grower.layouts`` infers it.
+        straight_through: whether incubating seeds learn in every training pass; else in :meth:`shadowing` passes.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        paths: Mapping[str, str],
+        topology: str | None,
+        straight_through: bool = True,
+    ) -> None:
+        self.model = model
+        self.declared = topology
+        self.topology = topology or FOUND
+        self.paths = {name: SitePath.parse(text) for name, text in paths.items()}
+        self.straight_through = straight_through
+        self.sites: dict[str, Site] = {}
+        """Sites by slot name, in execution order; those that a forward pass has reached."""
+        self.between: dict[str, Between] = {}
+        """Layers between the source and the sink of each slot that has a source, as far as they are known."""
+        self.probes: dict[str, Features] = {}
+        """The last training pass at each site, of at most 8 samples, by slot name."""
+        self.rows: dict[str, float] = {}
+        """First dimension of the features at each site, in samples of the pass, by slot name."""
+        self.own_buffers: dict[str, ShadowBuffers] = {}
+        """The model's buffers of each seed that learns in passes of its own, by slot name."""
+        self.draws: dict[str, SeedDraws] = {}
+        """Random numbers of the seeds that draw any, by slot name."""
+        self.learned: set[str] = set()
+        """Slots whose site has run with gradients since :meth:`prepare_epoch`."""
+        self.stash: Callable[[Tensor, Tensor], None] = lambda parameter, gradient: None
+        """Receives the gradients of :meth:`incubate`."""
+        self.frozen = False
+        """Whether no parameter of the model has a gradient."""
+        self.finding = False
+        """Whether the present passes look for sites, in any mode; set by :func:`esper.grower.layouts.find_sites`."""
+        self.see: Callable[[str, Tensor], None] | None = None
+        """Called with the features at each site; set by :func:`esper.grower.layouts.infer_layouts`."""
+        self._alphas: Mapping[str, float] | None = None
+        self._shadowed: str | None = None
+        self._checked: set[str] = set()
+        self._fresh: set[str] = set()
+        self.hooks: list[tuple[nn.Module, SeedHook]] = []
+        """The hooks with their networks: the model, and the averages that follow it."""
+        self.origin = uuid.uuid4().hex
+        """Identifies this growth in copies of the model."""
+        COPIES[self.origin] = WeakSet()
+        self.passes = PassHook(model)
+        self.follow(model)
+        self.prepare_epoch()
+
+    def follow(self, network: nn.Module) -> None:
+        """Adds the hooks to the model itself, or to an average of its weights, which then has the seeds, too."""
+        without_copied_hooks(network, self.origin)
+        without_vacant_hooks(network)
+        container = container_of(network)
+        for name, path in self.paths.items():
+            hook = SeedHook(free_name(container, name))
+            hook.origin = self.origin
+            hook.growth = self
+            hook.slot = name
+            hook.in_average = network is not self.model
+            container.growing[hook.name] = hook
+            register(network, path, hook)
+            self.hooks.append((network, hook))
+
+    def place(
+        self,
+        name: str,
+        channels: int,
+        layout: Layout,
+        between: Between | None,
+    ) -> None:
+        """Sets the place of a site: what a first pass shows of it, and then what inference finds."""
+        place = place_of(self.model, name, channels, layout, between)
+        self.sites.setdefault(name, Site(place)).place = place
+        if between is not None:
+            self.between[name] = between
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """GPUs of the model."""
+        return sorted({p.device for p in self.model.parameters() if p.device.type == "cuda"}, key=str)
+
+    def incubate(self, loss: Callable[[], Tensor]) -> None:
+        """Adds to the gradients of each incubating seed those of ``loss``, computed with the seed at its target."""
+        for site in self.sites.values():
+            if site.seed is None or not site.incubating:
+                continue
+            parameters = [p for p in site.seed.parameters() if p.requires_grad]
+            with self.shadowing(site.name):
+                gradients = torch.autograd.grad(loss(), parameters, allow_unused=True)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                if gradient is not None:
+                    self.stash(parameter, gradient)
+
+    @contextmanager
+    def override_alphas(self, alphas: Mapping[str, float]) -> Iterator[None]:
+        """Uses these alphas by slot instead of the sites' own; 0 leaves a seed out.
+
+        A seed on trial that learns in passes of its own is tried with its own buffers.
+        """
+        self._alphas = alphas
+        try:
+            with ExitStack() as stack:
+                for name, buffers in self.own_buffers.items():
+                    if alphas.get(name):
+                        stack.enter_context(buffers.in_place())
+                yield
+        finally:
+            self._alphas = None
+
+    @contextmanager
+    def shadowing(self, name: str) -> Iterator[None]:
+        """Blends the incubating seed of slot ``name`` in at its target alpha, and detaches the features before it.
+
+        The pass uses and updates the seed's own buffers. Those of the model and of other seeds, and the random numbers
+        of the process, are afterwards as they were.
+        """
+        others = []
+        for site in self.sites.values():
+            if site.name == name or site.seed is None:
+                continue
+            others.append(site.seed)
+        self._shadowed = name
+        self.passes.shadow = True
+        try:
+            with self.own_buffers[name].in_place(), copied_buffers(others), kept_generators(self.devices):
+                yield
+        finally:
+            self._shadowed = None
+            self.passes.shadow = False
+
+    def prepare_epoch(self) -> None:
+        """Takes new probes from the next training pass, and gives incubating seeds their own buffers.
+
+        Only seeds that learn in passes of their own have them. They start with the model's present ones: statistics
+        that were gathered without a seed would be wrong in its trials.
+        """
+        self._fresh.clear()
+        self.learned.clear()
+        self.frozen = not any(p.requires_grad for p in self.model.parameters())
+        buffers = {}
+        for name, site in self.sites.items():
+            if site.incubating and not self.straight_through:
+                buffers[name] = self.own_buffers.get(name) or ShadowBuffers(self.model)
+        self.own_buffers = buffers
+
+    @property
+    def networks(self) -> list[nn.Module]:
+        """The model and the averages that follow it."""
+        return list({id(network): network for network, _ in self.hooks}.values())
+
+    def remove(self) -> None:
+        """Removes the hooks; the model is as it was."""
+        for network, hook in self.hooks:
+            unregister(network, hook)
+            container_of(network).growing.pop(hook.name, None)
+            drop_container(network)
+        self.end()
+
+    def end(self) -> None:
+        """Leaves the hooks that are still registered to their networks."""
+        self.hooks.clear()
+        self.passes.remove()
+        COPIES.pop(self.origin, None)
+
+    def reads(self, hook: SeedHook) -> bool:
+        site = self.sites.get(hook.slot)
+        if hook.in_average:
+            return site is not None and site.seed is not None
+        return site is None or site.seed is not None or self._takes_probe(hook.slot)
+
+    def present(self, slot: str) -> tuple[Seed | None, float]:
+        site = self.sites.get(slot)
+        if site is None or not site.on:
+            return None, 0.0
+        return site.seed, site.alpha
+
+    def recipe(self, slot: str) -> dict[str, Any]:
+        site = self.sites.get(slot)
+        if site is None or site.planted is None:
+            return {}
+        return _recipe(site.planted, site.place, self.between.get(slot))
+
+    def grown(self, hook: SeedHook, module: nn.Module, output: object) -> object:
+        """Returns the output of ``module``, with the seed of the slot as it takes part in the pass."""
+        name = hook.slot
+        h = features_of(output)
+        if hook.in_average:
+            site = self.sites.get(name)
+            if site is None or site.seed is None or not isinstance(h, Tensor):
+                return output
+            at = Features(h, hook.source(h))
+            return with_features(output, self._blended(site, at, watched=False))
+        if self._is_quiet(name):
+            return output
+        first = self.passes.reach(name)
+        if name not in self._checked:
+            self._check(name, module, h)
+        assert isinstance(h, Tensor)
+        if self.see is not None:
+            self.see(name, h)
+        site = self.sites[name]
+        training = self.model.training  # not the submodule's, which is in eval mode if it is frozen
+        probing = self._takes_probe(name)
+        reads = probing or site.seed is not None
+        at = Features(h, hook.source(h)) if reads else Features.at_sink(h)
+        if probing:
+            with torch.inference_mode(False):  # seeds are tried on it with gradients
+                self.probes[name] = at.each(lambda values: values[:MAX_PROBE].detach().clone())
+            self.rows[name] = len(h) / (self.passes.samples or len(h))
+            self._fresh.add(name)
+        if training and torch.is_grad_enabled():
+            self.learned.add(name)
+        out = self._in_pass(site, at, training, first)
+        if out is h:
+            return None
+        return with_features(output, out)
+
+    def _is_quiet(self, name: str) -> bool:
+        """Whether nothing is left to do at a site in this epoch unless a seed comes."""
+        site = self.sites.get(name)
+        if site is None or site.seed is not None or name not in self.learned:
+            return False
+        return self.see is None and not self.frozen and not self._takes_probe(name)
+
+    def _takes_probe(self, name: str) -> bool:
+        """Whether the present pass is the first one of the epoch whose features are kept for slot ``name``."""
+        return (self.model.training or self.finding) and name not in self._fresh
+
+    def _blended(self, site: Site, at: Features, watched: bool = True) -> Tensor:
+        """Returns the features at the sink with the seed of ``site`` at its alpha, or at that of a trial.
+
+        ``watched``: whether a value that is not finite cuts the seed out.
+        """
+        alpha = site.alpha if site.on else 0.0
+        if self._alphas is not None:
+            alpha = self._alphas.get(site.name, 0.0)
+        if not alpha:
+            return at.h
+        return with_share(at.h, delta_of(site, at, watched), alpha)
+
+    def _in_pass(
+        self,
+        site: Site,
+        at: Features,
+        training: bool,
+        first: bool,
+    ) -> Tensor:
+        """Returns the features at the sink, for the ``first`` or a later run of the site in the present pass."""
+        learns = training and torch.is_grad_enabled()
+        needs_graph = self.frozen and learns
+        if site.seed is None:
+            return _with_graph(at.h) if needs_graph else at.h
+        if site.seed.training != training:
+            site.seed.train(training)
+        if self._alphas is None and site.name == self._shadowed:
+            if first:  # later features depend on the seed
+                at = at.each(Tensor.detach)
+            return with_share(at.h, delta_of(site, at), site.target)
+        if self._alphas is None and site.incubating:
+            if self.straight_through and learns and self._shadowed is None:
+                return straight_through(site, at, self.draws[site.name].own())
+            return at.h
+        out = self._blended(site, at)
+        return _with_graph(out) if needs_graph else out
+
+    def _check(self, name: str, module: nn.Module, h: object) -> None:
+        """Adds the site of a submodule that runs for the first time, if its features can hold seeds."""
+        batch = self.passes.samples
+        # The number of samples is a guess from the model's inputs. Other features than [T, B, D] are not judged by it,
+        # such as windows of images, or the nodes of a graph.
+        time_first = self.declared in SEQUENCES and isinstance(h, Tensor) and h.dim() > 1 and h.shape[1] == batch
+        path = self.paths[name]
+        check_features(name, path, module, h, self.declared, batch if time_first else None)
+        assert isinstance(h, Tensor)
+        site = self.sites.get(name)
+        if site is None:
+            layout = Layout(self.declared or "mlp")
+            between = None if path.source is None else Between()
+            self.place(name, layout.width_of(h), layout, between)
+        else:
+            before = site.place.channels
+            channels = Layout(site.place.topology, site.place.order).width_of(h)
+            if channels != before:
+                raise ConfigError(f"slot {name}: {path.sink} returns {channels} channels, not {before} as before")
+        self._checked.add(name)
+
+
+def _recipe(planted: PlantedSeed, place: Place, between: Between | None) -> dict[str, Any]:
+    """Returns what a seed was made of, see :attr:`SeedHook.recipe`."""
+    recipe = {
+        "blueprint": planted.blueprint.name,
+        "topology": place.topology,
+        "order": list(place.order),
+        "style": planted.style.name,
+        "channels": place.channels,
+    }
+    if between is not None:
+        recipe["between"] = list(between.parts)
+    return recipe
+
+
+class _Graph(torch.autograd.Function):
+    """The identity, whose output needs a gradient."""
+
+    @staticmethod
+    def forward(_context: Any, h: Tensor, _anchor: Tensor) -> Tensor:
+        return h.clone()
+
+    @staticmethod
+    def backward(_context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def _with_graph(h: Tensor) -> Tensor:
+    """Returns ``h`` as a part of a graph, so that a loss of a frozen network without seeds has a backward pass."""
+    if h.requires_grad:
+        return h
+    anchor = torch.zeros((), device=h.device, requires_grad=True)
+    return _Graph.apply(h, anchor)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,0 +1,288 @@
+"""LoRA and AdaLoRA by PEFT, as arms of a comparison and as hosts."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.adapters import (
+    ADAPTER,
+    AdaptedHost,
+    import_peft,
+    layers_to_adapt,
+    size_of_rank,
+)
+from esper.compare.arms import read_arms
+from esper.compare.comparison_run import ComparisonRun
+from esper.config import ConfigError
+from esper.data.task import Task
+from esper.data.tasks import load_task
+from esper.hosts.graft import graft
+from esper.hosts.transformer import TransformerHost
+
+pytest.importorskip("peft", reason="PEFT is not installed; see the extra integrations")
+peft = import_peft()
+
+
+def small(slots: tuple[str, ...] = ("all",)) -> TransformerHost:
+    torch.manual_seed(0)
+    host = TransformerHost(vocabulary=11, width=8, layers=2, heads=2, block=6, slots=2)
+    host.use_slots(slots)
+    return host
+
+
+def batches(count: int) -> list[tuple[Tensor, Tensor]]:
+    draws = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 11, (count, 4, 7), generator=draws)
+    return [(each[:, :-1], each[:, 1:]) for each in tokens]
+
+
+def loss_of(logits: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), y.flatten())
+
+
+@pytest.mark.parametrize("steps", [None, 50], ids=["LoRA", "AdaLoRA"])
+@pytest.mark.parametrize("slots", [("r0",), ("all",)], ids="-".join)
+def test_at_first_it_computes_what_the_host_does(
+    slots: tuple[str, ...], steps: int | None
+) -> None:
+    x, _ = batches(1)[0]
+    plain, adapted = small(slots).eval(), AdaptedHost(small(slots), 2, steps).eval()
+    adapted.take(plain)
+    assert torch.allclose(plain(x), adapted(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("slots", [("r0",), ("all",)], ids="-".join)
+def test_every_adapter_and_the_last_layer_learn_and_nothing_else(
+    slots: tuple[str, ...],
+) -> None:
+    adapted = AdaptedHost(small(slots), 2)
+    x, y = batches(1)[0]
+    loss_of(adapted(x), y).backward()
+    learning = {
+        name for name, p in adapted.host.named_parameters() if p.grad is not None
+    }
+    assert (
+        len([name for name in learning if ".lora_" in name]) == 2 * 2 * 4
+    )  # matrices, layers, linear layers in each
+    assert {name for name in learning if ".lora_" not in name} == {
+        "segments.2.0.weight",
+        "segments.2.0.bias",
+    }
+
+
+def test_its_parameters_are_those_of_the_host_and_the_adapters() -> None:
+    assert AdaptedHost(
+        small(), 3
+    ).parameter_count == small().parameter_count + 3 * size_of_rank(small())
+
+
+@pytest.mark.parametrize("steps", [None, 50], ids=["LoRA", "AdaLoRA"])
+def test_a_network_of_a_user_learns_beside_its_frozen_layers(steps: int | None) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(
+            nn.Conv2d(1, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.LazyLinear(8),
+            nn.ReLU(),
+            nn.Linear(8, 3),
+        )
+    )
+    host = graft(model, ["2"], "cnn")
+    x, y = torch.randn(16, 1, 6, 6), torch.arange(16) % 3
+    host.probe(x)
+    before = host.eval()(x)
+    adapted = AdaptedHost(host, 2, steps).train()
+    assert [place.name for place in adapted.sites] == ["r0c0"]
+    assert torch.allclose(adapted(x), before, atol=1e-6)
+    frozen = (
+        model[0].weight.clone(),
+        model[1].running_mean.clone(),
+        model[4].base_layer.weight.clone(),
+    )
+    optimizer = torch.optim.Adam(
+        [p for p in adapted.parameters() if p.requires_grad], 0.05
+    )
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(adapted(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+    now = model[0].weight, model[1].running_mean, model[4].base_layer.weight
+    assert all(torch.equal(*pair) for pair in zip(frozen, now, strict=True))
+
+
+class WithLoss(nn.Module):
+    """A host that returns its loss, as AdaLoRA expects models to."""
+
+    def __init__(self, host: TransformerHost) -> None:
+        super().__init__()
+        self.host = host
+
+    def forward(self, x: Tensor, y: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(loss=loss_of(self.host(x), y))
+
+
+def test_adalora_learns_what_it_learns_in_a_loop_of_its_own() -> None:
+    """The loop is that of PEFT's documentation: backward, step, update_and_allocate, zero_grad."""
+    steps = 40
+    torch.manual_seed(3)
+    ours = AdaptedHost(small(("r0",)), 2, steps)
+    torch.manual_seed(3)
+    host = small(("r0",))
+    config = peft.AdaLoraConfig(
+        target_r=2,
+        init_r=3,
+        lora_alpha=3,
+        target_modules=[
+            name for name, layer in host.named_modules() if isinstance(layer, nn.Linear)
+        ],
+        total_step=steps,
+        tinit=4,
+        tfinal=12,
+        deltaT=1,
+    )
+    tuner = peft.AdaLoraModel(WithLoss(host), config, ADAPTER)
+    for parameter in host.segments[-1].parameters():
+        parameter.requires_grad_(True)
+    host.take_up_segments()
+    plain = {name: p for name, p in host.named_parameters() if p.requires_grad}
+    learned = {name: p for name, p in ours.host.named_parameters() if p.requires_grad}
+    with torch.no_grad():
+        for name, parameter in learned.items():
+            parameter.copy_(plain[name])
+    optimizers = [torch.optim.SGD(group.values(), lr=0.5) for group in (plain, learned)]
+    ours.train()
+    for step, (x, y) in enumerate(batches(steps)):
+        tuner(x, y).loss.backward()
+        optimizers[0].step()
+        tuner.update_and_allocate(step)
+        optimizers[0].zero_grad()
+        optimizers[1].zero_grad()
+        loss_of(ours(x), y).backward()
+        optimizers[1].step()
+    ours.eval()
+    with torch.inference_mode():
+        ours(batches(1)[0][0])
+    for name, parameter in learned.items():
+        assert torch.allclose(parameter, plain[name], rtol=1e-3, atol=1e-5), name
+    ranks = [int(p.count_nonzero()) for name, p in learned.items() if "lora_E" in name]
+    assert len(ranks) == 8
+    assert sum(ranks) == 2 * 8
+    assert ours.parameter_count < AdaptedHost(small(), 3).parameter_count + 3 * 8
+
+
+def tiny_text() -> Task:
+    task = load_task("chars")
+    host = TransformerHost(
+        vocabulary=task.classes or 0, width=8, layers=2, heads=2, block=64, slots=2
+    )
+    few = task.validation.evenly_spaced(16)
+    sizes = {
+        "samples_per_epoch": 32,
+        "episode_length": 3,
+        "slots": ("all",),
+        "n_envs": 2,
+        "batch_size": 8,
+    }
+    return replace(task, build_host=Same(host), validation=few, test=few, **sizes)
+
+
+class Same:
+    """Builds hosts of one shape, with new weights."""
+
+    def __init__(self, host: TransformerHost) -> None:
+        self.vocabulary = host.segments[0][0].token.num_embeddings
+
+    def __call__(self) -> TransformerHost:
+        return TransformerHost(
+            self.vocabulary, width=8, layers=2, heads=2, block=64, slots=2
+        )
+
+
+def test_as_arms_they_have_the_size_and_the_compute_of_the_grown_host(
+    tmp_path: Path,
+) -> None:
+    schedule = tmp_path / "s.toml"
+    schedule.write_text(
+        '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r1c0"\nblueprint = "widen_whole"\n'
+    )
+    base = {
+        "task": {"start": "trained", "freeze": "body", "data": str(tmp_path / "data")},
+        "env": {
+            "n_envs": 2,
+            "episode_length": 8,
+            "baseline_episodes": 1,
+            "slots": ["r1"],
+            "at_once": True,
+        },
+    }
+    arms = read_arms(
+        [f"grown:controller=schedule:{schedule}", "lora", "adalora", "none"], base
+    )
+    result = ComparisonRun(
+        arms, 2, tmp_path / "out", reference="grown", task=tiny_text()
+    ).run()
+    grown = result.hosts["grown"][0]
+    for name in ("lora", "adalora"):
+        host = result.hosts[name][0]
+        of_rank = size_of_rank(tiny_text().new_host())
+        assert abs(host.parameters - grown.parameters) <= 1.5 * of_rank
+        assert host.facts["rank"] == round(
+            (grown.parameters - grown.host_parameters) / of_rank
+        )
+        assert abs(host.flops - grown.flops) <= host.flops / host.epochs
+        assert host.loss != result.hosts["none"][0].loss
+
+
+@pytest.mark.parametrize("name", ["lora", "adalora"])
+def test_they_begin_with_a_trained_host(name: str, tmp_path: Path) -> None:
+    arms = read_arms(["random", name], {"env": {"n_envs": 2}})
+    text = f"arm '{name}': {name} begins with a host that was trained before"
+    with pytest.raises(ConfigError, match=text):
+        ComparisonRun(arms, 2, tmp_path / "out")
+
+
+def test_without_peft_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "peft" else find(name)
+    )
+    with pytest.raises(ConfigError, match=r'not installed: pip install "peft>=0.18"'):
+        import_peft()
+
+
+def test_linear_layers_before_the_last_layer_are_adapted() -> None:
+    model = nn.Sequential(
+        nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)
+    )
+    host = graft(model, ["1"], "mlp")
+    names, head = layers_to_adapt(host)
+    assert [dict(host.named_modules())[name] for name in names] == [model[0], model[2]]
+    assert head is model[4]
+    assert size_of_rank(host) == (4 + 6) + (6 + 5)
+
+
+def test_a_transformer_has_four_in_a_block() -> None:
+    assert len(layers_to_adapt(small())[0]) == 2 * 4
+    assert size_of_rank(small()) == 2 * ((8 + 24) + (8 + 8) + (8 + 32) + (32 + 8))
+
+
+def test_a_host_without_linear_layers_cannot_be_adapted() -> None:
+    with pytest.raises(ConfigError, match="this host has none before its last layer"):
+        layers_to_adapt(load_task("digits").build_host())

@@ -1,0 +1,244 @@
+"""The end of growth: kept seeds become parts of the model and its averages, or of the layers and the optimizer."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+import esper
+from esper.config import ConfigError
+from esper.grower.finish import finish, networks_of
+from esper.hosts.seed_hook import CONTAINER, hooks_of
+from esper.seeds.blueprints import BLUEPRINTS
+from esper.seeds.place import Place
+from tests.grower.loops import GROWS, LENIENT, Loop, X, net
+from tests.grower.test_sources import KINDS, LORA, WIDEN, loop_of, outputs
+
+
+def test_an_average_is_given_with_its_wrapper_or_as_a_copy() -> None:
+    model = net()
+    average, copied = AveragedModel(model), copy.deepcopy(model)
+    assert networks_of([average, copied], model) == [average.module, copied]
+    with pytest.raises(ConfigError, match="parameters are not those of the model"):
+        networks_of([nn.Linear(2, 2)], model)
+
+
+def test_an_average_that_lacks_a_kept_seed_is_said_at_the_end() -> None:
+    loop = Loop().run(1)
+    average, followed = AveragedModel(loop.model), AveragedModel(loop.model)
+    loop.grower.follow(followed)
+    loop.run()
+    with pytest.warns(UserWarning, match=r"no seed in slot r0c0: .*grower\.follow\(\)"):
+        loop.grower.finish()
+    assert not next(iter(hooks_of(average.module)))[2].seed
+    assert len(list(hooks_of(followed.module))) == 1
+
+
+def test_kept_seeds_are_parts_of_the_model_and_of_its_averages_and_no_other_hook_stays() -> (
+    None
+):
+    model = net()
+    average = AveragedModel(model)
+    loop = Loop(model=model, averages=[average]).run()
+    assert finish(loop.grower.hooks) == {}
+    for network in (loop.model, average.module):
+        assert [hook.name for _, _, hook in hooks_of(network)] == ["r0c0"]
+        assert any(CONTAINER in name for name, _ in network.named_parameters())
+    assert not loop.model._forward_pre_hooks
+
+
+def test_a_model_without_kept_seeds_is_as_it_was() -> None:
+    loop = Loop().run(3)
+    loop.grower.finish()
+    assert not list(hooks_of(loop.model))
+    assert loop.model.state_dict().keys() == net().state_dict().keys()
+    assert not any(CONTAINER in name for name, _ in loop.model.named_modules())
+
+
+def test_a_model_that_cannot_run_on_its_last_batch_is_finished_with_a_warning_and_not_merged() -> (
+    None
+):
+    class TrainsOnly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.wanted = net(), True
+
+        def forward(self, x: Any) -> Any:
+            if not self.training and not self.wanted:
+                raise RuntimeError("it has no eval mode")
+            return self.net(x)
+
+    model = TrainsOnly()
+    loop = Loop(
+        model=model,
+        controller=GROWS,
+        sites={"r0c0": "net.body.0", "r0c1": "net.body.2"},
+    ).run()
+    model.wanted = False
+    with pytest.warns(UserWarning, match="cannot run on its last batch"):
+        loop.grower.finish(merge=True)
+    assert [hook.name for _, _, hook in hooks_of(model)] == ["r0c0"], (
+        "it stays as it is"
+    )
+
+
+@pytest.mark.parametrize(("sites", "blueprint"), KINDS)
+def test_a_merged_model_has_no_trace_of_the_seed_and_trains_on(
+    sites: Any, blueprint: str
+) -> None:
+    loop = loop_of(sites, blueprint).run()
+    wanted = outputs(loop.model)
+    model = loop.grower.finish(merge=True)
+    torch.testing.assert_close(outputs(model), wanted)
+    assert type(model) is type(net())
+    assert not list(hooks_of(model))
+    assert not any(
+        name.startswith("esper.")
+        for name in {type(m).__module__ for m in model.modules()}
+    )
+    assert [
+        id(p) for group in loop.optimizer.param_groups for p in group["params"]
+    ] == list(map(id, model.parameters()))
+    assert all(
+        loop.optimizer.state[p]["momentum_buffer"].shape == p.shape
+        for p in model.parameters()
+    )
+    esper.plain(model, X)
+    loop.grower = None
+    loop.epochs += 2
+    loop.run()
+    assert not torch.allclose(outputs(model), wanted)
+
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, 0.001, momentum=0.5),
+}
+
+
+class Double(nn.Module):
+    """A network in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net().double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x.double())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("site", "blueprint"),
+    [("body.0 -> body.2", "widen_half"), ("body.2 -> head", "widen_whole")],
+)
+def test_a_merged_loop_trains_as_the_network_with_the_seed_beside_it(
+    site: str, blueprint: str, name: str
+) -> None:
+    path = site.replace("body", "net.body").replace("head", "net.head")
+    config = LENIENT.with_values(task={"max_grad_norm": 1e9})
+    loop = loop_of(
+        {"r2c0": path},
+        blueprint,
+        model=Double(),
+        make_optimizer=OPTIMIZERS[name],
+        config=config,
+    ).run()
+    beside = loop_of(
+        {"r2c0": path},
+        blueprint,
+        model=Double(),
+        make_optimizer=OPTIMIZERS[name],
+        config=config,
+    ).run()
+    loop.grower.finish(merge=True)
+    beside.grower.finish()
+    for each in (loop, beside):
+        each.grower, each.epochs = None, each.epochs + 3
+        each.run()
+    torch.testing.assert_close(
+        outputs(loop.model), outputs(beside.model), rtol=1e-9, atol=1e-9
+    )
+
+
+def test_moments_are_put_together_and_steps_are_those_of_the_layer() -> None:
+    loop = loop_of(
+        WIDEN, "widen_half", make_optimizer=lambda p: torch.optim.AdamW(p, 0.01)
+    ).run()
+    first: Any = loop.model
+    state, seed = loop.optimizer.state, loop.grower.hooks.sites["r2c0"].seed
+    assert seed is not None
+    host, new = state[first.body[0].weight], state[seed.body[0].weight]
+    wanted = torch.cat([host["exp_avg_sq"], new["exp_avg_sq"]])
+    loop.grower.finish(merge=True)
+    found = state[first.body[0].weight]
+    assert torch.equal(found["exp_avg_sq"], wanted)
+    assert found["step"] == host["step"] > new["step"]
+
+
+@pytest.mark.parametrize(("sites", "blueprint"), KINDS)
+def test_other_state_of_changed_layers_starts_anew(sites: Any, blueprint: str) -> None:
+    """An average of weights, as ASGD has, is not that of the merged weights."""
+    loop = loop_of(
+        sites, blueprint, make_optimizer=lambda p: torch.optim.ASGD(p, 0.05)
+    ).run()
+    before = {name: p.detach().clone() for name, p in loop.model.named_parameters()}
+    model = loop.grower.finish(merge=True)
+    for name, p in model.named_parameters():
+        stays = p.shape == before[name].shape and torch.equal(p, before[name])
+        assert ("ax" in loop.optimizer.state[p]) == stays, name
+    loop.grower = None
+    loop.epochs += 1
+    loop.run()
+
+
+def test_a_site_that_has_grown_twice_is_merged_twice() -> None:
+    loop = loop_of(LORA, "lora_2").run()
+    loop.grower.finish()
+    again = loop_of(LORA, "lora_2", model=loop.model).run()
+    wanted = outputs(again.model)
+    assert len(list(hooks_of(again.model))) == 2
+    model = again.grower.finish(merge=True)
+    assert not list(hooks_of(model))
+    torch.testing.assert_close(outputs(model), wanted)
+
+
+def test_a_group_that_was_empty_before_stays() -> None:
+    loop = loop_of(WIDEN, "widen_half")
+    loop.run(1)
+    loop.optimizer.add_param_group({"params": [], "lr": 0.5})
+    loop.run()
+    loop.grower.finish(merge=True)
+    assert [len(group["params"]) for group in loop.optimizer.param_groups] == [
+        len(list(loop.model.parameters())),
+        0,
+    ]
+
+
+def test_a_blueprint_of_ones_own_between_two_layers_stays_a_module() -> None:
+    registry = BLUEPRINTS.copy()
+
+    @registry.register(
+        "mlp",
+        "path",
+        parameters=lambda place: 4 * (8 + place.channels),
+        reads_source=True,
+    )
+    def path(place: Place) -> nn.Module:
+        down = nn.Linear(8, 4, bias=False)
+        up = nn.Linear(4, place.channels, bias=False)
+        return nn.Sequential(down, nn.GELU(), up)
+
+    loop = loop_of(WIDEN, "path", blueprints=registry).run()
+    wanted = outputs(loop.model)
+    with pytest.warns(
+        UserWarning,
+        match=r"body\.0 -> body\.2: only widen_quarter, .* are merged into layers, not path",
+    ):
+        model = loop.grower.finish(merge=True)
+    assert torch.equal(outputs(model), wanted)
