@@ -478,6 +478,16 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/env/test_reward_observed.py::test_rewards_of_planted_follow_from_what_is_observed",
         ),
     ],
+    "compiled steps": [
+        Fault(
+            "the compiler is not told of the sizes of parts",
+            "esper/training/execution/compiled.py",
+            "batch.tensor_split(training.config.task.micro_batches)",
+            "batch.tensor_split(1)",
+            "tests/training/execution/test_compiled.py::"
+            "test_the_sizes_that_are_compiled_are_those_of_parts_and_of_last_batches",
+        ),
+    ],
     "ranks": [
         Fault(
             "the first ranks have a host too many",

@@ -1,4 +1,4 @@
-"""What the fused optimizers have in common; and none imports a compiler, which costs a process a second and 70 MB."""
+"""The common part of fused optimizers, none of which imports a compiler: that takes a second and 70 MB."""
 
 from __future__ import annotations
 

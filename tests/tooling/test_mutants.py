@@ -27,6 +27,8 @@ SUBJECTS = (
     "runs and comparisons",
     "numbers",
     "compiled steps",
+    "ranks",
+    "hosts that start from trained ones",
 )
 EVERY = [(row, fault) for row, faults in MUTANTS.items() for fault in faults]
 
