@@ -32,6 +32,7 @@ from esper.training.execution.workers import WorkerExecutor
 from esper.training.rng import OwnedDropout, RngHandle
 from tests.core_helpers import Rig, digits, flat_baseline, rig, tiny_config
 from tests.selection import slow_except
+from tests.training.test_foreign_hosts import training_of
 
 QUICK = "aot_eager"
 
