@@ -439,4 +439,34 @@ MUTANTS: dict[str, list[Fault]] = {
             "after_memory_ran_out",
         ),
     ],
+    "wider at once": [
+        Fault(
+            "copies of a unit do not share its outgoing weights",
+            "esper/hosts/net2net.py",
+            "[:, inputs] / shared.view(1, -1, *kernel).to(old.weight)",
+            "[:, inputs]",
+            "tests/hosts/test_net2net.py::test_a_wide_mlp_computes_what_the_narrow_one_does",
+        ),
+        Fault(
+            "norms are those of other units",
+            "esper/hosts/net2net.py",
+            "            value = value[units]\n",
+            "            value = value[units.flip(0)]\n",
+            "tests/hosts/test_net2net.py::test_a_wide_cnn_computes_what_the_narrow_one_does",
+        ),
+        Fault(
+            "copies are equal, and learn the same",
+            "esper/hosts/net2net.py",
+            "weight[width:] += NOISE * weight.std()",
+            "weight[width:] += 0 * weight.std()",
+            "tests/hosts/test_net2net.py::test_copies_differ_by_noise_so_that_they_can_learn_different_things",
+        ),
+        Fault(
+            "hosts with other layers are widened as well",
+            "esper/hosts/net2net.py",
+            "        if not isinstance(layer, known):\n",
+            "        if False:\n",
+            "tests/hosts/test_net2net.py::test_hosts_that_are_no_chain_of_layers_are_refused",
+        ),
+    ],
 }

@@ -26,6 +26,7 @@ SUBJECTS = (
     "runs and comparisons",
     "numbers",
     "compiled steps",
+    "wider at once",
 )
 EVERY = [(row, fault) for row, faults in MUTANTS.items() for fault in faults]
 
