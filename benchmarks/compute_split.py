@@ -77,7 +77,7 @@ def split(name: str, controller: str, hosts: int, seed: int) -> None:
     with closing(GrowingRunner(maker, controller, hosts, seed, {})) as runner:
         runner.prepare()
         runner.play(1)
-        played = runner.env.backend.of_each(episodes)
+        played = runner.env.backend.map_hosts(episodes)
         assert runner.meter is not None
         spent = np.mean([parts(runner.meter, episode) for episode in played], axis=0)
     shares = " | ".join(f"{share:.0f}" for share in 100 * spent / spent.sum())

@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from esper.data import chars, code
 from esper.data.split import Split
 from esper.data.task import Augmentation, Task
 from esper.data.tasks import load_task
-from esper.data.text import LENGTH, character_task, vocabulary
+from esper.data.text import (
+    LENGTH,
+    character_task,
+    chars_parts,
+    code_parts,
+    vocabulary,
+)
 from esper.hosts.cnn import CNNHost
 from esper.hosts.transformer import TransformerHost
 
@@ -104,7 +109,7 @@ def fashion_to_mnist() -> Task:
 
 def text_pair() -> tuple[Task, Task]:
     """Returns English and Python as tasks with the same tokens, for small transformers."""
-    texts = {"chars": chars.read_parts(), "code": code.read_parts()}
+    texts = {"chars": chars_parts(), "code": code_parts()}
     tokens = vocabulary("".join(parts[0] for parts in texts.values()))
     made = [
         replace(

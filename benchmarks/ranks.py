@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import pickle
 import statistics
 import subprocess
 import sys
@@ -23,9 +24,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from esper import _runtime
 from esper.config import TrainingConfig, set_dotted
-from esper.env.rank_hosts import RankServer, Reply
+from esper.env.rank_hosts import RankServer
 from esper.files.system_info import summary_lines
 from esper.telemetry.event import Event, RoundCompleted
 from esper.training.execution.ranks import RunRanks
@@ -80,15 +83,9 @@ def config_of(args: argparse.Namespace) -> TrainingConfig:
     return TrainingConfig.parse(tables)
 
 
-class Echoing(RankServer):
-    """Also sends back what it receives, to measure the wire."""
-
-    def handle(self, name: int, method: str, micro_batches: int, *given: Any) -> Reply:
-        return (
-            Reply(given[0])
-            if method == "echo"
-            else super().handle(name, method, micro_batches, *given)
-        )
+def echo(_server: RankServer, message: Any) -> Any:
+    """Sends back what it receives, to measure the wire."""
+    return message
 
 
 def echo_seconds(ranks: RunRanks, size: int) -> float:
@@ -96,10 +93,10 @@ def echo_seconds(ranks: RunRanks, size: int) -> float:
     seconds, message = [], bytes(size)
     for _ in range(ECHOES):
         began = time.perf_counter()
-        ranks.start({1: (0, "echo", 0, message)})
+        ranks.start({1: (echo, message)})
         ranks.finish()
         seconds.append(time.perf_counter() - began)
-    ranks.seconds, ranks.messages.bytes, ranks.idle = 0.0, 0, []
+    ranks.seconds, ranks.idle = 0.0, []
     return statistics.median(seconds)
 
 
@@ -108,12 +105,24 @@ class RoundNotes:
 
     def __init__(self, ranks: RunRanks) -> None:
         self.ranks, self.rounds = ranks, list[tuple[float, ...]]()
+        self.bytes = 0
+        scatter, gather = dist.scatter_object_list, dist.gather_object
+
+        def counted_scatter(received: Any, calls: list[Any], **more: Any) -> None:
+            self.bytes += sum(len(pickle.dumps(call)) for call in calls[1:])
+            scatter(received, calls, **more)
+
+        def counted_gather(reply: Any, replies: list[Any], **more: Any) -> None:
+            gather(reply, replies, **more)
+            self.bytes += sum(len(pickle.dumps(reply)) for reply in replies[1:])
+
+        dist.scatter_object_list, dist.gather_object = counted_scatter, counted_gather
 
     def handle(self, event: Event) -> None:
         if isinstance(event, RoundCompleted):
             self.rounds.append(
                 (
-                    self.ranks.messages.bytes,
+                    self.bytes,
                     self.ranks.seconds,
                     sum(self.ranks.idle) / self.ranks.size,
                 )
@@ -142,7 +151,7 @@ def child(args: argparse.Namespace) -> None:
     found: dict[str, Any] = {}
     with RunRanks.joined() as ranks:
         if ranks is not None and not ranks.first:
-            Echoing(ranks).serve()
+            RankServer(ranks).serve()
             number = ranks.rank
         else:
             from esper.run.experiment import Experiment  # other ranks do without

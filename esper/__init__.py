@@ -53,7 +53,7 @@ _HOMES = {
     "HostFamily": "esper.hosts.sizes",
     "ParallelEnvState": "esper.training.host_training",
     "RunSummary": "esper.run.summary",
-    "SeedGradientCollector": "esper.training.gradient_stats",
+    "SeedGradientCollector": "esper.training.metrics",
     "Split": "esper.data.split",
     "Task": "esper.data.task",
     "TrainingConfig": "esper.config",

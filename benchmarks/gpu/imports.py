@@ -21,10 +21,10 @@ def needed(kind: str) -> list[str]:
     from benchmarks.gpu.plan import MEASURED
     from esper.bench import CASES
 
-    cases = [CASES[case] for cases in MEASURED.values() for case in cases]
+    modules = {CASES[case] for cases in MEASURED.values() for case in cases}
     return [
         *KERNELS,
-        *cases,
+        *(f"esper.bench.{module}" for module in sorted(modules)),
         "esper.cli.main",
         "esper.run.experiment",
         "sklearn.datasets",

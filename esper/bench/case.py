@@ -1,21 +1,23 @@
-"""A comparison of two ways to do the same work, and the sizes and devices at which a case makes comparisons."""
+"""Comparisons of two ways to do the same work, and the cases that make comparisons at sizes and on devices."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 
+from esper.bench import CASES
 from esper.config import ConfigError, Optimizer, Precision
 
 Size = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class BenchCase:
-    """Two ways to do the same work; calls that are timed are followed by a synchronization of ``device``.
+class BenchPair:
+    """Two ways to do the same work; timed calls are followed by a synchronization of ``device``.
 
-    What is compared depends on the unit:
+    The unit says which numbers are compared:
 
     - ``us``: the time per call.
     - with ``amount``: the rate at which calls do that much work; the unit is a rate such as ``images/s``.
@@ -31,7 +33,7 @@ class BenchCase:
     bar: float | None = None  # min ratio; None: only reported
     unit: str = "us"
     amount: float | None = None
-    turns: int | None = None  # max turns of each side; None: no limit of its own
+    turns: int | None = None  # max turns of each side; None: as many as --rounds
 
 
 @dataclass(frozen=True)
@@ -50,40 +52,50 @@ class BenchArgs:
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Names of the numbers that make up a size of a case, such as ``ENVSxEPOCHS``, and its own sizes."""
+class Case:
+    """Comparisons of one kind, and the sizes at which they are made."""
 
     form: str
-    default: tuple[Size, ...]  # the first one is the example in errors
-    cuda: tuple[Size, ...] = ()  # on a GPU; empty: as on the CPU
-    quick: tuple[Size, ...] = ()  # with --quick; empty: as without
-    sweep: tuple[Size, ...] = ()  # with --sweep; empty: as without
-    seconds: float = 0.0  # that a size takes, about, with all other options at their defaults, on two idle cores
+    """Names of the numbers of a size, such as ``ENVSxBATCH``."""
+    sizes: tuple[Size, ...]
+    """The default; the first size is the example in errors."""
+    compare: Callable[[BenchArgs, torch.device, Size], Iterator[BenchPair]]
+    """Yields the comparisons of one size. Raises ConfigError if the baseline is not installed."""
+    cuda: tuple[Size, ...] = ()
+    """Sizes on a GPU; empty: as on the CPU. The same holds for ``--quick`` and ``--sweep``."""
+    quick: tuple[Size, ...] = ()
+    sweep: tuple[Size, ...] = ()
 
-    def of(self, args: BenchArgs) -> Iterator[tuple[torch.device, Size]]:
-        """Yields the sizes to measure, on one device after another."""
+    def comparisons(self, args: BenchArgs) -> Iterator[BenchPair]:
+        """Yields all comparisons, on one device after another."""
         for device in args.devices:
-            for size in args.sizes or self._usual(args, device):
-                yield device, size
+            for size in self.sizes_on(device, args):
+                yield from self.compare(args, device, size)
 
-    def _usual(self, args: BenchArgs, device: torch.device) -> tuple[Size, ...]:
-        """Returns the sizes that are measured if none is named."""
-        if args.sweep and self.sweep:
-            return self.sweep
-        if args.quick and self.quick:
-            return self.quick
-        if device.type == "cuda" and self.cuda:
-            return self.cuda
-        return self.default
+    def sizes_on(self, device: torch.device, args: BenchArgs) -> tuple[Size, ...]:
+        """Returns the sizes to measure on ``device``."""
+        own = self.sizes
+        if device.type == "cuda":
+            own = self.cuda or own
+        if args.quick:
+            own = self.quick or own
+        if args.sweep:
+            own = self.sweep or own
+        return args.sizes or own
 
-    def check(self, case: str, sizes: Sequence[Size]) -> None:
+    def check(self, name: str, size: Size) -> None:
         """Raises ConfigError for a size with more or fewer numbers."""
-        example = self.default[0]
-        for size in sizes:
-            if len(size) != len(example):
-                raise ConfigError(
-                    f"{case} takes --size {self.form}, for example {size_text(example)}, not {size_text(size)}"
-                )
+        example = self.sizes[0]
+        if len(size) != len(example):
+            raise ConfigError(
+                f"{name} takes --size {self.form}, for example {size_text(example)}, not {size_text(size)}"
+            )
+
+
+def load_case(name: str) -> Case:
+    """Imports the case ``name``, a key of :data:`esper.bench.CASES`."""
+    case: Case = import_module(f"esper.bench.{CASES[name]}").CASES[name]
+    return case
 
 
 def size_text(size: Size) -> str:

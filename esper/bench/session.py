@@ -1,99 +1,93 @@
-"""Measures cases one after another, on the devices of this machine."""
+"""Measures cases one after another, on the devices of this machine, and writes the results."""
 
-import importlib
 import json
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import torch
 from rich.console import Console
+from torch.profiler import _ExperimentalConfig, profile, record_function  # type: ignore[attr-defined]
 
-from esper.bench import CASES, runner
-from esper.bench.case import BenchArgs
-from esper.bench.profiling import chrome_trace
+from esper.bench import CASES, runner, table
+from esper.bench.case import BenchArgs, Case, load_case
 from esper.config import ConfigError
 from esper.files.system_info import check_device
-from esper.telemetry.text import duration
 
 
 def devices(name: str) -> tuple[torch.device, ...]:
     """Returns the devices that ``--device`` stands for. Raises ConfigError for a missing GPU, listing the devices."""
     if name != "auto":
         return (check_device(name),)
-    cpu = torch.device("cpu")
-    if not torch.cuda.is_available():
-        return (cpu,)
-    return cpu, torch.device("cuda")
+    if torch.cuda.is_available():
+        return torch.device("cpu"), torch.device("cuda")
+    return (torch.device("cpu"),)
 
 
-def load(cases: tuple[str, ...], args: BenchArgs) -> dict[str, ModuleType]:
-    """Returns the modules of ``cases`` by name (all if empty). Raises ConfigError for sizes that one does not take."""
-    if args.sizes and not cases:
+def load(names: tuple[str, ...], args: BenchArgs) -> dict[str, Case]:
+    """Returns cases by name (all if no name is given). Raises ConfigError for sizes that one of them does not take."""
+    if args.sizes and not names:
         raise ConfigError(f"--size requires the names of cases; known: {', '.join(sorted(CASES))}")
-    modules = {case: importlib.import_module(CASES[case]) for case in cases or sorted(CASES)}
-    for case, module in modules.items():
-        module.SIZES.check(case, args.sizes)
-    return modules
+    cases = {name: load_case(name) for name in names or sorted(CASES)}
+    for name, case in cases.items():
+        for size in args.sizes:
+            case.check(name, size)
+    return cases
 
 
-def measure_all(
-    modules: dict[str, ModuleType],
+def measured(
+    cases: dict[str, Case],
     args: BenchArgs,
     named: bool,
     console: Console,
-    save: Callable[[list[runner.Result]], None],
-) -> list[runner.Result]:
-    """Measures all comparisons of all cases, printing a line for each as it is done.
+) -> Iterator[runner.Result]:
+    """Yields the result of each comparison of all cases, with a line on the console.
 
-    A case whose baseline is not installed is skipped with a message, but raises ConfigError if the cases were ``named``
-    and none of it was measured. ``save`` gets all results so far after each comparison, so an interrupt loses none.
+    A case whose baseline is not installed is skipped with a message; it raises ConfigError if cases were ``named``.
     """
-    results: list[runner.Result] = []
-    for case, module in modules.items():
-        first = len(results)
+    for name, case in cases.items():
         try:
-            for comparison in module.comparisons(args):
-                result = runner.measure(comparison, args.rounds, max_seconds=args.seconds)
-                results.append(result)
-                save(results)
+            for comparison in case.comparisons(args):
+                result = runner.measure(comparison, args.rounds, args.seconds)
                 console.print(
                     f"  {result.case}, {result.size}, {result.device}: {result.ratio:.2f}",
                     highlight=False,
                 )
+                yield result
         except ConfigError as error:  # the baseline is not installed
-            if named and len(results) == first:
+            if named:
                 raise
-            console.print(f"{case} was skipped: {error}")
-    return results
+            console.print(f"{name} was skipped: {error}")
 
 
-def estimate(modules: dict[str, ModuleType], args: BenchArgs) -> str:
-    """Returns a line about the time that all cases take on two idle cores, from the times of their sizes.
-
-    Empty with ``--quick``, which takes a few seconds a case.
-    """
-    if args.quick:
-        return ""
-    share = min(1.0, args.rounds / BenchArgs().rounds)
-    seconds: dict[str, float] = {}
-    for case, module in modules.items():
-        sizes = list(module.SIZES.of(args))
-        seconds[case] = share * module.SIZES.seconds * len(sizes)
-    longest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:3]
-    parts = ", ".join(f"{case} {duration(seconds[case])}" for case in longest)
-    return f"About {duration(sum(seconds.values()))} on two idle cores: {parts}"
+def save(
+    results: list[runner.Result],
+    heading: list[str],
+    json_file: Path | None,
+    markdown_file: Path | None,
+) -> None:
+    """Writes the files that are asked for."""
+    if json_file is not None:
+        rows = [asdict(result) for result in results]
+        json_file.write_text(json.dumps(rows, indent=2) + "\n")
+    if markdown_file is not None:
+        markdown_file.write_text(table.markdown(results, heading))
 
 
-def trace_all(modules: Iterable[ModuleType], args: BenchArgs, path: Path) -> None:
-    """Traces one turn of Esper's side in the first comparison of each case, warmed up, after all measurements."""
-    trace: dict[str, Any] = {"traceEvents": []}
-    for module in modules:
-        with closing(module.comparisons(args)) as comparisons:
-            run = next(comparisons).run
-            run()
-            turn = chrome_trace(module.NAME, run)
-        trace = {**turn, "traceEvents": trace["traceEvents"] + turn["traceEvents"]}
-    path.write_text(json.dumps(trace))
+def trace(cases: dict[str, Case], args: BenchArgs, path: Path) -> None:
+    """Writes a trace of one turn of Esper's side in the first comparison of each case, other threads included."""
+    with ExitStack() as stack:
+        runs = {}
+        for name, case in cases.items():
+            comparisons = stack.enter_context(closing(case.comparisons(args)))  # type: ignore[type-var]
+            try:
+                runs[name] = next(comparisons).run
+            except ConfigError:  # the case was skipped
+                continue
+            runs[name]()  # warm-up
+        with profile(experimental_config=_ExperimentalConfig(profile_all_threads=True)) as profiler:
+            for name, run in runs.items():
+                with record_function(name):
+                    run()
+    profiler.export_chrome_trace(str(path))

@@ -20,46 +20,44 @@ COLUMNS = (
     "",  # the verdict
 )
 _VERDICTS = {None: "", True: "met", False: "MISSED"}
-_UNUSABLE = "baseline unsteady"
 _LONG_US = 10_000
 
 
 def number(value: float) -> str:
     """Formats about three significant digits: ``12,345``, ``123.4``, ``1.23``."""
-    size = abs(value)
-    if size >= 1000:
-        return f"{value:,.0f}"
-    if size >= 10:
-        return f"{value:,.1f}"
-    return f"{value:,.2f}"
+    digits = 2
+    if abs(value) >= 10:
+        digits = 1
+    if abs(value) >= 1000:
+        digits = 0
+    return f"{value:,.{digits}f}"
 
 
 def cells(result: Result) -> list[str]:
     """Returns one row: medians, with the spread of the turns in brackets. Long times are in ms."""
-    unit, scale = _unit_and_scale(result)
-    own = number(result.value * scale)
-    low = number(result.value_low * scale)
-    high = number(result.value_high * scale)
+    unit = result.unit
+    scale = 1.0
+    if unit == "us":
+        unit = "µs"
+        if result.value >= _LONG_US:
+            unit = "ms"
+            scale = 1e-3
+    values = (result.value, result.value_low, result.value_high, result.baseline_value)
+    own, low, high, other = (number(value * scale) for value in values)
+    verdict = _VERDICTS[result.met]
+    if not result.usable:
+        verdict = "baseline unsteady"
     return [
         result.case,
         result.size,
         result.device,
         result.baseline,
         f"{own} {unit} ({low} to {high})",
-        number(result.baseline_value * scale),
+        other,
         f"{result.ratio:.2f} ({result.ratio_low:.2f} to {result.ratio_high:.2f})",
         "" if result.bar is None else f"{result.bar:g}",
-        _VERDICTS[result.met] if result.usable else _UNUSABLE,
+        verdict,
     ]
-
-
-def _unit_and_scale(result: Result) -> tuple[str, float]:
-    """Returns the unit that is printed, and the factor by which values are multiplied for it."""
-    if result.unit != "us":
-        return result.unit, 1.0
-    if result.value >= _LONG_US:
-        return "ms", 1e-3
-    return "µs", 1.0
 
 
 def print_results(results: list[Result], console: Console) -> None:
@@ -75,12 +73,7 @@ def print_results(results: list[Result], console: Console) -> None:
 
 def markdown(results: list[Result], heading: list[str]) -> str:
     """Returns the same table as a Markdown page, for `benchmarks/results`."""
+    rows: list[Sequence[str]] = [COLUMNS, ["---"] * len(COLUMNS), *map(cells, results)]
     lines = ["# esper-bench", "", "```", *heading, "```", ""]
-    lines.append(_markdown_row(COLUMNS))
-    lines.append(_markdown_row(["---"] * len(COLUMNS)))
-    lines += [_markdown_row(cells(result)) for result in results]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join(lines) + "\n"
-
-
-def _markdown_row(texts: Sequence[str]) -> str:
-    return f"| {' | '.join(texts)} |"

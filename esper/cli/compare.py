@@ -214,7 +214,7 @@ def play_comparison(
 @contextmanager
 def faults_as_messages() -> Iterator[None]:
     """Ends the command with the message of an error that may happen to any program, such as a full disk."""
-    from esper.training.execution.faults import is_expected
+    from esper.training.executor import is_expected
 
     try:
         yield

@@ -97,11 +97,7 @@ class RankOptions:
             raise ConfigError(f"--processes is {processes!r}: give a number of processes, at least 1, or auto")
         if processes is not None and "RANK" in os.environ and LAUNCHED not in os.environ:
             raise ConfigError("--processes starts ranks, but torchrun has started some already: leave it out")
-        rank = os.environ.get("RANK", "0")
-        if not rank.isdecimal() or (int(rank) and "WORLD_SIZE" not in os.environ):
-            raise ConfigError(
-                f"the environment has RANK={rank} but not all that torchrun sets: use torchrun, or unset it"
-            )
+        _check_environment()
         if LAUNCHED in os.environ and (Path(os.environ[LAUNCHED]) / REFUSED).exists():
             raise click.exceptions.Exit(2)
         count = None if processes is None or "RANK" in os.environ else 0 if processes == "auto" else int(processes)
@@ -144,7 +140,7 @@ class RankOptions:
             return
 
         from esper.env.rank_hosts import RankServer
-        from esper.training.execution.messages import RankLost
+        from esper.training.executor import RankLost
 
         with self.joined() as ranks:
             if ranks is None:
@@ -180,7 +176,7 @@ class RankOptions:
                 yield ranks
         except (click.Abort, KeyboardInterrupt):
             # Nobody interrupted it: the launcher signals a rank when another one is lost, and reports that itself.
-            if LAUNCHED in os.environ and ranks is not None and ranks.messages.lost is not None:
+            if LAUNCHED in os.environ and ranks is not None and ranks.lost is not None:
                 raise click.exceptions.Exit(1) from None
             raise
 
@@ -207,6 +203,7 @@ class RankOptions:
         processes = self.processes or fitting(config)
         os.environ.setdefault(SHUTDOWN, SHUTDOWN_SECONDS)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # they are all on this machine
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # gloo also logs the errors that it raises
         os.environ[OWN_STORE] = "1"
         heard = [number.name for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         with tempfile.TemporaryDirectory(prefix="esper-ranks-") as logs, quiet_launcher():
@@ -309,7 +306,7 @@ def echo_waiting(ranks: RunRanks | None) -> None:
 
 def leave_to_launcher(error: BaseException) -> None:
     """Ends rank 0 without words if another rank is gone: who started both knows why, and reports it."""
-    from esper.training.execution.messages import RankLost
+    from esper.training.executor import RankLost
 
     if isinstance(error, RankLost) and not error.hangs and LAUNCHED in os.environ:
         raise click.exceptions.Exit(1) from None
@@ -339,6 +336,17 @@ def note_refusal() -> None:
     """Notes for further attempts that invalid input was reported."""
     if LAUNCHED in os.environ:
         (Path(os.environ[LAUNCHED]) / REFUSED).touch()
+
+
+def _check_environment() -> None:
+    """Raises ConfigError if variables of torchrun are set, such as in a shell, but not all that joining ranks needs."""
+    rank = os.environ.get("RANK", "0")
+    size = os.environ.get("WORLD_SIZE", "1")
+    complete = rank.isdecimal() and size.isdecimal() and (int(rank) == 0 or "WORLD_SIZE" in os.environ)
+    if complete and "RANK" in os.environ and int(size) > 1:
+        complete = "MASTER_ADDR" in os.environ and os.environ.get("MASTER_PORT", "").isdecimal()
+    if not complete:
+        raise ConfigError(f"the environment has RANK={rank} but not all that torchrun sets: use torchrun, or unset it")
 
 
 def _number(variable: str) -> int:

@@ -125,7 +125,7 @@ def episodes_of(config: HostTrainingConfig) -> int:
 @contextmanager
 def resumable(experiment: Experiment) -> Iterator[None]:
     """Closes ``experiment`` after the block, and says how to resume it if the block raises an error."""
-    from esper.training.execution.faults import is_expected
+    from esper.training.executor import is_expected
 
     words = partial(how_to_go_on, experiment.folder, experiment.config.task.name, experiment.config.run.controller)
     with experiment:

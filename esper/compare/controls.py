@@ -28,9 +28,8 @@ from esper.hosts.host import Host
 from esper.hosts.sizes import HostFamily, nearest_in_size
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.training.execution.tiers import make_executor
+from esper.training.host_state import copies_to_pin
 from esper.training.host_trainer import HostTrainer
-from esper.training.micro_batching import MicroBatchPolicy
-from esper.training.placement import copies_to_pin
 from esper.training.rng import seeded
 
 Control = tuple[Task, HostTrainingConfig, dict[str, Any]]
@@ -87,8 +86,8 @@ class ControlRunner(ArmRunner):
             return self.train(number, grown[: len(shared)])
 
         # In the order of hosts: this rank's part is the first one.
-        others = OtherRanks(self.ranks, n, MicroBatchPolicy(self.config))
-        return list(chain(*others.call("apply", part, mine=mine)))
+        others = OtherRanks(self.ranks, n)
+        return list(chain(*others.apply(part, mine)))
 
     def train(self, number: int, grown: Sequence[HostResult], first: int = 0) -> list[HostResult]:
         """Trains the control of host i as env ``first`` + i of the round.

@@ -160,7 +160,7 @@ class GrowingRunner(ArmRunner):
         self.meter: ComputeMeter | None = None
         if count_flops and isinstance(self.env, GrowthVectorEnv):
             self.meter = ComputeMeter(self.env.task, self.env.config, self.env.blueprints)
-            self.env.backend.of_each(watch)
+            self.env.backend.map_hosts(watch)
 
     def prepare(self) -> None:
         env = self.env
@@ -190,7 +190,7 @@ class GrowingRunner(ArmRunner):
         accuracy = env.test_accuracy()
         flops = [math.nan] * env.num_envs  # not counted
         if self.meter is not None:
-            flops = [self.meter.flops(episode) for episode in env.backend.of_each(episodes)]
+            flops = [self.meter.flops(episode) for episode in env.backend.map_hosts(episodes)]
         return [
             HostResult(
                 accuracy=float(accuracy[i]),

@@ -89,8 +89,8 @@ class Backend(ABC):
     def test_accuracy(self, state: EnvState) -> Floats:
         """Returns the test accuracy of each committed network (fossils only), pp [E]."""
 
-    def of_each(self, question: Callable[[Any], list[Any]]) -> list[Any]:
-        """Returns the results of ``question`` for each host in training; [] if hosts are simulated.
+    def map_hosts(self, function: Callable[[Any], list[Any]]) -> list[Any]:
+        """Returns the results of ``function`` for each host in training; [] if hosts are simulated.
 
         It is a function of a module: one that is called with the ``TrainingBackend`` of each rank, and returns a list
         of what can be pickled, with an entry for each of its hosts, or [].

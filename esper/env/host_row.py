@@ -19,7 +19,7 @@ from esper.lifecycle.stage import SeedStage
 from esper.seeds.site import Role, Site
 from esper.spaces.action import Op
 from esper.training.governor import Governor, Panic
-from esper.training.gradient_stats import HOST, GradientSummary
+from esper.training.metrics import HOST, GradientSummary
 from esper.training.snapshot import Restorable, Snapshot, ValidationRecord
 
 

@@ -16,6 +16,7 @@ from esper.data.task import DataOptions, Task, resolve
 from esper.data.tasks import load_task
 from esper.env import planted
 from esper.env.planted import PlantedVectorEnv
+from esper.env.rank_hosts import RankServer
 from esper.env.single import SingleEnv
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.start import recorded, started
@@ -24,10 +25,9 @@ from esper.hosts.host import Host
 from esper.hosts.sizes import at_width
 from esper.telemetry.event import Event
 from esper.telemetry.score import ACCURACY, ScoreUnit
-from esper.training.execution import workspaces
+from esper.training.execution.capabilities import bound_workspaces
 from esper.training.execution.multi_gpu import chosen_devices, devices_of
 from esper.training.execution.ranks import RunRanks
-from esper.training.micro_batching import MicroBatchPolicy
 from esper.training.rng import seeded
 
 
@@ -39,8 +39,6 @@ class EnvMaker:
     """The config; its type is HostTrainingConfig unless hosts are simulated."""
     task: Task | None
     """The task; None for simulated hosts."""
-    parts: MicroBatchPolicy | None = field(default=None, compare=False)
-    """The policy by which all hosts of the run split batches; None: each env has its own."""
     ranks: RunRanks | None = field(default=None, compare=False)
     """The ranks that hosts are spread over; None: all train in this process."""
     elsewhere: tuple[Task, ...] = field(default=(), compare=False)
@@ -68,7 +66,7 @@ class EnvMaker:
             return cls(planted.resolve(config), None)
         else:
             if ranks is not None:
-                _call_others(ranks, "load", config)  # while this rank loads it
+                _call_others(ranks, RankServer.load, config)  # while this rank loads it
             task = load_task(config.task.name, DataOptions.of(config.task))
 
         config = recorded(config)
@@ -80,12 +78,11 @@ class EnvMaker:
 
         devices = devices_of(run.device)
         if any(device.type == "cuda" for device in devices):
-            workspaces.bound()  # before anything uses cuBLAS
+            bound_workspaces()  # before anything uses cuBLAS
         tasks = [task.to(device) for device in devices]
         return cls(
             resolved,
             tasks[0],
-            MicroBatchPolicy(resolved),
             ranks,
             tuple(tasks[1:]),
         )
@@ -104,7 +101,7 @@ class EnvMaker:
         with seeded(0):  # the weights are not used
             build_host = at_width(self.task.build_host, width)
         if self.ranks is not None:
-            _call_others(self.ranks, "widen", self.config, width)
+            _call_others(self.ranks, RankServer.widen, self.config, width)
         return self.with_hosts(build_host)
 
     def with_hosts(self, build_host: Callable[[], Host]) -> EnvMaker:
@@ -132,17 +129,14 @@ class EnvMaker:
             config,
             emit,
             autoreset_mode=autoreset_mode,
-            parts=self.parts,
             elsewhere=self.elsewhere,
             ranks=self.ranks,
         )
 
 
-def _call_others(ranks: RunRanks, method: str, *arguments: Any) -> None:
+def _call_others(ranks: RunRanks, method: Callable[..., Any], *arguments: Any) -> None:
     """Calls a method of ``RankServer`` on all other ranks."""
-    # It concerns no group of hosts, and no count of micro-batches.
-    call = (0, method, 0, *arguments)
-    ranks.start(dict.fromkeys(range(1, ranks.size), call))
+    ranks.start(dict.fromkeys(range(1, ranks.size), (method, *arguments)))
 
 
 def make_env(

@@ -23,7 +23,6 @@ from esper.training.execution.ranks import RunRanks
 from esper.training.execution.tiers import prepare_hosts
 from esper.training.executor import Executor
 from esper.training.host_trainer import HostTrainer
-from esper.training.micro_batching import MicroBatchPolicy
 
 FIRST_INDEX = 1_000_000
 """Env index of the first baseline host: streams of random numbers that no env of a run shares."""
@@ -52,13 +51,11 @@ def measure_baseline(
     config: HostTrainingConfig,
     executor: Executor,
     run_seed: int,
-    policy: MicroBatchPolicy,
     ranks: RunRanks | None = None,
 ) -> Baseline:
     """Trains ``env.baseline_episodes`` hosts alone and validates them after every epoch.
 
-    ``tasks`` is the task on each of the devices of ``executor``; ``policy`` see HostTrainer; ``ranks`` are those
-    that hosts are spread over, if any.
+    ``tasks`` is the task on each of the devices of ``executor``; ``ranks`` are those that hosts are spread over.
     """
     count = config.env.baseline_episodes
     config = config.with_values(env={"stop_on": [], "recalibrate": False})  # whole episodes, with running statistics
@@ -73,7 +70,7 @@ def measure_baseline(
     prepare_hosts(config.run, training, executor)
 
     with ExitStack() as opened:
-        trainer = HostTrainer(tasks[0], training, executor, policy)
+        trainer = HostTrainer(tasks[0], training, executor)
         opened.enter_context(closing(trainer))
         catalog = _no_blueprints(trainer)
         spans = Spans()

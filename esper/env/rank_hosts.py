@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,16 +21,12 @@ from esper.hosts.sizes import at_width
 from esper.lifecycle.slots import Bools, Floats, Slots
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import ActionSpec
-from esper.telemetry.event import Event, MicroBatchHalved
 from esper.telemetry.span import Spans
-from esper.training.execution import workspaces
-from esper.training.execution.faults import is_expected
+from esper.training.execution.capabilities import bound_workspaces
 from esper.training.execution.ranks import RunRanks
 from esper.training.execution.tiers import make_executor, prepare_hosts
-from esper.training.host_state import host_state
+from esper.training.host_state import copies_to_pin, host_state
 from esper.training.host_trainer import HostTrainer
-from esper.training.micro_batching import MicroBatchPolicy
-from esper.training.placement import copies_to_pin
 
 Epoch = tuple[Floats, Floats, Rollbacks]
 """The tables of envs after validation and after governing, and the rollbacks."""
@@ -46,29 +43,11 @@ class HostGroup:
     governed: bool
 
 
-@dataclass(frozen=True)
-class Reply:
-    """Result of a call, and the splits of batches because memory ran out during it."""
+class RankHosts(TrainingBackend):
+    """One group of hosts of this rank, on the executor of ``run``, with the state of their envs as rank 0 sent it last.
 
-    result: Any
-    splits: tuple[MicroBatchHalved, ...] = ()
-
-
-OF_BACKEND = frozenset(
-    {
-        "reset",
-        "plant",
-        "remove",
-        "shapley",
-        "of_each",
-        "state_dict",
-    }
-)
-"""Methods of a backend that rank 0 calls as they are."""
-
-
-class RankHosts:
-    """One group of hosts of this rank, with the state of their envs as rank 0 sent it last."""
+    Methods that take a table of that state stand for those of a backend that take the state itself.
+    """
 
     def __init__(
         self,
@@ -77,85 +56,56 @@ class RankHosts:
         run: RunConfig,
     ) -> None:
         count = len(group.indices)
-        self.splits: list[Event] = []
-        self.policy = MicroBatchPolicy(group.config)
-        self.policy.on_split = self.splits.append
-        self.backend = _make_hosts(group, task, run, self.policy)
         self.state = EnvState.fresh(count, slots=Slots.fresh(count, len(group.spec.slots)))
         self.all = slice(0, count)
-
-    def answer(
-        self,
-        method: str,
-        micro_batches: int,
-        *arguments: Any,
-    ) -> Reply:
-        """Calls a method of the backend, or one of these, which need the state of envs or one host."""
-        # Another rank may have run out of memory since, and all split batches alike.
-        self.policy.restore(micro_batches)
-        self.splits.clear()
-        owner = self.backend if method in OF_BACKEND else self
-        result = getattr(owner, method)(*arguments)
-        splits = tuple(event for event in self.splits if isinstance(event, MicroBatchHalved))
-        return Reply(result, splits)
+        training = make_trainings([task] * count, [group.config] * count, group.indices)
+        executor = make_executor(run, task.device)
+        try:
+            prepare_hosts(run, training, executor)
+            host = training[0].host
+            catalog = BlueprintCatalog(host.topology, host.sites, BLUEPRINTS.copy(), group.spec)
+            largest = catalog.max_parameters(group.config.env.parameter_budget * host.parameter_count)
+            pinned = copies_to_pin(run, training, largest)
+            trainer = HostTrainer(task, training, executor)
+            super().__init__(trainer, catalog, Spans(), pinned, group.governed)
+        except BaseException:
+            executor.close()
+            raise
 
     def epoch(self, active: Bools, table: Floats) -> Epoch:
         """Trains, validates and governs; returns the state after validation, that after governing, and rollbacks."""
         write_table(self.state, self.all, table)
-        self.backend.train(active, self.state)
-        self.backend.measure(active, self.state)
+        self.train(active, self.state)
+        self.measure(active, self.state)
         measured = table_of(self.state, self.all)
-        rollbacks = self.backend.govern(active, self.state)
+        rollbacks = self.govern(active, self.state)
         governed = table_of(self.state, self.all)
         return measured, governed, rollbacks
 
-    def measure(self, active: Bools, table: Floats) -> Epoch:
+    def measure_new(self, active: Bools, table: Floats) -> Epoch:
         """Validates new hosts, which are not governed yet."""
         write_table(self.state, self.all, table)
-        self.backend.measure(active, self.state)
+        self.measure(active, self.state)
         measured = table_of(self.state, self.all)
         return measured, measured, {}
 
-    def take_first_snapshots(self, starting: Bools, table: Floats) -> None:
+    def snapshot_new(self, starting: Bools, table: Floats) -> None:
         write_table(self.state, self.all, table)
-        self.backend.take_first_snapshots(starting, self.state)
+        self.take_first_snapshots(starting, self.state)
 
-    def test_accuracy(self) -> Floats:
-        return self.backend.test_accuracy(self.state)
+    def test(self) -> Floats:
+        return self.test_accuracy(self.state)
 
     def host_state(self, row: int) -> Any:
-        return host_state(self.backend.each[row].training)
+        return host_state(self.each[row].training)
 
-    def load_state_dict(self, saved: Any, table: Floats) -> None:
+    def resume(self, saved: Any, table: Floats) -> None:
         write_table(self.state, self.all, table)
-        self.backend.load_state_dict(saved, self.state)
-
-
-def _make_hosts(
-    group: HostGroup,
-    task: Task,
-    run: RunConfig,
-    policy: MicroBatchPolicy,
-) -> TrainingBackend:
-    """Makes the hosts of ``group`` on the executor of ``run``, as rank 0 makes its own."""
-    count = len(group.indices)
-    training = make_trainings([task] * count, [group.config] * count, group.indices)
-    executor = make_executor(run, task.device)
-    try:
-        prepare_hosts(run, training, executor)
-        host = training[0].host
-        catalog = BlueprintCatalog(host.topology, host.sites, BLUEPRINTS.copy(), group.spec)
-        largest = catalog.max_parameters(group.config.env.parameter_budget * host.parameter_count)
-        pinned = copies_to_pin(run, training, largest)
-        trainer = HostTrainer(task, training, executor, policy)
-        return TrainingBackend(trainer, catalog, Spans(), pinned, group.governed)
-    except BaseException:
-        executor.close()
-        raise
+        self.load_state_dict(saved, self.state)
 
 
 class RankServer:
-    """Makes and keeps the groups of hosts of one rank.
+    """Makes and keeps the groups of hosts of one rank. Rank 0 calls its methods.
 
     Args:
         task: what hosts are trained on; None: the task that rank 0 names, loaded once.
@@ -172,41 +122,48 @@ class RankServer:
         """Trains hosts for rank 0 until it dismisses this rank. Raises RankLost if rank 0 is gone."""
         torch.set_num_threads(1)  # as rank 0: initial weights depend on it
         try:
-            self.ranks.serve(self.handle, is_expected)
+            self.ranks.serve(self)
         finally:
             for group in self.groups.values():
-                group.backend.close()
+                group.close()
 
-    def handle(
+    def load(self, config: TrainingConfig) -> None:
+        """Loads the task of ``config`` anew: its hosts may have had another width."""
+        self.tasks.pop(self._key(config), None)
+        self._task_of(config)
+
+    def widen(self, config: TrainingConfig, width: int) -> None:
+        """Gives the task's hosts another width."""
+        task = self._task_of(config)
+        self.tasks[self._key(config)] = task.with_hosts(at_width(task.build_host, width))
+
+    def apply(
+        self,
+        config: TrainingConfig,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+    ) -> Any:
+        """Returns ``function`` of the task, of the config with the workers and device of this rank, and of more."""
+        own = config.model_copy(update={"run": self.ranks.own(config.run)})
+        return function(self._task_of(config), own, *arguments)
+
+    def make(self, name: int, group: HostGroup) -> None:
+        """Makes the group ``name``."""
+        run = self.ranks.own(group.config.run)
+        self.groups[name] = RankHosts(group, self._task_of(group.config), run)
+
+    def call_group(
         self,
         name: int,
-        method: str,
-        micro_batches: int,
+        method: Callable[..., Any],
         *arguments: Any,
-    ) -> Reply:
-        """Executes a call for the group ``name``."""
-        if method == "load":
-            (config,) = arguments
-            self.tasks.pop(self._key(config), None)  # its hosts may have had another width
-            self._task_of(config)
-        elif method == "widen":
-            config, width = arguments
-            task = self._task_of(config)
-            self.tasks[self._key(config)] = task.with_hosts(at_width(task.build_host, width))
-        elif method == "apply":
-            config, function, more = arguments
-            task = self._task_of(config)
-            of_rank = config.model_copy(update={"run": self.ranks.own(config.run)})
-            return Reply(function(task, of_rank, *more))
-        elif method == "make":
-            (group,) = arguments
-            task = self._task_of(group.config)
-            self.groups[name] = RankHosts(group, task, self.ranks.own(group.config.run))
-        elif method == "close":
-            self.groups.pop(name).backend.close()
-        else:
-            return self.groups[name].answer(method, micro_batches, *arguments)
-        return Reply(None)
+    ) -> Any:
+        """Calls a method of :class:`RankHosts` on the group ``name``."""
+        return method(self.groups[name], *arguments)
+
+    def close(self, name: int) -> None:
+        """Frees the group ``name``."""
+        self.groups.pop(name).close()
 
     def _task_of(self, config: TrainingConfig) -> Task:
         """Returns the task of a config on this rank's device."""
@@ -217,7 +174,7 @@ class RankServer:
         task = started(task, config.task.start)
         device = torch.device(key[2])
         if device.type == "cuda":
-            workspaces.bound()  # before anything uses cuBLAS
+            bound_workspaces()  # before anything uses cuBLAS
         self.tasks[key] = task.to(device)
         return self.tasks[key]
 

@@ -1,6 +1,6 @@
 """Hosts spread over the ranks of a run: rank 0 has the state of all envs, and trains the first of their hosts.
 
-An epoch takes one exchange: the other ranks receive the state of their envs, train, validate and govern, and send that
+An epoch takes one call: the other ranks receive the state of their envs, train, validate and govern, and send that
 state back. All that decides, learns, logs and saves is on rank 0 and knows nothing of ranks.
 """
 
@@ -19,37 +19,25 @@ from esper.config.resolved import HostTrainingConfig
 from esper.data.task import Task
 from esper.env.backend import Backend, Rollbacks
 from esper.env.host_row import assign_roles
-from esper.env.rank_hosts import Epoch, HostGroup, Reply
+from esper.env.rank_hosts import Epoch, HostGroup, RankHosts, RankServer
 from esper.env.state import EnvState, table_of, write_changes
 from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.lifecycle.slots import Bools, Floats, Ints
-from esper.training.execution.messages import RankLost
-from esper.training.execution.ranks import RankFailed, RunRanks
+from esper.training.execution.ranks import RunRanks
+from esper.training.executor import RankFailed, RankLost
 from esper.training.host_state import load_host_state
 from esper.training.host_training import HostTraining
-from esper.training.micro_batching import MicroBatchPolicy
 
 Arguments = Callable[[slice], tuple[Any, ...]]
 """The arguments of a call to the rank that has the hosts of these rows."""
 
 
 class OtherRanks:
-    """Calls of the hosts that other ranks have.
+    """Calls of the hosts that other ranks have; ``count`` is the number of hosts on all ranks."""
 
-    Args:
-        count: number of hosts on all ranks.
-        policy: how batches are split here, which is the same everywhere.
-    """
-
-    def __init__(
-        self,
-        ranks: RunRanks,
-        count: int,
-        policy: MicroBatchPolicy,
-    ) -> None:
+    def __init__(self, ranks: RunRanks, count: int) -> None:
         self.ranks = ranks
         self.count = count
-        self.policy = policy
         self.name = ranks.new_name()
         self.shares: dict[int, slice] = {}
         """Rows of the hosts of every other rank that has some."""
@@ -70,24 +58,24 @@ class OtherRanks:
 
         return arguments
 
-    def call(
+    def apply(self, arguments: Arguments, mine: Callable[[], Any]) -> list[Any]:
+        """Calls :meth:`RankServer.apply` on all ranks, does this rank's part meanwhile; returns results in order."""
+        self.ranks.start({rank: (RankServer.apply, *arguments(rows)) for rank, rows in self.shares.items()})
+        return [mine(), *self.ranks.finish().values()]
+
+    def map(
         self,
-        method: str,
-        arguments: Arguments = lambda _: (),
-        mine: Callable[[], Any] | None = None,
-    ) -> Any:
-        """Calls all ranks, does this rank's part meanwhile, and returns the results in the order of hosts."""
-        results = []
-        self.start(method, arguments)
-        if mine is not None:
-            results.append(mine())
-        for _, result in self.finish():
-            results.append(result)
-        return results
+        method: Callable[..., Any],
+        mine: Callable[[], Any],
+        *arguments: Any,
+    ) -> list[Any]:
+        """Calls ``method`` on the hosts of all ranks, and ``mine`` meanwhile; returns results in order."""
+        self.start(method, lambda _: arguments)
+        return [mine(), *(result for _, result in self.finish())]
 
     def start(
         self,
-        method: str,
+        method: Callable[..., Any],
         arguments: Arguments,
         active: Bools | None = None,
     ) -> None:
@@ -95,34 +83,20 @@ class OtherRanks:
         calls = {}
         for rank, rows in self.shares.items():
             if active is None or active[rows].any():
-                calls[rank] = (self.name, method, self.policy.count, *arguments(rows))
-        # Without any, too: else its caller would take the answers to the call before for its own.
+                calls[rank] = (RankServer.call_group, self.name, method, *arguments(rows))
+        # Without any, too: else its caller would take the replies to the call before for its own.
         self.ranks.start(calls)
 
     def finish(self) -> list[tuple[slice, Any]]:
         """Returns the results of the last call with their rows, in the order of hosts; none if no rank was called."""
-        results = []
-        for rank, reply in self.ranks.finish().items():
-            assert isinstance(reply, Reply)
-            results.append((self.shares[rank], reply.result))
-            self._split(reply)
-        return results
+        return [(self.shares[rank], result) for rank, result in self.ranks.finish().items()]
 
-    def ask(self, env: int, method: str) -> Any:
+    def call(self, env: int, method: Callable[..., Any]) -> Any:
         """Returns the result of ``method`` of the rank that has the host of env ``env``, called with the host's row."""
         of_env = np.arange(self.count) == env
         self.start(method, lambda rows: (env - rows.start,), of_env)
         ((_, result),) = self.finish()
         return result
-
-    def _split(self, reply: Reply) -> None:
-        """Splits batches as the rank does, because memory ran out there."""
-        for event in reply.splits:
-            if self.policy.count == event.micro_batches:
-                continue
-            self.policy.restore(event.micro_batches)
-            if self.policy.on_split is not None:
-                self.policy.on_split(event)
 
 
 class RankedBackend(Backend):
@@ -145,17 +119,19 @@ class RankedBackend(Backend):
         self.count = len(indices)
         self.only_added = local.only_added
         self.at_once = local.at_once
-        self.others = OtherRanks(ranks, self.count, local.trainer.policy)
+        self.others = OtherRanks(ranks, self.count)
         self.mine = slice(0, len(local.each))
         self._after: dict[int, Epoch] = {}
         """State before and after governing, and the rollbacks, of epochs whose rollbacks are not written yet."""
         self._training = False
         """Whether the other ranks train an epoch whose results have not arrived."""
 
-        def group(rows: slice) -> tuple[HostGroup]:
-            return (HostGroup(config, local.catalog.spec, tuple(indices[rows]), local.governed),)
-
-        self.others.call("make", group)
+        calls = {}
+        for rank, rows in self.others.shares.items():
+            group = HostGroup(config, local.catalog.spec, tuple(indices[rows]), local.governed)
+            calls[rank] = (RankServer.make, self.others.name, group)
+        ranks.start(calls)
+        ranks.finish()
 
     def reset(
         self,
@@ -163,7 +139,7 @@ class RankedBackend(Backend):
         run_seed: int,
         episodes: Ints,
     ) -> None:
-        self.others.start("reset", lambda rows: (starting[rows], run_seed, episodes[rows]), starting)
+        self.others.start(RankHosts.reset, lambda rows: (starting[rows], run_seed, episodes[rows]), starting)
         self.local.reset(starting[self.mine], run_seed, episodes[self.mine])
 
     def plant(
@@ -173,7 +149,7 @@ class RankedBackend(Backend):
         style: Ints,
     ) -> tuple[Ints, dict[int, str]]:
         in_envs = np.any(where, axis=1)
-        self.others.start("plant", lambda rows: (where[rows], blueprint[rows], style[rows]), in_envs)
+        self.others.start(RankHosts.plant, lambda rows: (where[rows], blueprint[rows], style[rows]), in_envs)
         mine = self.local.plant(where[self.mine], blueprint[self.mine], style[self.mine])
 
         sizes = np.zeros((len(where), 1), dtype=np.int64)
@@ -185,19 +161,19 @@ class RankedBackend(Backend):
         return sizes, failures
 
     def remove(self, where: Bools) -> None:
-        self.others.start("remove", lambda rows: (where[rows],), np.any(where, axis=1))
+        self.others.start(RankHosts.remove, lambda rows: (where[rows],), np.any(where, axis=1))
         self.local.remove(where[self.mine])
 
     def train(self, active: Bools, state: EnvState) -> None:
         """Trains an epoch; the other ranks go on to validate and govern without a further call."""
-        self.others.start("epoch", self.others.with_state(active, state), active)
+        self.others.start(RankHosts.epoch, self.others.with_state(active, state), active)
         self._training = True
         if active[self.mine].any():
             self.local.train(active[self.mine], state)
 
     def measure(self, active: Bools, state: EnvState) -> None:
         if not self._training:
-            self.others.start("measure", self.others.with_state(active, state), active)
+            self.others.start(RankHosts.measure_new, self.others.with_state(active, state), active)
         self._training = False
         self.local.measure(active[self.mine], state)
         for rows, (measured, governed, rollbacks) in self.others.finish():
@@ -207,7 +183,7 @@ class RankedBackend(Backend):
 
     def take_first_snapshots(self, starting: Bools, state: EnvState) -> None:
         self._after.clear()
-        self.others.start("take_first_snapshots", self.others.with_state(starting, state), starting)
+        self.others.start(RankHosts.snapshot_new, self.others.with_state(starting, state), starting)
         self.local.take_first_snapshots(starting[self.mine], state)
         self.others.finish()
 
@@ -223,13 +199,13 @@ class RankedBackend(Backend):
         return rollbacks
 
     def test_accuracy(self, state: EnvState) -> Floats:
-        accuracies = self.others.call("test_accuracy", mine=lambda: self.local.test_accuracy(state))
+        accuracies = self.others.map(RankHosts.test, lambda: self.local.test_accuracy(state))
         return np.concatenate(accuracies)
 
     def shapley(self, env: int) -> dict[str, Paired]:
         if env < self.mine.stop:
             return self.local.shapley(env)
-        values: dict[str, Paired] = self.others.ask(env, "shapley")
+        values: dict[str, Paired] = self.others.call(env, RankHosts.shapley)
         return values
 
     def copy_of(
@@ -241,24 +217,24 @@ class RankedBackend(Backend):
     ) -> HostTraining:
         """Returns a copy of the host of env ``env``, which another rank has, on the device of ``task``."""
         (training,) = make_trainings([task], [config], [env])
-        load_host_state(training, self.others.ask(env, "host_state"), self.local.catalog.registry)
+        load_host_state(training, self.others.call(env, RankHosts.host_state), self.local.catalog.registry)
         sites = [training.site_by_name[name] for name in self.local.catalog.spec.slots]
         assign_roles(training, sites, state.slots, env)
         return training
 
-    def of_each(self, question: Callable[[Any], list[Any]]) -> list[Any]:
-        answers = self.others.call("of_each", lambda _: (question,), lambda: question(self.local))
-        return list(chain(*answers))
+    def map_hosts(self, function: Callable[[Any], list[Any]]) -> list[Any]:
+        replies = self.others.map(RankHosts.map_hosts, lambda: function(self.local), function)
+        return list(chain(*replies))
 
     def state_dict(self) -> Any:
-        states = self.others.call("state_dict", mine=self.local.state_dict)
+        states = self.others.map(RankHosts.state_dict, self.local.state_dict)
         return list(chain(*states))
 
     def load_state_dict(self, saved: Any, state: EnvState) -> None:
         """Resumes. Raises KeyError or ValueError if ``saved`` belongs to different hosts."""
         if len(saved) != self.count:
             raise ValueError(f"it has {len(saved)} hosts, not {self.count}")
-        self.others.start("load_state_dict", lambda rows: (saved[rows], table_of(state, rows)))
+        self.others.start(RankHosts.resume, lambda rows: (saved[rows], table_of(state, rows)))
         self.local.load_state_dict(saved[self.mine], state)
         try:
             self.others.finish()
@@ -277,4 +253,6 @@ def spread(hosts: RankedBackend) -> Iterator[RankedBackend]:
         yield hosts
     finally:
         with suppress(RankFailed, RankLost, ConfigError):  # these were raised before, or do not matter any more
-            hosts.others.call("close")
+            ranks = hosts.others.ranks
+            ranks.start(dict.fromkeys(hosts.others.shares, (RankServer.close, hosts.others.name)))
+            ranks.finish()

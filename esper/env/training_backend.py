@@ -28,13 +28,11 @@ from esper.spaces.action import STYLES
 from esper.telemetry.span import Spans
 from esper.telemetry.timer import CUDATimer
 from esper.training.execution.multi_gpu import device_index
-from esper.training.finite import count_not_finite
 from esper.training.governor import Governor, Panic
-from esper.training.gradient_stats import HOST
 from esper.training.host_state import host_state, load_host_state
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
-from esper.training.metrics import EpochMetrics, make_metrics
+from esper.training.metrics import HOST, EpochMetrics, count_not_finite, make_metrics
 from esper.training.rng import seeded
 from esper.training.start import give_starts
 from esper.training.validate import Evaluation, committed_configuration, evaluate
@@ -357,7 +355,7 @@ class TrainingBackend(Backend):
 
     def measure(self, active: Bools, state: EnvState) -> None:
         hosts = self._of(active)
-        self.trainer.repeatable(EnvHost.validate, hosts)
+        self.trainer.run(EnvHost.validate, hosts)
 
         # The hosts of one device share one block of totals.
         blocks = defaultdict[int, list[EnvHost]](list)
@@ -399,11 +397,11 @@ class TrainingBackend(Backend):
             result = evaluate(training, training.task.test, [committed_configuration(training)])
             accuracy[host.row] = float(result.accuracy[0])
 
-        self.trainer.repeatable(test, self.each)
+        self.trainer.run(test, self.each)
         return accuracy
 
-    def of_each(self, question: Callable[[Any], list[Any]]) -> list[Any]:
-        return question(self)
+    def map_hosts(self, function: Callable[[Any], list[Any]]) -> list[Any]:
+        return function(self)
 
     def state_dict(self) -> Any:
         states = []

@@ -29,10 +29,9 @@ from esper.telemetry.span import Spans
 from esper.training.execution.multi_gpu import device_index
 from esper.training.execution.ranks import RunRanks
 from esper.training.execution.tiers import make_executor, prepare_hosts
+from esper.training.host_state import copies_to_pin
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
-from esper.training.micro_batching import MicroBatchPolicy
-from esper.training.placement import copies_to_pin
 from esper.training.precision import Arithmetic
 from esper.training.rng import seeded
 
@@ -53,7 +52,6 @@ class GrowthVectorEnv(SlotVectorEnv):
         blueprints: what seeds can be; None takes the built-in registry as it is now. ``config.env.blueprints`` says
             which of the host's topology a controller may choose, None for all.
         autoreset_mode: DISABLED or SAME_STEP, see SlotVectorEnv.
-        parts: how batches are split, shared by the envs of a run; None: this env's own.
         ranks: the ranks that hosts are spread over; None: all train in this process.
 
     Raises:
@@ -73,7 +71,6 @@ class GrowthVectorEnv(SlotVectorEnv):
         baseline: Baseline | None = None,
         blueprints: BlueprintRegistry | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
-        parts: MicroBatchPolicy | None = None,
         elsewhere: Sequence[Task] = (),
         ranks: RunRanks | None = None,
     ) -> None:
@@ -101,10 +98,8 @@ class GrowthVectorEnv(SlotVectorEnv):
         spec = catalog.spec
         choices = catalog.choices(host, first.sample, config.env.at_once)
 
-        self.parts = parts or MicroBatchPolicy(config)
         self.reporter = None
         if emit is not ignore:
-            self.parts.on_split = self._emit
             self.reporter = Reporter(self._emit, spec, config.env, n_envs)
 
         spans = Spans(marks=config.run.mark_phases)
@@ -112,7 +107,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         tier = prepare_hosts(run, self.training, self.executor)
         largest = catalog.max_parameters(config.env.parameter_budget * host.parameter_count)
         pinned = copies_to_pin(run, self.training, largest)
-        trainer = HostTrainer(task, self.training, self.executor, self.parts)
+        trainer = HostTrainer(task, self.training, self.executor)
         self.local = TrainingBackend(trainer, catalog, spans, pinned)
         """The hosts of this process."""
         self.backend: TrainingBackend | RankedBackend = self.local
@@ -150,7 +145,6 @@ class GrowthVectorEnv(SlotVectorEnv):
                 self.config,
                 self.executor,
                 self.run_seed,
-                self.parts,
                 self.ranks,
             )
         baseline.check(self.horizon)

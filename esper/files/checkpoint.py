@@ -33,7 +33,6 @@ KEYS: dict[str, tuple[type, ...]] = {
     "baseline": (dict,),
     "logs": (dict,),
     "env_steps": (int,),
-    "micro_batches": (int, type(None)),
     "collector": (dict,),
     "agent": (dict,),
     "policy": (dict, type(None)),

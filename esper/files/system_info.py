@@ -17,7 +17,7 @@ from esper import __version__, _runtime
 from esper.config import ConfigError
 from esper.ops import _native
 from esper.telemetry.text import count
-from esper.training.execution import capabilities, workspaces
+from esper.training.execution import capabilities
 from esper.training.execution.cores import usable_cores
 from esper.training.execution.multi_gpu import chosen_devices
 
@@ -57,7 +57,7 @@ def describe_environment() -> dict[str, Any]:
         "driver": None if driver is None else f"CUDA {capabilities.version_text(driver)}",
         "gpus": gpus,
         "gpus_lack": gpus_lack,
-        "cublas_workspace": workspaces.describe(),
+        "cublas_workspace": capabilities.describe_workspace(),
         "steps": capabilities.device_capabilities(),
         "modules": modules,
         "built_with": _native.built_with(),

@@ -36,7 +36,7 @@ from esper.seeds.features import Features
 from esper.seeds.site import GerminationFailed, PlantedSeed
 from esper.spaces.action import STYLES, ActionSpec
 from esper.training.governor import Governor, Panic
-from esper.training.gradient_stats import SeedGradientCollector
+from esper.training.metrics import SeedGradientCollector
 from esper.training.rng import RngStream, derive_seed, seeded
 
 MAX_NOISE = 0.01

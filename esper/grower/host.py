@@ -10,8 +10,7 @@ from torch import Tensor
 from esper.grower.hooks import SiteHooks
 from esper.grower.optimizer import SeedGroups
 from esper.seeds.site import Role, Site
-from esper.training.finite import count_not_finite, finite_buffers
-from esper.training.gradient_stats import HOST
+from esper.training.metrics import HOST, count_not_finite, finite_buffers
 
 
 class LoopHost:

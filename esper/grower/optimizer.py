@@ -19,7 +19,7 @@ from esper.grower.ranks import Ranks
 from esper.grower.schedules import SLOT, Group, follow_schedules, host_groups, in_order, show_host_groups
 from esper.grower.stepping import ScalerSearch, hook_steps, unscaling, unwrapped
 from esper.hosts.site_path import SitePath
-from esper.training.gradient_stats import HOST, SeedGradientCollector
+from esper.training.metrics import HOST, SeedGradientCollector
 
 NOT_INHERITED = ("params", "param_names", "lr", "initial_lr", "weight_decay", SLOT)
 """Options of a group that a seed's group does not copy."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 VARIABLE = "ESPER_REQUIRE_NATIVE"
 REPAIR_COMMAND = "pip install --force-reinstall --no-deps -e ."
@@ -157,3 +158,19 @@ def not_differentiable(*names: str, in_place: bool = False) -> None:
 def built_with() -> str:
     """Returns the compiler, torch headers and CPU instruction sets that the CPU module reports."""
     return cast(str, torch.ops.esper.built_with())
+
+
+class Once(torch.autograd.Function):
+    """A gradient as a function of what it was computed from, so that differentiating it again is an error.
+
+    ``apply(message, gradient, *inputs)`` returns the gradient; the error has the message.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, message: str, gradient: Tensor, *inputs: Tensor) -> Tensor:
+        ctx.message = message
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError(ctx.message)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from esper.ops import _native
+from esper.ops._native import Once
 from esper.ops.accumulators import ACCUMULATOR_FIELDS, Accumulators
-from esper.ops.once import Once
 
 # Called only when autograd has nothing to record: inside forward and backward, and for measurements.
 _native.not_differentiable("cross_entropy_forward", "cross_entropy_backward")

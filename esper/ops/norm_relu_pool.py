@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.ops import _native
-from esper.ops.once import Once
+from esper.ops._native import Once
 
 # Rows of `statistics`, float32 [3, C], in the order of csrc/norm_relu_pool.h: the mean and 1 / sqrt(biased variance +
 # eps) used for normalisation, and the unbiased variance.

@@ -31,9 +31,9 @@ from esper.telemetry.hub import Sink, TelemetryHub
 from esper.telemetry.memory import memory_used
 from esper.telemetry.score import ScoreUnit
 from esper.telemetry.span import Spans
-from esper.training.execution import workspaces
+from esper.training.execution.capabilities import run_workspace
 from esper.training.execution.multi_gpu import devices_of
-from esper.training.placement import COPIES
+from esper.training.host_state import COPIES
 
 
 class RunTelemetry:
@@ -104,7 +104,7 @@ class RunTelemetry:
                 tier_refused=refused,
                 time=time.time(),
                 folder=str(self.files.path),
-                cublas_workspace=workspaces.of_run(config.run.device),
+                cublas_workspace=run_workspace(config.run.device),
                 pinned_copies=COPIES[:pinned],
             )
         )
@@ -130,7 +130,7 @@ class RunTelemetry:
                 time=time.time(),
                 warnings=tuple(warnings),
                 epochs=epochs,
-                cublas_workspace=workspaces.of_run(self.config.run.device),
+                cublas_workspace=run_workspace(self.config.run.device),
             )
         )
         name_score(self.score, self.emit)
@@ -197,7 +197,7 @@ class RunTelemetry:
         """Returns the memory that the run uses, with the copies of all hosts, of those left alone, too."""
         copies: list[Mapping[str, int]] = []
         for env in envs:
-            copies += env.backend.of_each(copies_held)
+            copies += env.backend.map_hosts(copies_held)
         return memory_used(copies, devices_of(self.config.run.device))
 
     def end(self, summary: RunSummary) -> None:

@@ -164,7 +164,6 @@ class Trainer:
 
     def state_dict(self) -> checkpoint.State:
         """Returns all state needed to resume, and the policy on its own. Raises RuntimeError before the baseline."""
-        parts = self.maker.parts
         baseline = self.env.baseline
         if baseline is None:
             raise RuntimeError("a run has no state before its baseline is measured: call prepare() first")
@@ -174,7 +173,6 @@ class Trainer:
             "best": self.best.accuracy,
             "seconds": self.seconds,
             "baseline": asdict(baseline),
-            "micro_batches": None if parts is None else parts.count,
             "collector": self.collector.state_dict(),
             "agent": self.agent.state_dict(),
             "policy": self.agent.policy_state(),
@@ -192,8 +190,9 @@ class Trainer:
         baseline["accuracy"] = tuple(baseline["accuracy"])
         baseline["loss"] = tuple(baseline["loss"])
         self.prepare(Baseline(**baseline))
-        if self.maker.parts is not None and state["micro_batches"] is not None:
-            self.maker.parts.restore(int(state["micro_batches"]))
+        split = state.get("micro_batches")  # earlier versions split batches when memory ran out
+        if split not in (None, self.config.task.micro_batches):
+            raise ValueError(f"it has {split} micro-batches, and the config {self.config.task.micro_batches}")
         self.collector.load_state_dict(state["collector"])
         self.agent.load_state_dict(state["agent"])
         self.done = int(state["round"])

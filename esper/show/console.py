@@ -84,7 +84,7 @@ def lines(event: Event, view: RunView, eta: str) -> list[str]:
             return [f"  warning, round {event.round}: {event.found}; try: {event.advice}"]
         case events.ArmPlayed():
             return [played(event, view) + eta]
-        case events.GovernorRollback() | events.SeedCut() | events.MicroBatchHalved():
+        case events.GovernorRollback() | events.SeedCut():
             place, what, why = incident(event)
             return [f"{what}: {place}: {why}"]
     return []
@@ -178,10 +178,6 @@ def incident(event: Event) -> tuple[str, str, str]:
         case events.ActionTaken():
             what = " ".join(filter(None, (event.op, event.blueprint, event.slot)))
             why = "" if event.accepted else f"refused: {event.reason}"
-        case events.MicroBatchHalved():
-            split = f"from this epoch on, each batch is split into {event.micro_batches} micro-batches"
-            why = f"batch {event.batch} ({event.reason}); {split}"
-            return f"host {event.env}, epoch {event.epoch}", "out of memory", why
         case _:
             raise TypeError(f"{type(event).__name__} is not an event of one host")
     return f"round {event.episode + 1}, host {event.env}, epoch {event.epoch}", what, why

@@ -167,7 +167,7 @@ def _events(run: Run, named: bool) -> str:
     actions = _tally((action.op, action.accepted) for action in run.of(events.ActionTaken))
     gates = _tally((gate.gate, gate.passed) for gate in run.of(events.GateEvaluated))
     incidents: list[tuple[str, str, str]] = []
-    for kind in (events.GovernorRollback, events.SeedCut, events.MicroBatchHalved):
+    for kind in (events.GovernorRollback, events.SeedCut):
         incidents += map(incident, run.of(kind))
     for resumed in run.of(events.RunResumed):
         place = f"after round {resumed.round}"

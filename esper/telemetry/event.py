@@ -102,17 +102,6 @@ class StepsNotCaptured(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class MicroBatchHalved(Event):
-    """Memory ran out at ``batch``. From this epoch on, which is repeated, batches have twice as many micro-batches."""
-
-    env: int
-    epoch: int
-    batch: int
-    micro_batches: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class BaselineMeasured(Event):
     """No-growth curves: means over ``episodes`` hosts left alone, indexed by epochs done (0: untrained).
     A loop outside Esper may have given the accuracies; the losses are then unknown, and empty.

@@ -1,4 +1,4 @@
-"""Executors, which train the hosts of a run at the same time, and their errors."""
+"""Executors, which train the hosts of a run at the same time, and the errors of training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,23 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
+import torch
+
+from esper.config.resolved import HostTrainingConfig
+from esper.data.shared_batches import SharedBatchError, worker_died
 from esper.training.host_training import HostTraining
+
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "CUDA error: out of memory",
+    "out of memory (CUDA error 2)",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+)
+"""Messages of plain RuntimeErrors: two of PyTorch's CPU allocator, the others of CUDA and its libraries if they
+allocate without PyTorch, as for a graph. "(CUDA error 2)" is how Esper's own launches report it."""
 
 
 class HasPlace(Protocol):
@@ -89,6 +105,23 @@ class HostError(RuntimeError):
         self.__cause__ = cause
 
 
+class OutOfMemory(HostError):
+    """Memory ran out for a host; the message says which settings need less."""
+
+    def __init__(self, error: HostError, config: HostTrainingConfig) -> None:
+        RuntimeError.__init__(
+            self,
+            f"{error}\nMemory ran out. A new run needs less with more micro-batches (--set task.micro_batches="
+            f"{2 * config.task.micro_batches}), a smaller task.batch_size (here {config.task.batch_size}), or fewer "
+            f"hosts (env.n_envs, here {config.env.n_envs}).",
+        )
+        self.env = error.env
+        self.epoch = error.epoch
+        self.batch = error.batch
+        self.causes = error.causes
+        self.__cause__ = error
+
+
 class DeviceFailed(RuntimeError):
     """A device failed outside the work of any host; the cause is chained.
 
@@ -100,6 +133,20 @@ class Cancelled(RuntimeError):
     """Raised by work that stops because of ``Executor.cancelled``, and then by ``Executor.run``."""
 
 
+class RankLost(RuntimeError):
+    """A rank does not answer any more."""
+
+    def __init__(self, rank: int | None, why: str, hangs: bool) -> None:
+        """Takes the number of the rank, None if it is not known."""
+        super().__init__(f"{'another rank' if rank is None else f'rank {rank}'} {why}")
+        self.hangs = hangs
+        """Whether the rank is there but was silent for too long."""
+
+
+class RankFailed(RuntimeError):
+    """An error that another rank raised; the message names the rank, and has its traceback if it was a surprise."""
+
+
 def merged(errors: Sequence[HostError]) -> HostError:
     """Returns the first error, with the causes of the others and a note for each of them."""
     first, *others = errors
@@ -107,3 +154,22 @@ def merged(errors: Sequence[HostError]) -> HostError:
         first.causes += other.causes
         first.add_note(f"It was not the only one: {other}")
     return first
+
+
+def ran_out(error: BaseException) -> bool:
+    """Returns True if the error says that memory ran out, on a GPU or on the CPU."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    return any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def is_expected(error: BaseException) -> bool:
+    """Whether the error's message says enough without a traceback, which whoever fixes any other error needs.
+
+    Expected are errors of a host in training, a GPU, data, a disk, memory or another rank.
+    """
+    if isinstance(error, HostError | DeviceFailed | SharedBatchError | RankFailed | RankLost | OSError):
+        return True
+    return worker_died(error) or ran_out(error)

@@ -1,28 +1,28 @@
-"""Trains the hosts of a run, epoch by epoch, and repeats what runs out of memory."""
+"""Trains the hosts of a run, epoch by epoch, on data in memory or on streamed data.
+
+Hosts read data in memory independently. Streamed data is read once for all hosts: each batch is read, and all hosts
+learn from it before the next one is read. A host gets the same batches in both cases.
+"""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
+from esper.data.shared_batches import Expected, Permutations, SharedBatchError, SharedBatchIterator, worker_died
+from esper.data.split import Batch, Split
 from esper.data.task import Task
-from esper.training.copies import pinned_copy
-from esper.training.executor import Executor, Placed
-from esper.training.host_state import State, host_state, restore_host_state
+from esper.training.executor import Executor, HostError, OutOfMemory, Placed, ran_out
 from esper.training.host_training import HostTraining
-from esper.training.micro_batching import MicroBatchPolicy
-from esper.training.streamed import shared_batches, train_in_step
+from esper.training.seed_pool import ParameterGroup
+from esper.training.step import prepare_epoch, train_step
 
 
 class HostTrainer:
     """Trains ``hosts``, all of one task, on ``executor``; the caller closes both.
 
-    Hosts read data in memory independently. Streamed data is read once for all hosts by workers that live until
-    :meth:`close`. A host gets the same batches in both cases.
-
-    ``policy`` says how batches are split. Trainers of the same run share it, so that their hosts train alike; None
-    makes one for this trainer.
+    Workers that read streamed data live until :meth:`close`.
     """
 
     def __init__(
@@ -30,83 +30,120 @@ class HostTrainer:
         task: Task,
         hosts: Sequence[HostTraining],
         executor: Executor,
-        policy: MicroBatchPolicy | None = None,
     ) -> None:
         self.hosts = tuple(hosts)
         self.executor = executor
-        self.policy = policy or MicroBatchPolicy(hosts[0].config)
         self.batches = shared_batches(task, self.hosts)
         """Reads streamed data; None for data in memory."""
         self._train = executor.train
         if self.batches is not None:
             self._train = partial(train_in_step, self.batches, self.hosts, executor)
-        self._first_epoch = True
         executor.adopt(self.hosts)
 
     def epoch(self, active: Sequence[HostTraining]) -> None:
         """Trains the hosts in ``active`` for one epoch.
 
-        If memory runs out, the epoch is repeated from its start, and the result is bit for bit that of a run that split
-        its batches further from this epoch on. The state at its start is copied only if memory may run out, since the
-        copies take time and are rarely needed.
-
-        Raises HostError with env, epoch and batch; OutOfMemory if memory runs out and the epoch cannot be repeated; and
-        SharedBatchError for data that cannot be read or used.
+        Raises HostError with env, epoch and batch; OutOfMemory if memory runs out; and SharedBatchError for data that
+        cannot be read or used.
         """
-        copies = self.policy.needs_start({training.device for training in active}, self._first_epoch)
-        # Of all hosts, because streamed data draws from the generators of those that are not active, too.
-        orders = [training.order.get_state() for training in self.hosts] if copies else []
-        starts: dict[int, State] = {}
-
-        def save(training: HostTraining) -> None:
-            starts[training.index] = host_state(training, pinned_copy)
-
-        def restore(training: HostTraining) -> None:
-            if training.index in starts:  # else copying failed, and the host has not trained since
-                restore_host_state(training, starts[training.index])
-
-        self._apply_policy()
-        with self.policy.splitting(repeatable=copies):
-            if copies:
-                self.executor.run(save, active)
+        with self._explaining_memory():
             self._train(active)
 
-        # Once more, if memory ran out and batches were split.
-        if self._apply_policy():
-            for training, order in zip(self.hosts, orders, strict=True):
-                training.order.set_state(order)
-            with self.policy.splitting(repeatable=False):
-                self.executor.run(restore, active)
-                self._train(active)
-        self._first_epoch = False
-
-    def repeatable(self, work: Callable[[Placed], None], hosts: Sequence[Placed]) -> None:
-        """Runs ``work`` that changes no host, such as a validation, for every host; once more if memory runs out.
-
-        Raises the errors of :meth:`epoch`.
-        """
-        self._apply_policy()
-        with self.policy.splitting(repeatable=True):
+    def run(self, work: Callable[[Placed], None], hosts: Sequence[Placed]) -> None:
+        """Runs ``work``, such as a validation, for every host. Raises HostError, or OutOfMemory."""
+        with self._explaining_memory():
             self.executor.run(work, hosts)
-        if self._apply_policy():
-            with self.policy.splitting(repeatable=False):
-                self.executor.run(work, hosts)
 
-    def _apply_policy(self) -> bool:
-        """Gives hosts the policy's sizes and drops work that was captured with others; returns True if any changed."""
-        changed = [training for training in self.hosts if training.micro_batches != self.policy.count]
-        if not changed:
-            return False
-        gc.collect()  # frees tensors that the frames of an error referred to
-        self.executor.release(changed)
-        for training in changed:
-            training.micro_batches = self.policy.count
-            training.evaluation_batch = self.policy.evaluation_batch(training.task.evaluation_batch)
-        self.executor.adopt(changed)
-        return True
+    @contextmanager
+    def _explaining_memory(self) -> Iterator[None]:
+        """Raises OutOfMemory for an error in the block that says nothing else."""
+        try:
+            yield
+        except HostError as error:
+            if all(map(ran_out, error.causes)):
+                raise OutOfMemory(error, self.hosts[0].config) from error
+            raise
 
     def close(self) -> None:
         """Drops what was captured of the hosts and ends the workers; a second call does nothing."""
         self.executor.release(self.hosts)
         if self.batches is not None:
             self.batches.close()
+
+
+def shared_batches(task: Task, hosts: Sequence[HostTraining]) -> SharedBatchIterator | None:
+    """Starts the workers that read the data of ``task`` for ``hosts``; None if the data is in memory.
+
+    A host gets the same rows in the same order as it would from memory. The caller closes the iterator.
+    """
+    if isinstance(task.train, Split):
+        return None
+    config = hosts[0].config.task
+    return SharedBatchIterator(
+        task.train,
+        [Permutations(task.samples, training.order) for training in hosts],
+        config.batch_size,
+        config.samples_per_epoch // config.batch_size,
+        task.workers,
+        Expected(task.sample, task.validation.y, task.classes),
+        pinned=task.device.type == "cuda",
+    )
+
+
+def train_in_step(
+    shared: SharedBatchIterator,
+    hosts: Sequence[HostTraining],
+    executor: Executor,
+    active: Sequence[HostTraining],
+) -> None:
+    """Trains the hosts in ``active`` for one epoch on the batches of ``shared``, which reads for all ``hosts``.
+
+    Raises the errors of ``executor``, and SharedBatchError, with env, epoch and batch, for data that cannot be read.
+    """
+    groups: dict[int, list[ParameterGroup]] = {}
+
+    def begin(training: HostTraining) -> None:
+        groups[training.index] = prepare_epoch(training)
+
+    def learn(number: int, batches: dict[int, Batch], training: HostTraining) -> None:
+        training.batch = number
+        x, y = batches[training.index]
+        # PyTorch keeps pinned memory alive until a copy from it is done.
+        x = x.to(training.device, non_blocking=True)
+        y = y.to(training.device, non_blocking=True)
+        train_step(training, groups[training.index], x, y)
+
+    executor.run(begin, active)
+    indices = [training.index for training in hosts]
+    number = 0
+    try:
+        for number, batches in enumerate(shared.epoch()):
+            by_host = dict(zip(indices, batches, strict=True))
+            executor.run(partial(learn, number, by_host), active)
+    except SharedBatchError as error:
+        raise _placed(error, indices, active) from error
+    except RuntimeError as error:
+        if not worker_died(error):  # torch raises this wherever the main thread happens to be
+            raise
+        died = SharedBatchError(f"a worker died: {error}", batch=number)
+        raise _placed(died, indices, active) from error
+    for training in active:
+        training.epoch += 1
+
+
+def _placed(
+    error: SharedBatchError,
+    indices: Sequence[int],
+    active: Sequence[HostTraining],
+) -> SharedBatchError:
+    """Returns the error with the env, by its own index, and the epoch; with all active envs if it is of none."""
+    if error.env is None:
+        env = None
+        failed = [training.index for training in active]
+    else:
+        env = indices[error.env]
+        failed = [env]
+    epoch = active[0].epoch if active else 0
+    envs = "envs" if len(failed) > 1 else "env"
+    where = f"{envs} {', '.join(map(str, failed))}, epoch {epoch}, batch {error.batch}"
+    return SharedBatchError(f"{where}: {error}", env=env, batch=error.batch)

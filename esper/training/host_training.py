@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from esper.config.resolved import HostTrainingConfig, ResolvedTask
+from esper.config.task import Freeze
 from esper.data.split import Split
 from esper.data.task import Task
-from esper.hosts.host import features_at
+from esper.hosts.grown import GrownHost
+from esper.hosts.host import Host, features_at, layers_of
 from esper.lifecycle.ramps import BlendStyle
 from esper.ops.adamw import AdamW
 from esper.ops.sgd import SGD
@@ -20,10 +22,7 @@ from esper.seeds.blend import Seed
 from esper.seeds.blueprints import Blueprint
 from esper.seeds.site import PlantedSeed, Role, Site, guard_group_norm
 from esper.training.batches import BatchLoader
-from esper.training.finite import finite_buffers
-from esper.training.freeze import freeze
-from esper.training.gradient_stats import HOST, SeedGradientCollector
-from esper.training.metrics import EpochMetrics
+from esper.training.metrics import HOST, EpochMetrics, SeedGradientCollector, finite_buffers
 from esper.training.precision import Arithmetic
 from esper.training.rng import RngHandle, RngStream, derive_seed, draws_globally, own_dropout, seeded
 from esper.training.seed_pool import ParameterGroup, SeedPool
@@ -105,10 +104,6 @@ class HostTraining:
         self.feed = _make_feed(task, config.task, self.arithmetic.image_dtype)
         """Batches of data in memory; None for streamed data."""
         self.episode = -1
-        self.micro_batches = config.task.micro_batches
-        """Number of parts in which a batch is computed: the config's until memory runs out."""
-        self.evaluation_batch = task.evaluation_batch
-        """Samples per evaluation batch."""
         self.epoch = 0
         self.batch = 0
         self.part = 0
@@ -353,3 +348,26 @@ def _copy_fresh_host(training: HostTraining) -> None:
     training.host.load_state_dict(fresh.state_dict())
     for buffer, initial in zip(training.host.buffers(), fresh.buffers(), strict=True):
         buffer.copy_(initial)  # including non-persistent buffers
+
+
+def freeze(host: Host, which: Freeze) -> tuple[nn.Module, ...]:
+    """Stops layers of ``host`` from learning; returns those that stay in eval mode.
+
+    ``body`` are all layers but the head, which is the last layer with parameters. Statistics of frozen norms stay, too,
+    so that the host without seeds computes the same ever after. New seeds that are built in learn.
+    """
+    if which == "nothing":
+        return ()
+    new = set[nn.Module]()
+    if isinstance(host, GrownHost) and host.new_seeds:
+        new.update(host.seeds.modules())
+    layers = [layer for layer in layers_of(host).values() if layer not in new]
+    head = layers[-1:] if which == "body" else []
+    for layer in layers:
+        for parameter in layer.parameters(recurse=False):
+            parameter.requires_grad_(layer in head)
+
+    learning = new.union(head)
+    old = [module for module in host.modules() if module not in new]
+    # A module that contains one that learns stays in train mode.
+    return tuple(module for module in old if learning.isdisjoint(module.modules()))

@@ -1,4 +1,4 @@
-"""Snapshots of one host and its fossils, with all that a rollback restores."""
+"""Snapshots of one host and its fossils, with all that a rollback restores, and copies of tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from esper.seeds.site import Role, Site
-from esper.training.copies import cpu_copy, fill, memory_like
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,30 @@ class Restorable(Protocol):
 
     def discard(self, kept: Collection[str], saved: Collection[str]) -> None:
         """Removes the seeds in slots other than ``kept``, gradients, and optimizer state that is not in ``saved``."""
+
+
+def fill(live: Iterable[tuple[str, Tensor]], saved: Mapping[str, Tensor]) -> None:
+    """Copies ``saved`` into the tensors of the same names, in the order of the current stream.
+
+    Nothing waits for a GPU. Raises KeyError for a name that was not saved.
+    """
+    with torch.no_grad():
+        for name, tensor in live:
+            tensor.copy_(saved[name], non_blocking=tensor.is_cuda)
+
+
+def memory_like(tensor: Tensor, device: torch.device, pinned: bool) -> Tensor:
+    """Returns memory with the shape, dtype and strides of ``tensor`` for a copy of a tensor on ``device``.
+
+    It lies there, or with ``pinned`` in pinned CPU memory if the device is a GPU.
+    """
+    if pinned and device.type == "cuda":
+        return torch.empty_like(tensor, device="cpu", pin_memory=True)
+    return torch.empty_like(tensor, device=device)
+
+
+def cpu_copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
 
 
 class TensorCopies:

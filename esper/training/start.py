@@ -28,10 +28,9 @@ from esper.hosts.grown import GrownHost
 from esper.hosts.host import Host
 from esper.hosts.inputs import as_inputs, tensors_of
 from esper.training.executor import Executor
-from esper.training.finite import finite_buffers
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
-from esper.training.metrics import make_metrics
+from esper.training.metrics import finite_buffers, make_metrics
 from esper.training.rng import RngStream, derive_seed, is_held_out, seeded
 from esper.training.step import add_gradients, prepare_epoch
 from esper.training.validate import all_off, evaluate

@@ -106,7 +106,7 @@ def train_step(
     for group in groups:
         group.drop_gradients()
 
-    count = training.micro_batches
+    count = training.config.task.micro_batches
     weight = training.task.objective.weight
     # The gradient of a batch is the sum of those of its parts, each weighted by its share of the targets.
     whole = weight(y) if count > 1 else None

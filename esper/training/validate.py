@@ -88,7 +88,7 @@ def evaluate(
         if totals is None or not split.in_memory:  # a captured pass would not read
             work()
         else:  # into the same memory each time
-            key = ("validation", id(split), training.evaluation_batch, _branching(configurations))
+            key = ("validation", id(split), _branching(configurations))
             training.repeat(key, work)
     return Evaluation(sums.stats(count), sums.correct(count), training.task.points)
 
@@ -124,8 +124,9 @@ def _evaluate_into(
     alphas = training.tried[first : first + len(configurations)]  # [K, S]
     tree = _Tree(training, configurations, alphas, own_buffers)
     with _evaluating(training), training.arithmetic.casting():
-        for start in range(0, len(split), training.evaluation_batch):
-            stop = start + training.evaluation_batch
+        size = training.task.evaluation_batch
+        for start in range(0, len(split), size):
+            stop = start + size
             x = split.inputs(start, stop, training.arithmetic.image_dtype)
             y = split.y[start:stop]
             for number, logits in enumerate(tree.walk(x), first):

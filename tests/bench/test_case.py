@@ -5,12 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.bench.case import BenchArgs, Sizes, parse_size
+from esper.bench.case import BenchArgs, Case, parse_size
 from esper.config import ConfigError
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-SIZES = Sizes(
-    "ENVSxEPOCHS", ((8, 30),), cuda=((64, 30),), quick=((2, 4),), sweep=((1, 1), (2, 2))
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
+
+
+def at(args: BenchArgs, device: torch.device, size: tuple[int, ...]):  # type: ignore[no-untyped-def]
+    yield device, size
+
+
+CASE = Case(
+    "ENVSxEPOCHS",
+    ((8, 30),),
+    at,
+    cuda=((64, 30),),
+    quick=((2, 4),),
+    sweep=((1, 1), (2, 2)),
 )
 
 
@@ -22,27 +34,27 @@ def test_anything_but_positive_integers_is_refused(text: str) -> None:
         parse_size(text)
 
 
+BOTH = BenchArgs(devices=(CPU, CUDA))
+QUICK = BenchArgs(devices=(CPU, CUDA), quick=True)
+GIVEN = (parse_size("1x2"), parse_size("3x4"))
+
+
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (BenchArgs(devices=(CPU, CUDA)), [(CPU, (8, 30)), (CUDA, (64, 30))]),
-        (BenchArgs(devices=(CPU, CUDA), quick=True), [(CPU, (2, 4)), (CUDA, (2, 4))]),
+        (BOTH, [(CPU, (8, 30)), (CUDA, (64, 30))]),
+        (QUICK, [(CPU, (2, 4)), (CUDA, (2, 4))]),
         (BenchArgs(sweep=True), [(CPU, (1, 1)), (CPU, (2, 2))]),
-        (BenchArgs(sizes=(parse_size("1x2"),), sweep=True), [(CPU, (1, 2))]),
-        (
-            BenchArgs(sizes=(parse_size("1x2"), parse_size("3x4")), quick=True),
-            [(CPU, (1, 2)), (CPU, (3, 4))],
-        ),
+        (BenchArgs(GIVEN, sweep=True), [(CPU, (1, 2)), (CPU, (3, 4))]),
+        (BenchArgs(GIVEN[:1], quick=True), [(CPU, (1, 2))]),
     ],
 )
 def test_sizes_depend_on_the_device_and_the_effort_unless_given(
     args: BenchArgs, expected: list[tuple[torch.device, tuple[int, ...]]]
 ) -> None:
-    assert list(SIZES.of(args)) == expected
+    assert list(CASE.comparisons(args)) == expected
 
 
 def test_sizes_of_the_cpu_are_those_of_a_gpu_and_of_quick_runs_without_others() -> None:
-    assert list(Sizes("N", ((1,),)).of(BenchArgs(devices=(CPU, CUDA), quick=True))) == [
-        (CPU, (1,)),
-        (CUDA, (1,)),
-    ]
+    found = list(Case("N", ((1,),), at).comparisons(QUICK))
+    assert found == [(CPU, (1,)), (CUDA, (1,))]

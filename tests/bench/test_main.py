@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from esper.bench import CASES, runner
+from esper.bench import CASES, REMOVED, runner
+from esper.bench.case import load_case, size_text
 from esper.bench.main import main
-from esper.bench.tuned import TunedTraining
 
 FIELDS = {
     "case",
@@ -28,7 +26,14 @@ FIELDS = {
     "bar",
     "unit",
     "value",
+    "value_low",
+    "value_high",
+    "baseline_value",
+    "turns",
+    "met",
+    "usable",
 }
+QUICK = ("--rounds", "1", "--quick", "--device", "cpu")
 
 
 def type_in(*words: str) -> tuple[int, str]:
@@ -47,63 +52,61 @@ def test_there_is_a_case_for_each_operator_and_each_part_of_a_run() -> None:
         "adamw",
         "norm-relu-pool",
     }
-    runs = {
+    assert set(CASES) == operators | {
         "train-epoch",
         "validate",
         "env-step",
-        "ppo-update",
-        "end-to-end",
-        "telemetry-overhead",
         "train-task",
     }
-    assert set(CASES) == operators | runs
+
+
+@pytest.mark.parametrize("case", sorted(REMOVED))
+def test_a_case_of_an_older_version_is_refused_with_the_one_to_use(case: str) -> None:
+    code, output = type_in(case)
+    assert code == 2
+    assert f"{case} is gone; use " in output
+    assert "Traceback" not in output
+
+
+def test_an_unknown_case_is_refused_with_the_known_ones() -> None:
+    code, output = type_in("sdg")
+    assert code == 2
+    assert "'sdg' is not a case; known: adamw, cross-entropy, env-step" in output
+
+
+@pytest.mark.parametrize("threads", ["0", "-3"])
+def test_a_number_of_threads_that_there_cannot_be_is_refused(threads: str) -> None:
+    code, output = type_in("sgd", "--threads", threads)
+    assert code == 2
+    assert f"{threads} is not in the range x>=1" in output
 
 
 def test_results_are_written_as_json_markdown_and_a_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Nothing is compiled, and no process started.
-    monkeypatch.setattr(
-        "esper.bench.train_epoch.TunedTraining", partial(TunedTraining, compiles=False)
-    )
-    for module in ("tuned", "train_epoch"):
+    # No process is started.
+    for module in ("baselines", "training"):
         monkeypatch.setattr(f"esper.bench.{module}.usable_cores", lambda: 1)
-    files = [str(tmp_path / name) for name in ("b.json", "b.md", "t.json")]
-    options = [
-        "--rounds",
-        "1",
-        "--quick",
-        "--device",
-        "cpu",
-        "--json",
-        files[0],
-        "--markdown",
-        files[1],
-    ]
-    code, output = type_in(
-        "train-epoch", "--size", "2x4x2", *options, "--profile", files[2]
-    )
+    results, page, trace = (tmp_path / name for name in ("b.json", "b.md", "t.json"))
+    files = ["--json", str(results), "--markdown", str(page), "--profile", str(trace)]
+    code, output = type_in("train-epoch", "--size", "2x4x2", *QUICK, *files)
     assert code == 0, output
     assert "2 measured; 0 of 0 bars met" in output
-    row, plain = json.loads(Path(files[0]).read_text())
-    assert row.keys() >= FIELDS
-    assert (row["case"], row["device"], row["unit"], row["bar"]) == (
-        "train-epoch",
-        "cpu",
-        "images/s",
-        None,
-    )
+    row, plain = json.loads(results.read_text())
+    assert row.keys() == FIELDS
+    assert row["case"] == "train-epoch"
+    assert row["device"] == "cpu"
+    assert row["unit"] == "images/s"
+    assert row["bar"] is None
     assert row["baseline"].startswith("tuned PyTorch: ")
     assert plain["baseline"].startswith("plain eager PyTorch")
     assert row["value"] > 0
-    assert "| train-epoch |" in Path(files[1]).read_text()
-    events = json.loads(Path(files[2]).read_text())["traceEvents"]
+    assert "| train-epoch |" in page.read_text()
+    events = json.loads(trace.read_text())["traceEvents"]
     spans = [event for event in events if event.get("name") == "train-epoch"]
-    convolutions = [event for event in events if event.get("name") == "aten::conv2d"]
     assert spans
-    assert {event["tid"] for event in convolutions} - {spans[0]["tid"]}, (
-        "other threads are traced too"
-    )
+    threads = {e["tid"] for e in events if e.get("name") == "aten::conv2d"}
+    assert threads - {spans[0]["tid"]}, "other threads are traced too"
 
 
 def test_an_interrupt_keeps_what_was_measured(
@@ -112,62 +115,46 @@ def test_an_interrupt_keeps_what_was_measured(
     measure = runner.measure
     measured: list[runner.Result] = []
 
-    def interrupted(*arguments: Any, **options: Any) -> runner.Result:
+    def interrupted(*arguments: Any) -> runner.Result:
         if measured:
             raise KeyboardInterrupt
-        measured.append(measure(*arguments, **options))
+        measured.append(measure(*arguments))
         return measured[0]
 
     monkeypatch.setattr(runner, "measure", interrupted)
-    files = [str(tmp_path / name) for name in ("b.json", "b.md")]
-    options = [
-        "--rounds",
-        "1",
-        "--quick",
-        "--device",
-        "cpu",
-        "--json",
-        files[0],
-        "--markdown",
-        files[1],
-    ]
-    code, _ = type_in("sgd", *options)
+    results, page = (tmp_path / name for name in ("b.json", "b.md"))
+    files = ["--json", str(results), "--markdown", str(page)]
+    code, _ = type_in("sgd", *QUICK, *files)
     assert code == 1
-    assert [row["case"] for row in json.loads(Path(files[0]).read_text())] == [
-        measured[0].case
-    ]
-    assert f"| {measured[0].case} |" in Path(files[1]).read_text()
+    (row,) = json.loads(results.read_text())
+    assert row["case"] == measured[0].case
+    assert f"| {measured[0].case} |" in page.read_text()
 
 
-@pytest.mark.parametrize("case", sorted(CASES))
-def test_a_wrong_size_is_refused_with_the_form_of_the_cases_sizes(case: str) -> None:
-    sizes = import_module(CASES[case]).SIZES
-    example = "x".join(str(number) for number in sizes.default[0])
-    code, output = type_in(case, "--size", "1x2x3x4x5")
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_wrong_size_is_refused_with_the_form_of_the_cases_sizes(name: str) -> None:
+    case = load_case(name)
+    code, output = type_in(name, "--size", "1x2x3x4x5")
     assert code == 1
-    assert (
-        f"{case} takes --size {sizes.form}, for example {example}, not 1x2x3x4x5"
-        in output
-    )
-    for own in (*sizes.default, *sizes.cuda, *sizes.quick):
-        assert len(own) == len(sizes.form.split("x"))
+    form = f"--size {case.form}, for example {size_text(case.sizes[0])}, not 1x2x3x4x5"
+    assert f"{name} takes {form}" in output
+    for size in (*case.sizes, *case.cuda, *case.quick, *case.sweep):
+        assert len(size) == len(case.form.split("x"))
 
 
 def test_a_size_without_a_case_is_refused() -> None:
     code, output = type_in("--size", "4x128x8")
     assert code == 1
-    assert (
-        "requires the names of cases; known: adamw, cross-entropy, end-to-end" in output
-    )
+    known = "requires the names of cases; known: adamw, cross-entropy, env-step"
+    assert known in output
 
 
 @pytest.mark.parametrize("option", ["--json", "--markdown", "--profile"])
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
     option: str, tmp_path: Path
 ) -> None:
-    code, output = type_in(
-        "grad-stats", "--quick", option, str(tmp_path / "gone" / "file")
-    )
+    file = str(tmp_path / "gone" / "file")
+    code, output = type_in("grad-stats", "--quick", option, file)
     assert code == 1
     assert "give a file in an existing folder that you can write to" in output
 
@@ -180,9 +167,7 @@ def test_a_missing_gpu_is_refused() -> None:
 
 
 def test_a_named_case_needs_its_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sb3_contrib", None)
-    code, output = type_in(
-        "ppo-update", "--size", "2x3", "--rounds", "1", "--device", "cpu"
-    )
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    code, output = type_in("stage-batch", "--size", "2x3", *QUICK)
     assert code == 1
-    assert 'pip install -e ".[test]"' in output
+    assert "torchvision is not installed" in output

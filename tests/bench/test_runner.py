@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esper.bench import runner
-from esper.bench.case import BenchCase
+from esper.bench.case import BenchPair
 from esper.bench.runner import measure
 
 CPU = torch.device("cpu")
@@ -32,15 +32,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def numbers(own: float, other: float, unit: str, bar: float | None = None) -> BenchCase:
-    return BenchCase(
+def numbers(own: float, other: float, unit: str, bar: float | None = None) -> BenchPair:
+    return BenchPair(
         "case", "size", CPU, "other", lambda: own, lambda: other, bar, unit
     )
 
 
 def test_the_ratio_of_times_is_the_speedup(clock: Clock) -> None:
     result = measure(
-        BenchCase("c", "s", CPU, "b", clock.taking(1e-3), clock.taking(4e-3), 3.0),
+        BenchPair("c", "s", CPU, "b", clock.taking(1e-3), clock.taking(4e-3), 3.0),
         rounds=5,
     )
     assert (result.value, result.baseline_value, result.ratio) == pytest.approx(
@@ -51,7 +51,7 @@ def test_the_ratio_of_times_is_the_speedup(clock: Clock) -> None:
 
 
 def test_an_amount_of_work_turns_times_into_rates(clock: Clock) -> None:
-    comparison = BenchCase(
+    comparison = BenchPair(
         "c",
         "s",
         CPU,
@@ -89,7 +89,7 @@ def test_sides_alternate_in_going_first() -> None:
         return run
 
     measure(
-        BenchCase("c", "s", CPU, "b", side("own"), side("other"), None, unit="%"),
+        BenchPair("c", "s", CPU, "b", side("own"), side("other"), None, unit="%"),
         rounds=3,
     )
     assert order == ["own", "other", "other", "own", "own", "other"]
@@ -103,7 +103,7 @@ def test_a_long_comparison_gets_three_turns_and_a_single_warm_up(clock: Clock) -
         clock.now += 10
 
     result = measure(
-        BenchCase("c", "s", CPU, "b", run, clock.taking(10), None),
+        BenchPair("c", "s", CPU, "b", run, clock.taking(10), None),
         rounds=15,
         max_seconds=30,
     )
@@ -118,7 +118,7 @@ def test_a_case_can_limit_its_turns() -> None:
 def test_the_spread_is_interpolated_between_order_statistics() -> None:
     values = iter([4.0, 1.0, 3.0, 2.0])
     result = measure(
-        BenchCase("c", "s", CPU, "b", lambda: next(values), lambda: 6.0, None, "%"),
+        BenchPair("c", "s", CPU, "b", lambda: next(values), lambda: 6.0, None, "%"),
         rounds=4,
     )
     assert (result.value, result.value_low, result.value_high) == pytest.approx(

@@ -15,12 +15,10 @@ import pytest
 
 from esper.files import checkpoint
 from esper.files import run_folder as folder
-from esper.show.read import open_run
-from esper.telemetry.event import MicroBatchHalved
 from esper.training.execution import workers
 from esper.training.host_training import HostTraining
 from tests.cli.conftest import Esper, Finished
-from tests.run.run_helpers import kinds, learned_state
+from tests.run.run_helpers import learned_state
 from tests.selection import slow_except
 
 TINY = (
@@ -125,76 +123,25 @@ def test_failing_data_ends_the_run_which_resumes_after_a_repair(
     assert learned_state(Path("r")) == learned_state(Path("s"))  # nothing was spoiled
 
 
-def short_of_memory(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
-    """Env 1 has no room for batches in fewer parts; the state before an epoch is copied, as on a GPU."""
-    monkeypatch.setattr(
-        "esper.training.micro_batching.may_run_out", lambda *_device_and_epoch: True
-    )
+@pytest.mark.finding("M12")
+def test_a_shortage_of_memory_ends_the_run_with_advice_and_nothing_is_lost(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train = workers.train_epoch
 
     def limited(env: HostTraining, cancelled: Any) -> None:
-        if env.index == 1 and env.micro_batches < parts:
+        if env.episode == 1:
             raise RuntimeError(FULL)
         train(env, cancelled)
 
-    monkeypatch.setattr(workers, "train_epoch", limited)
-
-
-@pytest.mark.finding("M12")
-def test_a_shortage_of_memory_halves_micro_batches_and_says_so(
-    esper: Esper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short_of_memory(monkeypatch, 2)
-    found = esper("run", *TINY)
-    plain(found, 0)
-    assert found.out.count("each batch is split into 2 micro-batches") == 1
-    assert re.search(
-        r"out of memory: host 1, epoch 0: batch \d+ \(.*can't allocate",
-        found.out.replace("\n", " "),
-    )
-    assert kinds(Path("r")).count("MicroBatchHalved") == 1
-    assert open_run(Path("r")).of(MicroBatchHalved)[0].micro_batches == 2
-    assert checkpoint.read(Path("r"))["micro_batches"] == 2
-    assert esper("report", "r").code == 0
-
-
-@pytest.mark.finding("M12")
-def test_a_resumed_run_keeps_its_micro_batches(
-    esper: Esper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short_of_memory(monkeypatch, 2)
-    write, count = checkpoint.write, []
-
-    def breaks(path: Path, content: bytes, keep: bool) -> None:
-        count.append(len(content))
-        if len(count) >= 3:
-            raise OSError(
-                errno.ENOSPC, os.strerror(errno.ENOSPC), str(path / checkpoint.NAME)
-            )
-        write(path, content, keep)
-
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write", breaks)
+        patch.setattr(workers, "train_epoch", limited)
         said = plain(esper("run", *TINY), 1)
-    assert "No space left on device" in said
+    assert re.search(r"env 0, epoch 0, batch \d+: RuntimeError: .*can't allocate", said)
+    assert "--set task.micro_batches=2" in said
     assert "esper run --resume r" in said
     assert checkpoint.read(Path("r"))["round"] == 1
-    again = esper("run", "--resume", "r")
-    plain(again, 0)
-    assert "out of memory" not in again.out
-    assert checkpoint.read(Path("r"))["micro_batches"] == 2
-
-
-@pytest.mark.finding("M12")
-def test_a_second_shortage_of_memory_ends_the_run(
-    esper: Esper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short_of_memory(monkeypatch, 4)
-    said = plain(esper("run", *TINY), 1)
-    assert re.search(r"env 1, epoch 0, batch \d+: RuntimeError: .*can't allocate", said)
-    assert "--set task.micro_batches=4" in said
-    assert "esper run --resume r" in said
-    assert kinds(Path("r")).count("MicroBatchHalved") == 1
+    plain(esper("run", "--resume", "r"), 0)
 
 
 @contextmanager

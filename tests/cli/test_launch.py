@@ -33,8 +33,8 @@ from esper.compare.arms import read_arms
 from esper.compare.comparison_run import ComparisonRun
 from esper.config import TrainingConfig
 from esper.files import checkpoint
-from esper.training.execution.messages import RankLost
 from esper.training.execution.ranks import RunRanks
+from esper.training.executor import RankLost
 from tests.cli.child import start
 from tests.cli.conftest import Esper
 from tests.run.run_helpers import learning, play, same_run, tiny
@@ -206,7 +206,7 @@ def test_rank_0_is_interrupted_only_if_no_other_rank_is_lost(
         try:
             yield ranks
         finally:  # as when the others are dismissed
-            ranks.messages.lost = RankLost(1, "is gone", hangs=False) if lost else None
+            ranks.lost = RankLost(1, "is gone", hangs=False) if lost else None
 
     monkeypatch.setattr(RunRanks, "joined", joined)
     monkeypatch.setenv(LAUNCHED, "folder")

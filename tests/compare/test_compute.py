@@ -190,9 +190,9 @@ def test_counted_compute_is_that_of_all_passes(task: str, env: dict[str, Any]) -
     executor = CountingExecutor()
     hosts.executor = executor  # type: ignore[assignment]
     hosts.backend.trainer = HostTrainer(hosts.task, hosts.training, executor)  # type: ignore[arg-type]
-    hosts.backend.of_each(watch)
+    hosts.backend.map_hosts(watch)
     play_round(hosts, RandomController(hosts.action_spec, hosts.layout, 2), 3)
     assert executor.flops > 0
-    each = hosts.backend.of_each(episodes)
+    each = hosts.backend.map_hosts(episodes)
     assert sum(map(meter.flops, each)) == pytest.approx(executor.flops, rel=1e-9)
     assert len(set(each[0][1:])) > 2  # more than one kind of epoch

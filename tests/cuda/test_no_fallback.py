@@ -65,7 +65,7 @@ def test_a_channels_last_host_is_captured_without_a_fallback(
         def work() -> None:
             for _ in range(2):
                 trainer.epoch([training])
-                trainer.repeatable(validate, [training])
+                trainer.run(validate, [training])
 
         calls = calls_of(work)
         assert executor.reasons() == {}

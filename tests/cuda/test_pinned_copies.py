@@ -9,9 +9,7 @@ from esper.config import Durations, TrainingConfig
 from esper.env.make import make_env
 from esper.env.training_backend import copies_held
 from esper.env.vector_env import GrowthVectorEnv
-from esper.training.copies import pinned_copy
 from esper.training.governor import Governor
-from esper.training.host_state import host_state, restore_host_state
 from esper.training.snapshot import TensorCopies, ValidationRecord
 from esper.training.step import train_epoch
 from tests.core_helpers import same_bits, tensors_of, unmeasured_fossils, wait_actions
@@ -112,20 +110,6 @@ def test_rollbacks_are_exact_wherever_snapshots_lie(pinned: int) -> None:
         same_bits(tensors_of(training), expected)
 
 
-def test_the_start_of_an_epoch_comes_back_from_pinned_memory() -> None:
-    training = channels_last_training("cuda")
-    train_epoch(training)
-    for _ in range(2):
-        busy()
-        start = host_state(training, pinned_copy)
-        before = tensors_of(training, ("r0c0", "r1c1"))
-        train_epoch(training)
-        restore_host_state(training, start)
-        same_bits(tensors_of(training, ("r0c0", "r1c1")), before)
-        train_epoch(training)
-        assert all(copy.is_pinned() for copy in start["tensors"].values())
-
-
 def test_an_env_keeps_to_the_limit() -> None:
     """None of its copies is on the GPU; a host that breaks is rolled back from pinned memory."""
     config = TrainingConfig.parse(
@@ -150,7 +134,7 @@ def test_an_env_keeps_to_the_limit() -> None:
         assert [host.governor.rollbacks for host in training.backend.each] == [1, 0]
         same_bits(tensors_of(training.training[0]), good)
         assert all(
-            set(held) == {"pinned"} for held in training.backend.of_each(copies_held)
+            set(held) == {"pinned"} for held in training.backend.map_hosts(copies_held)
         )
     finally:
         training.close()

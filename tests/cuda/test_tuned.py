@@ -7,39 +7,34 @@ from functools import partial
 import pytest
 import torch
 
-from esper.bench.plain import plain_cnn
-from esper.bench.tuned import Loop, Recipe, Way, Work
+from esper.bench.baselines import TorchHosts, Variant, Workload, plain_cnn
 from esper.config import Optimizer
 
 pytestmark = pytest.mark.cuda
 
 
-def data() -> tuple[torch.Tensor, torch.Tensor]:
+def work(hosts: int, optimizer: Optimizer = "sgd") -> Workload:
     torch.manual_seed(0)
     y = torch.arange(64) % 10
     x = torch.randn(64, 3, 8, 8) + y.view(-1, 1, 1, 1)
-    return x.cuda(), y.cuda()
+    build = partial(plain_cnn, 3, 10, 4, 2)
+    return Workload(build, hosts, x.cuda(), y.cuda(), 16, optimizer)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_hosts_learn_from_replayed_steps(optimizer: Optimizer) -> None:
-    recipe = Recipe(partial(plain_cnn, 3, 10, 4, 2), optimizer)
-    loop = Loop(Way(captured=True), Work(recipe, 2, *data(), batch=16))
-    first = loop.epoch()
+    hosts = TorchHosts(work(2, optimizer), Variant())
+    first = hosts.epoch()
     for _ in range(8):
-        last = loop.epoch()
-    assert last < 0.8 * first
+        last = hosts.epoch()
+    for now, before in zip(last, first, strict=True):
+        assert now < 0.8 * before
 
 
 def test_an_epoch_replays_a_step_for_each_batch_of_a_new_order() -> None:
-    x, y = data()
-    loop = Loop(
-        Way(captured=True),
-        Work(Recipe(partial(plain_cnn, 3, 10, 4, 2)), 1, x, y, batch=16),
-    )
-    graph = loop.graphs[0]
-    loop.train(0, 4)
+    hosts = TorchHosts(work(1), Variant())
+    (graph,) = hosts.graphs
+    hosts.epoch()
     assert int(graph.position) == 4
-    assert torch.equal(
-        graph.order.flatten().sort().values, torch.arange(64, device=x.device)
-    )
+    order = graph.order.flatten().sort().values
+    assert torch.equal(order, torch.arange(64, device=order.device))

@@ -13,7 +13,7 @@ from esper.lifecycle.stage import SeedStage
 from esper.seeds.site import Role
 from esper.spaces.action import Op
 from esper.telemetry.event import GovernorRollback, SeedCut, StageChanged
-from esper.training.gradient_stats import GradientSummary
+from esper.training.metrics import GradientSummary
 from tests.core_helpers import DAMAGE, flat_baseline, rig, same_bits, tensors_of
 
 

@@ -9,7 +9,6 @@ from esper.data.task import resolve
 from esper.env.no_growth import FIRST_INDEX, measure_baseline
 from esper.env.state import MIN_STD, Baseline
 from esper.training.execution.workers import WorkerExecutor
-from esper.training.micro_batching import MicroBatchPolicy
 from tests.core_helpers import digits, rig, tiny_config
 
 HORIZON = 3
@@ -25,7 +24,6 @@ def measured(hosts: int, run_seed: int = 4) -> Baseline:
             config,
             executor,
             run_seed,
-            MicroBatchPolicy(config),
         )
 
 

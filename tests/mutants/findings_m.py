@@ -126,11 +126,11 @@ MUTANTS: dict[str, list[Fault]] = {
     ],
     "M12": [
         Fault(
-            "memory that ran out ends the run at once",
-            "esper/training/micro_batching.py",
-            "            if not (repeatable and self.can_split):",
-            "            if not repeatable or self.can_split:",
-            "tests/training/test_host_trainer.py::test_the_epoch_is_done_again_in_parts_to_the_last_bit",
+            "a lack of memory is an error like any other",
+            "esper/training/host_trainer.py",
+            "if all(map(ran_out, error.causes)):",
+            "if not any(map(ran_out, error.causes)):",
+            "tests/training/test_host_trainer.py::test_a_shortage_is_an_error_that_says_what_takes_less",
         ),
         Fault(
             "an error does not say which host it is of",

@@ -429,16 +429,6 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/env/test_reward_observed.py::test_rewards_of_planted_follow_from_what_is_observed",
         ),
     ],
-    "compiled steps": [
-        Fault(
-            "the compiler is not told of the sizes after memory ran out",
-            "esper/training/execution/compiled.py",
-            "for count in {task.micro_batches, 2 * task.micro_batches}:",
-            "for count in {task.micro_batches}:",
-            "tests/training/execution/test_compiled.py::test_the_sizes_that_are_compiled_include_those_"
-            "after_memory_ran_out",
-        ),
-    ],
     "wider at once": [
         Fault(
             "copies of a unit do not share its outgoing weights",

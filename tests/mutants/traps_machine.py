@@ -11,7 +11,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/training/step.py",
             "    training.totals.zero_training()\n",
             "",
-            "tests/training/test_streamed.py::test_a_streamed_epoch_is_begun_by_the_worker_that_adds_to_it",
+            "tests/training/test_host_trainer.py::test_a_streamed_epoch_is_begun_by_the_worker_that_adds_to_it",
         ),
     ],
     "trap 32": [
@@ -34,10 +34,10 @@ MUTANTS: dict[str, list[Fault]] = {
     "trap 33": [
         Fault(
             "a streamed batch is waited for",
-            "esper/training/streamed.py",
+            "esper/training/host_trainer.py",
             "x = x.to(training.device, non_blocking=True)",
             "x = x.to(training.device)",
-            "tests/training/test_streamed.py::test_a_batch_that_streams_in_is_copied_without_a_wait",
+            "tests/training/test_host_trainer.py::test_a_batch_that_streams_in_is_copied_without_a_wait",
         ),
     ],
     "trap 34": [

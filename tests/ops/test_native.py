@@ -1,5 +1,7 @@
 """Loading the compiled modules, and the messages about missing ones."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import subprocess
@@ -12,6 +14,7 @@ import torch
 import esper
 from esper import _runtime
 from esper.ops import _native
+from esper.ops._native import Once
 
 MISSING = _native.ModuleReport("esper._C_cuda", None, "not built: no toolkit")
 
@@ -151,3 +154,11 @@ def test_hardware_report_is_consistent() -> None:
     if "AVX512" in torch.backends.cpu.get_cpu_capability():
         assert features["avx512f"]
         assert features["avx2"]
+
+
+def test_a_gradient_is_passed_on_and_differentiating_it_is_an_error() -> None:
+    x = torch.tensor([3.0], requires_grad=True)
+    gradient = Once.apply("only once", torch.tensor([2.0]), x)
+    assert gradient.tolist() == [2.0]
+    with pytest.raises(RuntimeError, match="only once"):
+        gradient.sum().backward()

@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
-from esper.env.rank_hosts import RankServer, Reply
-from esper.training.execution.messages import RankLost
+from esper.env.rank_hosts import Epoch, RankHosts, RankServer
 from esper.training.execution.ranks import RunRanks
+from esper.training.executor import RankLost
 
 SERVER = multiprocessing.get_context(
     "forkserver"
@@ -22,53 +22,52 @@ SERVER = multiprocessing.get_context(
 SERVER.set_forkserver_preload(["esper.env.rank_hosts"])
 
 
-def kill(_server: RankServer) -> Any:
+def kill(_hosts: RankHosts) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def hang(_server: RankServer) -> Any:
+def hang(_hosts: RankHosts) -> Any:
     time.sleep(600)
 
 
-def fail(_server: RankServer) -> Any:
+def fail(_hosts: RankHosts) -> Any:
     raise ValueError("this is the fault")
 
 
-def break_a_host(server: RankServer) -> Any:
+def break_a_host(hosts: RankHosts) -> Any:
     """Its first host cannot train: the executor's error names it."""
-    server.groups[min(server.groups)].backend.each[0].training.host = None  # type: ignore[assignment]
+    hosts.each[0].training.host = None  # type: ignore[assignment]
 
 
 def serve(
     environment: dict[str, str],
     minutes: float,
-    fault: Callable[[RankServer], Any] | None,
+    fault: Callable[[RankHosts], Any] | None,
     epoch: int,
 ) -> None:
     """A rank that trains hosts; in its epoch with this number, counted from 1, it has the fault."""
     os.environ.update(environment)
     begun = 0
+    train = RankHosts.epoch
+
+    def faulty(hosts: RankHosts, *arguments: Any) -> Epoch:
+        nonlocal begun
+        begun += 1
+        if fault is not None and begun == epoch:
+            fault(hosts)
+        return train(hosts, *arguments)
+
+    RankHosts.epoch = faulty  # type: ignore[method-assign]
     with RunRanks.joined(minutes) as ranks:
         assert ranks is not None
-        server = RankServer(ranks)
-        handle = server.handle
-
-        def faulty(name: int, method: str, *arguments: Any) -> Reply:
-            nonlocal begun
-            begun += method == "epoch"
-            if fault is not None and begun == epoch:
-                fault(server)
-            return handle(name, method, *arguments)
-
-        server.handle = faulty  # type: ignore[method-assign]
         with suppress(RankLost):
-            server.serve()
+            RankServer(ranks).serve()
 
 
 @contextmanager
 def ranks_of(
     size: int,
-    fault: Callable[[RankServer], Any] | None = None,
+    fault: Callable[[RankHosts], Any] | None = None,
     rank: int = 1,
     epoch: int = 3,
     minutes: float = 5.0,

@@ -229,7 +229,6 @@ def learned_state(folder: Path) -> dict[str, Any]:
                 "agent",
                 "policy",
                 "env_steps",
-                "micro_batches",
             )
         }
     )

@@ -14,8 +14,8 @@ from esper.run.experiment import Experiment
 from esper.show.cost import waiting_tables
 from esper.show.read import open_run
 from esper.telemetry.event import EpochCompleted, GovernorRollback, RanksWaited
-from esper.training.execution.messages import RankLost
-from esper.training.execution.ranks import RankFailed, RunRanks
+from esper.training.execution.ranks import RunRanks
+from esper.training.executor import RankFailed, RankLost
 from tests.run.rank_helpers import break_a_host, fail, hang, kill, ranks_of
 from tests.run.run_helpers import Does, Runs, kinds, same_results, same_run, stop, tiny
 from tests.selection import slow_except

@@ -19,7 +19,6 @@ from esper.telemetry.event import (
     GateEvaluated,
     GovernorRollback,
     HostEvent,
-    MicroBatchHalved,
     RoundCompleted,
     RunCompleted,
 )
@@ -174,8 +173,7 @@ def test_events_of_an_env_name_it(kind: type[Event]) -> None:
     whole = (
         RoundCompleted,
         RunCompleted,
-        MicroBatchHalved,
-    )  # means over hosts, and what changes all of them
+    )  # means over hosts
     if (
         names & {"slot", "epoch", "stages", "fossils", "total_reward"}
         and kind not in whole

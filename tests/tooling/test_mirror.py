@@ -12,7 +12,6 @@ PACKAGE = Path(esper.__file__).parent
 TESTS = Path(__file__).parents[1]
 
 TESTED_ELSEWHERE = {
-    "bench/telemetry_overhead.py": "both sides of the case run: tests/bench/test_session.py",
     "config/task.py": "one property: tests/env/test_host_row.py",
     "env/backend.py": "an interface: tests/env/test_training_backend.py, tests/env/test_planted_backend.py",
     "env/rank_hosts.py": "in processes of their own: tests/run/test_ranks.py",

@@ -1,11 +1,13 @@
-"""Capabilities of the devices and the driver of this machine: tiers, number formats, and kernels."""
+"""Capabilities of the devices and the driver of this machine: tiers, number formats, kernels, cuBLAS's workspaces."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
+from collections.abc import MutableMapping
 
 import torch
 
@@ -27,6 +29,15 @@ STATS_TENSORS = 128
 
 STEP_TENSORS = 40
 """The same for steps of optimizers (sgd.cu, adamw.cu)."""
+
+WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+"""Read by PyTorch and by cuBLAS: ``:SIZE:COUNT``, repeatable, for COUNT pieces of SIZE KiB."""
+
+WORKSPACE_SETTING = ":4096:2:16:8"
+"""8.125 MiB, PyTorch's own default before compute capability 9."""
+
+WORKSPACE_BYTES = 32 * 2**20
+"""Max bytes of a workspace if nothing is set."""
 
 
 def device_capabilities() -> dict[str, str]:
@@ -109,3 +120,39 @@ def what_kernels_lack(driver: int | None, capability: tuple[int, int]) -> str | 
             f"{version_text(LARGE_ARGUMENTS)} is needed; install NVIDIA driver {DRIVER} or newer"
         )
     return None
+
+
+def bound_workspaces(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Sets the size of cuBLAS's workspaces unless the user has; takes effect only before the process first uses cuBLAS.
+
+    PyTorch allocates a workspace per thread and stream, so one per stream of a GPU. By PyTorch's sources it has 32 MiB
+    on GPUs of compute capability 9 and 8.125 MiB on older ones, so 40 streams of an H100 would hold 1.25 GiB. A run
+    sets the smaller size for any number of streams, because cuBLAS may choose another algorithm in a smaller workspace,
+    and then rounds differently.
+    """
+    environment.setdefault(WORKSPACE_VARIABLE, WORKSPACE_SETTING)
+
+
+def workspace_size(setting: str) -> int:
+    """Returns the bytes of a workspace under a setting, as PyTorch reads it; its default if it cannot be read."""
+    pieces = re.findall(r":([0-9]+):([0-9]+)", setting)
+    if not pieces:
+        return WORKSPACE_BYTES
+    return sum(int(size) * 1024 * int(count) for size, count in pieces)
+
+
+def run_workspace(device: str, environment: MutableMapping[str, str] = os.environ) -> str | None:
+    """Describes the workspace of each stream of a run on ``run.device``; None on a CPU."""
+    if all(torch.device(name.strip()).type != "cuda" for name in device.split(",")):
+        return None
+    setting = environment.get(WORKSPACE_VARIABLE, "")
+    origin = f"{WORKSPACE_VARIABLE}={setting}" if WORKSPACE_VARIABLE in environment else "PyTorch's default"
+    return f"up to {workspace_size(setting) / 2**20:.4g} MiB per stream ({origin})"
+
+
+def describe_workspace(cuda: str | None = torch.version.cuda) -> str | None:
+    """Describes the workspace of each stream of a run on this machine; None if PyTorch has no CUDA."""
+    if cuda is None:
+        return None
+    setting = os.environ.get(WORKSPACE_VARIABLE, WORKSPACE_SETTING)
+    return run_workspace("cuda", {WORKSPACE_VARIABLE: setting})

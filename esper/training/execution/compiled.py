@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.config.resolved import ResolvedTask
 from esper.data.split import Split
 from esper.hosts.graft import GraftedHost
 from esper.hosts.host import Host, Run, SegmentedHost, kept_modes, run_segment
@@ -187,14 +186,16 @@ def _compile_for_run(training: HostTraining) -> str | None:
     task = training.task
     dtype = training.arithmetic.image_dtype
     trained = []
-    for size in _sizes_of_parts(training.config.task):
+    batch = torch.arange(training.config.task.batch_size)
+    for size in set(map(len, batch.tensor_split(training.config.task.micro_batches))):
         if isinstance(task.train, Split):
             trained.append(task.train.inputs(0, size, dtype))
         else:
             trained.append(task.calibration_inputs(size))
     evaluated: list[Tensor] = []
     for split in (task.validation, task.test):
-        sizes = _sizes_of_batches(len(split), task.evaluation_batch)
+        most = task.evaluation_batch
+        sizes = {min(most, len(split) - start) for start in range(0, len(split), most)}
         evaluated.extend(split.inputs(0, size, dtype) for size in sizes)
 
     reason = compile_host(training.host, trained, evaluated, training.arithmetic.casting)
@@ -206,24 +207,6 @@ def _compile_for_run(training: HostTraining) -> str | None:
     except Exception as error:  # as in compile_host
         return _reason_of(error)
     return None
-
-
-def _sizes_of_parts(task: ResolvedTask) -> set[int]:
-    """The sizes of the parts in which a batch is trained; twice as many parts count, too, for when memory runs out."""
-    sizes: set[int] = set()
-    for count in {task.micro_batches, 2 * task.micro_batches}:
-        if count <= task.batch_size:
-            sizes.update(map(len, torch.arange(task.batch_size).tensor_split(count)))
-    return sizes
-
-
-def _sizes_of_batches(samples: int, batch: int) -> set[int]:
-    """The sizes of batches in which samples are evaluated; half of ``batch`` counts, too, for when memory runs out."""
-    sizes = set()
-    for most in (batch, -(-batch // 2)):
-        for start in range(0, samples, most):
-            sizes.add(min(most, samples - start))
-    return sizes
 
 
 def _rehearse(

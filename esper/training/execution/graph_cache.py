@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from esper.seeds.site import PlantedSeed, Role, Site
 from esper.training.execution.gpu import Captured, Gpu
+from esper.training.executor import ran_out
 from esper.training.host_training import HostTraining, feed_of
-from esper.training.micro_batching import ran_out
 from esper.training.rng import has_dropout
 
 Signature = Hashable
@@ -46,13 +46,8 @@ def signature_of(training: HostTraining) -> Signature:
 
 
 def step_signature(training: HostTraining) -> Signature:
-    """Returns the signature of a training step, which includes the augmentation's seed and the micro-batches."""
-    return (
-        "step",
-        feed_of(training).seed,
-        training.micro_batches,
-        signature_of(training),
-    )
+    """Returns the signature of a training step, which includes the augmentation's seed."""
+    return ("step", feed_of(training).seed, signature_of(training))
 
 
 def memory_of(training: HostTraining) -> tuple[object, ...]:
@@ -166,7 +161,7 @@ class HostGraphs:
             captured = self.gpu.capture(work, self.stream, self._pool, keeps)
         except BaseException as error:
             self._drop_after(error)
-            if not isinstance(error, Exception) or ran_out(error):  # smaller micro-batches may fit
+            if not isinstance(error, Exception) or ran_out(error):  # the run ends with advice
                 raise
             self._refuse(signature, f"{type(error).__name__}: {error}")  # a network may do anything in its forward pass
             return None

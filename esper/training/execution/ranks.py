@@ -1,12 +1,14 @@
 """Ranks: the processes that train the hosts of one run, started by torchrun or by ``esper run --processes``.
 
-Rank 0 calls and the others answer. What they send each other are arrays and plain values of the CPU, so the backend is
-gloo also if hosts train on GPUs: their weights stay where they are.
+Rank 0 calls functions on the other ranks by torch's object collectives. All ranks take part in every exchange, whether
+they are called or not. What they exchange are arrays and plain values of the CPU, so the backend is gloo also if hosts
+train on GPUs: their weights stay where they are.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -21,26 +23,25 @@ from numpy.typing import NDArray
 
 from esper.config import ConfigError, RunConfig
 from esper.training.execution.cores import usable_cores
-from esper.training.execution.messages import TIMEOUT_MINUTES, Messages, RankLost
+from esper.training.executor import RankFailed, RankLost, is_expected
 
 Floats = NDArray[np.float64]
+Call = tuple[Callable[..., Any], *tuple[Any, ...]]
+"""A function that pickle can name, and its arguments after the first, which is the server of the rank."""
+
 JOINING_MINUTES = 5.0
 """Least time that a rank has to join the others."""
 PATIENCE = timedelta(days=1000)
 """Time that a rank waits for its next call: rank 0 has work of its own. If rank 0 is gone, so is the connection."""
 END = "end"
-"""Message after which the other ranks are done, and their answer to it."""
-
-
-class RankFailed(RuntimeError):
-    """An error that another rank raised; the message names the rank, and has its traceback if it was a surprise."""
+"""Sent in place of a call when the other ranks are done."""
 
 
 @dataclass
 class RunRanks:
     """This process among the ranks of a run; rank 0 is the one that decides, logs and saves.
 
-    At most one call is under way at a time. Its answers are collected by :meth:`finish`, at the latest before the next.
+    At most one call is under way at a time. Its replies are collected by :meth:`finish`, at the latest before the next.
     """
 
     rank: int
@@ -48,23 +49,27 @@ class RunRanks:
     local_rank: int = 0
     local_size: int = 1
     """Number of this rank among those of this machine, and their number."""
-    messages: Messages = field(default_factory=Messages)
+    timeout: timedelta = timedelta(minutes=30)
+    """Time that a rank may take to reply."""
+    group: dist.ProcessGroup | None = None
+    lost: RankLost | None = None
+    """The reason that no rank can be called any more."""
     called: tuple[int, ...] = ()
-    """Ranks that have not answered yet."""
+    """Ranks whose replies are not collected yet."""
     names: int = 0
     """Number of names given out by :meth:`new_name`."""
     seconds: float = 0.0
-    """Seconds between calls and their last answers so far, on rank 0."""
+    """Seconds between calls and their last replies so far, on rank 0."""
     idle: list[float] = field(default_factory=list)
     """The part of these seconds that each rank only waited, on rank 0."""
     whole: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Makes the context in which rank 0 talks: one that defers signals, or an interrupt would cut a message in two."""
+    """Makes the context in which rank 0 talks: one that defers signals, which would cut an exchange in two."""
     parent: int = field(default_factory=os.getppid)
     _since: float = 0.0
 
     @classmethod
     @contextmanager
-    def joined(cls, timeout_minutes: float = TIMEOUT_MINUTES) -> Iterator[RunRanks | None]:
+    def joined(cls, timeout_minutes: float = 30.0) -> Iterator[RunRanks | None]:
         """Joins the other ranks; None if this process was not started as one of several.
 
         At the end of the block rank 0 dismisses the others.
@@ -87,7 +92,8 @@ class RunRanks:
             size,
             int(os.environ.get("LOCAL_RANK", 0)),
             int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
-            Messages(timedelta(minutes=timeout_minutes), group),
+            timedelta(minutes=timeout_minutes),
+            group,
         )
         try:
             yield ranks
@@ -135,82 +141,104 @@ class RunRanks:
         self.names += 1
         return self.names
 
-    def start(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
+    def start(self, calls: Mapping[int, Call]) -> None:
         """Sends each of these ranks its call and returns. Raises as :meth:`finish` does, for the call before."""
         self.finish()
         self._since = perf_counter()
+        if not calls:
+            return
         with self.whole():
-            for rank, call in calls.items():
-                self.messages.expect(rank)  # before it is sent, see Messages
-                self.messages.send(call, rank)
-                self.called += (rank,)
+            self._exchange_calls([calls.get(rank) for rank in range(self.size)])
+            self.called = tuple(calls)
 
     def finish(self) -> dict[int, Any]:
-        """Waits for the answers to the last call and returns them by rank.
+        """Waits for the replies to the last call and returns the results by rank.
 
         Raises:
-            RankFailed: a rank raised an error (the first one's is reported), after all have answered.
+            RankFailed: a rank raised an error (the first one's is reported), after all have replied.
             ConfigError: likewise, if that is what the rank raised.
-            RankLost: a rank is gone or does not answer in time.
+            RankLost: a rank is gone or does not reply in time.
         """
-        answers = {}
-        failed: Exception | None = None
-        busy = {}
+        if not self.called:
+            return {}
         asked = perf_counter()
         with self.whole():
-            while self.called:
-                rank, *others = self.called
-                kind, answer, busy[rank] = self.messages.receive(rank)
-                self.called = tuple(others)
-                if kind is None:
-                    answers[rank] = answer
-                elif failed is None:  # raised when all have answered
-                    failed = kind(f"rank {rank}: {answer}")
+            called = self.called
+            self.called = ()
+            replies = self._exchange_replies(None)
 
-        if busy:
-            self._count({0: asked - self._since, **busy})
+        results = {}
+        busy = {0: asked - self._since}
+        failed: Exception | None = None
+        for rank in called:
+            kind, result, busy[rank] = replies[rank]
+            if kind is None:
+                results[rank] = result
+            elif failed is None:
+                failed = kind(f"rank {rank}: {result}")
+        self._count(busy)
         if failed is not None:
             raise failed
-        return answers
+        return results
 
-    def serve(self, handle: Callable[..., Any], expected: Callable[[Exception], bool]) -> None:
-        """Answers the calls of rank 0 by ``handle`` until it dismisses this rank.
+    def serve(self, server: object) -> None:
+        """Executes the calls of rank 0, with ``server`` as first argument, until it dismisses this rank.
 
-        An error of ``handle`` is the answer; with its traceback unless it is ``expected``. Raises RankLost if rank 0 is
-        gone.
+        The error of a call is the reply; with its traceback unless it is expected. Raises RankLost if rank 0 is gone.
         """
-        self.messages.expect(0)
         while True:
-            call = self.messages.receive(0, PATIENCE)
+            call = self._exchange_calls(None)
             if call == END:
                 break
-            began = perf_counter()
-            kind: type[Exception] | None = None
-            try:
-                answer = handle(*call)
-            except ConfigError as error:
-                kind = ConfigError
-                answer = str(error)
-            except Exception as error:
-                kind = RankFailed
-                answer = str(error) if expected(error) else "".join(traceback.format_exception(error))
-            self.messages.expect(0)
-            self.messages.send((kind, answer, perf_counter() - began), 0)
-        self.messages.send(END, 0)
-        self.messages.flush(0)
+            self._exchange_replies(None if call is None else _reply(server, *call))
 
     def dismiss(self) -> None:
         """Ends :meth:`serve` of all other ranks, once they have finished what they do; rank 0 calls it last."""
-        if not self.first or self.messages.lost is not None:
+        if not self.first or self.lost is not None:
             return
         with suppress(RankFailed, RankLost, ConfigError):
             self.finish()
         with suppress(RankLost):
-            for rank in range(1, self.size):
-                self.messages.expect(rank)
-                self.messages.send(END, rank)
-            for rank in range(1, self.size):
-                self.messages.receive(rank)
+            self._exchange_calls([END] * self.size)
+
+    def _exchange_calls(self, calls: list[Any] | None) -> Any:
+        """Sends ``calls`` by rank from rank 0, which alone has them; returns that of this rank."""
+        received = [None]
+        with self._meeting():
+            dist.scatter_object_list(received, calls, src=0, group=self.group)
+        return received[0]
+
+    def _exchange_replies(self, reply: Any) -> list[Any]:
+        """Sends the reply of each rank to rank 0; returns all of them there."""
+        replies: list[Any] = [None] * self.size
+        with self._meeting():
+            dist.gather_object(reply, replies if self.first else None, dst=0, group=self.group)
+        return replies
+
+    @contextmanager
+    def _meeting(self) -> Iterator[None]:
+        """Waits for all ranks before the block; converts errors of the connection to RankLost.
+
+        Of all operations of gloo, only the monitored barrier names the rank that is missing, and it finds one that has
+        ended without sending to it: the second of two sends to such a rank may wait forever.
+        """
+        if self.lost is not None:
+            raise self.lost
+        try:
+            dist.monitored_barrier(self.group, self.timeout if self.first else PATIENCE)
+            yield
+        except RuntimeError as error:
+            named = re.search(r"Rank (\d+) failed to pass", str(error))
+            rank = int(named[1]) if named else None
+            if not self.first:
+                rank = 0
+            hangs = "timed out" in str(error).lower()
+            why = "is gone: its connection was closed"
+            if hangs:
+                minutes = self.timeout.total_seconds() / 60
+                why = f"did not answer for {minutes:g} minutes"
+            self.lost = RankLost(rank, why, hangs)
+            raise self.lost from error
 
     def _count(self, busy: Mapping[int, float]) -> None:
         """Adds a call that has been answered; ``busy`` are the seconds that ranks worked, by rank."""
@@ -230,3 +258,22 @@ def joint_seconds(ranks: RunRanks | None) -> Floats:
         return np.array([])
     idle = ranks.idle or [0.0] * ranks.size
     return np.array([ranks.seconds, *idle])
+
+
+def _reply(
+    server: object,
+    function: Callable[..., Any],
+    *arguments: Any,
+) -> tuple[type[Exception] | None, Any, float]:
+    """Executes a call; returns the type of its error, its result or the text of the error, and the seconds it took."""
+    began = perf_counter()
+    kind: type[Exception] | None = None
+    try:
+        result = function(server, *arguments)
+    except ConfigError as error:
+        kind = ConfigError
+        result = str(error)
+    except Exception as error:
+        kind = RankFailed
+        result = str(error) if is_expected(error) else "".join(traceback.format_exception(error))
+    return kind, result, perf_counter() - began

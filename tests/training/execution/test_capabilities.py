@@ -7,8 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from esper.env.make import EnvMaker
 from esper.files import system_info as environment
 from esper.training.execution import capabilities
+from esper.training.execution.capabilities import (
+    WORKSPACE_BYTES,
+    WORKSPACE_SETTING,
+    WORKSPACE_VARIABLE,
+    bound_workspaces,
+    describe_workspace,
+    run_workspace,
+    workspace_size,
+)
+from tests.core_helpers import digits, tiny_config
 from tests.runtime.fake_cudart import Fake, compile_fake
 
 KERNELS = Path(__file__).parents[3] / "csrc" / "cuda"
@@ -85,7 +96,7 @@ def test_info_names_the_driver_and_each_gpu_that_lacks_something(
     monkeypatch.setattr("torch.cuda.get_device_name", lambda number: f"GPU {number}")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _number: (9, 0))
     monkeypatch.setattr(
-        environment.workspaces, "describe", lambda: "up to 32 MiB per stream"
+        capabilities, "describe_workspace", lambda: "up to 32 MiB per stream"
     )
     lines = environment.summary_lines()
     (place,) = (
@@ -106,7 +117,68 @@ def test_info_names_the_driver_and_each_gpu_that_lacks_something(
 def test_info_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capabilities, "driver_version", lambda: None)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    monkeypatch.setattr(environment.workspaces, "describe", lambda: None)
+    monkeypatch.setattr(capabilities, "describe_workspace", lambda: None)
     lines = environment.summary_lines()
     assert [line for line in lines if "driver: none; GPUs: none" in line]
     assert not [line for line in lines if "cuBLAS" in line]
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("setting", "size"),
+    [
+        (":4096:8", 32 * MIB),
+        (":4096:2:16:8", 8 * MIB + 128 * 1024),
+        (":16:8", 128 * 1024),
+        (":1024:1", MIB),
+        ("0", WORKSPACE_BYTES),
+        ("", WORKSPACE_BYTES),
+    ],
+)
+def test_a_setting_is_read_as_pytorch_does(setting: str, size: int) -> None:
+    assert workspace_size(setting) == size
+
+
+def test_the_size_is_bounded_and_the_users_own_setting_wins() -> None:
+    environment: dict[str, str] = {}
+    bound_workspaces(environment)
+    assert environment == {WORKSPACE_VARIABLE: WORKSPACE_SETTING}
+    assert workspace_size(WORKSPACE_SETTING) < WORKSPACE_BYTES
+    environment = {WORKSPACE_VARIABLE: ":4096:8"}
+    bound_workspaces(environment)
+    assert environment == {WORKSPACE_VARIABLE: ":4096:8"}
+
+
+def test_a_run_sets_it_before_it_uses_a_gpu_and_never_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(
+        "esper.env.make.bound_workspaces", lambda: calls.append("bound")
+    )
+    task = digits()
+    monkeypatch.setattr(
+        type(task), "to", lambda task, device: calls.append(str(device)) or task
+    )
+    for device in ("cpu", "cuda:1", "cuda:0,cuda:1"):
+        EnvMaker.of(tiny_config(2, 4, run={"device": device}), task)
+    assert calls == ["cpu", "bound", "cuda:1", "bound", "cuda:0", "cuda:1"]
+
+
+def test_a_run_reports_the_workspace_of_its_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert run_workspace("cpu", {}) is None
+    assert (
+        run_workspace("cuda:0,cuda:1", {WORKSPACE_VARIABLE: ":16:8"})
+        == f"up to 0.125 MiB per stream ({WORKSPACE_VARIABLE}=:16:8)"
+    )
+    assert run_workspace("cuda", {}) == "up to 32 MiB per stream (PyTorch's default)"
+    assert describe_workspace(None) is None
+    monkeypatch.delenv(WORKSPACE_VARIABLE, raising=False)
+    assert (
+        describe_workspace("13.0")
+        == f"up to 8.125 MiB per stream ({WORKSPACE_VARIABLE}={WORKSPACE_SETTING})"
+    )

@@ -32,7 +32,6 @@ from esper.training.execution.workers import WorkerExecutor
 from esper.training.rng import OwnedDropout, RngHandle
 from tests.core_helpers import Rig, digits, flat_baseline, rig, tiny_config
 from tests.selection import slow_except
-from tests.training.test_foreign_hosts import training_of
 
 QUICK = "aot_eager"
 
@@ -346,16 +345,12 @@ def test_a_run_compiles_nothing_after_its_env_was_made(name: str) -> None:
     ("batch", "parts"),
     [(6, 4), (6, 3), (16, 1)],
 )
-def test_every_size_of_a_run_is_compiled_also_that_of_smaller_parts(
+def test_every_size_of_a_run_is_compiled_also_those_of_parts(
     batch: int, parts: int
 ) -> None:
-    """Parts that differ by one, as of 6 in 4, and those after memory ran out, with which half as much is evaluated."""
+    """Parts that differ by one, as of 6 in 4, and a last batch of validation that is not full."""
     task = digits()
-    most = next(
-        n
-        for n in range(8, 200)
-        if len(task.validation) % n > 1 == len(task.validation) % -(-n // 2)
-    )
+    most = next(n for n in range(8, 200) if len(task.validation) % n > 1)
     task = replace(
         task, evaluation_batch=most, build_host=lambda: CNNHost(1, 10, base=3, blocks=1)
     )
@@ -372,10 +367,6 @@ def test_every_size_of_a_run_is_compiled_also_that_of_smaller_parts(
         with torch.compiler.set_stance("fail_on_recompile"):
             training.reset(seed=0)
             training.step(wait)
-            if 2 * parts <= batch:
-                training.backend.trainer.policy.restore(2 * parts)
-                training.step(wait)
-                assert training.training[0].micro_batches == 2 * parts
 
 
 @pytest.mark.slow
@@ -480,23 +471,3 @@ def test_older_torch_gets_its_recompile_limit_by_its_config(
         CompiledRun("eager")
         assert torch.compiler.config.recompile_limit == compiled.MAX_VARIANTS
     assert given == [(True, True)]
-
-
-def test_the_sizes_that_are_compiled_include_those_after_memory_ran_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Twice as many parts of a batch, and half as many samples that are evaluated at once."""
-    sizes: list[set[int]] = []
-
-    def note(_host: Any, trained: Any, evaluated: Any, *_more: Any) -> None:
-        sizes.extend(({len(x) for x in trained}, {len(x) for x in evaluated}))
-
-    monkeypatch.setattr(compiled, "compile_host", note)
-    task = replace(
-        digits(), evaluation_batch=100
-    )  # of 400 samples for validation, and 400 for the test
-    training = training_of(
-        task, task={"batch_size": 6, "micro_batches": 2, "samples_per_epoch": 12}
-    )
-    assert compiled._compile_for_run(training) is None
-    assert sizes == [{3, 2, 1}, {100, 50}]

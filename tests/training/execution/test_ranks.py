@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
+import torch.distributed as dist
 
 from esper import _runtime
 from esper.config import ConfigError, RunConfig
 from esper.training.execution.ranks import RunRanks
+from esper.training.executor import RankLost
 
 
 @pytest.mark.parametrize(
@@ -54,3 +58,46 @@ def test_a_process_that_was_started_alone_has_no_ranks(
     monkeypatch.delenv("RANK", raising=False)
     with RunRanks.joined() as ranks:
         assert ranks is None
+
+
+@pytest.mark.parametrize(
+    ("said", "words", "hangs"),
+    [
+        (
+            "[Rank 0]: Rank 2 failed to pass monitoredBarrier in 3 ms\nConnection reset",
+            "rank 2 is gone: its connection was closed",
+            False,
+        ),
+        (
+            "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 3 ms\nTimed out waiting",
+            r"rank 1 did not answer for 0\.5 minutes",
+            True,
+        ),
+        ("Connection closed by peer", "another rank is gone", False),
+    ],
+)
+def test_a_rank_that_is_gone_or_silent_is_named_before_anything_is_sent_to_it(
+    said: str, words: str, hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waiting for what is sent to a rank that has just ended may never return; a monitored barrier does."""
+
+    def barrier(_group: object, timeout: timedelta) -> None:
+        assert timeout == timedelta(minutes=0.5)
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(dist, "monitored_barrier", barrier)
+    monkeypatch.setattr(
+        dist, "scatter_object_list", lambda *_, **__: pytest.fail("sent")
+    )
+    ranks = RunRanks(0, 3, timeout=timedelta(minutes=0.5))
+    for _ in range(2):  # also the next call
+        with pytest.raises(RankLost, match=words) as lost:
+            ranks.start({1: (print,)})
+    assert lost.value.hangs is hangs
+    ranks.dismiss()  # sends nothing
+
+
+def test_a_call_without_a_rank_is_no_exchange() -> None:
+    ranks = RunRanks(0, 3)
+    ranks.start({})
+    assert ranks.finish() == {}

@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from esper.lifecycle.stage import SeedStage
-from esper.telemetry.event import Event
 from esper.training import step as host_step
 from esper.training.execution.streams import WARM_UP
 from esper.training.execution.workers import WorkerExecutor
-from esper.training.executor import Cancelled, DeviceFailed, HostError
+from esper.training.executor import Cancelled, DeviceFailed, HostError, OutOfMemory
 from esper.training.host_training import HostTraining
 from tests.training.fake_gpu import FakeGpu, fake_executor
 from tests.training.growing import BATCHES, KINDS, Growing, assert_same
@@ -154,34 +153,15 @@ def test_closing_waits_and_drops_everything_and_work_is_done_as_it_is_from_then_
 FAULT = RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory"),
-        pytest.param(RuntimeError("CUDA error: out of memory"), marks=pytest.mark.slow),
-    ],
-)
-def test_no_memory_for_a_capture_halves_the_batches(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "esper.training.micro_batching.may_run_out",
-        lambda _device, first_epoch: first_epoch,
-    )
-    gpu, other = FakeGpu(), FakeGpu()
-    with growing(other) as expected, growing(gpu) as made:
-        expected.trainer.policy.restore(2)
-        gpu.refusal = error
-
-        def roomy(_event: Event) -> None:
-            gpu.refusal = None
-
-        made.trainer.policy.on_split = roomy
-        for _ in range(2):
-            assert_same(made.epoch(), expected.epoch())
-        assert made.trainer.policy.was_split
-        assert made.executor.reasons() == {}, "it is captured when there is room"
-        assert len(gpu.captured) == len(other.captured) > 0
+@pytest.mark.parametrize("words", ["out of memory", "CUDA error: out of memory"])
+def test_no_memory_for_a_capture_ends_the_run_with_advice(words: str) -> None:
+    gpu = FakeGpu()
+    with growing(gpu) as made:
+        gpu.refusal = torch.OutOfMemoryError(words)
+        with pytest.raises(OutOfMemory, match=r"--set task\.micro_batches=2"):
+            made.trainer.epoch(made.hosts)
+        assert made.executor.reasons() == {}
+        gpu.refusal = None
         assert not gpu.failed, "its memory was given back"
 
 
