@@ -56,6 +56,7 @@ grower = esper.Grower(
     controller=f"schedule:{Path(__file__).with_name('two_convolutions.toml')}",
     horizon=EPOCHS,
     scheduler=scheduler,
+    scaler=accelerator.scaler,
 )
 for _ in range(EPOCHS):
     model.train()

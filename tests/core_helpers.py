@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -49,16 +48,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_objects() -> None:
-    """Objects of earlier tests are out of sight of a Grower, which searches all objects of the process for schedules.
-
-    With those of all tests before, the searches took most of the time. A folder whose conftest imports this has it.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 EASY_GATES: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What there is: versions and configuration (`esper info`), tasks (`esper tasks`), places to grow (`esper sites`)."""
+"""Lists: versions and configuration (`esper info`), tasks (`esper tasks`), places to grow (`esper sites`)."""
 
 from __future__ import annotations
 

@@ -24,9 +24,8 @@ from esper.files.misfits import MISFITS
 from esper.hosts.graft import FOUND, GraftedHost, graft
 from esper.hosts.grown import GrownHost, KeptSeed
 from esper.hosts.host import Host
-from esper.hosts.inputs import call
+from esper.hosts.inputs import call, logits_of
 from esper.hosts.layout import Layout
-from esper.hosts.outputs import logits_of
 from esper.lifecycle.ramps import STYLES
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.seeds.site import seed_of

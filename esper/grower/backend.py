@@ -1,11 +1,13 @@
-"""A model in someone else's training loop as a backend of the phase loop: one host, E = 1."""
+"""A model in a user's training loop as a backend of the phase loop: one host, E = 1."""
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,26 +23,154 @@ from esper.env.backend import Backend
 from esper.env.catalog import BlueprintCatalog
 from esper.env.host_row import Governance, assign_roles, record_seeds, record_validation
 from esper.env.state import EnvState
-from esper.grower.hooks import SiteHooks
-from esper.grower.host import LoopHost
+from esper.grower.layouts import mixes_positions, obstacle
 from esper.grower.optimizer import SeedGroups
-from esper.grower.positions import mixes_positions, obstacle
 from esper.grower.randomness import SeedDraws, kept_generators
-from esper.grower.scores import Evaluate, Score, read_score, warning_of_unit
+from esper.grower.report import Evaluate, Score, read_score, warning_of_unit
+from esper.grower.sites import SiteHooks
 from esper.hosts.host import kept_modes
 from esper.lifecycle.ramps import STYLES as BLEND_STYLES
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BlueprintRegistry
 from esper.seeds.features import Features
-from esper.seeds.site import GerminationFailed, PlantedSeed
+from esper.seeds.site import GerminationFailed, PlantedSeed, Role, Site
 from esper.spaces.action import STYLES, ActionSpec
 from esper.training.governor import Governor, Panic
-from esper.training.metrics import SeedGradientCollector
+from esper.training.metrics import HOST, GradientSummary, SeedGradientCollector, count_not_finite, finite_buffers
 from esper.training.rng import RngStream, derive_seed, seeded
 
 MAX_NOISE = 0.01
 """Difference of two scores of one network, in percentage points, that is not mentioned."""
+
+
+MAX_RATIO = 1000.0
+"""Ratio of a seed's gradients to the host's, both per element, that is not mentioned; scales begin at 65,536."""
+
+
+class LoopHost:
+    """A model with its seeds and the state of their optimizer, for ``esper.training.snapshot``.
+
+    A rollback does not touch what it does not know: learning-rate schedules, the scale of a GradScaler, averages of
+    weights, and numbers in the optimizer's state that are not tensors.
+    """
+
+    def __init__(self, hooks: SiteHooks, groups: SeedGroups) -> None:
+        self.hooks = hooks
+        self.groups = groups
+        self.epoch = 0
+        """Number of epochs since the first :meth:`Grower.step`."""
+        self._finite = finite_buffers(hooks.model)
+
+    def assign(
+        self,
+        site: Site,
+        role: Role,
+        alpha: float,
+        target: float,
+        learning: bool,
+    ) -> None:
+        site.assign(role, alpha, target, learning)
+
+    def remove(self, site: Site) -> None:
+        site.remove()
+        self.groups.remove(site.name)
+
+    def drop_unkept(self) -> None:
+        """Removes all seeds that are not kept."""
+        for site in self.hooks.sites.values():
+            if site.seed is not None and not site.fossil:
+                self.remove(site)
+
+    def network_tensors(self, slots: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yields parameters, buffers and optimizer state of the model and of the seeds in ``slots``, by name."""
+        for owner, parameters in self._parameters_of(slots).items():
+            module = self.hooks.model if owner == HOST else self.hooks.sites[owner].seed
+            if module is None:
+                continue
+            for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+                yield f"{owner}.{name}", tensor
+            for index, parameter in enumerate(parameters):
+                for key, value in self.groups.optimizer.state.get(parameter, {}).items():
+                    if isinstance(value, Tensor):
+                        yield f"{owner}.state.{index}.{key}", value
+
+    def _parameters_of(self, slots: Iterable[str]) -> dict[str, list[Tensor]]:
+        """Returns the parameters of the model, as those of ``HOST``, and of the seeds in ``slots``."""
+        groups = self.groups.groups
+        parameters = {HOST: self.groups.host}
+        for slot in slots:
+            parameters[slot] = groups[slot]["params"]
+        return parameters
+
+    def discard(self, kept: Collection[str], saved: Collection[str]) -> None:
+        """Removes the other seeds, all gradients, and state that the optimizer has made since."""
+        for site in self.hooks.sites.values():
+            if site.seed is not None and site.name not in kept:
+                self.remove(site)
+        state = self.groups.optimizer.state
+        for owner, parameters in self._parameters_of(kept).items():
+            for index, parameter in enumerate(parameters):
+                parameter.grad = None
+                for key, value in state.get(parameter, {}).items():
+                    if isinstance(value, Tensor) and f"{owner}.state.{index}.{key}" not in saved:
+                        del state[parameter]
+                        break
+
+    def not_finite(self) -> float:
+        """Returns the number of non-finite values in the model's parameters and buffers and in its kept seeds."""
+        model = self.hooks.model
+        parameters = list(model.parameters())
+        for site in self.hooks.sites.values():
+            if site.seed is not None and site.fossil:
+                parameters.extend(site.seed.parameters())
+        return float(count_not_finite(model, self._finite, parameters))
+
+
+class LoopWarnings:
+    """Warns once of scores and gradients that are probably not what the user meant."""
+
+    def __init__(self, points: float) -> None:
+        self.points = points
+        self.unit = False
+        """Whether the user knows of a score in another unit."""
+        self.scale = False
+        """Whether the user knows of gradients that look scaled."""
+        self.repeated = False
+        """Whether one network has been scored twice, which shows the noise in scores."""
+
+    def of_unit(self, mean: float) -> None:
+        """Warns if scores have another unit than ``points`` says."""
+        words = None if self.unit else warning_of_unit(mean, self.points)
+        if words is not None:
+            self.unit = True
+            warnings.warn(words, stacklevel=6)
+
+    def of_noise(self, first: Score, again: Score) -> None:
+        """Warns if ``evaluate`` has returned two scores for one network."""
+        self.repeated = True
+        noise = abs(first.mean - again.mean)
+        if noise * self.points > MAX_NOISE:
+            warnings.warn(
+                f"evaluate returned {first.mean:g}, and then {again.mean:g} for the same network: differences between "
+                "networks that are not larger are noise. Score all of them on the same samples, in eval mode",
+                stacklevel=6,
+            )
+
+    def of_scale(self, summaries: dict[str, GradientSummary]) -> None:
+        """Warns if a seed has gradients as large as those of a scaled loss."""
+        for name, summary in summaries.items():
+            host = summaries[HOST]
+            if name == HOST or not host.norm > 0 or self.scale:
+                continue
+            ratio = summary.ratio_to(host)
+            if ratio > MAX_RATIO:
+                self.scale = True
+                warnings.warn(
+                    f"the gradients of the seed in slot {name} are {ratio:.3g} times those of the model: if a "
+                    "GradScaler scales the loss, pass it to the Grower as scaler=",
+                    stacklevel=6,
+                )
 
 
 class LoopBackend(Backend):
@@ -80,10 +210,7 @@ class LoopBackend(Backend):
         self.at_once = self.catalog.at_once & config.env.at_once
         self.counterfactual = CounterfactualHelper()
         self.germinations = 0
-        self.unit_warned = False
-        """Whether the user knows of a score in another unit."""
-        self.repeated = False
-        """Whether one network has been scored twice, which shows the noise in scores."""
+        self.warnings = LoopWarnings(points)
         self.host = LoopHost(hooks, groups)
         self.governor: Governor | None = None
         """Rolls a bad model back; None if it is not governed."""
@@ -190,10 +317,9 @@ class LoopBackend(Backend):
         plan = self.counterfactual.plan(sites, costly, lean=every is None)
         tried = [dict(zip(self.hooks.sites, alphas, strict=True)) for alphas in plan]
         scores = [self._score(evaluate, alphas, epoch) for alphas in tried]
-        self._warn_of_unit(scores[0].mean)
-        if len(tried) > 1 and not self.repeated:
-            self.repeated = True
-            self._warn_of_noise(scores[0], self._score(evaluate, tried[0], epoch))
+        self.warnings.of_unit(scores[0].mean)
+        if len(tried) > 1 and not self.warnings.repeated:
+            self.warnings.of_noise(scores[0], self._score(evaluate, tried[0], epoch))
         samples = [score.samples for score in scores]
         if len(set(map(len, samples))) > 1:
             raise ValueError("evaluate returned scores of different numbers of samples for networks of one epoch")
@@ -205,36 +331,20 @@ class LoopBackend(Backend):
             np.ones(finite.shape[1]),
         )
 
-    def _warn_of_unit(self, mean: float) -> None:
-        """Warns once if scores have another unit than ``points`` says."""
-        if self.unit_warned:
-            return
-        words = warning_of_unit(mean, self.points)
-        if words is not None:
-            self.unit_warned = True
-            warnings.warn(words, stacklevel=5)
-
-    def _warn_of_noise(self, first: Score, again: Score) -> None:
-        """Warns if ``evaluate`` has returned two scores for one network."""
-        noise = abs(first.mean - again.mean)
-        if noise * self.points > MAX_NOISE:
-            warnings.warn(
-                f"evaluate returned {first.mean:g}, and then {again.mean:g} for the same network: differences between "
-                "networks that are not larger are noise. Score all of them on the same samples, in eval mode",
-                stacklevel=5,
-            )
-
     def measure(self, active: Bools, state: EnvState) -> None:
         """Writes the results of the last :meth:`score` and of the epoch's gradients."""
         self.host.epoch = int(state.epoch[0])
         record_validation(state, 0, self.counterfactual)
         packed = self.gradient_stats.packed().cpu()
+        summaries = self.gradient_stats.summaries(packed)
+        if self.groups.scaler is None:
+            self.warnings.of_scale(summaries)
         record_seeds(
             state.slots,
             0,
             self.spec.slots,
             self.counterfactual,
-            self.gradient_stats.summaries(packed),
+            summaries,
             self.config.env.gates,
         )
 
@@ -247,7 +357,12 @@ class LoopBackend(Backend):
         """Evaluates the model with these alphas; every module's mode is as before afterwards."""
         model = self.hooks.model
         finite = self.governor is None or self.governor.chance is None
-        with kept_modes(model), kept_generators(self.hooks.devices), self.hooks.trying(alphas), torch.no_grad():
+        with (
+            kept_modes(model),
+            kept_generators(self.hooks.devices),
+            self.hooks.override_alphas(alphas),
+            torch.no_grad(),
+        ):
             return self.groups.ranks.of_first(read_score(evaluate(model), epoch, finite))
 
     def take_first_snapshots(self, starting: Bools, state: EnvState) -> None:
@@ -310,7 +425,7 @@ class LoopBackend(Backend):
             "probes": {name: _saved_probe(probe) for name, probe in hooks.probes.items()},
             "germinations": self.germinations,
             "ages": dict(self.groups.ages),
-            "repeated": self.repeated,
+            "repeated": self.warnings.repeated,
             "governor": None if self.governor is None else self.governor.state_dict(),
         }
 
@@ -318,7 +433,7 @@ class LoopBackend(Backend):
         device = self.groups.host[0].device
         hooks = self.hooks
         self.germinations = saved["germinations"]
-        self.repeated = saved["repeated"]
+        self.warnings.repeated = saved["repeated"]
         for name, (h, source) in saved["probes"].items():
             probe = Features(h, h if source is None else source)
             hooks.probes[name] = probe.each(lambda values: values.to(device))

@@ -1,7 +1,8 @@
-"""The vector env of one model whose training happens outside: what a controller sees is what it sees of any host."""
+"""The vector env of one model that a user's loop trains: a controller sees what it sees of any host."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +12,17 @@ from torch import Tensor
 
 from esper.agents.controller import Controller, PerEnvController, log_prob_of
 from esper.config.resolved import ResolvedConfig
+from esper.env.catalog import BlueprintCatalog
 from esper.env.reporting import Reporter
 from esper.env.slot_env import Float32s, Info, SlotVectorEnv, accepted_actions, info_of
 from esper.env.state import Baseline, Choices, EpisodeRules, copied
 from esper.grower.backend import LoopBackend
-from esper.grower.looking import count_operations
+from esper.grower.layouts import count_operations
+from esper.grower.optimizer import SeedGroups
+from esper.grower.sites import SiteHooks
+from esper.seeds.blueprints import BlueprintRegistry
 from esper.spaces.action import Op
+from esper.telemetry.event import Event
 from esper.telemetry.span import Spans
 
 LOSS_SPREAD = 0.02
@@ -48,6 +54,24 @@ def choices_of(backend: LoopBackend, counted: Counted) -> Choices:
         flops=seed_flops.numpy(),
         kinds=backend.catalog.kinds(backend.config.env.at_once),
     )
+
+
+def open_env(
+    hooks: SiteHooks,
+    groups: SeedGroups,
+    blueprints: BlueprintRegistry,
+    config: ResolvedConfig,
+    points: float,
+    governed: bool,
+    baseline: tuple[float, ...] | None,
+    emit: Callable[[Event], None],
+    counted: Counted | None,
+) -> LoopEnv:
+    """Makes the env of a model whose sites are known; see :class:`LoopBackend` and :class:`LoopEnv`."""
+    places = [site.place for site in hooks.sites.values()]
+    spec = BlueprintCatalog.select(hooks.topology, places, blueprints, config.env.blueprints).spec
+    backend = LoopBackend(hooks, groups, spec, blueprints, config, points, governed)
+    return LoopEnv(config, backend, baseline, Reporter(emit, spec, config.env, n_envs=1), counted)
 
 
 class LoopEnv(SlotVectorEnv):

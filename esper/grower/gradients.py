@@ -1,4 +1,4 @@
-"""Gradients of someone else's model: of any kind that torch makes, and those that its loop is not to see."""
+"""Gradients of a user's model: statistics of any kind that torch makes, and a stash for those its loop must not see."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from esper.config import TaskConfig
 from esper.ops.grad_stats import FIELDS, GradStats, grad_stats
+from esper.training.metrics import SeedGradientCollector
 
 logger = logging.getLogger(__name__)
 
@@ -92,8 +94,45 @@ def _say_left_out(kind: str, dtype: str) -> None:
     )
 
 
-class Aside:
-    """Gradients that are kept beside their parameters, whose ``grad`` a loop may read, clip or unscale."""
+@torch.no_grad()
+def clip_seeds(
+    owners: Sequence[Sequence[Tensor]],
+    collector: SeedGradientCollector,
+    config: TaskConfig,
+    scale: Tensor | None,
+    scaled: bool,
+) -> list[int]:
+    """Clips the gradients of each seed to ``max_grad_norm``, and adds the statistics of all to ``collector``.
+
+    Args:
+        owners: parameters of the host, and of each learning seed.
+        scale: divides the gradients in the step itself, as fused optimizers do; None: nothing does.
+        scaled: whether a GradScaler made this step, so that gradients may overflow.
+
+    Returns the indices of the owners whose step is to be skipped, because the scale is too large for them alone.
+    """
+    gradients = [[p.grad for p in parameters if p.grad is not None] for parameters in owners]
+    measured = gradients
+    if scale is not None:
+        measured = [[gradient / scale.to(gradient.device) for gradient in of_owner] for of_owner in gradients]
+    stats = measure(measured, config.max_grad_norm, config.exploding_norm, device=owners[0][0].device)
+    # A branch that was left out of this step, as by LayerDrop, has no gradient that could be healthy or not.
+    left_out = stats.tensors == 0
+    if scaled:
+        left_out = left_out | (stats.clip_coef == 0)
+    collector.add(stats, left_out)
+    for of_seed, factor in zip(gradients[1:], stats.clip_coef[1:], strict=True):
+        if factor.is_cpu and factor.item() == 1:
+            continue
+        for gradient in of_seed:
+            gradient.mul_(factor.to(gradient.device))
+    if not scaled:
+        return []
+    return [index for index, factor in enumerate(stats.clip_coef.tolist()) if index and factor == 0]
+
+
+class GradStash:
+    """Keeps gradients of seeds out of ``parameter.grad``, which a loop may read, clip or unscale."""
 
     def __init__(self) -> None:
         self._gradients: dict[Tensor, Tensor] = {}

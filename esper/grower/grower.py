@@ -1,12 +1,16 @@
-"""Growth inside a training loop of one's own: the slots, the controller and the lifecycle, without the training."""
+"""Growth inside the training loop of a user: the slots, the controller and the lifecycle, without the training."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from esper.agents.controller import Controller
@@ -14,33 +18,22 @@ from esper.agents.make import OwnController, controller_for, loaded
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig
 from esper.config.resolved import ResolvedConfig
-from esper.env.catalog import BlueprintCatalog
-from esper.env.reporting import Reporter
-from esper.grower.averages import given_averages
-from esper.grower.backend import LoopBackend
-from esper.grower.checks import (
-    FORMAT,
-    check_arguments,
-    check_blueprints,
-    check_state,
-    plain_model,
-    require_trained,
-)
-from esper.grower.env import Counted, LoopEnv
-from esper.grower.finishing import finish
-from esper.grower.hooks import SiteHooks
-from esper.grower.looking import look
-from esper.grower.optimizer import SeedGroups
-from esper.grower.report import GrowthStep, report, slots_of, why_nothing
-from esper.grower.scores import Evaluate
+from esper.grower.env import Counted, LoopEnv, open_env
+from esper.grower.finish import finish, networks_of
+from esper.grower.layouts import find_sites, infer_layouts, require_reached
+from esper.grower.optimizer import SeedGroups, SeedOptions
+from esper.grower.ranks import Ranks, plain_model
+from esper.grower.report import Evaluate, GrowthStep, report, slots_of, why_nothing
+from esper.grower.sites import SiteHooks
 from esper.hosts.between import Between
 from esper.hosts.graft import Sites, check_sites, named_sites
 from esper.hosts.host import row_major
 from esper.hosts.layout import Layout
 from esper.hosts.seed_hook import require_finished
-from esper.hosts.site_path import SitePath
+from esper.hosts.sources import SitePath
 from esper.hosts.widen import warn_unmerged
-from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
+from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
+from esper.seeds.place import Place
 from esper.spaces.action import Op
 from esper.telemetry.event import ActionTaken, Event
 
@@ -49,48 +42,64 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+FORMAT = 5
+"""Format of a Grower's state."""
+
 
 class Grower:
-    """Grows ``model`` while a loop of your own trains it: call :meth:`step` after each epoch, then :meth:`finish`.
+    """Grows ``model`` while a loop trains it: call :meth:`step` after each epoch, then :meth:`finish`.
 
-    The loop, the loss, the optimizer, its schedule and the data stay yours. Until a seed is blended in, the model
-    computes the same bits as without growth: a seed first learns beside it, straight through, from the same backward
-    pass. Seeds are planted from the first :meth:`step` on, so the first epoch trains the model alone, unless
-    :meth:`start` is called before it.
+    Until a seed is blended in, the model computes the same bits as without growth: a seed first learns beside it, from
+    the same backward pass. Seeds are planted from the first :meth:`step` on, so the first epoch trains the model alone,
+    unless :meth:`start` is called before it.
+
+    Example::
+
+        grower = esper.Grower(model, ["layer1", "layer2"], optimizer, horizon=epochs, scheduler=scheduler)
+        for _ in range(epochs):
+            model.train()
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss_fn(model(x), y).backward()
+                optimizer.step()
+            scheduler.step()
+            print(grower.step(lambda model: (model.eval()(x_val).argmax(1) == y_val).float()))
+        model = grower.finish()
 
     Args:
         model: the network. Hooks are registered on it; its parameters and ``state_dict`` stay as they are.
         sites: paths of submodules, or ``"auto"``, which needs ``example``; as in :func:`esper.graft`.
-        topology: layout of the sites' outputs, see :func:`esper.graft`; None: the layout of each is found in a pass of
-            the last batch in eval mode, before the first decision.
+        optimizer: trains the model; seeds get parameter groups in it.
+        controller: what decides, see ``--controller``.
+        horizon: number of epochs that the loop trains, at least 2.
+        topology: layout of the sites' outputs, see :func:`esper.graft`; None: inferred from a pass of the last batch in
+            eval mode, before the first decision.
         incubation: how a seed learns before it is blended in: ``ste``, straight through, in the loop's own pass, or
-            ``shadow``, in passes of its own that :meth:`incubate` makes, which cost more and are more accurate.
-        scheduler: a learning-rate schedule of ``optimizer``, or several. Those of torch, transformers and timm are
-            found without it; one of your own needs an attribute ``optimizer``.
-        lr_factor: learning rate of a seed in units of that of the layer that it sits on: of the parameter group that
-            holds most of the submodule's parameters, else of the one that holds the nearest parameter before it.
-        warmup_steps: number of steps after planting over which the learning rate of a seed rises from near zero.
-        weight_decay: weight decay of seeds.
+            ``shadow``, in separate passes that :meth:`incubate` makes, which cost more and are more accurate.
+        scheduler: the learning-rate schedules of ``optimizer``; a custom schedule needs an attribute ``optimizer``.
+            None: a schedule that shows is an error; (): the loop sets rates by itself.
+        scaler: the ``torch.amp.GradScaler`` that scales the loop's losses.
+        averages: averages of the model's weights, such as torch's ``AveragedModel``, or copies that the loop averages:
+            they use the model's seeds, and get copies of the kept seeds. :meth:`follow` adds later averages.
+        lr_factor: learning rate of a seed in units of that of its layer's parameter group.
+        warmup_steps: number of steps after planting over which the rate of a seed rises from near zero.
+        weight_decay: of seeds.
         points: percentage points in one unit of the score: 100 for fractions (0 to 1), 1 for per cent. Gates, rewards
             and controllers compare percentage points.
         governor: whether to roll the model, its kept seeds and their optimizer state back to a snapshot when a score or
             a weight is not finite, or the loss collapses or diverges. It keeps two snapshots.
         baseline: scores after each of the ``horizon`` epochs of a loop without growth, which controllers compare with;
             None: the scores of this model without its seeds.
-        config: thresholds of gates, limits on seeds and the run seed, as a TrainingConfig or as its tables in dicts;
-            None: the defaults. Unless ``env.at_once`` is false, seeds that are zero at birth, such as widenings, are
-            a part of the model in the epoch after they are planted, and kept.
-        blueprints: what seeds can be; None: the built-in ones.
+        config: thresholds of gates, limits on seeds and the run seed, as a TrainingConfig or its tables in dicts.
+            Unless ``env.at_once`` is false, seeds that are zero at birth, such as widenings, are kept at once.
+        blueprints: what seeds can be; None: the built-in blueprints.
         callbacks: receive every event.
         folder: a new or empty folder for the events, which `esper show` and `esper report` read; rank 0 writes it.
-        averages: averages of the model's weights that were made before, or copies of the model that the loop averages:
-            they use the seeds that the model uses, and get copies of those that are kept. None: torch's
-            ``AveragedModel`` and others of that form are found.
         example: a few inputs of the model, for ``sites="auto"``.
 
     Raises:
-        ConfigError: a site, the controller, the optimizer or a number does not fit; the model or a part around a site
-            is compiled; another Grower grows the model.
+        ConfigError: a site, the controller, the optimizer or a number does not fit; a schedule was made for the
+            optimizer and not passed; the model or a part around a site is compiled; another Grower grows the model.
     """
 
     def __init__(
@@ -103,7 +112,7 @@ class Grower:
         *,
         topology: str | None = None,
         incubation: Literal["ste", "shadow"] = "ste",
-        scheduler: object = (),
+        scheduler: object | None = None,
         lr_factor: float = 1.0,
         warmup_steps: int = 0,
         weight_decay: float = 0.0,
@@ -116,15 +125,16 @@ class Grower:
         folder: str | Path | None = None,
         averages: Iterable[nn.Module] | None = None,
         example: Any = None,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         model, ranks = plain_model(model)
         named = named_sites(model, sites, example)
         check_sites(model, named, topology)
         require_finished(model)
-        followers = given_averages(averages, model)
-        if warmup_steps < 0:
-            raise ConfigError(f"warmup_steps is {warmup_steps}; it must not be negative")
-        check_arguments(horizon, baseline, incubation, ranks, lr_factor=lr_factor, points=points)
+        followers = networks_of(averages or (), model)
+        options = SeedOptions(lr_factor, warmup_steps, weight_decay)
+        _check_numbers(horizon, baseline, points)
+        _check_incubation(incubation, ranks)
         self.model = model
         self.horizon = horizon
         self.points = points
@@ -138,21 +148,12 @@ class Grower:
         self.blueprints = (blueprints or BLUEPRINTS).copy()
         self.paths = {name: SitePath.parse(text) for name, text in named.items()}
         self.slots = row_major(named)
-        check_blueprints(self.config.env.blueprints, self.blueprints, self.paths, topology)
+        _check_blueprints(self.config.env.blueprints, self.blueprints, self.paths, topology)
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)
         self.incubation = incubation
         self.governed = governor
-        self.groups = SeedGroups(
-            model,
-            self.paths,
-            optimizer,
-            scheduler,
-            lr_factor,
-            weight_decay,
-            self.config.task,
-            ranks,
-            warmup_steps,
-        )
+        task = self.config.task
+        self.groups = SeedGroups(model, self.paths, optimizer, scheduler, options, task, ranks, scaler)
         self.hooks = SiteHooks(model, named, topology, straight_through=incubation == "ste")
         for network in followers:
             self.hooks.follow(network)
@@ -162,7 +163,7 @@ class Grower:
         self.log: LoopLog | None = None
         """The run folder; None without one, and on ranks other than 0."""
         self.hooks.passes.before_training = self.groups.begin_pass
-        self.hooks.put_aside = self.groups.put_aside
+        self.hooks.stash = self.groups.stash
         self._listeners = list(callbacks)
         if folder is not None and ranks.first:
             log = _log_in(folder, type(model).__name__, controller, points)
@@ -181,14 +182,10 @@ class Grower:
         """
         if self.env is not None or self.groups.steps:
             raise RuntimeError("grower.start() comes once, before the first epoch is trained")
-        self._start_early()
-        self.hooks.find_sites(evaluate)
-        return self._decide(evaluate)
-
-    def _start_early(self) -> None:
-        """Lets the controller make as many decisions as there are epochs, the first one before any of them."""
-        self.config = _resolved(self.config, self.horizon)
+        self.config = _resolved(self.config, self.horizon)  # one more decision
         self.started = True
+        find_sites(self.hooks, evaluate)
+        return self._decide(evaluate)
 
     def step(self, evaluate: Evaluate) -> GrowthStep:
         """Ends an epoch: scores the model, lets the controller act, and prepares the seeds for the next epoch.
@@ -201,7 +198,7 @@ class Grower:
         """
         if self.epoch >= self.horizon:
             raise RuntimeError(f"all {self.horizon} epochs are over: call grower.finish(), or raise horizon=")
-        require_trained(self.hooks, self.groups, self._steps_before, self._incubated)
+        _require_trained(self.hooks, self.groups, self._steps_before, self._incubated)
         return self._decide(evaluate, epochs=1)
 
     def _decide(self, evaluate: Evaluate, epochs: int = 0) -> GrowthStep:
@@ -234,6 +231,14 @@ class Grower:
         self._incubated = True
         self.hooks.incubate(loss)
 
+    def follow(self, average: nn.Module) -> None:
+        """Lets ``average``, an average of the weights that was made after this Grower, use the seeds.
+
+        Raises ConfigError for an average of another network.
+        """
+        for network in networks_of([average], self.model):
+            self.hooks.follow(network)
+
     def finish(self, merge: bool = False) -> nn.Module:
         """Ends growth and returns the model with its kept seeds as ordinary submodules.
 
@@ -248,15 +253,13 @@ class Grower:
         """
         if self.env is None:
             raise RuntimeError("grower.step() was never called, so nothing has grown; call it after each epoch")
-        kept = len(self.kept)
-        if not kept:
+        if not self.kept:
             logger.warning(why_nothing(self.env))
         self.env.backend.host.drop_unkept()
         warn_unmerged(finish(self.hooks, self.groups.optimizer if merge else None))
         self.env.close()
         if self.log is not None:
-            parameters = sum(parameter.numel() for parameter in self.model.parameters())
-            self.log.finish(self.env, kept, parameters)
+            self.log.finish(self.env, len(self.kept), sum(p.numel() for p in self.model.parameters()))
         return self.model
 
     def close(self) -> None:
@@ -299,9 +302,10 @@ class Grower:
         """
         if self.env is not None or self.epoch:
             raise ConfigError("load_state_dict needs a new Grower, before its first step")
-        check_state(state, self.slots)
+        _check_state(state, self.slots)
         if state["started"]:
-            self._start_early()
+            self.config = _resolved(self.config, self.horizon)
+            self.started = True
         if "env" in state:
             hosts = state["env"]["hosts"]
             for name, count in hosts["channels"].items():
@@ -321,15 +325,12 @@ class Grower:
         """
         if self.env is not None:
             return self.env
-        self.hooks.require_reached()
+        require_reached(self.hooks)
         if counted is None:
-            look(self.hooks)
+            infer_layouts(self.hooks)
         config = self.config
-        places = [site.place for site in self.hooks.sites.values()]
-        spec = BlueprintCatalog.select(self.hooks.topology, places, self.blueprints, config.env.blueprints).spec
-        reporter = Reporter(self._emit, spec, config.env, n_envs=1)
-        backend = LoopBackend(self.hooks, self.groups, spec, self.blueprints, config, self.points, self.governed)
-        env = LoopEnv(config, backend, self._baseline, reporter, counted)
+        parts = self.hooks, self.groups, self.blueprints, config
+        env = open_env(*parts, self.points, self.governed, self._baseline, self._emit, counted)
         self.env = env
         self.controller: Controller = controller_for(self._loaded_controller, config, env, env.run_seed)
         self.controller.begin()
@@ -371,3 +372,87 @@ def _resolved(config: TrainingConfig, decisions: int) -> ResolvedConfig:
         "at_once": env.at_once is not False,
     }
     return ResolvedConfig.parse(config.tables_with({"env": chosen, "run": {"rounds": 1}}))
+
+
+def _check_state(state: Mapping[str, Any], slots: Sequence[str]) -> None:
+    """Raises ConfigError for the state of another Grower."""
+    if state.get("format") != FORMAT:
+        raise ConfigError(f"the state has format {state.get('format')}; this version reads {FORMAT}")
+    if "env" not in state:
+        return
+    saved = state["env"]["hosts"]["channels"]
+    if set(saved) != set(slots):
+        raise ConfigError(f"the state has slots {', '.join(saved)}, not {', '.join(slots)}")
+
+
+def _require_trained(hooks: SiteHooks, groups: SeedGroups, steps_before: int, incubated: bool) -> None:
+    """Raises RuntimeError if the model or a seed was not trained since the last decision.
+
+    ``steps_before`` is the number of the optimizer's steps then; ``incubated`` whether shadow losses were given.
+    """
+    if groups.steps == steps_before:
+        raise RuntimeError(
+            "the optimizer has not stepped since the last grower.step(); call it once after each epoch, with the "
+            "optimizer that the Grower was given"
+        )
+    unseen = [name for name in hooks.sites if name not in hooks.probes]
+    if unseen:
+        raise RuntimeError(
+            f"no pass in training mode has run slot {', '.join(unseen)}: call model.train() before each epoch, and "
+            "leave only frozen submodules in eval mode"
+        )
+    waiting = [name for name, site in hooks.sites.items() if site.incubating and site.learning]
+    if waiting and not hooks.straight_through and not incubated:
+        raise RuntimeError(
+            f"the seed in slot {', '.join(waiting)} has learned nothing: with incubation='shadow', call "
+            "grower.incubate(lambda: loss of the batch) before each optimizer step"
+        )
+    untaught = groups.without_gradient
+    if untaught:
+        where = ", ".join(f"{name} ({hooks.paths[name]})" for name in untaught)
+        cause = "the loss does not depend on the output of its submodule"
+        if not hooks.learned.issuperset(untaught):
+            cause = "its submodule ran without gradients: take it out of torch.no_grad()"
+        raise RuntimeError(
+            f"the seed in slot {where} has learned nothing, because {cause}. A frozen network needs only "
+            "requires_grad_(False) on its parameters"
+        )
+
+
+def _check_numbers(
+    horizon: int,
+    baseline: Sequence[float] | None,
+    points: float,
+) -> None:
+    """Raises ConfigError for a number that does not fit."""
+    if not isinstance(horizon, Integral) or horizon < 2:
+        raise ConfigError(f"horizon is {horizon!r}; it is the number of epochs that the loop trains, at least 2")
+    if not (math.isfinite(points) and points > 0):
+        raise ConfigError(f"points is {points}; it must be positive")
+    if baseline is not None and len(baseline) != horizon:
+        raise ConfigError(f"baseline has {len(baseline)} scores; one after each of the {horizon} epochs is needed")
+
+
+def _check_incubation(incubation: str, ranks: Ranks) -> None:
+    """Raises ConfigError for a way to incubate that does not work."""
+    if incubation not in ("ste", "shadow"):
+        raise ConfigError(f"incubation is {incubation!r}; it must be 'ste' or 'shadow'")
+    if incubation == "shadow" and ranks.parallel:
+        raise ConfigError("incubation='shadow' does not work with DistributedDataParallel; use 'ste'")
+
+
+def _check_blueprints(
+    wanted: tuple[str, ...] | None,
+    registry: BlueprintRegistry,
+    paths: Mapping[str, SitePath],
+    topology: str | None,
+) -> None:
+    """Raises ConfigError for a wanted blueprint that fits at no site of this topology; None: of any."""
+    reading = {path.source is not None for path in paths.values()}
+    topologies = (topology,) if topology else registry.topologies()
+    possible: dict[str, None] = {}
+    for kind in topologies:
+        possible |= dict.fromkeys(registry.possible(kind, reading))
+    places = [Place(slot, 0, path.source is not None) for slot, path in paths.items()]
+    misfit = partial(registry.misfit, topology or "", places)
+    choose(wanted, tuple(possible), f"{topology or 'such'} hosts", misfit)

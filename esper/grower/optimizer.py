@@ -1,9 +1,12 @@
-"""The parameter groups of seeds in an optimizer that someone else made, and what happens to them at each step."""
+"""The parameter groups of seeds in a user's optimizer, their rates, and what happens to them at each step."""
 
 from __future__ import annotations
 
 import copy
+import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -13,42 +16,145 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.config import ConfigError, TaskConfig
-from esper.grower.gradients import Aside, measurable, measure
-from esper.grower.leaders import Leaders
+from esper.grower.gradients import GradStash, clip_seeds, measurable
 from esper.grower.ranks import Ranks
-from esper.grower.schedules import SLOT, Group, follow_schedules, host_groups, in_order, show_host_groups
-from esper.grower.stepping import ScalerSearch, hook_steps, unscaling, unwrapped
-from esper.hosts.site_path import SitePath
+from esper.grower.stepping import (
+    SLOT,
+    Group,
+    follow_schedules,
+    has_torch_schedule,
+    hook_steps,
+    host_groups,
+    in_order,
+    mark,
+    rates_of,
+    require_same_rates,
+    scaler_of_step,
+    show_host_groups,
+    unscaling,
+    unwrapped,
+)
+from esper.hosts.sources import SitePath
 from esper.training.metrics import HOST, SeedGradientCollector
 
 NOT_INHERITED = ("params", "param_names", "lr", "initial_lr", "weight_decay", SLOT)
 """Options of a group that a seed's group does not copy."""
 
 
-class SeedGroups:
-    """Adds a parameter group for each seed, removes it with the seed, and measures and clips gradients at each step.
+class ParamGroupMatcher:
+    """Maps each seed to the parameter group of its host layer, for its options and its rate.
 
-    A seed has the options of the group of the submodule that it sits on, see :class:`Leaders`, and at every step its
-    rate times ``factor``, so it follows any schedule, also after :meth:`close`; over its first ``warmup_steps`` steps
-    it rises to that. Options that a step of the optimizer changes are counters of the group; a seed's start anew. The
-    gradients of a seed are clipped to ``task.max_grad_norm`` apart from the host's, which are left to the loop.
-
-    Until a seed is on, its gradients are kept aside, and are its parameters' only while the optimizer steps: whatever
-    a loop does with all parameters of the optimizer, such as clipping them, it does to the host alone.
+    It is the group that holds most elements of the submodule's parameters, or of those of source and sink; else that of
+    the nearest parameter before the sink, in the order of the model; else the first. Groups may be added, moved and
+    replaced at any time, as by ``optimizer.load_state_dict``: a parameter tells which one it is.
 
     Args:
         model: the host.
         paths: where each slot lies, by its name.
         optimizer: the host's.
-        scheduler: schedules of ``optimizer`` that are not found by themselves, see :func:`show_host_groups`.
-        factor: learning rate of a seed in units of the host's.
-        warmup_steps: number of steps after planting over which the rate of a seed rises linearly from near zero.
-        weight_decay: of seeds.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        paths: Mapping[str, SitePath],
+        optimizer: Optimizer,
+    ) -> None:
+        self._optimizer = optimizer
+        self._own: dict[str, list[Tensor]] = {}
+        self._before: dict[str, list[Tensor]] = {}
+        for name, path in paths.items():
+            self._own[name] = []
+            for part in dict.fromkeys(path.paths):
+                self._own[name].extend(model.get_submodule(part).parameters())
+            self._before[name] = _parameters_before(model, path.sink)
+        self._groups: list[Group] = []
+        self._layout: list[tuple[int, int]] = []
+        self._matches: dict[str, Group] = {}
+
+    def group(self, name: str) -> Group:
+        """Returns the group that the seed in slot ``name`` follows."""
+        groups = host_groups(self._optimizer)
+        layout = [(id(group), len(group["params"])) for group in groups]
+        if layout != self._layout:
+            self._layout = layout
+            self._groups = groups  # no later group gets the id of one that is kept
+            self._matches.clear()
+        if name not in self._matches:
+            self._matches[name] = self._search(name, groups)
+        return self._matches[name]
+
+    def _search(self, name: str, groups: list[Group]) -> Group:
+        index_of: dict[Tensor, int] = {}
+        for index, group in enumerate(groups):
+            index_of |= dict.fromkeys(group["params"], index)
+        elements = Counter[int]()
+        for parameter in self._own[name]:
+            if parameter in index_of:
+                elements[index_of[parameter]] += parameter.numel()
+        if elements:
+            return groups[max(elements, key=elements.__getitem__)]
+        for parameter in reversed(self._before[name]):
+            if parameter in index_of:
+                return groups[index_of[parameter]]
+        return groups[0]
+
+
+def _parameters_before(model: nn.Module, path: str) -> list[Tensor]:
+    """Returns the parameters of the modules that come before the submodule at ``path``, in the order of the model."""
+    before: dict[Tensor, None] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if name == path:
+            break
+        before |= dict.fromkeys(module.parameters(recurse=False))
+    return list(before)
+
+
+@dataclass(frozen=True)
+class SeedOptions:
+    """Rates and decay of seeds. Raises ConfigError for a number that does not fit."""
+
+    lr_factor: float = 1.0
+    """Learning rate of a seed in units of that of its layer."""
+    warmup_steps: int = 0
+    """Number of steps after planting over which the rate rises linearly from near zero."""
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 0:
+            raise ConfigError(f"warmup_steps is {self.warmup_steps}; it must not be negative")
+        if not (math.isfinite(self.lr_factor) and self.lr_factor > 0):
+            raise ConfigError(f"lr_factor is {self.lr_factor}; it must be positive")
+
+    def rate(self, of_layer: Any, age: int) -> Any:
+        """Returns the rate of a seed ``age`` steps after planting; a tensor if that of its layer is a tensor."""
+        return of_layer * self.lr_factor * risen(age, self.warmup_steps)
+
+
+class SeedGroups:
+    """Adds a parameter group for each seed, removes it with the seed, and measures and clips gradients at each step.
+
+    A seed has the options of the group of its layer, see :class:`ParamGroupMatcher`, and at every step its rate times
+    ``lr_factor``, so it follows any schedule, also after :meth:`close`. Options that a step of the optimizer changes
+    are counters of the group; a seed's start anew. The gradients of a seed are clipped to ``task.max_grad_norm`` apart
+    from the host's, which are left to the loop.
+
+    Until a seed is on, its gradients are stashed, and are its parameters' only while the optimizer steps: whatever a
+    loop does with all parameters of the optimizer, such as clipping them, it does to the host alone.
+
+    Args:
+        model: the host.
+        paths: where each slot lies, by its name.
+        optimizer: the host's.
+        scheduler: schedules of ``optimizer``, see :func:`show_host_groups`; () for none; None: none, and a schedule
+            that shows is an error.
+        options: rates and decay of seeds.
         config: how the gradients of a seed are clipped and judged.
         ranks: those of a data-parallel loop.
+        scaler: scales the loop's losses; None if they are not scaled.
 
     Raises:
-        ConfigError: the optimizer cannot update seeds, or a scheduler is not one of it.
+        ConfigError: the optimizer cannot update seeds, a scheduler is not one of it, or one was not passed.
     """
 
     def __init__(
@@ -57,23 +163,26 @@ class SeedGroups:
         paths: Mapping[str, SitePath],
         optimizer: object,
         scheduler: object,
-        factor: float,
-        weight_decay: float,
+        options: SeedOptions,
         config: TaskConfig,
         ranks: Ranks,
-        warmup_steps: int = 0,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        self.warmup_steps = warmup_steps
         self.ages: dict[str, int] = {}
         """Number of steps since a seed was planted, by slot."""
         self.optimizer = unwrapped(optimizer)
-        self.factor = factor
-        self.weight_decay = weight_decay
+        self.options = options
         self.config = config
         self.ranks = ranks
-        scales_rates = factor != 1 or warmup_steps
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        scales_rates = options.lr_factor != 1 or options.warmup_steps
         if scales_rates and any(group["lr"] is None for group in self.optimizer.param_groups):
             raise ConfigError("this optimizer makes its own rates (lr=None), so lr_factor is 1 and warmup_steps 0")
+        if scheduler is None and has_torch_schedule(optimizer, self.optimizer):
+            raise ConfigError(
+                "a learning-rate schedule was made for this optimizer, and it must not see the parameter groups of "
+                "seeds: pass it as scheduler=, or scheduler=() if it has ended"
+            )
         self.steps = 0
         """Number of optimizer steps so far."""
         self.learning: tuple[str, ...] = ()
@@ -81,21 +190,22 @@ class SeedGroups:
         self.gradient_stats: SeedGradientCollector | None = None
         """Receives the statistics of every step's gradients; None: they are not measured."""
         keep_apart_from_earlier(self.optimizer)
-        self._leaders = Leaders(model, paths, self.optimizer)
+        self._matcher = ParamGroupMatcher(model, paths, self.optimizer)
         self._parameters: dict[str, list[nn.Parameter]] = {}
         self._beside: frozenset[str] = frozenset()
         self._reached: set[str] = set()
-        self._aside = Aside()
-        # Whether what is aside was put there after the host's gradients were cleared, before its next pass.
+        self._stash = GradStash()
+        # Whether the stash was filled after the host's gradients were cleared, before its next pass.
         self._early = False
         self._counters: set[str] = set()
         self._options: dict[str, Any] = {}
         self._handles: dict[str, list[Any]] = {}
-        self._scalers = ScalerSearch()
         self._closed = False
-        show_host_groups(self.optimizer, scheduler)
+        self._scheduled = scheduler is not None
+        self._rates: list[Any] | None = None
+        show_host_groups(self.optimizer, scheduler or ())
         follow_schedules(self.optimizer, self._follow_rates)
-        self.optimizer.register_load_state_dict_pre_hook(in_order)
+        self.optimizer.register_load_state_dict_pre_hook(self._loading)
         hook_steps(optimizer, self._before_step, self._after_step)
 
     @property
@@ -126,18 +236,17 @@ class SeedGroups:
 
         ``as_its_layer``: whether it decays as the layer that it sits on.
         """
-        show_host_groups(self.optimizer)
         named = [(f"{name}.{key}", p) for key, p in module.named_parameters() if p.requires_grad]
-        leader = self._leaders.group(name)
+        leader = self._matcher.group(name)
         group = inherited(leader, self._counters, self.optimizer.defaults)
         group[SLOT] = name
-        group["weight_decay"] = leader.get("weight_decay", 0.0) if as_its_layer else self.weight_decay
+        group["weight_decay"] = leader.get("weight_decay", 0.0) if as_its_layer else self.options.weight_decay
         parameters = [p for _, p in named]
         group["params"] = named if "param_names" in leader else list(parameters)
         self.ages[name] = 0
         for key in ("lr", "initial_lr"):
             if leader.get(key) is not None:
-                group[key] = leader[key] * self.factor * risen(0, self.warmup_steps)
+                group[key] = self.options.rate(leader[key], 0)
         self.optimizer.add_param_group(group)
         self._parameters[name] = parameters
         accumulated = partial(self._accumulated, name)
@@ -148,13 +257,12 @@ class SeedGroups:
 
     def remove(self, name: str) -> None:
         """Removes a seed's group and the state of its parameters."""
-        show_host_groups(self.optimizer)
         gone = self.groups[name]
         self.optimizer.param_groups[:] = [group for group in self.optimizer.param_groups if group is not gone]
         del self.ages[name]
         for parameter in self._parameters.pop(name):
             self.optimizer.state.pop(parameter, None)
-            self._aside.drop([parameter])
+            self._stash.drop([parameter])
         for handle in self._handles.pop(name):
             handle.remove()
 
@@ -166,7 +274,6 @@ class SeedGroups:
         """
         self.learning = tuple(names)
         self._reached = set()
-        self._scalers.next_epoch()
         self._beside = frozenset()
         if any(p.requires_grad for p in self.host):
             self._beside = frozenset(names).difference(on)
@@ -177,7 +284,7 @@ class SeedGroups:
                 if not learns:
                     parameter.grad = None
             if name not in self._beside:
-                self._aside.drop(parameters)
+                self._stash.drop(parameters)
         if self.gradient_stats is not None:
             self.gradient_stats.restart((HOST, *self.learning))
 
@@ -185,21 +292,21 @@ class SeedGroups:
         """Returns the gradient of a seed's parameter so far, wherever it is kept."""
         if parameter.grad is not None:
             return parameter.grad
-        return self._aside.get(parameter)
+        return self._stash.get(parameter)
 
-    def put_aside(self, parameter: Tensor, gradient: Tensor) -> None:
+    def stash(self, parameter: Tensor, gradient: Tensor) -> None:
         """Adds ``gradient``, which is not in ``parameter.grad``, to those of a seed that is not on."""
         if not self._early and self._is_host_cleared():
             self._forget_gradients()
             self._early = True
-        self._aside.add(parameter, gradient)
+        self._stash.add(parameter, gradient)
 
     def begin_pass(self) -> None:
         """Forgets gradients of seeds if the loop has cleared the host's; call it before each training pass.
 
         ``model.zero_grad()`` does not reach seeds. A step clears them, but a GradScaler may skip it.
         """
-        waiting = self._aside or any(p.grad is not None for p in self._on())
+        waiting = self._stash or any(p.grad is not None for p in self._on())
         if waiting and not self._early and self._is_host_cleared():
             self._forget_gradients()
         self._early = False
@@ -207,7 +314,7 @@ class SeedGroups:
     def close(self) -> None:
         """Leaves the optimizer to its loop; seeds whose groups are still there keep following the host's rates."""
         self._closed = True
-        self._aside.drop()
+        self._stash.drop()
         for handles in self._handles.values():
             for handle in handles:
                 handle.remove()
@@ -216,13 +323,15 @@ class SeedGroups:
     def _accumulated(self, name: str, parameter: Tensor) -> None:
         """Autograd has added to a parameter's gradient."""
         if name in self._beside:
-            self._aside.take(parameter)
+            self._stash.take(parameter)
 
     def _before_step(self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Prepares a step. Returns its arguments with another closure, if it has one."""
         self._follow_rates()
         if self._closed:
             return None
+        if not self._scheduled:
+            require_same_rates(self._rates, rates_of(self.optimizer))
         self.steps += 1
         self._options = _marked(host_groups(self.optimizer)[0])
         second = arguments[1] if len(arguments) > 1 else None
@@ -251,10 +360,15 @@ class SeedGroups:
             return
         for parameters in self._parameters.values():
             _clear(parameters)
+        self._rates = rates_of(self.optimizer)
         after = _marked(host_groups(self.optimizer)[0])
         for key, value in after.items():
             if key not in self._options or value != self._options[key]:
                 self._counters.add(key)
+
+    def _loading(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any] | None:
+        self._rates = None
+        return in_order(optimizer, state)
 
     def _on(self) -> list[nn.Parameter]:
         """Parameters of learning seeds whose gradients are where a loop expects them."""
@@ -276,53 +390,30 @@ class SeedGroups:
         return trained
 
     def _forget_gradients(self) -> None:
-        self._aside.drop()
+        self._stash.drop()
         _clear(self._on())
 
     def _follow_rates(self) -> None:
         for name, group in self.groups.items():
-            rate = self._leaders.group(name)["lr"]
+            rate = self._matcher.group(name)["lr"]
             if rate is not None:
-                _set_rate(group, rate * self.factor * risen(self.ages[name], self.warmup_steps))
+                _set_rate(group, self.options.rate(rate, self.ages[name]))
 
     @torch.no_grad()
     def _take_gradients(self, optimizer: Any) -> None:
         """Hands gradients back, averages and clips those of seeds, and measures all."""
-        scaler = self._scalers.of_step(optimizer, self.optimizer)
-        self._aside.hand_back(unscaling(scaler, optimizer))
+        scaler = scaler_of_step(self.scaler, optimizer, self.optimizer)
+        self._stash.hand_back(unscaling(scaler, optimizer))
         if self.gradient_stats is None or not self.learning:
             return  # the host's statistics are read beside those of a seed only
         seeds = [self._parameters[name] for name in self.learning]
         self.ranks.average(list(chain.from_iterable(seeds)))
-        gradients = [_gradients_of(self.host), *map(_gradients_of, seeds)]
-        for name, of_seed in zip(self.learning, gradients[1:], strict=True):
-            if of_seed:
+        for name, parameters in zip(self.learning, seeds, strict=True):
+            if any(p.grad is not None for p in parameters):
                 self._reached.add(name)
-        measured = gradients
         scale = getattr(optimizer, "grad_scale", None)
-        if scale is not None:  # a fused optimizer divides by it itself
-            measured = [_divided(of_owner, scale) for of_owner in gradients]
-        stats = measure(
-            measured,
-            self.config.max_grad_norm,
-            self.config.exploding_norm,
-            device=self.host[0].device,
-        )
-        # The scale may be too large for a seed alone. Its step is skipped, as the scaler does for the host.
-        overflowed = None if scaler is None else stats.clip_coef == 0
-        # A branch that was left out of this step, as by LayerDrop, has no gradient that could be healthy or not.
-        without = stats.tensors == 0
-        self.gradient_stats.add(stats, without if overflowed is None else without | overflowed)
-        for of_seed, factor in zip(gradients[1:], stats.clip_coef[1:], strict=True):
-            if factor.is_cpu and factor.item() == 1:
-                continue
-            for gradient in of_seed:
-                gradient.mul_(factor.to(gradient.device))
-        if overflowed is None:
-            return
-        for parameters, skipped in zip(seeds, overflowed[1:].tolist(), strict=True):
-            if skipped:
-                _clear(parameters)
+        for skipped in clip_seeds([self.host, *seeds], self.gradient_stats, self.config, scale, scaler is not None):
+            _clear(seeds[skipped - 1])
 
 
 def keep_apart_from_earlier(optimizer: Optimizer) -> None:
@@ -356,14 +447,6 @@ def risen(age: int, steps: int) -> float:
     return (age + 1) / steps
 
 
-def _gradients_of(parameters: Sequence[Tensor]) -> list[Tensor]:
-    return [p.grad for p in parameters if p.grad is not None]
-
-
-def _divided(gradients: list[Tensor], scale: Tensor) -> list[Tensor]:
-    return [gradient / scale.to(gradient.device) for gradient in gradients]
-
-
 def _clear(parameters: Sequence[Tensor]) -> None:
     for parameter in parameters:
         parameter.grad = None
@@ -383,10 +466,7 @@ def _marked(group: Group) -> dict[str, Any]:
     for key, value in group.items():
         if key in NOT_INHERITED:
             continue
-        if isinstance(value, Tensor):
-            marks[key] = (id(value), value._version)
-        else:
-            marks[key] = copy.copy(value)
+        marks[key] = mark(value)
     return marks
 
 

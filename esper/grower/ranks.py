@@ -1,4 +1,4 @@
-"""State that the ranks of a data-parallel loop share, so that all of them grow the same network."""
+"""The model of a loop without its wrappers, and what ranks that train it share to grow the same network."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from esper.config import ConfigError
 
 T = TypeVar("T")
 
@@ -91,3 +93,22 @@ class Ranks:
             return
         for tensor in tensors:
             dist.broadcast(tensor, 0)
+
+
+def plain_model(model: nn.Module) -> tuple[nn.Module, Ranks]:
+    """Returns the network inside ``DistributedDataParallel``, or ``model``, and the ranks that train it.
+
+    Raises ConfigError for a compiled model: seeds that come and go would recompile it at every change.
+    """
+    if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
+        raise ConfigError(
+            "the model is compiled, and every change of a seed would compile it again: pass the model itself, and "
+            "compile what grower.finish() returns"
+        )
+    if isinstance(model, nn.DataParallel):
+        raise ConfigError("nn.DataParallel copies the model for each pass; use DistributedDataParallel")
+    if is_sharded(model):
+        raise ConfigError("the model's parameters are split over ranks, and seeds are not; use DistributedDataParallel")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.module, Ranks(parallel=True)
+    return model, Ranks(parallel=False)

@@ -1,17 +1,25 @@
-"""Steps of an optimizer that someone else made and perhaps wrapped: which object is asked, and hooks around a step."""
+"""Optimizers and schedules of user loops: the objects inside wrappers, hooks around a step, views without seeds."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable
+import copy
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
 from typing import Any
+from weakref import WeakKeyDictionary, WeakMethod
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from esper.config import ConfigError
+
+SLOT = "slot"
+"""Key of a seed's parameter group; no other group has it."""
+PER_GROUP = re.compile(r"base.*|.*lrs?|.*(lambdas|momentums|values|rates)|warmup_steps")
+"""Names under which schedules keep lists with an entry for each group."""
 
 UNFIT = {
     "torch.LBFGS": "it updates one group only",
@@ -28,6 +36,11 @@ minimization, and of the views that schedules have."""
 BESIDE = ("_base_optimizer", "base")
 """Attributes of wrappers whose step goes on after the inner one, as timm's Lookahead and schedulefree's wrappers do."""
 
+BY_ITSELF = (
+    "If a function or the loop itself sets rates, pass scheduler=(), and let it set those of the host: "
+    'for group in [g for g in optimizer.param_groups if "slot" not in g]: group["lr"] = ...'
+)
+Group = dict[str, Any]
 Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 After = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 
@@ -95,51 +108,15 @@ def hook_steps(
     stepped.step = MethodType(hooked, stepped)
 
 
-def live_scalers() -> list[torch.amp.GradScaler]:
-    """Returns the GradScalers of this process that are enabled: an optimizer does not know the one that steps it.
-
-    This is a search of all objects, and takes a tenth of a second.
-    """
-    scalers = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.amp.GradScaler)]
-    return [scaler for scaler in scalers if scaler.is_enabled()]
-
-
-def stepping_scaler(scalers: Iterable[torch.amp.GradScaler], *optimizers: object) -> torch.amp.GradScaler | None:
-    """Returns the one of ``scalers`` that has unscaled the gradients of an optimizer for the present step, or None."""
-    for scaler in scalers:
-        for optimizer in optimizers:
-            state = scaler._per_optimizer_states.get(id(optimizer))
-            if state is not None and state["found_inf_per_device"]:
-                return scaler
+def scaler_of_step(scaler: torch.amp.GradScaler | None, *optimizers: object) -> torch.amp.GradScaler | None:
+    """Returns ``scaler`` if it has unscaled the gradients of one of ``optimizers`` for the present step, else None."""
+    if scaler is None:
+        return None
+    for optimizer in optimizers:
+        state = scaler._per_optimizer_states.get(id(optimizer))
+        if state is not None and state["found_inf_per_device"]:
+            return scaler
     return None
-
-
-class ScalerSearch:
-    """Finds the GradScaler of a step.
-
-    A search takes longer than an epoch of a small loop. So a loop in which none has been found is searched after 0, 1,
-    2, 4, 8 epochs and so on, in the first step; one that has used a scaler may make others, and is searched in every
-    epoch in which none of the known ones steps.
-    """
-
-    def __init__(self) -> None:
-        self._known: list[torch.amp.GradScaler] = []
-        self._epochs = 0
-        self._due = True
-
-    def next_epoch(self) -> None:
-        self._epochs += 1
-        is_power_of_two = self._epochs & (self._epochs - 1) == 0
-        self._due = is_power_of_two or bool(self._known)
-
-    def of_step(self, *optimizers: object) -> torch.amp.GradScaler | None:
-        """Returns the scaler that has unscaled the gradients of one of ``optimizers`` for the present step, or None."""
-        scaler = stepping_scaler(self._known, *optimizers)
-        if scaler is None and self._due:
-            self._due = False
-            self._known = live_scalers()
-            scaler = stepping_scaler(self._known, *optimizers)
-        return scaler
 
 
 def unscaling(scaler: torch.amp.GradScaler | None, optimizer: object) -> Tensor | None:
@@ -153,3 +130,189 @@ def unscaling(scaler: torch.amp.GradScaler | None, optimizer: object) -> Tensor 
     if scale is None:
         return None
     return scale.double().reciprocal().float()
+
+
+class HostGroups:
+    """An optimizer without the groups of seeds: what a schedule sees of it.
+
+    Schedules keep one base rate for each group that existed when they were made, and fail or drift if others come and
+    go. A view equals its optimizer, so that libraries find which optimizer a schedule belongs to.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self.whole = optimizer
+
+    @property
+    def param_groups(self) -> list[Group]:
+        return _Groups(host_groups(self.whole), _followers.get(innermost(self.whole)))
+
+    def __getattr__(self, name: str) -> Any:
+        # A copy asks for special methods, and for `whole` before it has been filled.
+        if name == "whole" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.whole, name)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, HostGroups):
+            return self.whole is other.whole
+        return self.whole is other
+
+    def __hash__(self) -> int:
+        return hash(self.whole)
+
+
+class _Groups(list[Group]):
+    """Groups of a view. When a schedule has gone through them, seeds follow the rates that it has set."""
+
+    def __init__(
+        self,
+        groups: list[Group],
+        follow: WeakMethod[Callable[[], None]] | None,
+    ) -> None:
+        super().__init__(groups)
+        self._follow = follow
+
+    def __iter__(self) -> Iterator[Group]:
+        yield from super().__iter__()
+        if self._follow is None:
+            return
+        follow = self._follow()
+        if follow is not None:
+            follow()
+
+
+_followers: WeakKeyDictionary[Optimizer, WeakMethod[Callable[[], None]]] = WeakKeyDictionary()
+
+
+def follow_schedules(optimizer: Optimizer, follow: Callable[[], None]) -> None:
+    """Calls the method ``follow`` whenever a schedule of ``optimizer`` has set rates; a later one replaces it."""
+    _followers[optimizer] = WeakMethod(follow)
+
+
+def host_groups(optimizer: Any) -> list[Group]:
+    """Returns the parameter groups of ``optimizer`` that are not a seed's, in their order."""
+    return [group for group in optimizer.param_groups if SLOT not in group]
+
+
+def show_host_groups(optimizer: Optimizer, given: object) -> list[Any]:
+    """Lets schedules see the host's groups only, and returns the objects that set rates.
+
+    Args:
+        optimizer: the innermost one.
+        given: one schedule or several. Each needs an attribute ``optimizer``, or a ``scheduler`` that has one.
+
+    Raises:
+        ConfigError: ``given`` has something that is no schedule of ``optimizer``.
+    """
+    schedules: list[Any] = [given]
+    if isinstance(given, Iterable) and not hasattr(given, "step"):
+        schedules = list(given)
+    found = [_of_optimizer(schedule, optimizer) for schedule in schedules]
+    for schedule in found:
+        limit(schedule, optimizer)
+    return found
+
+
+def has_torch_schedule(*optimizers: object) -> bool:
+    """Whether a learning-rate schedule of torch was ever made for one of these: torch marks the ``step`` of each."""
+    return any(hasattr(getattr(optimizer, "step", None), "_wrapped_by_lr_sched") for optimizer in optimizers)
+
+
+def mark(value: Any) -> Any:
+    """Returns an object that tells whether ``value`` has changed since; tensors are not read."""
+    if isinstance(value, Tensor):
+        return id(value), value._version
+    return copy.copy(value)
+
+
+def rates_of(optimizer: Any) -> list[Any]:
+    """Returns a mark of the learning rate of each of the host's groups."""
+    return [mark(group["lr"]) for group in host_groups(optimizer)]
+
+
+def require_same_rates(before: list[Any] | None, now: list[Any]) -> None:
+    """Raises ConfigError if a rate has changed between two steps, though no schedule is known."""
+    if before is None or len(before) != len(now):
+        return
+    for index, (old, new) in enumerate(zip(before, now, strict=True)):
+        if old != new:
+            raise ConfigError(
+                f"the learning rate of parameter group {index} changed between two steps ({old} to {new}), and the "
+                f"Grower knows no schedule: pass the object that sets it as scheduler=. {BY_ITSELF}"
+            )
+
+
+def in_order(
+    optimizer: Optimizer,
+    state: dict[str, Any],
+) -> dict[str, Any] | None:
+    """Puts the groups of a saved ``state`` in the order of those of ``optimizer``, by slot.
+
+    Seeds, and a loop that adds groups of its own, add them in another order after a resume than in one go.
+
+    Raises ConfigError if the state has other seeds than the optimizer.
+    """
+    saved = state["param_groups"]
+    slots = _slots_of(optimizer.param_groups)
+    saved_slots = _slots_of(saved)
+    if saved_slots == slots:
+        return None
+    saved_seeds = set(saved_slots) - {None}
+    seeds = set(slots) - {None}
+    if saved_seeds != seeds:
+        raise ConfigError(
+            f"the optimizer's state has {_named(saved_seeds)}, and the optimizer has {_named(seeds)}: load the "
+            "Grower's state first, which plants the seeds, then the optimizer's of the same epoch"
+        )
+    if len(saved) != len(slots):
+        return None  # torch reports it
+    # Groups of the host have no slot, and stay in their order: the last of a list is the next to be taken.
+    waiting: defaultdict[str | None, list[Group]] = defaultdict(list)
+    for group in reversed(saved):
+        waiting[group.get(SLOT)].append(group)
+    return {**state, "param_groups": [waiting[slot].pop() for slot in slots]}
+
+
+def _slots_of(groups: list[Group]) -> list[Any]:
+    """Returns the slot of each group, None for one of the host."""
+    return [group.get(SLOT) for group in groups]
+
+
+def _named(slots: set[Any]) -> str:
+    if not slots:
+        return "no seeds"
+    return f"seeds in {', '.join(sorted(slots))}"
+
+
+def _of_optimizer(schedule: Any, optimizer: Optimizer) -> Any:
+    """Returns the object in ``schedule`` that sets rates of ``optimizer``. Raises ConfigError if there is none."""
+    inner = schedule
+    while inner is not None and not _is_of(getattr(inner, "optimizer", None), optimizer):
+        inner = getattr(inner, "scheduler", None)
+    if inner is None:
+        raise ConfigError(
+            f"scheduler= is a {type(schedule).__name__}, whose .optimizer is not the optimizer of this Grower. "
+            f"{BY_ITSELF}"
+        )
+    return inner
+
+
+def _is_of(held: Any, optimizer: Optimizer) -> bool:
+    """Whether what a schedule holds as its optimizer is ``optimizer``, wrapped or not."""
+    return innermost(held) is optimizer
+
+
+def limit(schedule: Any, optimizer: Optimizer) -> None:
+    """Lets a schedule, and those in it, see the host's groups only, and forget the numbers that it keeps for others."""
+    for inner in getattr(schedule, "_schedulers", ()):
+        limit(inner, optimizer)
+    if isinstance(schedule.optimizer, HostGroups):
+        return
+    groups = optimizer.param_groups
+    for name, values in list(vars(schedule).items()):
+        if not PER_GROUP.fullmatch(name):
+            continue
+        if isinstance(values, list) and len(values) == len(groups):
+            kept = [value for value, group in zip(values, groups, strict=True) if SLOT not in group]
+            setattr(schedule, name, kept)
+    schedule.optimizer = HostGroups(schedule.optimizer)

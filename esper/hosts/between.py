@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,9 +12,11 @@ from torch.overrides import TorchFunctionMode
 
 from esper.hosts.compare import tensors_in
 from esper.hosts.gated import gated_of
+from esper.hosts.layout import Layout
 from esper.hosts.seed_hook import own_children
-from esper.hosts.site_path import SitePath
+from esper.hosts.sources import SitePath
 from esper.seeds.blueprints.source import PER_CHANNEL, Applied, Extensible
+from esper.seeds.place import Place
 
 Part = Mapping[str, Any]
 """One layer, as JSON: ``{"path": ...}`` of a submodule, or ``{"function": ..., "options": {...}}`` of torch."""
@@ -172,6 +174,21 @@ def _applied(function: str, options: Mapping[str, Any]) -> nn.Module:
     if function == "dropout":
         return nn.Dropout(**options)
     return Applied(function, options)
+
+
+def place_of(
+    model: nn.Module,
+    name: str,
+    channels: int,
+    layout: Layout,
+    between: Between | None,
+) -> Place:
+    """Returns the place of a slot of ``model``, with what lies ``between`` its source and sink if it has a source."""
+    place = Place(name, channels, topology=layout.topology, order=layout.order)
+    if between is None:
+        return place
+    layers = layers_of(model, between.parts)
+    return replace(place, has_source=True, layers=layers, obstacle=between.obstacle)
 
 
 class _Functions(TorchFunctionMode):

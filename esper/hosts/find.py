@@ -13,16 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.hosts.between import find_between
+from esper.hosts.between import find_between, place_of
 from esper.hosts.compare import coarsest_dtype, difference
 from esper.hosts.example import outputs_of
 from esper.hosts.flops import counting
 from esper.hosts.gated import gated_of
-from esper.hosts.layout import Layout, Shapes, causal_where_measured, check_module
-from esper.hosts.outputs import features_of, source_of
-from esper.hosts.places import place_of
+from esper.hosts.inputs import features_of, source_of
+from esper.hosts.layout import Layout, LayoutInference, causal_where_measured, check_module
 from esper.hosts.seed_hook import attach, own_children
-from esper.hosts.site_path import SitePath
+from esper.hosts.sources import SitePath
 from esper.hosts.widen import merge_all
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blend import Seed
@@ -200,7 +199,7 @@ def _look(model: nn.Module, example: Any) -> dict[str, _Run]:
     """Returns what a pass shows of each submodule that runs, by path, in the order in which they end."""
     names = {module: path for path, module in model.named_modules()}
     runs: dict[str, _Run] = {}
-    shapes = Shapes()
+    shapes = LayoutInference()
     batch = samples_of(example)
 
     def note(

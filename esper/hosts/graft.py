@@ -13,15 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.hosts.between import Between, Part, find_between
+from esper.hosts.between import Between, Part, find_between, place_of
 from esper.hosts.find import chosen_sites, slots_of
 from esper.hosts.host import Host, SiteHook, kept_modes, row_major
-from esper.hosts.inputs import Inputs, as_inputs, call
-from esper.hosts.layout import Layout, Shapes, causal_where_measured, check_channels, check_module
-from esper.hosts.outputs import features_of, logits_of, with_features
-from esper.hosts.places import layout_of, place_of
-from esper.hosts.site_path import SitePath
-from esper.hosts.sources import SourceFrame, hook_site
+from esper.hosts.inputs import Inputs, as_inputs, call, features_of, logits_of, with_features
+from esper.hosts.layout import Layout, LayoutInference, causal_where_measured, check_channels, check_module, layout_of
+from esper.hosts.sources import SitePath, SourceFrame, hook_site
 from esper.seeds.features import Features
 from esper.seeds.place import Place
 from esper.seeds.topologies import LAYOUTS
@@ -98,7 +95,7 @@ class GraftedHost(Host):
     def probe(self, x: Inputs) -> None:
         features: dict[str, Tensor] = {}
         layouts: dict[str, Layout] = {}
-        shapes = Shapes()
+        shapes = LayoutInference()
 
         def see(site: int, at: Features) -> Tensor:
             name = self.sites[site].name

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.hosts.outputs import features_of, with_features
+from esper.hosts.inputs import features_of, with_features
+from esper.hosts.sources import SitePath
 from esper.seeds.topologies import LAYOUTS, SEQUENCES, SPATIAL
 
 
@@ -40,7 +41,7 @@ class Layout:
         return 1
 
 
-class Shapes:
+class LayoutInference:
     """The layers of a pass that show by their kind where features have their channels."""
 
     def __init__(self) -> None:
@@ -105,6 +106,23 @@ class Shapes:
         if batch is not None and samples != batch and positions == batch:
             return Layout("encoder", (1, 0, 2))  # [T, B, D]
         return Layout("encoder")
+
+
+def layout_of(
+    name: str,
+    path: SitePath,
+    h: Tensor,
+    declared: str | None,
+    shapes: LayoutInference,
+    batch: int | None,
+) -> Layout:
+    """Returns the layout of features ``h`` of slot ``name``: that of the ``declared`` topology, or the one that is
+    found. Seeds with a source work on each sample and position alike, so that it need not be known which is which."""
+    if declared is not None:
+        return Layout(declared)
+    if path.source is not None:
+        batch = None
+    return shapes.layout_of(f"slot {name}: {path.sink}", h, batch)
 
 
 def _before(first: bool, width: int, h: Tensor) -> bool | None:

@@ -22,8 +22,7 @@ from esper.hosts.example import as_it_is, outputs_of
 from esper.hosts.graft import GraftedHost
 from esper.hosts.grown import GrownHost
 from esper.hosts.host import Host, SegmentedHost
-from esper.hosts.outputs import logits_of
-from esper.hosts.pretrained import note_seeds
+from esper.hosts.inputs import logits_of
 from esper.hosts.seed_hook import (
     CONTAINER,
     GrownSeeds,
@@ -35,7 +34,8 @@ from esper.hosts.seed_hook import (
     path_of,
     unregister,
 )
-from esper.hosts.site_path import SitePath
+from esper.hosts.seed_state import note_seeds
+from esper.hosts.sources import SitePath
 from esper.hosts.widen import GrownInHost, merge_all, merge_sources, warn_unmerged
 from esper.lifecycle.ramps import BlendOperator
 from esper.ops.norm_relu_pool import NormReluPool

@@ -10,34 +10,37 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.hosts.outputs import features_of, with_features
-from esper.hosts.site_path import SitePath
-from esper.hosts.sources import FrameHook, Keeping, SourceFrame, hook_site
+from esper.hosts.inputs import features_of, with_features
+from esper.hosts.sources import SitePath, SourceFrame, hook_site
 from esper.seeds.blend import Seed
 
 CONTAINER = "grown_seeds"
 """Name of the submodule that registers the seeds."""
 
 
-class Growth(Protocol):
-    """The growing seed of one hook."""
+COPIES: dict[str, WeakSet[SeedHook]] = {}
+"""Hooks in copies of models, such as averages of their weights, by the growth that made the original."""
 
-    def grown(self, module: nn.Module, output: object) -> object:
+
+class Growth(Protocol):
+    """The growing seeds of a model, which its hooks ask in each pass."""
+
+    def grown(self, hook: SeedHook, module: nn.Module, output: object) -> object:
         """Returns the ``output`` of the submodule ``module`` with the seed as it takes part in this pass."""
 
-    @property
-    def reads(self) -> bool:
+    def reads(self, hook: SeedHook) -> bool:
         """Whether the source of the present pass is needed."""
 
-    def present(self) -> tuple[Seed | None, float]:
+    def present(self, slot: str) -> tuple[Seed | None, float]:
         """Returns the seed that is on, if any, and its alpha."""
 
-    def recipe(self) -> dict[str, Any]:
+    def recipe(self, slot: str) -> dict[str, Any]:
         """Returns what the seed was made of, see :attr:`SeedHook.recipe`."""
 
 
@@ -63,6 +66,11 @@ class SeedHook:
         self.alpha = alpha
         """Share of the seed, 0 to 1."""
         self.growth: Growth | None = None
+        """Decides while the seed grows."""
+        self.slot = ""
+        """Name of the slot in ``growth``."""
+        self.in_average = False
+        """Whether the hook lies in an average of the weights of the model that grows."""
         self.recipe: dict[str, Any] = {}
         """Names of the seed's blueprint, topology and blend style, its number of channels, and the layers between its
         source and its sink if it has a source, as far as they are known."""
@@ -76,7 +84,7 @@ class SeedHook:
         output: Any,
     ) -> Any:
         if self.growth is not None:
-            return self.growth.grown(module, output)
+            return self.growth.grown(self, module, output)
         if self.seed is None:
             return output
         h = features_of(output)
@@ -93,17 +101,22 @@ class SeedHook:
     def reads(self) -> bool:
         if self.growth is None:
             return self.seed is not None
-        return self.growth.reads
+        return self.growth.reads(self)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         if self.growth is not None:
-            seed, alpha = self.growth.present()
+            seed, alpha = self.growth.present(self.slot)
             state["growth"] = None
             state["seed"] = seed
             state["alpha"] = alpha
-            state["recipe"] = self.growth.recipe()
+            state["recipe"] = self.growth.recipe(self.slot)
         return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.origin in COPIES:
+            COPIES[self.origin].add(self)
 
 
 class GrownSeeds(nn.Module):
@@ -115,7 +128,7 @@ class GrownSeeds(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.growing: dict[str, Growth] = {}
+        self.growing: dict[str, SeedHook] = {}
 
     def forward(self, x: Any, *_more: Any) -> Any:
         """Returns ``x``: a network may run all children of a module in turn."""
@@ -123,8 +136,8 @@ class GrownSeeds(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         modules = dict(self._modules)
-        for name, growth in self.growing.items():
-            seed, _ = growth.present()
+        for name, hook in self.growing.items():
+            seed = hook.__getstate__()["seed"]
             if seed is not None:
                 modules[name] = seed
         return {**self.__dict__, "growing": {}, "_modules": modules}
@@ -158,8 +171,8 @@ def unregister(model: nn.Module, hook: SeedHook) -> None:
     for module in model.modules():
         present = {**module._forward_pre_hooks, **module._forward_hooks}
         for key, other in present.items():
-            serves = isinstance(other, FrameHook) and other.frame is hook.frame
-            if other is not hook and not serves:
+            keeps_source = hook.frame is not None and getattr(other, "__self__", None) is hook.frame
+            if other is not hook and not keeps_source:
                 continue
             for hooks in _hooks_of_torch(module):
                 hooks.pop(key, None)
@@ -293,9 +306,8 @@ def path_of(model: nn.Module, hook: SeedHook) -> SitePath:
     if hook.frame is None:
         return SitePath(sink)
     for path, module in model.named_modules():
-        for present in module._forward_pre_hooks.values():
-            if isinstance(present, Keeping) and present.frame is hook.frame:
-                return SitePath(sink, path)
+        if hook.frame.keep in module._forward_pre_hooks.values():
+            return SitePath(sink, path)
     return SitePath(sink)
 
 
@@ -340,6 +352,7 @@ def without_copied_hooks(network: nn.Module, origin: str) -> None:
     """Removes the hooks and seeds that ``network`` has as a copy of a model during the growth ``origin``."""
     for _, _, hook in hooks_of(network):
         if hook.growth is None and hook.origin == origin:
+            COPIES[origin].discard(hook)
             unregister(network, hook)
             container_of(network)._modules.pop(hook.name, None)
     drop_container(network)

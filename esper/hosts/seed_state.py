@@ -1,8 +1,13 @@
-"""Seeds in the state of a network, so that a checkpoint of any moment of growth can be loaded and tested."""
+"""Seeds in what is saved of a network: its state dict at any moment of growth, and the config of a grown transformer.
+
+``from_pretrained`` of transformers would load the weights that it knows and leave the seeds out with no more than a
+warning. It stops at a quantization config that names no method. The hack: the seeds are noted there.
+"""
 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -10,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.hosts.between import Between
+from esper.hosts.between import Between, place_of
 from esper.hosts.layout import Layout
-from esper.hosts.places import place_of
 from esper.hosts.seed_hook import (
     GrownSeeds,
     SeedHook,
@@ -24,10 +28,13 @@ from esper.hosts.seed_hook import (
     register,
     unregister,
 )
-from esper.hosts.site_path import SitePath
+from esper.hosts.sources import SitePath
 from esper.lifecycle.ramps import STYLES
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.seeds.site import seed_of
+
+NEEDS = "esper.integrations.pretrained.from_pretrained"
+"""The function that loads a grown model."""
 
 RECIPE = "recipe"
 """Last part of the key under which a state says how to make a seed: JSON as uint8 [n]."""
@@ -116,3 +123,42 @@ def add_seed(
     container_of(network)
     register(network, path, hook)
     keep(network, hook, seed, float(saved["alpha"]))
+
+
+def note_seeds(network: nn.Module) -> None:
+    """Notes the seeds of ``network`` in the config of each model of Hugging Face in it.
+
+    Parts of a model share its config; paths are those from the outermost one.
+    """
+    noted: set[int] = set()
+    for model in network.modules():
+        config: Any = getattr(model, "config", None)
+        if not hasattr(model, "save_pretrained") or id(config) in noted:
+            continue
+        if isinstance(config, dict):  # of huggingface_hub's mixin
+            _warn_unnoted(model)
+            continue
+        noted.add(id(config))
+        old = getattr(config, "quantization_config", None)
+        if old is not None and not is_note(old):
+            continue  # a quantized model, which is loaded as such
+        seeds = [recipe_in(model, hook) for _, _, hook in hooks_of(model) if hook.seed is not None]
+        if seeds:
+            config.quantization_config = {"needs": NEEDS, "seeds": seeds}
+        elif old is not None:
+            del config.quantization_config
+
+
+def _warn_unnoted(model: nn.Module) -> None:
+    """Warns that a model that has grown is saved without a word about its seeds."""
+    if any(hook.seed is not None for _, _, hook in hooks_of(model)):
+        warnings.warn(
+            f"{type(model).__name__}.save_pretrained() saves seeds, but from_pretrained() would leave them out: save "
+            "the model with torch.save(), or merge its seeds first if they can be merged",
+            stacklevel=4,
+        )
+
+
+def is_note(config: object) -> bool:
+    """Whether a quantization config is a note of seeds."""
+    return isinstance(config, dict) and config.get("needs") == NEEDS

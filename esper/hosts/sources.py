@@ -1,33 +1,78 @@
-"""Sources of sites in any model: the input of one submodule, kept until the pass reaches another one."""
+"""Where a site lies in a model, and the source of a seed: the input of one submodule, kept until another one runs."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.config import ConfigError
-from esper.hosts.outputs import source_of
-from esper.hosts.site_path import SitePath
+from esper.hosts.inputs import source_of
+
+ARROW = "->"
+
+
+@dataclass(frozen=True)
+class SitePath:
+    """The submodules between which a site lies, by their paths in the model."""
+
+    sink: str
+    """The submodule to whose output a seed adds."""
+    source: str | None = None
+    """The submodule whose input a seed reads; None: it reads the sink."""
+
+    @classmethod
+    def parse(cls, text: str) -> SitePath:
+        """Reads ``"sink"``, "" for the model itself, or ``"source -> sink"``. Raises ConfigError for another form."""
+        *sources, sink = map(str.strip, text.split(ARROW))
+        is_other_arrow = ">" in sink or "→" in sink
+        if not sources and not is_other_arrow:
+            return cls(sink)
+        if len(sources) != 1 or not sources[0] or not sink or is_other_arrow:
+            raise ConfigError(f"a site is a submodule, or 'source {ARROW} sink' with two of them, not {text!r}")
+        return cls(sink, sources[0])
+
+    @property
+    def ancestor(self) -> str:
+        """Path of the innermost submodule that has both, "" for the model itself."""
+        if self.source is None:
+            return self.sink
+        common = []
+        for one, other in zip(self.source.split("."), self.sink.split("."), strict=False):
+            if one != other:
+                break
+            common.append(one)
+        return ".".join(common)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Both submodules, or the one of a site that reads its sink."""
+        if self.source is None:
+            return (self.sink,)
+        return self.source, self.sink
+
+    def __str__(self) -> str:
+        if self.source is None:
+            return self.sink
+        return f"{self.source} {ARROW} {self.sink}"
 
 
 class Reader(Protocol):
-    """Whoever reads a source."""
-
     @property
     def reads(self) -> bool:
         """Whether the source of the present pass is needed."""
 
 
 class SourceFrame:
-    """The sources that one site has in the passes that are running.
+    """Forward hooks that keep the source of one site until its sink runs.
 
-    Each run of the innermost submodule with both source and sink has a place of its own, which is given up when it
+    Each run of the innermost submodule with both source and sink has a place for its source, which it gives up when it
     ends, also by an error. So nested runs, runs in several threads, and a run that is repeated for its gradients never
-    see the source of another one. Copies and pickles have none.
+    see the source of another run. Copies and pickles of a frame are empty.
 
     Args:
         path: where the site lies.
@@ -52,17 +97,21 @@ class SourceFrame:
             self._local.runs = []
         return self._local.runs  # type: ignore[no-any-return]
 
-    def open(self) -> None:
+    def open(self, _module: nn.Module, _inputs: object) -> None:
+        """Hook before the submodule around both."""
         self._runs.append(None)
 
-    def close(self) -> None:
+    def close(self, _module: nn.Module, _inputs: object, _output: object) -> None:
+        """Hook after the submodule around both."""
         self._runs.pop()
 
-    def keep(self, source: Tensor) -> None:
-        """Keeps the source of the innermost run until :meth:`take`. Raises ConfigError if it has one already."""
+    def keep(self, _module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Hook before the source. Raises ConfigError if the present run has a source already."""
         runs = self._runs
-        if not runs:
-            return  # a part of the model runs by itself; the sink says so if it is reached, too
+        # Without a run, a part of the model runs by itself; the sink says so if it is reached, too.
+        if not runs or (self.reader is not None and not self.reader.reads):
+            return
+        source = source_of(inputs, named)
         if runs[-1] is not None:
             raise ConfigError(f"{self.path}: {self.path.source} runs more than once before {self.path.sink}")
         # Layers may overwrite it before the seed reads it, but not between the call of one layer and its output.
@@ -82,39 +131,6 @@ class SourceFrame:
         source = runs[-1]
         runs[-1] = None
         return source
-
-
-class FrameHook:
-    """A hook that belongs to a frame."""
-
-    def __init__(self, frame: SourceFrame) -> None:
-        self.frame = frame
-
-
-class Opening(FrameHook):
-    def __call__(self, _module: nn.Module, _inputs: tuple[Any, ...]) -> None:
-        self.frame.open()
-
-
-class Keeping(FrameHook):
-    def __call__(
-        self,
-        _module: nn.Module,
-        inputs: tuple[Any, ...],
-        named: dict[str, Any],
-    ) -> None:
-        if self.frame.reader is None or self.frame.reader.reads:
-            self.frame.keep(source_of(inputs, named))
-
-
-class Closing(FrameHook):
-    def __call__(
-        self,
-        _module: nn.Module,
-        _inputs: tuple[Any, ...],
-        _output: object,
-    ) -> None:
-        self.frame.close()
 
 
 def _around(model: nn.Module, path: SitePath) -> nn.Module:
@@ -144,8 +160,8 @@ def hook_site(
     source = model.get_submodule(path.source)
     around = _around(model, path)
     return [
-        (around, around.register_forward_pre_hook(Opening(frame))),
-        (source, source.register_forward_pre_hook(Keeping(frame), with_kwargs=True)),
+        (around, around.register_forward_pre_hook(frame.open)),
+        (source, source.register_forward_pre_hook(frame.keep, with_kwargs=True)),
         (sink, sink.register_forward_hook(at_sink)),
-        (around, around.register_forward_hook(Closing(frame), always_call=True)),
+        (around, around.register_forward_hook(frame.close, always_call=True)),
     ]

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from esper.hosts.between import Between
+from esper.hosts.between import Between, place_of
 from esper.hosts.layout import Layout
 from esper.hosts.merge import merge_seeds
-from esper.hosts.places import place_of
 from esper.hosts.seed_hook import SeedHook, forget, hooks_of, path_of, recipe_in, register, unregister
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints.source import INSTANCE_NORMS, MERGED, Extensible, inputs_of, is_transposed, width_of

@@ -92,6 +92,7 @@ class GrowthCallback(Callback):
             trainer.optimizers[0],
             horizon=self.horizon or _validations(trainer),
             scheduler=[config.scheduler for config in trainer.lr_scheduler_configs],
+            scaler=getattr(trainer.precision_plugin, "scaler", None),
             **self.options,
         )
         if self._state:  # before Lightning loads the optimizer, which has the seeds' groups
@@ -141,8 +142,7 @@ def _require_no_averages(trainer: Any) -> None:
         if {kind.__name__ for kind in type(callback).__mro__} & {*AVERAGES}:
             raise ConfigError(
                 f"growth does not go with {type(callback).__name__}: the module would end with averaged weights beside "
-                "seeds that fit the others. Leave it out of this fit and average in a later one, or average in a loop "
-                "of your own with esper.Grower, which torch's AveragedModel follows"
+                "seeds that fit the others. Average in a later fit, or in a custom loop with esper.Grower(averages=...)"
             )
 
 

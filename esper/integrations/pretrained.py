@@ -12,8 +12,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from esper.config import ConfigError
-from esper.hosts.pretrained import is_note, note_seeds
-from esper.hosts.seed_state import add_seed
+from esper.hosts.seed_state import add_seed, is_note, note_seeds
 
 METHOD = "esper"
 

@@ -62,6 +62,7 @@ class GrowthTrainerCallback(TrainerCallback):
             has["optimizer"],
             horizon=self.horizon or _evaluations(args, state),
             scheduler=has["lr_scheduler"],
+            scaler=getattr(has["optimizer"], "scaler", None),  # that of accelerate
             **self.options,
         )
         self.steps = []

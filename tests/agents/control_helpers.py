@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.agents.controller import Controller
+from esper.agents.controller import Controller, PerEnvController
+from esper.env.slot_env import SlotVectorEnv
 from esper.lifecycle.stage import STAGES, SeedStage
 from esper.spaces.action import ActionSpec, Op
 from esper.spaces.mask import ActionMask
 from esper.spaces.observation import BASE, PER_SLOT, ObservationLayout, symlog
-from tests.core_helpers import Rig
 from tests.spaces.spaces_helpers import one_observation
 
 S = SeedStage
@@ -112,18 +112,20 @@ class World:
         return Op(op).name, self.spec.slots[slot], self.spec.blueprints[blueprint]
 
 
-def run(world: Rig, controller: Controller, steps: int) -> list[tuple[Any, Any, Any]]:
+def run(
+    env: SlotVectorEnv, controller: PerEnvController, steps: int, seed: int = 4
+) -> list[tuple[Any, Any, Any]]:
     """(observation, masks, actions) of every step; a finished env is started again."""
     seen = []
+    observation, info = env.reset(seed=seed)
     controller.begin()
     for _ in range(steps):
-        masks = world.info["action_mask"]
-        actions = controller.act(world.observation, masks)
-        seen.append((world.observation, masks, actions))
-        world.step(dict(enumerate(actions)))
-        assert not world.info["illegal_actions"].any()
-        ended = world.terminated | world.truncated
-        if ended.any():
-            world.reset(options={"reset_mask": ended})
-            controller.begin(ended)
+        masks = info["action_mask"]
+        actions = controller.act(observation, masks)
+        seen.append((observation, masks, actions))
+        observation, _, terminated, _, info = env.step(actions)
+        assert not info["illegal_actions"].any()
+        if terminated.any():
+            observation, info = env.reset(options={"reset_mask": terminated})
+            controller.begin(terminated)
     return seen

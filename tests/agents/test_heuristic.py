@@ -5,12 +5,7 @@ import pytest
 from esper.agents.heuristic import HeuristicController
 from esper.compare.comparison import compare_controllers
 from esper.config import TrainingConfig
-from esper.data.tasks import load_task
-from esper.env.vector_env import GrowthVectorEnv
-from esper.rollout.rollout import play_round
-from esper.telemetry.event import EpisodeCompleted
 from tests.agents.control_helpers import LAYOUT, SPEC, S, World
-from tests.core_helpers import flat_baseline
 
 # Of 150 epochs, the rule gives a seed 24 to show a gain; G2 requires 10, and a ramp takes 5.
 LATE = 24
@@ -164,13 +159,6 @@ def test_of_several_seeds_the_one_that_gains_most_for_its_price_is_blended_first
     assert world.ask(heuristic())[:2] == ("ADVANCE", slot)
 
 
-def test_of_several_seeds_that_gain_as_much_for_their_price_the_first_is_blended() -> (
-    None
-):
-    world = tried(2.0, 2.0, 2.0)
-    assert world.ask(heuristic())[:2] == ("ADVANCE", "r0c0")
-
-
 def test_a_seed_whose_gate_is_shut_or_whose_trial_is_running_is_not_compared() -> None:
     world = tried(1.0, 3.0, 2.0)
     world.slots["r0c1"]["gate_passed"] = 0.0
@@ -249,11 +237,6 @@ def test_the_heuristic_prunes_what_harms(
     assert (world.ask(heuristic())[:2] == ("PRUNE", "r0c0")) == pruned
 
 
-def test_the_heuristic_leaves_no_useless_seed_in_holding() -> None:
-    world = planted(S.HOLDING, in_stage=LATE, contribution=0.0, contribution_error=0.0)
-    assert world.ask(heuristic())[:2] == ("PRUNE", "r0c0")
-
-
 def test_the_heuristic_leaves_no_seed_in_training_whose_gate_stays_shut() -> None:
     world = planted(S.TRAINING, in_stage=LATE, trial=5.0, trial_error=1.0)
     assert world.ask(heuristic())[0] == "ADVANCE"
@@ -325,43 +308,6 @@ def test_the_heuristic_fills_every_slot(count: int) -> None:
             world.put(slot, S.FOSSILIZED, blueprint=1.0)
     assert sorted(planted) == sorted(slots)
     assert {world.stage(slot) for slot in slots} == {S.FOSSILIZED}
-
-
-@pytest.mark.finding("M19")
-@pytest.mark.parametrize("free", range(4))
-def test_the_heuristic_plants_in_a_slot_wherever_it_is(free: int) -> None:
-    world = World(("r0c0", "r0c1", "r1c0", "r1c1"))
-    for place, slot in enumerate(world.spec.slots):
-        world.put(
-            slot,
-            S.DORMANT if place == free else S.FOSSILIZED,
-            blueprint=0.0 if place == free else 1.0,
-        )
-    controller = HeuristicController(world.spec, world.layout, 1)
-    controller.begin()
-    assert world.ask(controller)[:2] == ("GERMINATE", world.spec.slots[free])
-
-
-@pytest.mark.trap(27)
-def test_the_heuristic_keeps_seeds_of_hosts_in_training() -> None:
-    """Contributions are measured for every controller, so the rule can win; it grows in more than one slot."""
-    config = TrainingConfig.parse(
-        {"task": {"samples_per_epoch": 512}, "env": {"n_envs": 2}}
-    )
-    ended: list[EpisodeCompleted] = []
-    env = GrowthVectorEnv(
-        load_task("digits"),
-        config,
-        emit=lambda event: (
-            ended.append(event) if isinstance(event, EpisodeCompleted) else None
-        ),
-        baseline=flat_baseline(30),
-    )
-    play_round(env, HeuristicController(env.action_spec, env.layout, 2), seed=0)
-    env.close()
-    kept = [len(event.fossils) for event in ended]
-    assert min(kept) >= 1
-    assert max(kept) >= 2
 
 
 def test_the_heuristic_improves_simulated_hosts_and_its_settings_are_those_of_the_config() -> (

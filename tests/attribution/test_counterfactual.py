@@ -22,7 +22,7 @@ from esper.lifecycle.stage import SeedStage
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.site import Place, PlantedSeed, Role, Site
-from esper.training.validate import Configuration, committed_configuration, evaluate
+from esper.training.validate import Configuration, evaluate
 from tests.core_helpers import (
     DAMAGE,
     ROLES,
@@ -241,14 +241,6 @@ def test_a_rollback_resets_the_helper_of_its_env_and_of_no_other() -> None:
         assert helpers[0].configurations == [(0.0,) * 4]
 
 
-def test_the_plan_given_away_is_not_the_helpers_next_one() -> None:
-    helper = CounterfactualHelper()
-    first = helper.plan(sites((S.HOLDING, 1.0)), costly=True)
-    kept = list(first)
-    helper.plan(sites((S.DORMANT, 0.0)), costly=True)
-    assert first == kept
-
-
 def one_pass(training: Any, configuration: Configuration) -> tuple[torch.Tensor, float]:
     """Evaluates one configuration by itself, with the trial's own statistics if there is a trial."""
     host, split = training.host.eval(), digits().validation
@@ -300,28 +292,6 @@ def test_one_pass_gives_the_results_of_a_pass_per_configuration(style: str) -> N
         assert torch.equal(together.correct[row], correct), configuration
         assert float(together.loss[row]) == pytest.approx(loss, rel=1e-6)
     assert len(set(together.loss.tolist())) == len(plan)  # they are different networks
-
-
-def test_committed_is_fossils_only() -> None:
-    training = make_training()
-    plant(training, "r0c0", stage=S.FOSSILIZED)
-    plant(training, "r1c1", stage=S.HOLDING)
-    plant(training, "r1c0", stage=S.TRAINING)
-    assert committed_configuration(training) == (1.0, 0, 0, 0)
-
-
-def test_contribution_in_the_env_is_with_minus_without_on_the_same_images() -> None:
-    with rig(horizon=8) as world:
-        world.grow("r0c0", S.HOLDING)
-        training = world.training()
-        on, off = (1.0, 0.0, 0.0, 0.0), (0.0,) * 4
-        result = evaluate(training, digits().validation, [on, off]).correct.double()
-        measured = world.slot("r0c0")
-        difference = 100 * (result[0] - result[1])
-        assert measured.contribution == pytest.approx(float(difference.mean()))
-        assert measured.contribution_error == pytest.approx(
-            float(difference.std()) / 20
-        )
 
 
 @given(
@@ -376,11 +346,3 @@ def test_a_lean_plan_leaves_out_what_each_fossil_adds() -> None:
     helper.record(np.zeros((len(plan), 4)), np.zeros(len(plan)), np.ones(4))
     assert not helper.measured(ALL_OFF)
     assert [helper.contribution(slot) for slot in "abc"] == [None] * 3
-
-
-def test_the_largest_plan_fills_the_room() -> None:
-    """Only the configuration without seeds is missing: without fossils it is the committed one."""
-    plan = CounterfactualHelper().plan(
-        sites(*((S.BLENDING, 0.7) for _ in range(4))), costly=True
-    )
-    assert len(plan) == max_configurations(4) - 1

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from esper.attribution.counterfactual import CounterfactualHelper
 from esper.lifecycle.stage import SeedStage as S
 from esper.training.validate import evaluate
 from tests.core_helpers import (
@@ -50,24 +49,6 @@ def test_a_configuration_is_judged_by_the_statistics_that_it_has_itself() -> Non
         for module in training.host.modules()
         if isinstance(module, torch.nn.BatchNorm2d)
     )
-
-
-def test_a_trial_is_calibrated_like_everything_else() -> None:
-    training = make_training()
-    plant(training, "r0c0", stage=S.TRAINING)
-    train(training, 1)
-    plan = CounterfactualHelper().plan(training.sites, costly=True)
-    shadow = training.shadow_of(training.site_by_name["r0c0"])
-    kept = [
-        {name: tensor.clone() for name, tensor in copies.items()}
-        for _, copies in shadow._copies
-    ]
-    found = evaluate(
-        training, digits().validation, plan, calibrate=digits().calibration_inputs()
-    )
-    assert found.correct.shape == (len(plan), 400)
-    for before, (_, after) in zip(kept, shadow._copies, strict=True):
-        same_bits(before, after)
 
 
 def test_the_config_asks_for_it() -> None:

@@ -74,15 +74,6 @@ def test_a_slot_that_changes_nothing_is_worth_nothing_and_twins_are_worth_the_sa
     assert both["a"] == both["b"]
 
 
-def test_the_error_is_that_of_the_mean_over_samples() -> None:
-    """With one slot the value is a plain paired difference."""
-    correct, counts = results(1)
-    d = correct[frozenset("a")] - correct[frozenset()]
-    assert exact(("a",), correct, counts)["a"].error == pytest.approx(
-        100 * d.std(ddof=1) / np.sqrt(60)
-    )
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_the_helper_has_the_full_table_of_up_to_four_blended_seeds(count: int) -> None:
     helper = CounterfactualHelper()

@@ -154,27 +154,38 @@ def test_two_ranks_compare_what_agents_learn_as_one_process_does(
         )
 
 
-def test_the_arms_learn_in_turns_on_the_same_hosts(whole: Whole) -> None:
-    turns = whole.turns
-    assert [(seed, number) for _, seed, number in turns[::2]] == [
-        (4, 1),
-        (4, 2),
-        (5, 1),
-        (5, 2),
+def test_the_arms_learn_one_after_the_other_with_the_same_seeds(whole: Whole) -> None:
+    arms = ARMS[:2]
+    wanted = [
+        (arm, seed, number) for seed in (4, 5) for arm in arms for number in (1, 2)
     ]
-    for start in range(0, len(turns), 2):
-        assert {arm for arm, _, _ in turns[start : start + 2]} == set(ARMS[:2])
-    assert {arm for arm, _, _ in turns[::2]} == set(ARMS[:2]), (
-        "no arm is always the first"
-    )
+    assert whole.turns == wanted
     for seed in (4, 5):
-        files = [
-            whole.folder / f"seed-{seed}" / name / "config.toml" for name in FOLDERS
-        ]
-        assert [TrainingConfig.parse(read_toml(file)).run.seed for file in files] == [
-            seed,
-            seed,
-        ]
+        for name in FOLDERS:
+            file = whole.folder / f"seed-{seed}" / name / "config.toml"
+            assert TrainingConfig.parse(read_toml(file)).run.seed == seed
+
+
+def test_runs_that_other_machines_have_finished_play_as_they_are(
+    whole: Whole, tmp_path: Path
+) -> None:
+    for seed in (4, 5):
+        name = f"seed-{seed}"
+        shutil.copytree(whole.folder / name, tmp_path / "o" / name)
+    turns: list[str] = []
+    again = compare(tmp_path / "o", learned=lambda arm, *_rest: turns.append(arm))
+    assert values(again.run()) == values(whole.result)
+    assert turns == []
+
+
+def test_a_run_of_another_config_does_not_play_as_an_arm(
+    whole: Whole, tmp_path: Path
+) -> None:
+    shutil.copytree(whole.folder / "seed-4", tmp_path / "o" / "seed-4")
+    changed = {**BASE, "ppo": {**BASE["ppo"], "clip": 0.3}}
+    text = r"arm 'ppo': .*0-ppo is a run with another ppo\.clip; give another --out"
+    with pytest.raises(ConfigError, match=text):
+        ComparisonRun(read_arms(ARMS, changed), 3, tmp_path / "o", train_seeds=2)
 
 
 def interrupting(

@@ -185,26 +185,3 @@ def test_a_step_reads_the_timer_after_its_transfer_and_keeps_the_sum(
     ]
     assert (spent["train"], spent["validate"]) == (5.0, 4.0)
     assert sum(spent.values()) == clock.now - began == 9.0
-
-
-def test_an_epoch_that_fails_leaves_the_timer_ready_for_the_next(
-    on_a_gpu: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    StandIn.stated[FIRST] = 5.0
-
-    def broken(*_arguments: object) -> None:
-        raise OSError("torn")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(HostTrainer, "epoch", broken)
-        with pytest.raises(OSError, match="torn"):
-            on_a_gpu.step()
-    StandIn.log.clear()
-    on_a_gpu.step()
-    assert StandIn.log == [
-        "cuda:0 begins",
-        "train",
-        "cuda:0 ends",
-        "transfer",
-        "cuda:0 is read",
-    ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -15,10 +14,8 @@ from esper.agents.ppo.agent import PPOAgent
 from esper.config import ConfigError, Durations, PPOConfig, TrainingConfig
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_backend import SimParams
-from esper.env.single import SingleEnv
 from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.stage import SeedStage as S
-from esper.rewards.modes import MODES, POTENTIALS
 from esper.rollout.rollout import play_round
 from esper.telemetry.event import EpisodeCompleted
 from tests.core_helpers import (
@@ -227,83 +224,6 @@ def planted(n_envs: int = 16, **sections: dict[str, Any]) -> PlantedVectorEnv:
         **sections.get("env", {}),
     }
     return PlantedVectorEnv(TrainingConfig.parse(sections))
-
-
-@pytest.mark.finding("L1")
-@pytest.mark.parametrize("mode", MODES)
-def test_potentials_of_an_episode_that_is_cut_short_telescope_to_what_is_still_owed(
-    mode: str,
-) -> None:
-    """Σ γ^t (γ Φ(s') − Φ(s)) = γ^n Φ(s_n), Φ of the state that it stopped in; and no outcome is paid."""
-    env = planted(
-        reward={"mode": mode},
-        env={
-            "stop_on": ["plateau"],
-            "plateau_epochs": 3,
-            "plateau_margin": 1.0,
-            "embargo": 1,
-        },
-    )
-    steps = play(env, 5)
-    truncated = steps[-1]["truncated"]
-    lengths = env.state.epoch.astype(int)
-    assert truncated.any()
-    assert set(lengths[~truncated]) <= {30}
-    assert len(set(lengths[truncated])) > 1, "they stopped at different times"
-    gamma = env.config.reward.gamma
-    paid = sum(
-        np.array([step[name] for step in steps])
-        for name in set(MODES[mode]) & set(POTENTIALS)
-    )
-    for e, length in enumerate(lengths):
-        if set(MODES[mode]) & set(POTENTIALS):
-            owed = steps[length - 1]["potential"][e] if truncated[e] else 0.0
-            whole = float((gamma ** np.arange(len(steps)) * paid[:, e]).sum())  # type: ignore[index, call-overload]
-            assert whole == pytest.approx(gamma**length * owed, abs=1e-10)
-        for name in {"benefit", "loss_benefit", "fossil_cost"} & set(MODES[mode]):
-            if truncated[e]:
-                assert not any(step[name][e] for step in steps)
-        assert not any(step["rewards"][e] for step in steps[length:])
-
-
-@pytest.mark.finding("L1")
-def test_simulated_hosts_are_cut_short_alike() -> None:
-    """Without noise a host left alone follows a known curve, which gives the epoch of its plateau."""
-    law = SimParams(noise=0.0, paired_noise=0.0)
-    config = TrainingConfig.parse(
-        {"env": {"n_envs": 2, "episode_length": 30, **PLATEAU, "plateau_margin": 2.0}}
-    )
-    env = PlantedVectorEnv(config, law)
-    env.reset(seed=0)
-    accuracies = [env.state.accuracy[0]]
-    truncated = np.zeros(2, dtype=bool)
-    while not truncated.any():
-        _, _, terminated, truncated, _ = env.step(wait_actions(2))
-        accuracies.append(env.state.accuracy[0])
-    rises = np.array(accuracies[3:]) - np.array(accuracies[:-3])
-    assert (rises[:-1] > 2.0).all()
-    assert rises[-1] <= 2.0
-    assert not terminated.any()
-    # the same host starts another episode
-    env.reset(options={"reset_mask": np.array([True, False])})
-    _, _, _, truncated, info = env.step(wait_actions(2))
-    assert truncated.tolist() == [False, True]
-    assert info["idle"].tolist() == [False, True]
-
-
-@pytest.mark.finding("L1")
-def test_the_single_env_is_cut_short_too() -> None:
-    config = tiny_config(1, 8, env=PLATEAU, **FROZEN)
-    env = SingleEnv(GrowthVectorEnv(digits(), config, baseline=flat_baseline(8)))
-    env.reset(seed=0)
-    wait = wait_actions(1)[0]
-    flags = [env.step(wait)[2:4] for _ in range(3)]
-    assert flags == [(False, False), (False, False), (False, True)]
-    with pytest.raises(gymnasium.error.ResetNeeded):
-        env.step(wait)
-    env.reset()
-    assert env.step(wait)[2:4] == (False, False)
-    env.close()
 
 
 @pytest.mark.finding("L1")

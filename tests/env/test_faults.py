@@ -17,7 +17,7 @@ from esper.data.split import Split
 from esper.lifecycle.stage import SeedStage
 from esper.rewards.modes import MODES
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.telemetry.event import EpisodeCompleted, GovernorRollback, SeedCut
+from esper.telemetry.event import GovernorRollback, SeedCut
 from esper.training.host_training import HostTraining
 from tests.core_helpers import (
     DAMAGE,
@@ -258,23 +258,6 @@ def test_a_fossil_that_breaks_one_epoch_after_its_fossilization_is_restored() ->
         both.step()
         assert both.penalties == [-10, 0]
         assert slot.epochs_since_measured == 0
-
-
-def test_a_learning_rate_that_explodes_ends_the_episode_of_that_env_alone() -> None:
-    with pair(horizon=12) as both:
-        both.step()
-        both.victim.config = both.victim.config.with_values(task={"learning_rate": 1e4})
-        while not both.hurt.terminated[VICTIM]:
-            both.step()
-        events = both.rollbacks()
-        assert [event.rollbacks for event in events] == [1, 2, 3]
-        assert both.penalties.count(-10.0) == 3
-        assert both.victim.epoch == events[-1].epoch < 12
-        assert not both.hurt.truncated.any()
-        (ended,) = both.hurt.of_kind(EpisodeCompleted)
-        assert (ended.env, ended.rollbacks, ended.terminated) == (VICTIM, 3, True)
-        both.step()
-        assert both.hurt.info["idle"].tolist() == [False, True, False]
 
 
 def test_a_learning_rate_that_explodes_from_the_first_epoch_on_is_seen() -> None:

@@ -16,7 +16,6 @@ from esper.env.flat_action import FlatAction, FlatActionVector
 from esper.env.slot_env import SlotVectorEnv
 from esper.spaces.action import HEADS, RELEVANT, ActionSpec, Op, joint_actions
 from esper.spaces.mask import legal_joint_actions
-from tests.core_helpers import rig
 
 PLANTED = ActionSpec(("r0c0", "r1c0", "r2c0"), ("fern", "moss", "oak", "vine"))
 
@@ -144,25 +143,6 @@ def test_the_env_takes_what_the_mask_allows_and_counts_the_rest() -> None:
             assert illegal.sum() > 16
             illegal[:] = 0
     assert taken == set(Op)
-
-
-def test_hosts_in_training_are_masked_as_exactly() -> None:
-    """The mask is compared with every row of the MultiDiscrete, without the heads that do not matter."""
-    with rig(n_envs=2, horizon=20) as world:
-        spec, random = world.env.action_spec, np.random.default_rng(0)
-        table, rows = joint_actions(spec), every_row(spec)
-        numbers = np.ravel_multi_index(tuple(canonical(rows).T), spec.sizes)
-        table_numbers = np.ravel_multi_index(tuple(table.T), spec.sizes)
-        for _ in range(20):
-            flat = legal_joint_actions(table, world.info["action_mask"])
-            for index in range(2):
-                legal = world.env.mask.legal(index, rows)
-                np.testing.assert_array_equal(
-                    np.unique(numbers[legal]), np.sort(table_numbers[flat[index]])
-                )
-            world.step(
-                {index: table[choose(table, flat[index], random)] for index in range(2)}
-            )
 
 
 def test_one_host_and_many_take_the_same_actions() -> None:

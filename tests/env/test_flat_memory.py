@@ -56,25 +56,6 @@ def test_reset_fills_the_storage_of_the_host_before() -> None:
         assert len(weights) == 5  # other values, each time, in the same place
 
 
-@pytest.mark.finding("M20")
-@pytest.mark.skipif(not STATM.exists(), reason="resident memory is read from /proc")
-def test_memory_is_flat_over_30_rounds() -> None:
-    with rig(n_envs=2, horizon=3) as world:
-        live: list[Live] = []
-        resident: list[float] = []
-        for number in range(1, 31):
-            world.reset()
-            world.do("GERMINATE", "r0c0", "norm", tempo=3)
-            world.step()
-            world.step()
-            world.events.clear()
-            if number in (5, 6, 30):
-                live.append(live_tensors())
-                resident.append(resident_mib())
-        assert live == [live[0]] * 3
-        assert resident[-1] - resident[0] < 4, resident
-
-
 class Changing:
     """Two tiny hosts under random legal actions, episode after episode."""
 

@@ -123,8 +123,9 @@ def test_rent_in_flops_is_for_what_seeds_compute() -> None:
     ]  # a host counts as 200 parameters at least
     assert by_work.share(*seed).tolist() == [[0.9, 0.1]]
     with rig(reward={"rent_in": "flops", "rent_rate": 0.2}) as world:
-        world.grow("r0c0", S.HOLDING, "conv_light")
+        world.grow("r0c0", S.BLENDING, "conv_light")
         alpha = world.slot("r0c0").alpha
+        assert 0 < alpha < 1
         share = alpha * 2 * 9 * 3 * 3 * 64 / HOST_FLOPS
         assert world.value("rent") == pytest.approx(0.2 * math.log1p(share), rel=1e-5)
         assert world.env.reward_terms["rent"][0] == pytest.approx(

@@ -12,7 +12,7 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.stage import SeedStage
 from esper.seeds.site import Role
 from esper.spaces.action import Op
-from esper.telemetry.event import GovernorRollback, SeedCut, StageChanged
+from esper.telemetry.event import GovernorRollback
 from esper.training.metrics import GradientSummary
 from tests.core_helpers import DAMAGE, flat_baseline, rig, same_bits, tensors_of
 
@@ -159,22 +159,6 @@ def test_living_seeds_are_pruned_into_cooldown_and_a_fossil_lives() -> None:
         assert world.value("rolled_back") == 1
         world.step()
         assert world.value("rolled_back") == 0
-
-
-def test_seeds_of_a_broken_host_are_not_to_blame() -> None:
-    """Their features are NaN because the host's are, so the rollback removes them; they are not cut as broken seeds."""
-    with rig(horizon=10, governor=EVERY_EPOCH) as world:
-        world.grow("r1c0", S.HOLDING)
-        break_host(world.training())
-        world.step()
-        assert len(world.of_kind(GovernorRollback)) == 1
-        assert world.of_kind(SeedCut) == []
-        causes = [
-            change.cause
-            for change in world.of_kind(StageChanged)
-            if change.after == "PRUNED"
-        ]
-        assert causes == ["rollback"]
 
 
 @pytest.mark.trap(5)

@@ -75,46 +75,6 @@ def test_a_stage_entered_by_an_action_counts_its_epoch_and_the_ramp_starts_at_on
         assert shown == pytest.approx([2 / 3, 1.0, 1.0])
 
 
-@pytest.mark.trap(8)
-@pytest.mark.parametrize("embargo", [1, 3])
-def test_the_cooldown_of_a_prune_by_action(embargo: int) -> None:
-    """PRUNED counts the epoch of the prune, then the embargo, then one epoch of RESETTING."""
-    with rig(horizon=12, env={"embargo": embargo}) as world:
-        world.grow("r0c0", S.TRAINING)
-        world.do("PRUNE", "r0c0")
-        stages = [world.slot("r0c0").stage]
-        for _ in range(embargo + 1):
-            world.step()
-            stages.append(world.slot("r0c0").stage)
-        assert stages == [*[S.EMBARGOED] * embargo, S.RESETTING, S.DORMANT]
-        entered = [
-            (epoch, after)
-            for epoch, after, _ in history(world, "r0c0")
-            if after not in ("GERMINATED", "TRAINING")
-        ]
-        assert entered == [
-            (2, "PRUNED"),
-            (3, "EMBARGOED"),
-            (3 + embargo, "RESETTING"),
-            (4 + embargo, "DORMANT"),
-        ]
-
-
-def test_a_stage_entered_by_the_clock_is_first_ticked_in_the_next_step() -> None:
-    """A fade of three steps removes the seed in phase 5 of the third epoch; PRUNED is still there afterwards."""
-    with rig(horizon=12) as world:
-        world.grow("r0c0", S.HOLDING)
-        world.do("PRUNE", "r0c0", alpha_speed=3)
-        assert world.slot("r0c0").stage is S.BLENDING
-        assert world.value("r0c0/fading") == 1
-        world.step()
-        assert world.slot("r0c0").stage is S.PRUNED
-        assert world.slot("r0c0").epochs_in_stage == 0
-        world.step()
-        assert world.slot("r0c0").stage is S.EMBARGOED
-        assert world.slot("r0c0").epochs_in_stage == 0
-
-
 def test_a_refused_advance_changes_nothing_and_says_why() -> None:
     with rig(env={"gates": {"min_training_epochs": 3}}) as world:
         world.grow("r0c0", S.TRAINING)
@@ -261,14 +221,3 @@ def test_the_next_seed_in_a_slot_starts_with_its_own_optimizer() -> None:
         assert slot.alpha == 0
         for group in (world.training().host_group, new):
             assert len(group.optimizer.param_groups) == 1
-
-
-def test_the_seed_cap_and_the_fossil_cap_mask_germination() -> None:
-    with rig(horizon=20, env={"max_seeds": 1, "max_fossils": 2}) as world:
-        world.grow("r0c0", S.HOLDING)
-        assert not world.info["action_mask"]["op"][0, 1]
-        assert world.value("seeds_left") == 0
-        world.do("FOSSILIZE", "r0c0")
-        assert world.info["action_mask"]["op"][0, 1]
-        world.grow("r0c1", S.FOSSILIZED)
-        assert not world.info["action_mask"]["op"][0, 1]

@@ -101,16 +101,6 @@ def test_make_vec_leaves_ended_envs_alone_if_asked(mode: Any) -> None:
     assert env.metadata["autoreset_mode"] is AutoresetMode.DISABLED
 
 
-def test_make_vec_refuses_the_autoreset_mode_that_is_missing() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"SAME_STEP \('SameStep'\) or AutoresetMode.DISABLED \('Disabled'\)",
-    ):
-        gymnasium.make_vec(
-            ID, num_envs=2, task="planted", autoreset_mode=AutoresetMode.NEXT_STEP
-        )
-
-
 def test_keywords_reach_the_config_and_override_it() -> None:
     config = TrainingConfig.parse(
         {"task": {"name": "planted"}, "env": {"max_seeds": 1}, "run": {"seed": 5}}

@@ -141,18 +141,6 @@ def test_history_baseline_and_contribution() -> None:
         assert world.value("best_accuracy") >= world.value("validation_accuracy")
 
 
-def test_the_stored_potential_is_in_the_observation() -> None:
-    with rig(horizon=6) as world:
-        world.do("GERMINATE", "r0c0", "norm")
-        now = world.measurement()
-        # one epoch in GERMINATED of a dwell of 2: 0.1 · (1 + 0.9 · (2 − 1) · 0.5), and nothing is blended
-        assert now.accuracy == now.all_off
-        assert world.value("potential") == pytest.approx(0.145)
-        assert world.info["reward_terms"]["stage_potential"][0] == pytest.approx(
-            0.995 * 0.145
-        )
-
-
 def test_an_interaction_is_kept_while_it_is_not_measured_again() -> None:
     """It is measured every second epoch; in between, the last value stays."""
     with rig(

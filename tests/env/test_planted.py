@@ -17,7 +17,6 @@ from esper.env.make import make_env
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_backend import SimParams
 from esper.lifecycle.stage import SeedStage
-from esper.rewards.modes import MODES, POTENTIALS
 from esper.rollout.rollout import play_round
 from esper.spaces.action import HEADS, Op
 from esper.spaces.observation import LIMIT
@@ -96,23 +95,6 @@ def test_an_illegal_action_is_wait_and_counted() -> None:
     assert info["illegal_actions"].tolist() == [1, 0]
     assert env.layout.read(observation, "last_op_wait").tolist() == [1, 1]
     assert info["reward_terms"]["action_cost"].tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_rewards_are_the_sum_of_their_terms_and_potentials_telescope(mode: str) -> None:
-    env = planted(16, reward={"mode": mode})
-    steps = play(env, chance(env))
-    discounts = env.config.reward.gamma ** np.arange(env.horizon)
-    for _, rewards, info in steps[1:]:
-        np.testing.assert_allclose(
-            sum(info["reward_terms"].values()), rewards, atol=1e-12
-        )
-    for name in set(MODES[mode]) & set(POTENTIALS):
-        paid = np.array(
-            [info["reward_terms"][name] for _, _, info in steps[1:]]
-        )  # [T, E]
-        assert np.abs(paid).max() > 0.01
-        np.testing.assert_allclose(discounts @ paid, 0.0, atol=1e-12)
 
 
 def test_the_same_seed_is_the_same_run_and_another_one_is_not() -> None:

@@ -88,14 +88,6 @@ def test_every_simulated_host_has_worths_of_its_own() -> None:
     np.testing.assert_allclose(many.std(axis=0), 2.0, atol=0.3)
 
 
-def test_without_a_spread_all_hosts_have_the_worths_of_the_law() -> None:
-    env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 3}}))
-    env.reset(seed=0)
-    np.testing.assert_array_equal(
-        env.backend.worth, np.tile(np.array(env.law.worth), (3, 1, 1))
-    )
-
-
 def test_a_host_leans_on_what_is_blended_until_it_is_kept() -> None:
     law = replace(QUIET, reliance=10.0)
     leaning, free = PlantedBackend(law, 1, 50, 1), PlantedBackend(QUIET, 1, 50, 1)

@@ -3,16 +3,10 @@
 import numpy as np
 import pytest
 
-from esper.agents.controller import NoGrowth, RandomController
-from esper.agents.script import ScriptedController, read_schedule, shipped_schedule
+from esper.agents.controller import RandomController
 from esper.attribution.counterfactual import ALL_OFF
-from esper.config import Durations, TrainingConfig
-from esper.data.tasks import load_task
-from esper.env.state import Bools, Floats
-from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.stage import SeedStage
-from esper.rewards.modes import MODES, POTENTIALS, Reward
-from esper.rewards.terms import Transition
+from esper.rewards.modes import MODES, POTENTIALS
 from tests.core_helpers import DAMAGE, rig
 from tests.selection import slow_except
 
@@ -72,15 +66,6 @@ def test_the_benefit_is_what_the_committed_network_leads_by() -> None:
         )
 
 
-def test_a_seed_that_only_holds_is_not_in_the_benefit() -> None:
-    with rig(horizon=5) as world:
-        world.grow("r0c0", S.HOLDING)
-        helper = world.host().counterfactual
-        assert world.terminated.all()
-        expected = (helper.accuracy(ALL_OFF) - 10.0) / 10
-        assert world.info["reward_terms"]["benefit"][0] == pytest.approx(expected)
-
-
 LOSS = {"reward": {"mode": "loss_shaped"}, "env": {"baseline_episodes": 2}}
 
 
@@ -113,19 +98,6 @@ def test_the_loss_contribution_is_what_all_seeds_take_off_the_loss() -> None:
         assert off != on
         paid = world.info["reward_terms"]["loss_contribution_potential"]
         assert paid == pytest.approx(0.995 * 0.1 * (off - on) / 0.1 - before)
-
-
-@pytest.mark.trap(29)
-def test_the_host_whose_tracked_loss_is_lowest_is_paid_most() -> None:
-    sections = {"reward": {"mode": "loss_sparse"}, "task": {"samples_per_epoch": 256}}
-    with rig(n_envs=4, horizon=4, env={"baseline_episodes": 2}, **sections) as world:
-        for _ in range(4):
-            world.step()
-        assert world.terminated.all()
-        final = np.array(world.env.state.loss)
-        assert (final < 2.3).all()
-        assert np.argsort(final).tolist() == np.argsort(-world.rewards).tolist()
-        assert (world.rewards > 0).all()
 
 
 def test_after_a_rollback_the_loss_reward_reads_the_restored_network() -> None:
@@ -174,65 +146,3 @@ def test_a_refused_action_is_charged_as_refused_and_gains_no_stage(mode: str) ->
         assert terms["action_cost"][0] == -0.01
         # one more epoch of a dwell of 2: 0.1 · 0.9 · (3.5 − 2) / 2
         assert terms["stage_potential"][0] == pytest.approx(0.0675)
-
-
-HOSTS = 16
-
-
-@pytest.mark.trap(25)
-@pytest.mark.slow
-def test_on_digits_growing_pays_under_every_mode() -> None:
-    """The shipped schedule is compared with the same hosts left alone, in one play for all modes."""
-    config = TrainingConfig.parse(
-        {"task": {"name": "digits"}, "env": {"n_envs": HOSTS}}
-    )
-    env = GrowthVectorEnv(load_task("digits"), config)
-    env.prepare()
-    returns = {}
-    for player in (
-        ScriptedController(
-            read_schedule(shipped_schedule("digits")),
-            env.action_spec,
-            env.layout,
-            HOSTS,
-        ),
-        NoGrowth(env.action_spec, env.layout, HOSTS),
-    ):
-        env.reward = Ledger(config, env.horizon)
-        observation, info = env.reset(seed=0)
-        player.begin()
-        while not env.done.all():
-            observation, _, _, _, info = env.step(
-                player.act(observation, info["action_mask"])
-            )
-        returns[type(player)] = env.reward.returns
-    env.close()
-    for mode in MODES:
-        gained = returns[ScriptedController][mode] - returns[NoGrowth][mode]
-        error = gained.std(ddof=1) / np.sqrt(HOSTS)
-        assert gained.mean() > 2 * error > 0, (mode, gained.mean(), error)
-        print(f"{mode}: {gained.mean():.3f} ± {error:.3f}")
-
-
-class Ledger(Reward):
-    """Pays the default mode's reward, and keeps the discounted returns [E] of every mode."""
-
-    def __init__(self, config: TrainingConfig, horizon: int) -> None:
-        dwell = Durations.of(config, horizon).stage_dwell
-        super().__init__(config.reward, dwell, HOSTS)
-        self.others = {
-            mode: Reward(config.reward.model_copy(update={"mode": mode}), dwell, HOSTS)
-            for mode in MODES
-        }
-        self.returns = {mode: np.zeros(HOSTS) for mode in MODES}
-        self.discount = 1.0
-
-    def pay(
-        self, transition: Transition, active: Bools | bool = True
-    ) -> dict[str, Floats]:
-        for mode, other in self.others.items():
-            self.returns[mode] += self.discount * np.sum(
-                list(other.pay(transition, active).values()), axis=0
-            )
-        self.discount *= self.config.gamma
-        return super().pay(transition, active)

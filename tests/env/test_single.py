@@ -140,12 +140,6 @@ def test_a_seed_starts_the_same_episodes_and_no_seed_the_next_one() -> None:
     }
 
 
-def test_without_a_seed_the_run_seed_is_that_of_the_config() -> None:
-    np.testing.assert_array_equal(
-        planted(seed=3).reset()[0], planted(seed=0).reset(seed=3)[0]
-    )
-
-
 def test_an_ended_episode_needs_a_reset() -> None:
     env = planted(horizon=2)
     wait = env.action_spec.encode(Op.WAIT)
@@ -228,8 +222,3 @@ def test_a_seed_that_is_refused_leaves_the_env_as_it_was(make: Any, seed: Any) -
         np.testing.assert_array_equal(
             env.reset(seed=number)[0], make().reset(seed=7)[0]
         )
-
-
-def test_the_vector_env_has_the_attribute_of_gymnasiums_own() -> None:
-    env = planted().env
-    assert env.autoreset_mode is env.metadata["autoreset_mode"]

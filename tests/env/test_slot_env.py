@@ -19,7 +19,7 @@ from esper.env.single import SingleEnv
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv
 from esper.spaces.action import Op
-from tests.core_helpers import DAMAGE, digits, flat_baseline, tiny_config, wait_actions
+from tests.core_helpers import digits, flat_baseline, tiny_config, wait_actions
 
 SAME, DISABLED = AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
 Make = Callable[..., SlotVectorEnv]
@@ -94,12 +94,6 @@ def test_an_unknown_autoreset_mode_is_refused_with_the_known_ones(mode: Any) -> 
         match=r"AutoresetMode.SAME_STEP \('SameStep'\) or AutoresetMode.DISABLED",
     ):
         PlantedVectorEnv(autoreset_mode=mode)
-
-
-def test_a_mode_may_be_given_by_its_value() -> None:
-    assert (
-        PlantedVectorEnv(autoreset_mode="SameStep").metadata["autoreset_mode"] is SAME
-    )
 
 
 def test_same_step_is_disabled_with_a_reset_after_every_end(make: Make) -> None:
@@ -301,33 +295,6 @@ def test_gymnasiums_episode_statistics_are_sums_of_rewards(
     assert len({value for value, _ in finished}) > 1
     np.testing.assert_allclose(env.return_queue, [value for value, _ in finished])
     assert list(env.length_queue) == [3] * 6
-
-
-@pytest.mark.parametrize("mode", [SAME, DISABLED])
-def test_an_episode_that_the_governor_ends_early_is_counted_as_long_as_it_was(
-    mode: AutoresetMode,
-) -> None:
-    vector = trained(2, 5, mode, governor={"max_rollbacks": 1})
-    assert isinstance(vector, GrowthVectorEnv)
-    env = RecordEpisodeStatistics(vector)
-    env.reset(seed=0)
-    _, first, _, _, _ = env.step(wait_actions(2))
-    DAMAGE["NaN weight"](vector.training[0])
-    _, second, terminated, _, info = env.step(wait_actions(2))
-    assert terminated.tolist() == [True, False]
-    assert second[0] < -5, "the rollback was paid for"
-    assert info["episode"]["l"].tolist() == [2, 0]
-    assert info["episode"]["r"][0] == pytest.approx(first[0] + second[0])
-    if mode is SAME:
-        assert info["final_info"]["reward_terms"]["governor"].tolist() == [-10, 0]
-        assert info["reward_terms"]["governor"].tolist() == [0, 0]
-    lengths = []
-    for _ in range(3):
-        *_, info = env.step(wait_actions(2))
-        if "episode" in info:  # the idle env repeats its flags, with an empty episode
-            lengths += info["episode"]["l"][info["_episode"] & ~info["idle"]].tolist()
-    assert lengths == [5]
-    env.close()
 
 
 def test_what_a_run_decides_is_set_by_name_and_the_rest_stays(make: Make) -> None:

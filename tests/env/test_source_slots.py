@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -21,7 +20,7 @@ from esper.hosts.host import Host
 from esper.lifecycle.ramps import BlendOperator
 from esper.lifecycle.stage import SeedStage as S
 from esper.rollout.pretrain import practice_env
-from esper.spaces.action import STYLES, Op
+from esper.spaces.action import STYLES
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
 from esper.training.validate import evaluate
@@ -177,36 +176,6 @@ def test_a_seed_with_a_source_is_added_whatever_the_style_says() -> None:
         assert planted.style.name == "LINEAR_ADD"
         assert world.slot("r2c0").style == STYLES.index("LINEAR_ADD")
         assert world.slot("r2c0").parameters == 130
-
-
-def test_random_actions_are_legal_and_change_only_what_they_may() -> None:
-    with rig(n_envs=3, horizon=12, env={"slots": ["all"]}) as world:
-        generator = np.random.default_rng(0)
-        for _ in range(12):
-            mask = world.info["action_mask"]
-            actions = {}
-            for env in range(3):
-                op = int(generator.choice(np.flatnonzero(mask["op"][env])))
-                slot = int(generator.choice(np.flatnonzero(mask["op_slot"][env, op])))
-                blueprints = np.flatnonzero(mask["slot_blueprint"][env, slot])
-                row = np.zeros(8, dtype=np.int64)
-                row[:3] = (
-                    op,
-                    slot,
-                    int(generator.choice(blueprints)) if op == Op.GERMINATE else 0,
-                )
-                actions[env] = row
-            world.step(actions)
-        assert not world.env.illegal_actions.any()
-
-
-def test_seeds_that_read_a_source_have_it_while_the_host_is_alone_in_training() -> None:
-    """The seed of the widest span reads the inputs; it is planted on the sample of the task."""
-    training = make_training(tiny_config(env={"slots": ["all"]}))
-    site = plant(training, "r2c0", "widen_quarter", stage=S.BLENDING)
-    assert site.seed is not None
-    first = site.seed.body[0]  # type: ignore[index]
-    assert first.in_channels == training.sample.shape[1]
 
 
 def test_a_grafted_host_grows_inside_its_layers_and_is_saved_with_its_seeds(

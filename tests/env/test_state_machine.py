@@ -389,7 +389,7 @@ class Lives(RuleBasedStateMachine):
 
 TestLives = Lives.TestCase
 TestLives.settings = settings(
-    max_examples=5,
+    max_examples=3,
     stateful_step_count=40,
     deadline=None,
     phases=(

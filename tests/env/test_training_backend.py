@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -193,13 +192,3 @@ def test_a_read_for_each_env_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         with Syncs() as syncs:
             world.env.backend.trainer.epoch(world.env.training)
         assert syncs.found == ["aten::_local_scalar_dense"] * 2
-
-
-def test_a_read_of_what_was_brought_over_is_free() -> None:
-    with Reads() as reads:
-        numbers = torch.arange(4.0).cpu()
-        assert (numbers[1:].sum() + numbers[0]).item() == 6
-        assert numbers.view(2, 2).tolist() == [[0.0, 1.0], [2.0, 3.0]]
-        assert not torch.zeros(1)
-    assert reads.reads == ["__bool__"]
-    assert reads.transfers == [(4,)]

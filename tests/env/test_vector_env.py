@@ -12,7 +12,6 @@ from esper.config import ConfigError
 from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.stage import SeedStage
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.spaces.action import HEADS
 from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted
 from esper.telemetry.record import stable_record
 from tests.core_helpers import (
@@ -90,34 +89,6 @@ def test_spaces_shapes_and_dtypes() -> None:
         assert info["action_mask"]["slot_blueprint"].shape == (3, 4, blueprints)
 
 
-def test_step_before_reset_is_an_error() -> None:
-    env = GrowthVectorEnv(digits(), tiny_config(), baseline=flat_baseline(8))
-    with pytest.raises(gymnasium.error.ResetNeeded):
-        env.step(wait_actions(1))
-    env.close()
-
-
-@pytest.mark.parametrize(
-    "actions",
-    [np.zeros(8), np.zeros((2, 8)), np.zeros((1, 7))],
-    ids=["no batch", "two envs", "seven heads"],
-)
-def test_actions_of_another_shape_are_an_error(actions: Any) -> None:
-    with rig() as world, pytest.raises(ValueError, match="shape"):
-        world.env.step(actions)
-
-
-@pytest.mark.parametrize("head", range(8))
-def test_an_action_out_of_range_raises_and_changes_nothing(head: int) -> None:
-    with rig() as world:
-        for value in (-1, world.env.action_spec.sizes[head]):
-            actions = wait_actions(1)
-            actions[0, head] = value
-            with pytest.raises(ValueError, match=HEADS[head]):
-                world.env.step(actions)
-        assert world.training().epoch == 0
-
-
 def test_an_episode_terminates_at_its_horizon_and_the_env_idles_with_no_reward() -> (
     None
 ):
@@ -137,14 +108,6 @@ def test_an_episode_terminates_at_its_horizon_and_the_env_idles_with_no_reward()
         assert world.rewards.tolist() == [0, 0]
         assert np.array_equal(world.observation, last)
         assert len(world.events) == events
-
-
-def test_reward_terms_sum_to_the_reward_idle_envs_included() -> None:
-    with rig(n_envs=2, horizon=3) as world:
-        for _ in range(5):
-            world.step()
-            total = sum(world.info["reward_terms"].values())
-            np.testing.assert_allclose(total, world.rewards, atol=1e-12)
 
 
 def test_an_idle_envs_illegal_action_is_not_counted() -> None:
@@ -178,19 +141,6 @@ def test_a_reset_mask_restarts_only_the_chosen_envs() -> None:
                 tensors_of(world.training(index)), tensors_of(reference.training(index))
             )
         assert world.info["idle"].tolist() == [False] * 3
-
-
-def test_the_callers_mask_is_not_written_to() -> None:
-    env = GrowthVectorEnv(digits(), tiny_config(n_envs=2), baseline=flat_baseline(8))
-    mask = np.array([True, False])
-    env.reset(options={"reset_mask": mask})
-    env.close()
-    assert mask.tolist() == [True, False]
-
-
-def test_a_list_of_seeds_is_refused() -> None:
-    with rig(n_envs=2) as world, pytest.raises(ValueError, match="one run seed"):
-        world.env.reset(seed=[1, 2])
 
 
 @pytest.mark.finding("T1")

@@ -114,22 +114,6 @@ def test_an_episode_has_its_gain_in_accuracy_and_the_one_by_its_loss(
     )
 
 
-def test_only_whole_episodes_have_a_gain() -> None:
-    config = {
-        "env": {
-            "n_envs": 4,
-            "episode_length": 20,
-            "stop_on": ["plateau"],
-            "plateau_epochs": 3,
-            "plateau_margin": 99,
-        }
-    }
-    env = PlantedVectorEnv(TrainingConfig.parse(config), LAW)
-    play_round(env, controller("none", env))
-    assert env.state.truncated.all()
-    assert env.gatherer.experiences[0].episodes == 0
-
-
 @pytest.mark.parametrize("lasts", [1, 3])
 def test_worlds_end_in_turn_and_their_experience_with_them(lasts: int) -> None:
     law = SimParams(

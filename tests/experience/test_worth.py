@@ -313,7 +313,7 @@ def test_a_loss_that_follows_the_gains_sharpens_the_worths_and_another_one_does_
     assert idle[0] < 1.1 * blurred[0]
 
 
-@pytest.mark.parametrize("slope", [1.0, 0.4, 2.5, 0.0, -0.5])
+@pytest.mark.parametrize("slope", [0.4, 2.5, 0.0])
 def test_worths_are_in_pp_of_accuracy_whatever_they_are_worth_in_loss(
     slope: float,
 ) -> None:
@@ -384,20 +384,6 @@ def test_a_large_gain_counts_in_full_and_a_large_loss_does_not() -> None:
     assert found.moments[:, 0].tolist() == [18.0 - 10.0, 12.0 - 10.0]
 
 
-def test_the_order_of_episodes_does_not_matter() -> None:
-    draw = np.random.default_rng(3)
-    kept, gains, trials = (
-        plans(9, draw),
-        draw.normal(size=(9, 2)),
-        draw.normal(size=(9, *SHAPE)),
-    )
-    once, twice = experience(), experience()
-    once.add(gains, kept, trials, nothing(9))
-    for rows in (slice(4, 9), slice(0, 4)):
-        twice.add(gains[rows], kept[rows], trials[rows], nothing(9)[rows])
-    np.testing.assert_allclose(once.worths.mean, twice.worths.mean, rtol=1e-9)
-
-
 def test_draws_have_the_mean_and_the_errors_of_the_posterior() -> None:
     draw = np.random.default_rng(4)
     found = experience()
@@ -428,18 +414,6 @@ def test_a_saved_experience_is_restored_and_one_of_other_hosts_is_refused() -> N
         other.load_state_dict(found.state_dict())
     found.clear()
     assert (found.episodes, found.worths.mean.any()) == (0, False)
-
-
-def test_one_collapsed_host_does_not_ruin_the_estimates() -> None:
-    draw = np.random.default_rng(6)
-    true = np.array([[3.0, -2.0, 1.0], [0.0, 4.0, 2.0]])
-    kept = plans(80, draw)
-    gains = (kept * true).sum(axis=(1, 2)) + draw.normal(0, 1.0, 80)
-    gains[7] = -80.0
-    found = experience()
-    found.add(both(gains), kept, nothing(80), nothing(80))
-    assert found.worths.mean.argmax(axis=1).tolist() == true.argmax(axis=1).tolist()
-    assert found.worths.mean.max() > 1.0
 
 
 def test_sums_that_belong_to_no_measurements_are_refused() -> None:

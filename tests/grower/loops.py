@@ -131,13 +131,12 @@ class Loop:
         self.epochs, self.take, self.early = epochs, step or plain, early
         self.steps: list[GrowthStep] = []
         self.epoch = 0
-        if controller is None:
-            self.grower = None
-        else:
+        self.grower: Any = None
+        if controller is not None:
             arguments = {
                 "topology": "mlp",
                 "config": LENIENT,
-                "scheduler": () if self.scheduler is None else self.scheduler,
+                "scheduler": self.scheduler,
                 **arguments,
             }
             self.grower = Grower(

@@ -16,7 +16,6 @@ from tests.grower.loops import SITES, Loop, Net, net, scores
 
 def test_a_step_without_training_and_one_too_many_are_refused() -> None:
     loop = Loop(epochs=3)
-    assert loop.grower is not None
     with pytest.raises(
         RuntimeError, match=r"has not stepped since the last grower\.step"
     ):
@@ -34,12 +33,10 @@ def test_a_step_without_training_and_one_too_many_are_refused() -> None:
 
 def test_an_early_start_after_training_or_a_second_one_is_refused() -> None:
     loop = Loop()
-    assert loop.grower is not None
     loop.train()
     with pytest.raises(RuntimeError, match="comes once, before the first epoch"):
         loop.grower.start(scores)
     loop = Loop(early=True).run(0)
-    assert loop.grower is not None
     with pytest.raises(RuntimeError, match="comes once, before the first epoch"):
         loop.grower.start(scores)
 
@@ -50,7 +47,6 @@ def test_a_model_that_never_trains_in_training_mode_is_refused_before_a_seed_is_
     loop = Loop()
     loop.model.train = lambda mode=True: nn.Module.train(loop.model, False)  # type: ignore[method-assign,assignment]
     loop.train()
-    assert loop.grower is not None
     with pytest.raises(
         RuntimeError,
         match=r"in training mode has run slot r0c0, r0c1: call model\.train\(\) before",
@@ -62,7 +58,6 @@ def test_a_model_that_never_trains_in_training_mode_is_refused_before_a_seed_is_
 def test_a_grower_that_was_never_stepped_cannot_finish() -> None:
     loop = Loop()
     loop.train()
-    assert loop.grower is not None
     with pytest.raises(RuntimeError, match="never called"):
         loop.grower.finish()
 
@@ -119,7 +114,6 @@ def test_a_submodule_that_never_runs_is_named() -> None:
 
     loop = Loop(model=Idle(), sites={"r0c0": "body.0", "r0c1": "idle"})
     loop.train()
-    assert loop.grower is not None
     with pytest.raises(ConfigError, match=r"slot r0c1 \(idle\)"):
         loop.grower.step(scores)
 

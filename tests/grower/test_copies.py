@@ -51,7 +51,6 @@ def test_a_copy_computes_what_the_model_computed_when_it_was_taken(epochs: int) 
     others = [pickled(loop.model), copy.deepcopy(loop.model)]
     assert all(torch.equal(outputs(other), wanted) for other in others)
     loop.run()
-    assert loop.grower is not None
     loop.grower.finish()
     assert all(torch.equal(outputs(other), wanted) for other in others), (
         "the model went on without them"
@@ -86,7 +85,6 @@ def test_a_copy_can_be_grown_itself() -> None:
     other = copy.deepcopy(Loop().run(1).model)
     assert not other(X).isnan().any()
     again = Loop(model=other).run()
-    assert again.grower is not None
     wanted = outputs(other)
     again.grower.finish()
     assert torch.equal(outputs(other), wanted)
@@ -114,13 +112,11 @@ def test_a_model_that_grows_is_refused_by_a_second_grower() -> None:
             )
     assert torch.equal(outputs(loop.model), before), "the first one goes on"
     loop.run()
-    assert loop.grower is not None
     assert loop.grower.kept
 
 
 def test_close_leaves_the_model_and_the_optimizer_as_if_nothing_had_grown() -> None:
     loop = Loop().run(6)
-    assert loop.grower is not None
     own = net()
     own.load_state_dict(loop.model.state_dict())
     loop.grower.close()
@@ -137,9 +133,7 @@ def test_close_leaves_the_model_and_the_optimizer_as_if_nothing_had_grown() -> N
 
 def test_a_grown_model_is_grown_again() -> None:
     first = Loop().run()
-    assert first.grower is not None
     second = Loop(model=first.grower.finish()).run()  # type: ignore[arg-type]
-    assert second.grower is not None
     wanted = outputs(second.model)
     network = second.grower.finish()
     assert torch.equal(outputs(network), wanted)
@@ -155,12 +149,14 @@ def test_an_average_follows_whenever_it_was_made(epochs: int) -> None:
         if epochs == 0
         else None
     )
-    loop = Loop(model=model).run(epochs)
-    average = average or AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    made = [] if average is None else [average]
+    loop = Loop(model=model, averages=made).run(epochs)
+    if average is None:
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+        loop.grower.follow(average)
     for _ in range(epochs, loop.epochs):
         loop.run(1)
         average.update_parameters(model)
-    assert loop.grower is not None
     network = loop.grower.finish()
     assert list(average.module.state_dict()) == list(network.state_dict())
     for _ in range(40):
@@ -175,11 +171,10 @@ def test_an_average_follows_whenever_it_was_made(epochs: int) -> None:
 def test_an_average_uses_the_seeds_that_are_on() -> None:
     model = net()
     average = AveragedModel(model)
-    loop = Loop(model=model, epochs=20).run(9)
+    loop = Loop(model=model, epochs=20, averages=[average]).run(9)
     average.module.load_state_dict(model.state_dict())
     assert torch.equal(outputs(average), outputs(model))
-    assert loop.grower is not None
-    with loop.grower.hooks.trying({"r0c0": 0.0}):
+    with loop.grower.hooks.override_alphas({"r0c0": 0.0}):
         alone = outputs(model)
     assert not torch.equal(alone, outputs(model))
 
@@ -187,7 +182,7 @@ def test_an_average_uses_the_seeds_that_are_on() -> None:
 def test_an_average_does_not_change_a_bit_of_the_models_training() -> None:
     model = net()
     average = AveragedModel(model)
-    one = Loop(model=model).run()
+    one = Loop(model=model, averages=[average]).run()
     two = Loop().run()
     assert average.n_averaged == 0
     assert same(weights(one.model), weights(two.model))

@@ -39,7 +39,6 @@ def test_the_baseline_of_a_loop_that_starts_early_begins_with_its_own_first_scor
         Loop(baseline=baseline).run(),
     )
     for loop, first in ((early, (early.steps[0].score,)), (usual, ())):
-        assert loop.grower is not None
         assert loop.grower.env is not None
         assert loop.grower.env.rules is not None
         expected = [100 * score for score in (*first, *baseline)]
@@ -48,7 +47,6 @@ def test_the_baseline_of_a_loop_that_starts_early_begins_with_its_own_first_scor
 
 def test_evaluate_may_forbid_gradients_before_the_first_epoch() -> None:
     loop = Loop()
-    assert loop.grower is not None
     step = loop.grower.start(torch.inference_mode()(scores))
     assert step.action is not None
     assert step.action.accepted

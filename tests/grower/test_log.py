@@ -34,7 +34,6 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 def grown(folder: Path, early: bool = False) -> Loop:
     loop = Loop(folder=folder, early=early).run()
-    assert loop.grower is not None
     loop.grower.finish()
     return loop
 
@@ -66,7 +65,6 @@ def test_a_loop_is_not_compared_with_its_own_model_without_seeds(
     """That model leans on its seeds, so their difference is no gain; only scores that are passed are a baseline."""
     grown(tmp_path / "a")
     known = Loop(folder=tmp_path / "b", baseline=[0.25] * 14).run()
-    assert known.grower is not None
     known.grower.finish()
     shown, pages = {}, {}
     for name in "ab":
@@ -147,7 +145,6 @@ def test_a_resumed_loop_continues_its_log(
     half = Loop(folder=tmp_path / "half", early=early).run(epochs)
     if not epochs:
         scores(half.model)  # a pass that makes the folder
-    assert half.grower is not None
     # Copied, as a file would be: an optimizer's state refers to its tensors.
     model, grower, optimizer = copy.deepcopy(
         (half.model.state_dict(), half.grower.state_dict(), half.optimizer.state_dict())
@@ -155,7 +152,6 @@ def test_a_resumed_loop_continues_its_log(
     half.run(2)
     other = Loop(folder=tmp_path / "half")
     other.model.load_state_dict(model)
-    assert other.grower is not None
     other.grower.load_state_dict(grower)
     other.optimizer.load_state_dict(optimizer)
     other.epoch = epochs
@@ -172,7 +168,6 @@ def test_a_resumed_loop_continues_its_log(
 def test_a_rollback_is_logged(tmp_path: Path) -> None:
     loop = Loop(folder=tmp_path / "a", governor=True).run(2)
     loop.train()
-    assert loop.grower is not None
     loop.grower.step(lambda _model: math.nan)
     assert [
         event.reason for event in open_run(tmp_path / "a").of(events.GovernorRollback)

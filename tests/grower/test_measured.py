@@ -105,7 +105,7 @@ class Counted:
 
     def on(self, alphas: dict[str, float]) -> float:
         """Returns the score of the model with these alphas."""
-        with self.grower.hooks.trying(alphas):
+        with self.grower.hooks.override_alphas(alphas):
             return float(scores(self.model).mean())
 
 

@@ -50,7 +50,6 @@ def _rank(rank: int, store: str, folder: str, drops: bool) -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(DropsLayers(drops), find_unused_parameters=drops)
     loop = Loop(model=model, sites={"r0c0": "body.2"})
-    assert loop.grower is not None
     for _ in range(loop.epochs):
         loop.model.train()
         for rows in torch.arange(64).split(16):

@@ -1,18 +1,24 @@
-"""Steps of wrapped optimizers, and with a GradScaler."""
+"""Wrapped optimizers, GradScalers, and schedules that see the groups of the host only."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import lr_scheduler as lr
 
 from esper.config import ConfigError
 from esper.grower.stepping import (
+    SLOT,
+    HostGroups,
+    host_groups,
+    in_order,
     innermost,
-    live_scalers,
-    stepping_scaler,
+    scaler_of_step,
     unscaling,
     unwrapped,
 )
@@ -43,93 +49,62 @@ def test_the_optimizer_in_wrappers_is_found_and_what_is_none_is_refused() -> Non
             unwrapped(kind(net().parameters(), 0.1))
 
 
-def test_the_scaler_that_steps_is_told_from_others() -> None:
-    optimizer, parameter = sgd(), nn.Parameter(torch.ones(1))
-    scalers = [torch.amp.GradScaler("cpu", init_scale=8.0) for _ in range(2)]
-    assert {id(scaler) for scaler in scalers} <= {
-        id(scaler) for scaler in live_scalers()
-    }
-    seen: list[Any] = []
-    optimizer.register_step_pre_hook(
-        lambda *_: seen.append(stepping_scaler(scalers, optimizer))
-    )
-    scalers[1].scale(parameter.sum())
-    optimizer.param_groups[0]["params"][0].grad = torch.ones_like(
-        optimizer.param_groups[0]["params"][0]
-    )
-    scalers[1].step(optimizer)
-    assert seen == [scalers[1]]
-    assert float(unscaling(scalers[1], optimizer) or 0) == 1 / 8
-    scalers[1].update()
-    optimizer.step()
-    assert seen[1] is None
-    assert unscaling(None, optimizer) is None
+def scaled_by(scaler: torch.amp.GradScaler, clips: bool = False) -> Any:
+    """A step of a loop with a scaler."""
 
-
-def test_objects_are_searched_for_scalers_more_and_more_rarely(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A search takes longer than an epoch of a small loop."""
-    searched: list[int] = []
-
-    def search() -> list[torch.amp.GradScaler]:
-        searched.append(loop.grower.epoch)
-        return []
-
-    monkeypatch.setattr("esper.grower.stepping.live_scalers", search)
-    loop = Loop()
-    loop.run()
-    assert searched == [0, 1, 2, 4, 8]
-
-
-def test_a_loop_may_make_a_scaler_for_each_epoch() -> None:
-    """Powers of two scale without rounding."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-
-    def scaled(loop: Loop, x: Tensor, y: Tensor) -> None:
-        nonlocal scaler
-        if loop.grower.epoch != epoch[0]:
-            epoch[0] = loop.grower.epoch
-            scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (8 + epoch[0] % 3))
+    def step(loop: Loop, x: Tensor, y: Tensor) -> None:
         loop.optimizer.zero_grad()
-        scaler.scale(nn.functional.cross_entropy(loop.model(x), y)).backward()  # type: ignore[no-untyped-call]
+        scaler.scale(nn.functional.cross_entropy(loop.model(x), y)).backward()
+        if clips:
+            scaler.unscale_(loop.optimizer)
+            groups = loop.optimizer.param_groups
+            nn.utils.clip_grad_norm_([p for g in groups for p in g["params"]], 1e6)
         scaler.step(loop.optimizer)
         scaler.update()
 
-    epoch = [0]
-    assert same(weights(Loop(step=scaled).run().model), weights(Loop().run().model))
+    return step
+
+
+def test_a_scaler_counts_in_the_steps_that_it_makes() -> None:
+    optimizer, parameter = sgd(), nn.Parameter(torch.ones(1))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    seen: list[Any] = []
+    optimizer.register_step_pre_hook(
+        lambda *_: seen.append(scaler_of_step(scaler, optimizer))
+    )
+    scaler.scale(parameter.sum())
+    first = optimizer.param_groups[0]["params"][0]
+    first.grad = torch.ones_like(first)
+    scaler.step(optimizer)
+    assert float(unscaling(scaler, optimizer) or 0) == 1 / 8
+    scaler.update()
+    optimizer.step()
+    assert seen == [scaler, None]
+    assert unscaling(None, optimizer) is None
 
 
 def test_a_scaler_that_is_switched_off_is_as_none() -> None:
     """As in ``GradScaler(enabled=args.amp)``; without a GPU, torch switches one for CUDA off by itself."""
     scaler = torch.amp.GradScaler("cpu", enabled=False)
+    loop = Loop(step=scaled_by(scaler), scaler=scaler).run()
+    assert loop.grower.groups.scaler is None
+    assert same(weights(loop.model), weights(Loop().run().model))
 
-    def scaled(loop: Loop, x: Tensor, y: Tensor) -> None:
-        loop.optimizer.zero_grad()
-        scaler.scale(nn.functional.cross_entropy(loop.model(x), y)).backward()  # type: ignore[no-untyped-call]
-        scaler.step(loop.optimizer)
-        scaler.update()
 
-    assert same(weights(Loop(step=scaled).run().model), weights(Loop().run().model))
+def test_scaled_gradients_without_the_scaler_are_said_once() -> None:
+    scaler = torch.amp.GradScaler("cpu", growth_interval=10**6)
+    loop = Loop(step=scaled_by(scaler))
+    with pytest.warns(UserWarning, match=r"times those of .*as scaler=") as said:
+        loop.run(5)
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize("clips", [False, True])
 def test_seeds_learn_the_same_with_a_scaler(clips: bool) -> None:
     """Powers of two scale without rounding."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=10**6)
-
-    def scaled(loop: Loop, x: Tensor, y: Tensor) -> None:
-        loop.optimizer.zero_grad()
-        scaler.scale(nn.functional.cross_entropy(loop.model(x), y)).backward()  # type: ignore[no-untyped-call]
-        if clips:
-            scaler.unscale_(loop.optimizer)
-            nn.utils.clip_grad_norm_(
-                [p for g in loop.optimizer.param_groups for p in g["params"]], 1e6
-            )
-        scaler.step(loop.optimizer)
-        scaler.update()
-
-    one, two = Loop(step=scaled).run(5), Loop().run(5)
+    one = Loop(step=scaled_by(scaler, clips), scaler=scaler).run(5)
+    two = Loop().run(5)
     assert stages(one)[-1] == "BLENDING"
     assert same(weights(one.model), weights(two.model))
     seeds = [
@@ -157,7 +132,151 @@ def test_an_overflow_in_a_seed_that_only_learns_changes_no_bit_of_the_host() -> 
         scaler.step(loop.optimizer)
         scaler.update()
 
-    one, two = Loop(step=scaled).run(4), Loop(step=scaled, controller=None).run(4)
+    one = Loop(step=scaled, scaler=scaler).run(4)
+    two = Loop(step=scaled, controller=None).run(4)
     assert stages(one)[-1] == "TRAINING"
     assert same(weights(one.model), weights(two.model))
     assert scaler.get_scale() == 8
+
+
+SCHEDULES: dict[str, Any] = {
+    "cosine": lambda o: lr.CosineAnnealingLR(o, 60),
+    "one cycle": lambda o: lr.OneCycleLR(o, 0.2, 100),
+    "lambda": lambda o: lr.LambdaLR(o, [lambda t: 0.99**t]),
+    "multiplicative": lambda o: lr.MultiplicativeLR(o, [lambda t: 0.99]),
+    "cyclic": lambda o: lr.CyclicLR(o, [0.01], [0.1], step_size_up=3),
+    "restarts": lambda o: lr.CosineAnnealingWarmRestarts(o, 7),
+    "chained": lambda o: lr.ChainedScheduler(
+        [lr.LinearLR(o, 0.1, total_iters=4), lr.ExponentialLR(o, 0.99)]
+    ),
+    "sequential": lambda o: lr.SequentialLR(
+        o, [lr.ConstantLR(o), lr.ExponentialLR(o, 0.99)], [5]
+    ),
+    "polynomial": lambda o: lr.PolynomialLR(o, 80),
+}
+
+
+def rates(loop: Loop) -> list[float]:
+    return [group["lr"] for group in loop.optimizer.param_groups]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_goes_on_as_without_seeds_and_kept_seeds_follow(name: str) -> None:
+    grown = Loop(make_scheduler=SCHEDULES[name])
+    alone = Loop(make_scheduler=SCHEDULES[name], controller=None)
+    for _ in range(grown.epochs):
+        grown.run(1), alone.run(1)
+        assert rates(grown)[0] == rates(alone)[0]
+    grown.grower.finish()
+    for _ in range(3):
+        grown.train(), alone.train()
+        assert rates(grown) == [rates(alone)[0]] * 2
+
+
+@pytest.mark.parametrize("cut", [2, 6, 12])
+def test_a_resumed_schedule_continues_to_the_same_bits(cut: int) -> None:
+    whole, first, second = (
+        Loop(make_scheduler=SCHEDULES["one cycle"]) for _ in range(3)
+    )
+    whole.run(), first.run(cut)
+    parts: Any = ("model", "grower", "optimizer", "scheduler")
+    for name in parts:
+        getattr(second, name).load_state_dict(
+            copy.deepcopy(getattr(first, name).state_dict())
+        )
+    second.epoch = cut
+    second.run()
+    assert same(weights(whole.model), weights(second.model))
+    assert rates(whole) == rates(second)
+
+
+class Own:
+    """A schedule that is none of torch's."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer, self.base, self.epoch = (
+            optimizer,
+            [group["lr"] for group in optimizer.param_groups],
+            0,
+        )
+
+    def step(self) -> None:
+        self.epoch += 1
+        for index, group in enumerate(self.optimizer.param_groups):
+            group["lr"] = self.base[index] * 0.99**self.epoch
+
+
+def test_a_schedule_of_the_users_own_class_goes_on() -> None:
+    loop = Loop(make_scheduler=Own).run()
+    loop.grower.finish()
+    loop.train()
+    assert (
+        rates(loop)[0]
+        == rates(loop)[1]
+        == pytest.approx(0.1 * 0.99 ** (4 * 15), rel=1e-2)
+    )
+
+
+def test_what_is_no_schedule_of_the_optimizer_is_refused_with_what_to_write() -> None:
+    with pytest.raises(
+        ConfigError, match=r"scheduler= is a function.*if \"slot\" not in g"
+    ):
+        Loop(scheduler=lambda epoch: 0.1)
+    other = torch.optim.SGD(net().parameters(), 0.1)
+    with pytest.raises(ConfigError, match=r"whose \.optimizer is not the optimizer"):
+        Loop(scheduler=lr.ConstantLR(other))
+
+
+def test_a_schedule_that_was_not_passed_is_an_error_that_says_so() -> None:
+    for make in (SCHEDULES["cosine"], SCHEDULES["sequential"]):
+        with pytest.raises(ConfigError, match="pass it as scheduler="):
+            Loop(make_scheduler=make, scheduler=None)
+    for make in (Own, lr.ReduceLROnPlateau):
+        loop = Loop(make_scheduler=make, scheduler=None)
+        loop.scheduler = None
+        loop.train()
+        loop.optimizer.param_groups[0]["lr"] = 0.05
+        with pytest.raises(ConfigError, match=r"\(0\.1 to 0\.05\).*as scheduler="):
+            loop.train()
+        assert len(loop.optimizer.param_groups) == 1
+
+
+def test_a_loop_may_set_rates_by_itself() -> None:
+    loop = Loop(scheduler=())
+    for epoch in range(loop.epochs):
+        loop.optimizer.param_groups[0]["lr"] = 0.1 * 0.9**epoch
+        loop.run(1)
+    loop.train()
+    assert rates(loop) == [0.1 * 0.9**13] * 2
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda view: pickle.loads(pickle.dumps(view))]
+)
+def test_a_view_survives_copies(copied: Any) -> None:
+    optimizer = torch.optim.SGD(net().parameters(), 0.1)
+    optimizer.add_param_group(
+        {"params": [torch.nn.Parameter(torch.zeros(1))], SLOT: "r0c0"}
+    )
+    view = copied(HostGroups(optimizer))
+    assert len(view.param_groups) == 1
+    assert len(host_groups(view.whole)) == 1
+    assert view.defaults == optimizer.defaults
+    assert HostGroups(optimizer) == optimizer
+
+
+def test_a_saved_state_is_put_in_the_order_of_the_groups() -> None:
+    optimizer = torch.optim.SGD(net().parameters(), 0.1)
+    for slot in (None, "r0c1", "r0c0"):
+        group: dict[str, Any] = {"params": [torch.nn.Parameter(torch.zeros(1))]}
+        optimizer.add_param_group(group if slot is None else {**group, SLOT: slot})
+    state = optimizer.state_dict()
+    assert in_order(optimizer, state) is None
+    mixed = {**state, "param_groups": [state["param_groups"][i] for i in (2, 0, 3, 1)]}
+    assert in_order(optimizer, mixed) == state
+    fewer = {**state, "param_groups": state["param_groups"][:3]}
+    with pytest.raises(
+        ConfigError,
+        match="has seeds in r0c1, and the optimizer has seeds in r0c0, r0c1",
+    ):
+        in_order(optimizer, fewer)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.hosts.between import Between, find_between, layers_of
-from esper.hosts.site_path import SitePath
+from esper.hosts.sources import SitePath
 
 
 class Net(nn.Module):

@@ -1,8 +1,10 @@
-"""Several tensors as the inputs of one network."""
+"""Inputs of several tensors, and the tensors in outputs."""
 
 from __future__ import annotations
 
+from collections import namedtuple
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +17,13 @@ from esper.config import ConfigError
 from esper.hosts.inputs import (
     Arguments,
     empty_like,
+    features_of,
     form_of,
     gathered,
+    logits_of,
     select_rows,
     stack,
+    with_features,
 )
 
 A, B = torch.arange(12).view(6, 2), torch.rand(6, 3)
@@ -166,3 +171,24 @@ def test_a_mask_travels_with_its_batch() -> None:
 
 
 ROWS = (slice(0, 64), slice(64, 80), slice(80, 96))
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        torch.ones(2),
+        {"loss": None, "logits": torch.ones(2)},
+        SimpleNamespace(logits=torch.ones(2)),
+    ],
+)
+def test_logits_are_found_in_what_a_network_returns(output: object) -> None:
+    assert torch.equal(logits_of(output), torch.ones(2))
+    assert logits_of((output, 1)) == (output, 1)
+
+
+def test_a_named_tuple_stays_one_when_its_features_change() -> None:
+    pair = namedtuple("pair", "h rest")
+    found = with_features(pair(torch.zeros(2), 3), torch.ones(2))
+    assert type(found) is pair
+    assert features_of(found) is found.h
+    assert found.rest == 3

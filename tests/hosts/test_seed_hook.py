@@ -24,7 +24,7 @@ from esper.hosts.seed_hook import (
     register,
     without_vacant_hooks,
 )
-from esper.hosts.site_path import SitePath
+from esper.hosts.sources import SitePath
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blend import Seed
 

@@ -1,4 +1,4 @@
-"""Frames that keep a source until its sink has run."""
+"""Paths of sites, and sources that are kept until the sink runs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,44 @@ from torch import Tensor, nn
 
 import esper
 from esper.config import ConfigError
-from esper.hosts.site_path import SitePath
-from esper.hosts.sources import SourceFrame, hook_site
+from esper.hosts.sources import SitePath, SourceFrame, hook_site
 from esper.seeds.features import Features
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "sink", "ancestor"),
+    [
+        ("layer1", None, "layer1", "layer1"),
+        ("fc1 -> fc2", "fc1", "fc2", ""),
+        ("body.0->body.2", "body.0", "body.2", "body"),
+        ("h.0.mlp.c_fc -> h.0.mlp.c_proj", "h.0.mlp.c_fc", "h.0.mlp.c_proj", "h.0.mlp"),
+        ("qkv -> qkv", "qkv", "qkv", "qkv"),
+        ("block -> block.conv", "block", "block.conv", "block"),
+    ],
+)
+def test_a_text_names_one_submodule_or_two(
+    text: str, source: str | None, sink: str, ancestor: str
+) -> None:
+    path = SitePath.parse(text)
+    assert (path.source, path.sink, path.ancestor) == (source, sink, ancestor)
+    assert SitePath.parse(str(path)) == path
+    assert path.paths == ((sink,) if source is None else (source, sink))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["->", "a ->", "-> b", "a -> b -> c", "fc1 > fc2", "fc1 => fc2", "fc1 → fc2"],
+)
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="'source -> sink'"):
+        SitePath.parse(text)
+
 
 PATH = SitePath("last", "first")
 X = torch.randn(3, 4)
+
+
+ANY = nn.Identity()
 
 
 def frame(reads: bool = True) -> SourceFrame:
@@ -28,8 +60,8 @@ def frame(reads: bool = True) -> SourceFrame:
 
 def test_a_source_is_taken_once_in_the_run_in_which_it_was_kept() -> None:
     kept = frame()
-    kept.open()
-    kept.keep(X)
+    kept.open(ANY, ())
+    kept.keep(ANY, (X,), {})
     found = kept.take()
     assert torch.equal(found, X)
     assert found.data_ptr() != X.data_ptr(), "a layer may work in place"
@@ -42,36 +74,36 @@ def test_a_source_is_taken_once_in_the_run_in_which_it_was_kept() -> None:
 
 def test_the_source_of_one_module_is_its_input_itself() -> None:
     kept = SourceFrame(SitePath("qkv", "qkv"))
-    kept.open()
-    kept.keep(X)
+    kept.open(ANY, ())
+    kept.keep(ANY, (X,), {})
     assert kept.take() is X
 
 
 def test_nested_runs_have_sources_of_their_own() -> None:
     kept = frame()
-    kept.open()
-    kept.keep(X)
-    kept.open()
+    kept.open(ANY, ())
+    kept.keep(ANY, (X,), {})
+    kept.open(ANY, ())
     with pytest.raises(ConfigError, match="has not run"):
         kept.take()
-    kept.keep(X + 1)
+    kept.keep(ANY, (X + 1,), {})
     assert torch.equal(kept.take(), X + 1)
-    kept.close()
+    kept.close(ANY, (), None)
     assert torch.equal(kept.take(), X)
 
 
 def test_a_source_that_runs_twice_before_its_sink_is_refused() -> None:
     kept = frame()
-    kept.open()
-    kept.keep(X)
+    kept.open(ANY, ())
+    kept.keep(ANY, (X,), {})
     with pytest.raises(ConfigError, match="first runs more than once before last"):
-        kept.keep(X)
+        kept.keep(ANY, (X,), {})
 
 
 def test_threads_have_runs_of_their_own() -> None:
     kept = frame()
-    kept.open()
-    kept.keep(X)
+    kept.open(ANY, ())
+    kept.keep(ANY, (X,), {})
     errors: list[Exception] = []
 
     def elsewhere() -> None:
@@ -92,8 +124,8 @@ def test_threads_have_runs_of_their_own() -> None:
 )
 def test_copies_have_no_run(copied: Any) -> None:
     kept = frame()
-    kept.open()
-    kept.keep(X)
+    kept.open(ANY, ())
+    kept.keep(ANY, (X,), {})
     other = copied(kept)
     assert (other.path, other.reader.reads) == (PATH, True)
     with pytest.raises(ConfigError):

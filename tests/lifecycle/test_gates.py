@@ -115,11 +115,6 @@ def test_g2_fails_on_each_check_alone(
 
 
 @LEVELS
-def test_g2_requires_ten_epochs_of_training(config: GateConfig) -> None:
-    assert not answer(seed(S.TRAINING, 9, **TRAINED), config).passed
-
-
-@LEVELS
 @pytest.mark.parametrize(
     "name", ["gradient_health", "exploding", "trial", "trial_error"]
 )

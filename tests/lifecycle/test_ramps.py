@@ -80,19 +80,6 @@ def test_the_table_of_progress_covers_every_curve_and_length() -> None:
     ]
 
 
-def test_a_ramp_starts_from_the_present_alpha() -> None:
-    slots = blending()
-    ramp(slots, 1.0, 3, AlphaCurve.LINEAR)
-    assert not slots.lowering
-    set_target(slots, 0.5, 2)
-    assert slots.lowering
-    assert slots.alpha == pytest.approx(0.75)
-    tick(slots)
-    assert slots.alpha == 0.5
-    assert slots.steady
-    assert not slots.lowering
-
-
 def test_velocity_is_the_change_between_two_ticks_by_the_ramp_or_by_a_jump() -> None:
     slots = blending()
     set_target(slots, 1.0, 4)
@@ -108,16 +95,6 @@ def test_velocity_is_the_change_between_two_ticks_by_the_ramp_or_by_a_jump() -> 
     assert slots.alpha_velocity == pytest.approx(-0.5)
     tick(slots)
     assert slots.alpha_velocity == 0
-
-
-@pytest.mark.parametrize("target", [0.0, 0.5, 0.7, 1.0])
-def test_zero_steps_jump(target: float) -> None:
-    slots = blending()
-    set_target(slots, target, 0, CURVES.index(AlphaCurve.COSINE))
-    assert slots.alpha == target
-    assert slots.steady
-    tick(slots)
-    assert slots.alpha == target
 
 
 @settings(deadline=None)

@@ -20,7 +20,7 @@ from tests.selection import slow_except
 from tests.spaces.spaces_helpers import Action
 
 S = SeedStage
-EPISODES, EPOCHS = 8, 50
+EPISODES, EPOCHS = 4, 50
 CONFIGS: dict[str, dict[str, Any]] = {
     "default": {},
     "easy": {

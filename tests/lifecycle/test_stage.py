@@ -5,7 +5,6 @@ import itertools
 import pytest
 
 from esper.lifecycle.stage import (
-    TRANSITIONS,
     IllegalTransition,
     SeedStage,
     check_transition,
@@ -62,7 +61,3 @@ def test_every_pair_of_stages(before: SeedStage, after: SeedStage) -> None:
     assert all(
         (stage.name in named) == ((before, stage) in LEGAL) for stage in SeedStage
     )
-
-
-def test_fossilized_is_final() -> None:
-    assert TRANSITIONS[S.FOSSILIZED] == frozenset()

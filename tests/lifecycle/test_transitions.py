@@ -8,7 +8,7 @@ import pytest
 
 from esper.lifecycle import transitions
 from esper.lifecycle.slots import Slots
-from esper.lifecycle.stage import LIVING, ON, IllegalTransition, SeedStage
+from esper.lifecycle.stage import IllegalTransition, SeedStage
 from tests.lifecycle.grown import (
     LINEAR,
     column,
@@ -110,18 +110,6 @@ def test_a_new_seed_is_what_was_chosen_and_nothing_of_the_one_before() -> None:
             np.testing.assert_array_equal(values[where], fresh.arrays()[name])
 
 
-@pytest.mark.parametrize("stage", list(SeedStage))
-def test_properties_of_slots_follow_from_their_stage(stage: SeedStage) -> None:
-    slots = made(stage=stage, alpha=1.0)
-    assert slots.living == (stage in LIVING)
-    assert slots.occupied == (stage in LIVING or stage is S.FOSSILIZED)
-    assert slots.fossil == (stage is S.FOSSILIZED)
-    assert slots.alpha_on == (1.0 if stage in ON else 0.0)
-    assert slots.learning == (
-        stage in (S.TRAINING, S.BLENDING, S.HOLDING, S.FOSSILIZED)
-    )
-
-
 def test_a_faded_prune_takes_holding_back_to_blending_freezes_and_then_removes() -> (
     None
 ):
@@ -158,13 +146,6 @@ def test_a_seed_that_is_not_blended_does_not_fade(stage: SeedStage) -> None:
     assert slots.stage == S.PRUNED
 
 
-def test_a_prune_in_one_step_is_at_once() -> None:
-    """The first step of the ramp is taken on entering, and it is the last one."""
-    slots = grown(S.HOLDING)
-    prune(slots, 1)
-    assert slots.stage == S.PRUNED
-
-
 def test_a_lower_target_leaves_holding_and_freezes_while_it_falls() -> None:
     slots = grown(S.HOLDING)
     set_target(slots, 0.5, 3)
@@ -176,12 +157,6 @@ def test_a_lower_target_leaves_holding_and_freezes_while_it_falls() -> None:
     assert slots.learning
     assert slots.stage == S.BLENDING
     assert slots.blueprint == 1
-
-
-def test_full_target_stays_in_holding() -> None:
-    slots = grown(S.HOLDING)
-    set_target(slots, 1.0, 0)
-    assert slots.stage == S.HOLDING
 
 
 CHANGES: dict[str, Callable[[Slots], None]] = {
@@ -214,19 +189,6 @@ def test_a_change_that_is_not_in_the_table_is_refused_and_changes_nothing(
     same(slots, before)
 
 
-def test_one_illegal_slot_among_legal_ones_is_refused() -> None:
-    slots = made(1, 3, stage=np.array([[S.TRAINING, S.FOSSILIZED, S.BLENDING]]))
-    before = copy.deepcopy(slots)
-    with pytest.raises(
-        IllegalTransition,
-        match=r"FOSSILIZED cannot become PRUNED; .* nothing: it is final",
-    ):
-        transitions.cut(slots, every(slots))
-    same(slots, before)
-    transitions.cut(slots, np.array([[True, False, True]]))
-    assert slots.stage.tolist() == [[S.PRUNED, S.FOSSILIZED, S.PRUNED]]
-
-
 def test_a_fossil_is_removed_by_a_rollback_only() -> None:
     slots = grown(S.FOSSILIZED)
     with pytest.raises(IllegalTransition):
@@ -236,12 +198,6 @@ def test_a_fossil_is_removed_by_a_rollback_only() -> None:
     assert slots.stage == S.PRUNED
     assert slots.blueprint == -1
     assert slots.alpha == 0
-
-
-def test_a_fossil_continues_to_learn() -> None:
-    slots = grown(S.FOSSILIZED)
-    assert slots.learning
-    assert slots.alpha_on == 1
 
 
 def test_seeds_at_every_stage_change_side_by_side() -> None:

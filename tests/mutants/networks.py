@@ -8,23 +8,23 @@ MUTANTS: dict[str, list[Fault]] = {
     "other people's networks": [
         Fault(
             "the second run of a block has no seed",
-            "esper/grower/hooks.py",
+            "esper/grower/sites.py",
             "        out = self._in_pass(site, at, training, first)\n",
             "        out = self._in_pass(site, at, training, first) if first else h\n",
-            "tests/grower/test_hooks.py::test_a_seed_on_a_layer_that_runs_several_times_acts_and_learns_in_each_run",
+            "tests/grower/test_sites.py::test_a_seed_on_a_layer_that_runs_several_times_acts_and_learns_in_each_run",
         ),
         Fault(
             "a seed learns from its last run in a pass only",
-            "esper/grower/hooks.py",
+            "esper/grower/sites.py",
             "            if first:  # later features depend on the seed\n",
             "            if True:\n",
-            "tests/grower/test_hooks.py::test_a_seed_on_a_layer_that_runs_several_times_acts_and_learns_in_each_run",
+            "tests/grower/test_sites.py::test_a_seed_on_a_layer_that_runs_several_times_acts_and_learns_in_each_run",
         ),
         Fault(
             "a GradScaler that is switched off is asked for its states",
-            "esper/grower/stepping.py",
-            "    return [scaler for scaler in scalers if scaler.is_enabled()]\n",
-            "    return scalers\n",
+            "esper/grower/optimizer.py",
+            "scaler if scaler is not None and scaler.is_enabled() else None",
+            "scaler",
             "tests/grower/test_stepping.py::test_a_scaler_that_is_switched_off_is_as_none",
         ),
         Fault(

@@ -98,7 +98,7 @@ OF_ACCURACY = {
 }
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     values=st.fixed_dictionaries(dict.fromkeys(OF_ACCURACY, percent)),
     weighted=st.floats(0, 1e4),
@@ -162,7 +162,7 @@ losses = st.floats(0.01, 2.29)
 
 
 @pytest.mark.trap(29)
-@settings(deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     first=losses, second=losses, mode=st.sampled_from(["loss_shaped", "loss_sparse"])
 )
@@ -180,7 +180,7 @@ def test_a_fall_of_the_tracked_loss_is_paid_and_not_charged(
 
 
 @pytest.mark.trap(29)
-@settings(deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(on=losses, off=losses)
 def test_seeds_that_lower_the_tracked_loss_raise_the_potential(
     on: float, off: float

@@ -38,6 +38,15 @@ WRONG = [
         "raise <entropy>",
     ),
     AnomalyDetected(
+        2,
+        "entropy_collapsed",
+        "slot",
+        0.002,
+        0.003,
+        "head slot is certain",
+        "raise <entropy>",
+    ),
+    AnomalyDetected(
         2, "not_finite", None, 3.0, 0.0, "3 steps are none", "look at the losses"
     ),
 ]
@@ -56,6 +65,7 @@ def test_the_short_form_has_the_newest_warning_of_each_kind(
 ) -> None:
     lines = [line[13:] for line in short_form(open_run(warned)).splitlines()]
     assert "round 2, 2 times: head op is certain; try: raise <entropy>" in lines
+    assert "round 2: head slot is certain; try: raise <entropy>" in lines
     assert "round 2: 3 steps are none; try: look at the losses" in lines
     assert not any("hardly explores" in line for line in lines)
     assert "warnings" not in short_form(open_run(learned))

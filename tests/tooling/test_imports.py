@@ -277,7 +277,7 @@ def test_what_a_grower_loads_knows_nothing_of_runs() -> None:
         module for module in loaded if not (PACKAGE / module.replace(".", "/")).is_dir()
     ]
     assert len(files) <= GROWER_FILES
-    assert {"env.slot_env", "grower.hooks", "seeds.site"} <= set(files)
+    assert {"env.slot_env", "grower.sites", "seeds.site"} <= set(files)
 
 
 def closure(root: str) -> list[str]:

@@ -20,6 +20,7 @@ SUBJECTS = (
     "sources",
     "joining",
     "operations",
+    "warnings",
     "other people's networks",
     "layouts",
     "exports",

@@ -15,7 +15,6 @@ PROJECT: dict[str, Any] = tomllib.loads(
     (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 )["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-MODULES = {"huggingface-hub": "huggingface_hub"}
 BY_NAME = {"tensorboard", "wandb", "trackio", "torchvision", "scikit-learn"}
 """Imported by a name in a table or by torch, or a file of theirs is read."""
 
@@ -48,14 +47,12 @@ def test_every_requirement_has_a_lower_and_an_upper_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", [None, "tensorboard", "track", "vision", "text", "mnist", "hub"]
+    "extra", [None, "tensorboard", "track", "vision", "text", "mnist"]
 )
 def test_required_packages_are_imported(extra: str | None) -> None:
     required = names(PROJECT["dependencies"] if extra is None else EXTRAS[extra])
     found = imported("esper")
-    assert {
-        name for name in required - BY_NAME if MODULES.get(name, name) not in found
-    } == set()
+    assert {name for name in required - BY_NAME if name not in found} == set()
 
 
 def test_all_has_every_extra_of_users_that_needs_no_exact_torch() -> None:

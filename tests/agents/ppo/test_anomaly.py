@@ -15,14 +15,12 @@ import pytest
 import torch
 
 from esper.agents.ppo.agent import PPOAgent
-from esper.agents.ppo.buffer import legal_options
 from esper.agents.ppo.update import UpdateStats
 from esper.config import AnomalyConfig, ConfigError, TrainingConfig
 from esper.spaces.action import HEADS, Op
 from esper.telemetry.anomaly import KINDS, AnomalyDetector
 from esper.telemetry.event import AnomalyDetected, PolicyUpdated
 from tests.agents.ppo.toy import Toy, learned_well, make_agent, play
-from tests.selection import slow_except
 from tests.telemetry.sample_events import updated
 
 DETECTOR = AnomalyDetector(AnomalyConfig(), max_grad_norm=0.5, rounds=10)
@@ -41,10 +39,15 @@ def look(
     return found
 
 
+def quick(envs: int = 32, **settings: float) -> PPOAgent:
+    """An agent that updates in one pass, which is enough for what an update measures."""
+    return make_agent(envs, update_epochs=1, n_minibatches=1, **settings)
+
+
 @cache
 def of_fresh() -> UpdateStats:
     """The first update of a new agent."""
-    return learned(make_agent(32, prior=0.0))
+    return learned(quick(prior=0.0))
 
 
 def learned(agent: PPOAgent, steps: int = 12) -> UpdateStats:
@@ -68,6 +71,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.slow
 def test_an_agent_that_learns_well_gives_no_warning() -> None:
     rewards, updates = learned_well()
     for round_, stats in enumerate(updates[:30], 1):
@@ -116,7 +120,7 @@ def test_the_entropy_warning_of_each_head_fires_at_entropies_that_training_reach
     assert (
         fresh.head_choices[head] >= AnomalyConfig().min_choices
     )  # it was checked, and passed
-    agent = make_agent(32, prior=0.0, learning_rate=1e-9)
+    agent = quick(prior=0.0, learning_rate=1e-9)
     saturate(agent, head)
     found = look(learned(agent))["entropy_collapsed"]
     assert [event.head for event in found] == [head]
@@ -125,7 +129,7 @@ def test_the_entropy_warning_of_each_head_fires_at_entropies_that_training_reach
 
 
 def test_a_head_whose_prior_ranks_choices_by_profit_may_be_certain() -> None:
-    agent = make_agent(32, prior=0.0, learning_rate=1e-9)
+    agent = quick(prior=0.0, learning_rate=1e-9)
     saturate(agent, "blueprint")
     stats = learned(agent)
     detector = dataclasses.replace(DETECTOR, ranked=("blueprint",))
@@ -134,7 +138,7 @@ def test_a_head_whose_prior_ranks_choices_by_profit_may_be_certain() -> None:
 
 
 def test_late_in_training_a_policy_may_be_certain() -> None:
-    agent = make_agent(32, prior=0.0, learning_rate=1e-9)
+    agent = quick(prior=0.0, learning_rate=1e-9)
     saturate(agent, "op")
     stats = learned(agent)
     assert "entropy_collapsed" in look(stats, round_=5)
@@ -151,7 +155,7 @@ def test_a_head_without_a_choice_has_not_collapsed() -> None:
             masks["op"] = masks["op_slot"].any(axis=2)
             return observation, masks
 
-    agent = make_agent(32, prior=0.0)
+    agent = quick(prior=0.0)
     _, last = play(agent, OneSlot(32), 12)
     stats = agent.update(last)
     assert stats.head_entropies["slot"] == 0
@@ -160,28 +164,11 @@ def test_a_head_without_a_choice_has_not_collapsed() -> None:
     assert "entropy_collapsed" not in look(stats)
 
 
-def test_choices_are_counted_as_the_masks_allow_them() -> None:
-    agent, toy = make_agent(8), Toy(8)
-    play(agent, toy, 12)
-    rollout, masks, _ = agent.buffer.stack()
-    options = legal_options(rollout["action"], masks)
-    for t in range(12):
-        for env in range(8):
-            op, slot = (int(x) for x in rollout["action"][t, env, :2])
-            expected = [
-                int(masks["op"][t, env].sum()),
-                int(masks["op_slot"][t, env, op].sum()),
-                int(masks["slot_blueprint"][t, env, slot].sum()),
-                *(int(masks[head][t, env].sum()) for head in HEADS[3:]),
-            ]
-            assert options[t, env].tolist() == expected
-
-
 # --- The critic
 
 
 def test_a_constant_critic_raises_a_warning() -> None:
-    agent = make_agent(32)
+    agent = quick()
     with torch.no_grad():
         agent.network.value_head[-1].weight.zero_()  # type: ignore[operator, union-attr]
     found = look(learned(agent))
@@ -189,7 +176,7 @@ def test_a_constant_critic_raises_a_warning() -> None:
 
 
 def test_a_critic_with_large_errors_raises_a_warning() -> None:
-    agent = make_agent(32, gae_lambda=1.0)  # targets are returns, without the critic
+    agent = quick(gae_lambda=1.0)  # targets are returns, without the critic
     with torch.no_grad():
         agent.network.value_head[-1].weight.mul_(50)  # type: ignore[operator, union-attr]
     assert "value_wrong" in look(learned(agent))
@@ -211,7 +198,7 @@ class Pays(Toy):
 
 def test_vanishing_gradients_of_the_agent_raise_a_warning() -> None:
     """No action pays, the critic has learned that, and there is no entropy bonus."""
-    agent = make_agent(16, entropy_start=0.0, entropy_end=0.0)
+    agent = quick(16, entropy_start=0.0, entropy_end=0.0)
     with torch.no_grad():
         agent.network.value_head[-1].weight.zero_()  # type: ignore[operator, union-attr]
     _, last = play(agent, Pays(16, 0.0), 12)
@@ -221,7 +208,7 @@ def test_vanishing_gradients_of_the_agent_raise_a_warning() -> None:
 
 
 def test_large_gradients_of_the_agent_raise_a_warning() -> None:
-    agent = make_agent(16)
+    agent = quick(16)
     with torch.no_grad():
         agent.network.value_head[-1].weight.mul_(50)  # type: ignore[operator, union-attr]
     stats = learned(agent)
@@ -243,14 +230,11 @@ def spoiled(agent: PPOAgent, name: str, value: float) -> UpdateStats:
 
 
 @pytest.mark.trap(2)
-@pytest.mark.parametrize("value", slow_except([np.inf], [np.nan, np.inf]))
-@pytest.mark.parametrize(
-    "name", ["reward", "raw", "value", "log_prob", "unscaled", "observation"]
-)
+@pytest.mark.parametrize(("name", "value"), [("reward", np.inf), ("raw", np.nan)])
 def test_a_number_that_is_not_finite_changes_nothing_and_is_reported(
     name: str, value: float
 ) -> None:
-    agent = make_agent(4)
+    agent = quick(4)
     learned(agent)
     before = bits(agent)
     stats = spoiled(agent, name, value)
@@ -308,15 +292,6 @@ def test_a_gradient_that_is_not_finite_is_left_out_and_the_others_are_taken() ->
     assert event.measured == 1
 
 
-def test_means_are_over_the_minibatches_that_counted() -> None:
-    whole, half = (make_agent(4, target_kl=100.0, learning_rate=1e-9) for _ in range(2))
-    break_gradient(half, lambda call: call % 2 == 1)
-    all_of_them, those_left = learned(whole), learned(half)
-    assert (those_left.minibatches, those_left.skipped_minibatches) == (8, 8)
-    assert those_left.entropy == pytest.approx(all_of_them.entropy, rel=0.05)
-    assert those_left.value_loss < 1.5 * all_of_them.value_loss
-
-
 def test_no_weight_changes_if_every_gradient_is_broken() -> None:
     agent = make_agent(4)
     before = [p.detach().clone() for p in agent.parameters]
@@ -340,17 +315,6 @@ def test_a_loss_that_is_not_finite_is_left_out() -> None:
     assert stats.skipped_minibatches == 16
     assert same(before, [p.detach() for p in agent.parameters])
     assert "not_finite" in look(stats)
-
-
-def test_broken_weights_are_reported_in_every_round_and_end_no_run() -> None:
-    agent = make_agent(4)
-    with torch.no_grad():
-        agent.parameters[0].fill_(torch.nan)
-    for _ in range(2):
-        (event,) = look(learned(agent))["not_finite"]
-        assert event.measured > 0
-        assert "earlier checkpoint" in event.advice
-    assert bool(agent.observations.mean.isfinite().all())
 
 
 # --- The detector itself

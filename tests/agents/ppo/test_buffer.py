@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.agents.ppo.buffer import gae
+from esper.agents.ppo.buffer import broken_steps, gae
 
 GAMMA, LAM = 0.9, 0.8
 
@@ -81,3 +81,17 @@ def test_a_fixed_horizon_is_terminal_and_truncation_bootstraps(
     terminated: bool, truncated: bool, expected: float
 ) -> None:
     assert one_step(terminated, truncated) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    "name", ["reward", "raw", "value", "log_prob", "unscaled", "observation"]
+)
+def test_a_step_with_a_number_that_is_not_finite_is_broken(
+    name: str, value: float
+) -> None:
+    rollout = {key: torch.zeros(3, 2) for key in ("reward", "value", "log_prob")}
+    rollout["unscaled"] = torch.zeros(3, 2)
+    rollout |= {key: torch.zeros(3, 2, 5) for key in ("raw", "observation")}
+    rollout[name][1, 0] = value
+    assert broken_steps(rollout).nonzero().tolist() == [[1, 0]]

@@ -19,18 +19,6 @@ def test_lstm_over_a_sequence_equals_steps_with_resets() -> None:
     torch.testing.assert_close(state[1], last[1])
 
 
-def test_an_episode_start_forgets_what_came_before() -> None:
-    torch.manual_seed(0)
-    lstm = SequenceLSTM(4)
-    x = torch.randn(6, 1, 4)
-    starts = torch.tensor([False, False, False, True, False, False])[:, None]
-    other = torch.cat((torch.randn(3, 1, 4), x[3:]))
-    zeros = lstm.initial_state(1, torch.device("cpu"))
-    torch.testing.assert_close(
-        lstm(x, zeros, starts)[0][3:], lstm(other, zeros, starts)[0][3:]
-    )
-
-
 @pytest.mark.parametrize("slots", [1, 2, 3, 4, 7])
 def test_the_trunks_summary_of_few_slots_loses_nothing(slots: int) -> None:
     assert torch.linalg.matrix_rank(fourier(place_waves(slots))) == min(slots, WAVES)

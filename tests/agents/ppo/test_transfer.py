@@ -12,11 +12,10 @@ from esper.config import PPOConfig, TrainingConfig
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_backend import SimParams
 from esper.rollout.rollout import EpisodeStats, play_round
-from esper.spaces.action import Op
 from tests.agents.ppo.toy import replayed_log_probs
 
 FOUR = ("moss", "fern", "oak", "ivy")
-SETTINGS = PPOConfig(width=32)
+SETTINGS = PPOConfig(width=32, update_epochs=1, n_minibatches=2)
 
 
 def planted(
@@ -60,16 +59,14 @@ def moved(trained: PPOAgent, env: PlantedVectorEnv, greedy: bool = False) -> Pol
 
 
 OTHERS = [
-    (2, FOUR),
-    (6, FOUR),
-    (1, ("oak",)),
-    (3, ("fern", "reed", "moss")),
-    (6, ("ivy", "reed", "moss", "fern", "oak", "rush")),
+    (2, FOUR, True),
+    (1, ("oak",), False),
+    (3, ("fern", "reed", "moss"), True),
+    (6, ("ivy", "reed", "moss", "fern", "oak", "rush"), False),
 ]
 
 
-@pytest.mark.parametrize(("slots", "blueprints"), OTHERS)
-@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize(("slots", "blueprints", "greedy"), OTHERS)
 def test_a_policy_plays_hosts_with_other_slots_and_blueprints(
     slots: int, blueprints: Sequence[str], greedy: bool, trained: PPOAgent
 ) -> None:
@@ -81,19 +78,6 @@ def test_a_policy_plays_hosts_with_other_slots_and_blueprints(
     np.testing.assert_array_equal(first.returns, again.returns)
     assert np.isfinite(first.returns).all()
     assert first.illegal_actions.sum() == 0
-
-
-def test_every_slot_and_every_blueprint_of_another_host_is_in_reach(
-    trained: PPOAgent,
-) -> None:
-    env = planted(6, (*FOUR, "reed"), n_envs=512)
-    policy = moved(trained, env)
-    observation, info = env.reset(seed=3)
-    policy.begin()
-    actions = policy.act(observation, info["action_mask"])
-    planting = actions[actions[:, 0] == Op.GERMINATE]
-    assert set(planting[:, 1].tolist()) == set(range(6))
-    assert set(planting[:, 2].tolist()) == set(range(5))
 
 
 def test_on_the_host_it_learned_from_it_acts_with_the_same_bits(

@@ -1,19 +1,90 @@
-"""Kept seeds become parts of the layers in a loop that goes on, with the state of its optimizer."""
+"""The end of growth: kept seeds become parts of the model and its averages, or of the layers and the optimizer."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 import esper
-from esper.hosts.seed_hook import hooks_of
+from esper.config import ConfigError
+from esper.grower.finish import finish, networks_of
+from esper.hosts.seed_hook import CONTAINER, hooks_of
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.place import Place
-from tests.grower.loops import LENIENT, X, net
+from tests.grower.loops import GROWS, LENIENT, Loop, X, net
 from tests.grower.test_sources import KINDS, LORA, WIDEN, loop_of, outputs
+
+
+def test_an_average_is_given_with_its_wrapper_or_as_a_copy() -> None:
+    model = net()
+    average, copied = AveragedModel(model), copy.deepcopy(model)
+    assert networks_of([average, copied], model) == [average.module, copied]
+    with pytest.raises(ConfigError, match="parameters are not those of the model"):
+        networks_of([nn.Linear(2, 2)], model)
+
+
+def test_an_average_that_lacks_a_kept_seed_is_said_at_the_end() -> None:
+    loop = Loop().run(1)
+    average, followed = AveragedModel(loop.model), AveragedModel(loop.model)
+    loop.grower.follow(followed)
+    loop.run()
+    with pytest.warns(UserWarning, match=r"no seed in slot r0c0: .*grower\.follow\(\)"):
+        loop.grower.finish()
+    assert not next(iter(hooks_of(average.module)))[2].seed
+    assert len(list(hooks_of(followed.module))) == 1
+
+
+def test_kept_seeds_are_parts_of_the_model_and_of_its_averages_and_no_other_hook_stays() -> (
+    None
+):
+    model = net()
+    average = AveragedModel(model)
+    loop = Loop(model=model, averages=[average]).run()
+    assert finish(loop.grower.hooks) == {}
+    for network in (loop.model, average.module):
+        assert [hook.name for _, _, hook in hooks_of(network)] == ["r0c0"]
+        assert any(CONTAINER in name for name, _ in network.named_parameters())
+    assert not loop.model._forward_pre_hooks
+
+
+def test_a_model_without_kept_seeds_is_as_it_was() -> None:
+    loop = Loop().run(3)
+    loop.grower.finish()
+    assert not list(hooks_of(loop.model))
+    assert loop.model.state_dict().keys() == net().state_dict().keys()
+    assert not any(CONTAINER in name for name, _ in loop.model.named_modules())
+
+
+def test_a_model_that_cannot_run_on_its_last_batch_is_finished_with_a_warning_and_not_merged() -> (
+    None
+):
+    class TrainsOnly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.wanted = net(), True
+
+        def forward(self, x: Any) -> Any:
+            if not self.training and not self.wanted:
+                raise RuntimeError("it has no eval mode")
+            return self.net(x)
+
+    model = TrainsOnly()
+    loop = Loop(
+        model=model,
+        controller=GROWS,
+        sites={"r0c0": "net.body.0", "r0c1": "net.body.2"},
+    ).run()
+    model.wanted = False
+    with pytest.warns(UserWarning, match="cannot run on its last batch"):
+        loop.grower.finish(merge=True)
+    assert [hook.name for _, _, hook in hooks_of(model)] == ["r0c0"], (
+        "it stays as it is"
+    )
 
 
 @pytest.mark.parametrize(("sites", "blueprint"), KINDS)
@@ -21,7 +92,6 @@ def test_a_merged_model_has_no_trace_of_the_seed_and_trains_on(
     sites: Any, blueprint: str
 ) -> None:
     loop = loop_of(sites, blueprint).run()
-    assert loop.grower is not None
     wanted = outputs(loop.model)
     model = loop.grower.finish(merge=True)
     torch.testing.assert_close(outputs(model), wanted)
@@ -86,8 +156,6 @@ def test_a_merged_loop_trains_as_the_network_with_the_seed_beside_it(
         make_optimizer=OPTIMIZERS[name],
         config=config,
     ).run()
-    assert loop.grower is not None
-    assert beside.grower is not None
     loop.grower.finish(merge=True)
     beside.grower.finish()
     for each in (loop, beside):
@@ -102,7 +170,6 @@ def test_moments_are_put_together_and_steps_are_those_of_the_layer() -> None:
     loop = loop_of(
         WIDEN, "widen_half", make_optimizer=lambda p: torch.optim.AdamW(p, 0.01)
     ).run()
-    assert loop.grower is not None
     first: Any = loop.model
     state, seed = loop.optimizer.state, loop.grower.hooks.sites["r2c0"].seed
     assert seed is not None
@@ -120,7 +187,6 @@ def test_other_state_of_changed_layers_starts_anew(sites: Any, blueprint: str) -
     loop = loop_of(
         sites, blueprint, make_optimizer=lambda p: torch.optim.ASGD(p, 0.05)
     ).run()
-    assert loop.grower is not None
     before = {name: p.detach().clone() for name, p in loop.model.named_parameters()}
     model = loop.grower.finish(merge=True)
     for name, p in model.named_parameters():
@@ -133,10 +199,8 @@ def test_other_state_of_changed_layers_starts_anew(sites: Any, blueprint: str) -
 
 def test_a_site_that_has_grown_twice_is_merged_twice() -> None:
     loop = loop_of(LORA, "lora_2").run()
-    assert loop.grower is not None
     loop.grower.finish()
     again = loop_of(LORA, "lora_2", model=loop.model).run()
-    assert again.grower is not None
     wanted = outputs(again.model)
     assert len(list(hooks_of(again.model))) == 2
     model = again.grower.finish(merge=True)
@@ -149,7 +213,6 @@ def test_a_group_that_was_empty_before_stays() -> None:
     loop.run(1)
     loop.optimizer.add_param_group({"params": [], "lr": 0.5})
     loop.run()
-    assert loop.grower is not None
     loop.grower.finish(merge=True)
     assert [len(group["params"]) for group in loop.optimizer.param_groups] == [
         len(list(loop.model.parameters())),
@@ -172,7 +235,6 @@ def test_a_blueprint_of_ones_own_between_two_layers_stays_a_module() -> None:
         return nn.Sequential(down, nn.GELU(), up)
 
     loop = loop_of(WIDEN, "path", blueprints=registry).run()
-    assert loop.grower is not None
     wanted = outputs(loop.model)
     with pytest.warns(
         UserWarning,

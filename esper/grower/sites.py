@@ -1,4 +1,4 @@
-"""Seeds on the outputs of a model's submodules, while a loop outside trains the model."""
+"""The sites of a model that a user's loop trains: forward hooks on submodules add seeds to their outputs."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from esper.config import ConfigError
-from esper.grower.passes import PassHook
 from esper.grower.randomness import SeedDraws, kept_generators
-from esper.hosts.between import Between
+from esper.hosts.between import Between, place_of
+from esper.hosts.compare import tensors_in
 from esper.hosts.graft import FOUND, check_features
-from esper.hosts.host import kept_modes
+from esper.hosts.inputs import features_of, with_features
 from esper.hosts.layout import Layout
-from esper.hosts.outputs import features_of, with_features
-from esper.hosts.places import place_of
 from esper.hosts.seed_hook import (
+    COPIES,
     SeedHook,
     container_of,
     drop_container,
@@ -30,10 +31,11 @@ from esper.hosts.seed_hook import (
     without_copied_hooks,
     without_vacant_hooks,
 )
-from esper.hosts.site_path import SitePath
+from esper.hosts.sources import SitePath
 from esper.seeds.blend import Seed
 from esper.seeds.features import Features
-from esper.seeds.site import Site
+from esper.seeds.place import Place
+from esper.seeds.site import PlantedSeed, Site
 from esper.seeds.topologies import SEQUENCES
 from esper.training.delta import delta_of, straight_through
 from esper.training.shadow import ShadowBuffers, copied_buffers
@@ -42,87 +44,88 @@ MAX_PROBE = 8
 """Samples of the features on which a new seed is tried."""
 
 
-class GrowingSite:
-    """The part of one site in the passes of one network: the model that grows, or an average of its weights.
+class PassHook:
+    """Hooks of the whole model that note where a forward pass begins and ends, and its inputs.
 
-    An average uses the seeds that are on, and leaves no trace.
+    In copies and pickles of the model they do nothing.
     """
 
-    def __init__(
+    def __init__(self, model: nn.Module) -> None:
+        self.before_first: Callable[[], None] | None = None
+        """Called once, before the next pass."""
+        self.before_training: Callable[[], None] = lambda: None
+        """Called before each pass in training mode that is not a shadow's."""
+        self.shadow = False
+        """Whether the present passes are those of a shadow."""
+        self.last: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        """Positional and named arguments of the last pass in training mode, or of the first pass."""
+        self.samples: int | None = None
+        """First dimension of the inputs of the present pass; None without inputs."""
+        self._copied = False
+        self._inside = False
+        self._reached: set[str] = set()
+        self._handles: list[RemovableHandle] = [
+            model.register_forward_pre_hook(self.enter, with_kwargs=True),
+            model.register_forward_hook(self.leave, always_call=True),
+        ]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_copied": True}
+
+    def enter(
         self,
-        hooks: SiteHooks,
         model: nn.Module,
-        name: str,
-        hook: SeedHook,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
     ) -> None:
-        self.hooks = hooks
-        self.model = model
-        self.name = name
-        self.hook = hook
+        if self._copied:
+            return
+        if self.before_first is not None:
+            self.before_first()
+            self.before_first = None
+        self._reached.clear()
+        self._inside = True
+        self.samples = None
+        for tensor in tensors_in((arguments, keywords)):
+            if tensor.dim():
+                self.samples = len(tensor)
+                break
+        if model.training or self.last is None:
+            self.last = arguments, keywords
+        if model.training and not self.shadow:
+            self.before_training()
 
-    def grown(self, module: nn.Module, output: object) -> object:
-        if self.model is self.hooks.model:
-            if self.quiet:
-                return output
-            return self.hooks.grown(self.name, module, output, self.hook.source)
-        h = features_of(output)
-        site = self.hooks.sites.get(self.name)
-        if site is None or site.seed is None or not isinstance(h, Tensor):
-            return output
-        at = Features(h, self.hook.source(h))
-        return with_features(output, self.hooks.blended(site, at, watched=False))
+    def leave(self, _model: nn.Module, _arguments: object, _output: object) -> None:
+        self._inside = False
 
-    @property
-    def quiet(self) -> bool:
-        """Whether nothing is left to do here in this epoch unless a seed comes."""
-        hooks = self.hooks
-        site = hooks.sites.get(self.name)
-        if site is None or site.seed is not None or self.name not in hooks.learned:
-            return False
-        return hooks.see is None and not hooks.frozen and not hooks.takes_probe(self.name)
+    def reach(self, name: str) -> bool:
+        """Notes that the site ``name`` runs; returns whether it runs for the first time in this pass.
 
-    @property
-    def reads(self) -> bool:
-        site = self.hooks.sites.get(self.name)
-        if self.model is not self.hooks.model:
-            return site is not None and site.seed is not None
-        return site is None or site.seed is not None or self.hooks.takes_probe(self.name)
+        Activation checkpointing runs it again outside of a pass, in the backward pass; that is no later time.
+        """
+        first = name not in self._reached
+        self._reached.add(name)
+        return first or not self._inside
 
-    def present(self) -> tuple[Seed | None, float]:
-        site = self.hooks.sites.get(self.name)
-        if site is None or not site.on:
-            return None, 0.0
-        return site.seed, site.alpha
-
-    def recipe(self) -> dict[str, Any]:
-        site = self.hooks.sites.get(self.name)
-        if site is None or site.planted is None:
-            return {}
-        place = site.place
-        recipe = {
-            "blueprint": site.planted.blueprint.name,
-            "topology": place.topology,
-            "order": list(place.order),
-            "style": site.planted.style.name,
-            "channels": place.channels,
-        }
-        if place.has_source:
-            recipe["between"] = list(self.hooks.between[self.name].parts)
-        return recipe
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.last = None
 
 
 class SiteHooks:
-    """Forward hooks that add seeds to the outputs of named submodules.
+    """Adds seeds to the outputs of named submodules of a model, and of the averages that follow it.
 
-    While the model is in training mode, an incubating seed learns straight through, which changes no bit of the output,
-    or in passes of its own. A blended seed adds alpha · d(h) in both modes. :meth:`trying` replaces the alphas for a
-    validation.
+    In training mode, an incubating seed learns straight through, which changes no bit of the output, or in passes of
+    its own. A blended seed adds alpha · d(h) in both modes. :meth:`override_alphas` replaces the alphas for a
+    validation. An average uses the seeds that are on.
 
     Args:
-        model: the network; its parameters, buffers and state_dict stay as they are until :meth:`finish`.
+        model: the network; its parameters, buffers and state_dict stay as they are until growth ends.
         paths: where each slot lies, by its name, see :class:`SitePath`.
-        topology: layout of the features, as in ``esper.graft``; None: it is found by ``esper.grower.looking.look``.
-        straight_through: whether incubating seeds learn in every training pass; else in :meth:`shadowing` ones.
+        topology: layout of the features, as in ``esper.graft``; None: ``esper.grower.layouts`` infers it.
+        straight_through: whether incubating seeds learn in every training pass; else in :meth:`shadowing` passes.
     """
 
     def __init__(
@@ -151,21 +154,23 @@ class SiteHooks:
         """Random numbers of the seeds that draw any, by slot name."""
         self.learned: set[str] = set()
         """Slots whose site has run with gradients since :meth:`prepare_epoch`."""
-        self.put_aside: Callable[[Tensor, Tensor], None] = lambda parameter, gradient: None
+        self.stash: Callable[[Tensor, Tensor], None] = lambda parameter, gradient: None
         """Receives the gradients of :meth:`incubate`."""
         self.frozen = False
         """Whether no parameter of the model has a gradient."""
+        self.finding = False
+        """Whether the present passes look for sites, in any mode; set by :func:`esper.grower.layouts.find_sites`."""
+        self.see: Callable[[str, Tensor], None] | None = None
+        """Called with the features at each site; set by :func:`esper.grower.layouts.infer_layouts`."""
         self._alphas: Mapping[str, float] | None = None
         self._shadowed: str | None = None
         self._checked: set[str] = set()
         self._fresh: set[str] = set()
-        # Set by find_sites and by look while they run.
-        self._finding = False
-        self.see: Callable[[str, Tensor], None] | None = None
-        self.growing: list[GrowingSite] = []
-        """The sites of the model, and of the averages that follow it."""
+        self.hooks: list[tuple[nn.Module, SeedHook]] = []
+        """The hooks with their networks: the model, and the averages that follow it."""
         self.origin = uuid.uuid4().hex
         """Identifies this growth in copies of the model."""
+        COPIES[self.origin] = WeakSet()
         self.passes = PassHook(model)
         self.follow(model)
         self.prepare_epoch()
@@ -178,29 +183,12 @@ class SiteHooks:
         for name, path in self.paths.items():
             hook = SeedHook(free_name(container, name))
             hook.origin = self.origin
-            growing = GrowingSite(self, network, name, hook)
-            hook.growth = growing
-            container.growing[hook.name] = growing
+            hook.growth = self
+            hook.slot = name
+            hook.in_average = network is not self.model
+            container.growing[hook.name] = hook
             register(network, path, hook)
-            self.growing.append(growing)
-
-    def require_reached(self) -> None:
-        """Raises ConfigError for a site that no forward pass has reached."""
-        missing = [f"{name} ({path})" for name, path in self.paths.items() if name not in self.sites]
-        if missing:
-            raise ConfigError(
-                f"no forward pass of the model has run the submodule of slot {', '.join(missing)}; train for an epoch "
-                "before grower.step(), and call the model itself, not its parts"
-            )
-
-    def find_sites(self, evaluate: Callable[[nn.Module], object]) -> None:
-        """Runs the untrained model once, with probes from this pass."""
-        self._finding = True
-        try:
-            with kept_modes(self.model), kept_generators(self.devices), torch.no_grad():
-                evaluate(self.model)
-        finally:
-            self._finding = False
+            self.hooks.append((network, hook))
 
     def place(
         self,
@@ -209,20 +197,11 @@ class SiteHooks:
         layout: Layout,
         between: Between | None,
     ) -> None:
-        """Sets the place of a site: what a first pass shows of it, and then what a look at it finds."""
+        """Sets the place of a site: what a first pass shows of it, and then what inference finds."""
         place = place_of(self.model, name, channels, layout, between)
         self.sites.setdefault(name, Site(place)).place = place
         if between is not None:
             self.between[name] = between
-
-    @contextmanager
-    def seeing(self, see: Callable[[str, Tensor], None]) -> Iterator[None]:
-        """Calls ``see`` with the features at each site in the passes of a block."""
-        self.see = see
-        try:
-            yield
-        finally:
-            self.see = None
 
     @property
     def devices(self) -> list[torch.device]:
@@ -239,10 +218,10 @@ class SiteHooks:
                 gradients = torch.autograd.grad(loss(), parameters, allow_unused=True)
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
-                    self.put_aside(parameter, gradient)
+                    self.stash(parameter, gradient)
 
     @contextmanager
-    def trying(self, alphas: Mapping[str, float]) -> Iterator[None]:
+    def override_alphas(self, alphas: Mapping[str, float]) -> Iterator[None]:
         """Uses these alphas by slot instead of the sites' own; 0 leaves a seed out.
 
         A seed on trial that learns in passes of its own is tried with its own buffers.
@@ -296,29 +275,52 @@ class SiteHooks:
     @property
     def networks(self) -> list[nn.Module]:
         """The model and the averages that follow it."""
-        return list({id(growing.model): growing.model for growing in self.growing}.values())
+        return list({id(network): network for network, _ in self.hooks}.values())
 
     def remove(self) -> None:
         """Removes the hooks; the model is as it was."""
-        for growing in self.growing:
-            unregister(growing.model, growing.hook)
-            container_of(growing.model).growing.pop(growing.hook.name, None)
-            drop_container(growing.model)
-        self.growing.clear()
+        for network, hook in self.hooks:
+            unregister(network, hook)
+            container_of(network).growing.pop(hook.name, None)
+            drop_container(network)
+        self.end()
+
+    def end(self) -> None:
+        """Leaves the hooks that are still registered to their networks."""
+        self.hooks.clear()
         self.passes.remove()
+        COPIES.pop(self.origin, None)
 
-    def grown(
-        self,
-        name: str,
-        module: nn.Module,
-        output: object,
-        source: Callable[[Tensor], Tensor],
-    ) -> object:
-        """Returns the output of the model's ``module``, with the seed of slot ``name`` as it takes part in the pass.
+    def reads(self, hook: SeedHook) -> bool:
+        site = self.sites.get(hook.slot)
+        if hook.in_average:
+            return site is not None and site.seed is not None
+        return site is None or site.seed is not None or self._takes_probe(hook.slot)
 
-        ``source`` returns what the seed reads, given the features of the output.
-        """
+    def present(self, slot: str) -> tuple[Seed | None, float]:
+        site = self.sites.get(slot)
+        if site is None or not site.on:
+            return None, 0.0
+        return site.seed, site.alpha
+
+    def recipe(self, slot: str) -> dict[str, Any]:
+        site = self.sites.get(slot)
+        if site is None or site.planted is None:
+            return {}
+        return _recipe(site.planted, site.place, self.between.get(slot))
+
+    def grown(self, hook: SeedHook, module: nn.Module, output: object) -> object:
+        """Returns the output of ``module``, with the seed of the slot as it takes part in the pass."""
+        name = hook.slot
         h = features_of(output)
+        if hook.in_average:
+            site = self.sites.get(name)
+            if site is None or site.seed is None or not isinstance(h, Tensor):
+                return output
+            at = Features(h, hook.source(h))
+            return with_features(output, self._blended(site, at, watched=False))
+        if self._is_quiet(name):
+            return output
         first = self.passes.reach(name)
         if name not in self._checked:
             self._check(name, module, h)
@@ -327,9 +329,9 @@ class SiteHooks:
             self.see(name, h)
         site = self.sites[name]
         training = self.model.training  # not the submodule's, which is in eval mode if it is frozen
-        probing = self.takes_probe(name)
+        probing = self._takes_probe(name)
         reads = probing or site.seed is not None
-        at = Features(h, source(h)) if reads else Features.at_sink(h)
+        at = Features(h, hook.source(h)) if reads else Features.at_sink(h)
         if probing:
             with torch.inference_mode(False):  # seeds are tried on it with gradients
                 self.probes[name] = at.each(lambda values: values[:MAX_PROBE].detach().clone())
@@ -342,11 +344,18 @@ class SiteHooks:
             return None
         return with_features(output, out)
 
-    def takes_probe(self, name: str) -> bool:
-        """Whether the present pass is the first one of the epoch whose features are kept for slot ``name``."""
-        return (self.model.training or self._finding) and name not in self._fresh
+    def _is_quiet(self, name: str) -> bool:
+        """Whether nothing is left to do at a site in this epoch unless a seed comes."""
+        site = self.sites.get(name)
+        if site is None or site.seed is not None or name not in self.learned:
+            return False
+        return self.see is None and not self.frozen and not self._takes_probe(name)
 
-    def blended(self, site: Site, at: Features, watched: bool = True) -> Tensor:
+    def _takes_probe(self, name: str) -> bool:
+        """Whether the present pass is the first one of the epoch whose features are kept for slot ``name``."""
+        return (self.model.training or self.finding) and name not in self._fresh
+
+    def _blended(self, site: Site, at: Features, watched: bool = True) -> Tensor:
         """Returns the features at the sink with the seed of ``site`` at its alpha, or at that of a trial.
 
         ``watched``: whether a value that is not finite cuts the seed out.
@@ -380,7 +389,7 @@ class SiteHooks:
             if self.straight_through and learns and self._shadowed is None:
                 return straight_through(site, at, self.draws[site.name].own())
             return at.h
-        out = self.blended(site, at)
+        out = self._blended(site, at)
         return _with_graph(out) if needs_graph else out
 
     def _check(self, name: str, module: nn.Module, h: object) -> None:
@@ -390,14 +399,7 @@ class SiteHooks:
         # such as windows of images, or the nodes of a graph.
         time_first = self.declared in SEQUENCES and isinstance(h, Tensor) and h.dim() > 1 and h.shape[1] == batch
         path = self.paths[name]
-        check_features(
-            name,
-            path,
-            module,
-            h,
-            self.declared,
-            batch if time_first else None,
-        )
+        check_features(name, path, module, h, self.declared, batch if time_first else None)
         assert isinstance(h, Tensor)
         site = self.sites.get(name)
         if site is None:
@@ -410,6 +412,20 @@ class SiteHooks:
             if channels != before:
                 raise ConfigError(f"slot {name}: {path.sink} returns {channels} channels, not {before} as before")
         self._checked.add(name)
+
+
+def _recipe(planted: PlantedSeed, place: Place, between: Between | None) -> dict[str, Any]:
+    """Returns what a seed was made of, see :attr:`SeedHook.recipe`."""
+    recipe = {
+        "blueprint": planted.blueprint.name,
+        "topology": place.topology,
+        "order": list(place.order),
+        "style": planted.style.name,
+        "channels": place.channels,
+    }
+    if between is not None:
+        recipe["between"] = list(between.parts)
+    return recipe
 
 
 class _Graph(torch.autograd.Function):

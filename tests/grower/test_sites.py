@@ -1,14 +1,16 @@
-"""Seeds of a loop that learn in passes of their own: gradients, buffers and trials."""
+"""Forward passes of a model that a loop trains, and seeds that learn in separate passes."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.grower import optimizer
+from esper.grower import gradients
+from esper.grower.sites import PassHook
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import Op
 from tests.grower.loops import (
@@ -28,6 +30,66 @@ from tests.grower.loops import (
     weights,
 )
 
+ONES = torch.ones(5, 3)
+
+
+class Flagged(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, flag: bool, *, x: Tensor) -> Tensor:
+        if not flag:
+            raise ValueError("a user's own error")
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+def test_the_inputs_of_the_last_training_pass_are_known() -> None:
+    model = Flagged()
+    passes = PassHook(model)
+    model(True, x=ONES)
+    model.eval()(True, x=ONES[:2])
+    assert passes.last is not None
+    assert passes.last[0] == (True,)
+    assert passes.last[1]["x"] is ONES
+    assert passes.samples == 2
+
+
+def test_work_before_the_first_pass_is_done_once() -> None:
+    model, done = Flagged(), list[int]()
+    passes = PassHook(model)
+    passes.before_first = lambda: done.append(1)
+    model(True, x=ONES)
+    model(True, x=ONES)
+    assert done == [1]
+
+
+def test_a_site_that_runs_twice_in_a_pass_is_told_from_one_in_the_backward_pass() -> (
+    None
+):
+    model, first = Flagged(), list[bool]()
+    passes = PassHook(model)
+    model.layer.register_forward_hook(lambda *_: first.append(passes.reach("r0c0")))
+    model(True, x=ONES)
+    assert passes.reach("r0c0")  # outside, as activation checkpointing does
+    with pytest.raises(ValueError, match="own error"):
+        model(False, x=ONES)
+    assert passes.reach("r0c0")  # after an error, too
+    model.layer.register_forward_hook(lambda *_: first.append(passes.reach("r0c0")))
+    first.clear()
+    model(True, x=ONES)
+    assert first == [True, False]
+
+
+def test_a_copy_has_no_part_in_the_passes_of_the_model() -> None:
+    model = Flagged()
+    passes = PassHook(model)
+    copy.deepcopy(model)(True, x=ONES)
+    assert passes.last is None
+    passes.remove()
+    model(True, x=ONES)
+    assert passes.last is None
+
 
 def test_a_shadow_loss_trains_the_seed_and_changes_no_bit_of_the_model() -> None:
     """Weights, BatchNorm statistics and the random numbers of dropout stay the same."""
@@ -36,7 +98,6 @@ def test_a_shadow_loss_trains_the_seed_and_changes_no_bit_of_the_model() -> None
     torch.manual_seed(7)
     alone = Loop(model=net(dropout=0.5), step=shadowed, controller=None).run(4)
     assert same(weights(grown.model), weights(alone.model))
-    assert grown.grower is not None
     seed = grown.grower.hooks.sites["r0c0"].seed
     assert seed is not None
     before = weights(seed)
@@ -67,7 +128,6 @@ def test_a_shadow_loss_leaves_the_buffers_of_other_seeds_alone() -> None:
         blueprints=registry,
     ).run(12)
     assert (stages(loop)[-1], stages(loop, "r0c1")[-1]) == ("TRAINING", "HOLDING")
-    assert loop.grower is not None
     seed = loop.grower.hooks.sites["r0c1"].seed
     assert seed is not None
     batches = seed.get_buffer("body.num_batches_tracked")
@@ -113,14 +173,13 @@ def test_a_seed_with_passes_of_its_own_is_tried_with_the_statistics_of_these() -
 
 def test_a_shadow_gradient_is_that_of_the_loss_with_the_seed_at_its_target() -> None:
     loop = Loop(step=shadowed, incubation="shadow").run(3)
-    assert loop.grower is not None
     site = loop.grower.hooks.sites["r0c0"]
     assert site.seed is not None
     loop.model.train()
     loop.optimizer.zero_grad()
     loop.grower.incubate(lambda: nn.functional.cross_entropy(loop.model(X), Y))
     found = [loop.grower.groups.gradient(p) for p in site.seed.parameters()]
-    with loop.grower.hooks.trying({"r0c0": 1.0}):
+    with loop.grower.hooks.override_alphas({"r0c0": 1.0}):
         loss = nn.functional.cross_entropy(loop.model(X), Y)
     expected = torch.autograd.grad(loss, list(site.seed.parameters()))
     assert len(found) == len(expected)
@@ -168,14 +227,13 @@ def test_a_seed_on_a_layer_that_runs_several_times_acts_and_learns_in_each_run()
     loop = Loop(
         model=Recurs(), sites={"r0c0": "layer"}, step=shadowed, incubation="shadow"
     ).run(2)
-    assert loop.grower is not None
     site = loop.grower.hooks.sites["r0c0"]
     assert site.seed is not None
     x, y = X[:4], Y[:4]
     seen: dict[nn.Parameter, Tensor] = {}
     loop.model.train()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(loop.grower.hooks, "put_aside", seen.__setitem__)
+        patched.setattr(loop.grower.hooks, "stash", seen.__setitem__)
         loop.grower.hooks.incubate(
             lambda: nn.functional.cross_entropy(loop.model(x), y)
         )
@@ -202,22 +260,21 @@ def test_in_an_epoch_without_seeds_gradients_are_not_measured_and_sites_work_in_
     loop = Loop(
         controller=script({4: plant("r0c0"), 5: do(Op.ADVANCE, "r0c0")}), epochs=16
     ).run(2)
-    assert loop.grower is not None
     hooks = loop.grower.hooks
     measured: list[object] = []
     worked: list[str] = []
-    grown, measure = hooks.grown, optimizer.measure
+    reach, measure = hooks.passes.reach, gradients.measure
 
-    def count_work(name: str, *rest: Any) -> object:
+    def count_work(name: str) -> bool:
         worked.append(name)
-        return grown(name, *rest)
+        return reach(name)
 
     def count_measured(*arguments: Any, **keywords: Any) -> Any:
         measured.append(arguments)
         return measure(*arguments, **keywords)
 
-    monkeypatch.setattr(hooks, "grown", count_work)
-    monkeypatch.setattr(optimizer, "measure", count_measured)
+    monkeypatch.setattr(hooks.passes, "reach", count_work)
+    monkeypatch.setattr(gradients, "measure", count_measured)
     loop.run(1)
     assert sorted(worked) == ["r0c0", "r0c1"]
     assert measured == []

@@ -1,0 +1,203 @@
+"""The layouts of a model's sites, inferred from one eval-mode pass over the last training batch.
+
+Also which seeds would compute something else where they are used: generation with a cache runs a layer on the new
+positions only, and the padding of a batch depends on the other samples in it. A seed that mixes the positions of a
+sequence would need the layer's own cache and mask.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.config import ConfigError
+from esper.grower.randomness import kept_generators
+from esper.grower.sites import SiteHooks
+from esper.hosts.between import find_between
+from esper.hosts.example import cloned, outputs_for
+from esper.hosts.flops import counting
+from esper.hosts.host import kept_modes
+from esper.hosts.layout import Layout, LayoutInference, causal_where_measured, layout_of
+from esper.seeds.blend import Seed
+from esper.seeds.place import Place
+from esper.seeds.topologies import SEQUENCES
+
+logger = logging.getLogger(__name__)
+
+MASKS = ("attention_mask", "padding_mask", "key_padding_mask", "src_key_padding_mask")
+"""Arguments [B, T] that say which positions are padding."""
+
+
+def find_sites(hooks: SiteHooks, evaluate: Callable[[nn.Module], object]) -> None:
+    """Runs the untrained model once, with probes from this pass."""
+    hooks.finding = True
+    try:
+        with kept_modes(hooks.model), kept_generators(hooks.devices), torch.no_grad():
+            evaluate(hooks.model)
+    finally:
+        hooks.finding = False
+
+
+def require_reached(hooks: SiteHooks) -> None:
+    """Raises ConfigError for a site that no forward pass has reached."""
+    missing = [f"{name} ({path})" for name, path in hooks.paths.items() if name not in hooks.sites]
+    if missing:
+        raise ConfigError(
+            f"no forward pass of the model has run the submodule of slot {', '.join(missing)}; train for an epoch "
+            "before grower.step(), and call the model itself, not its parts"
+        )
+
+
+def infer_layouts(hooks: SiteHooks) -> None:
+    """Infers the layouts of the sites without a declared layout, and the layers between sources and sinks.
+
+    Raises ConfigError if the model cannot run on the last batch in eval mode.
+    """
+    with_source = {name: path for name, path in hooks.paths.items() if path.source is not None}
+    wanted = with_source if hooks.declared is not None else hooks.paths
+    if not wanted or hooks.passes.last is None:
+        return
+    inference = LayoutInference()
+    seen: dict[str, Tensor] = {}
+    layouts: dict[str, Layout] = {}
+
+    def see(name: str, h: Tensor) -> None:
+        seen[name] = h
+        layouts[name] = layout_of(
+            name,
+            hooks.paths[name],
+            h,
+            hooks.declared,
+            inference,
+            hooks.passes.samples,
+        )
+
+    try:
+        hooks.see = see
+        with inference.watching(hooks.model):
+            between = find_between(hooks.model, with_source, lambda: run_last(hooks))
+        hooks.see = None
+        if hooks.declared is None:
+            at_sinks = {}
+            for name, path in wanted.items():
+                if path.source is None:
+                    at_sinks[name] = (path.sink, layouts[name])
+            layouts |= causal_where_measured(hooks.model, at_sinks, lambda: run_last(hooks))
+    except ConfigError as error:
+        places = ", ".join(map(str, wanted.values()))
+        raise ConfigError(
+            f"what lies at {places} is looked up in a pass of the last batch in eval mode, which fails: {error}; "
+            "sites that read their sink need no pass if topology= says what they return"
+        ) from error
+    finally:
+        hooks.see = None
+    for name in wanted:
+        layout = layouts[name]
+        hooks.place(name, layout.width_of(seen[name]), layout, between.get(name))
+
+
+def count_operations(hooks: SiteHooks) -> float:
+    """Returns the operations of a forward pass of the model, a sample of the last batch.
+
+    They are 0 if nothing can be counted: the model cannot run on the batch in eval mode, or its inputs have no samples.
+    """
+    if hooks.passes.last is None:
+        return 0.0
+    try:
+        with counting() as counter:
+            run_last(hooks)
+    except ConfigError as error:
+        logger.info("the operations of a pass are not known: %s", error)
+        return 0.0
+    samples = hooks.passes.samples
+    if not samples:
+        return 0.0
+    return counter.get_total_flops() / samples
+
+
+def run_last(hooks: SiteHooks) -> None:
+    """Runs the model on the last batch in eval mode, without compiled code, which would hide its layers."""
+    arguments, keywords = cloned(hooks.passes.last)
+    with torch.compiler.set_stance("force_eager"):
+        outputs_for(hooks.model, arguments, keywords)
+
+
+def mixes_positions(seed: Seed, features: Tensor, place: Place) -> bool:
+    """Tries whether a position of the delta for the ``features`` of a sequence at ``place`` depends on another one."""
+    if features.dim() != 3 or place.topology not in SEQUENCES:
+        return False
+    dimension = Layout(place.topology, place.order).positions
+    length = features.shape[dimension]
+    if length < 2:
+        return False
+    mode = seed.training
+    changed = features.clone()
+    # Only the first position changes: the delta at the others changes with it if the seed mixes positions.
+    changed.select(dimension, 0).add_(1)
+    with torch.no_grad():
+        seed.eval()
+        before = seed(features).narrow(dimension, 1, length - 1)
+        after = seed(changed).narrow(dimension, 1, length - 1)
+    seed.train(mode)
+    return not torch.equal(before, after)
+
+
+def obstacle(
+    model: nn.Module,
+    topology: str,
+    last: tuple[tuple[Any, ...], dict[str, Any]] | None,
+) -> str | None:
+    """Returns why a seed that mixes positions cannot be planted in ``model``; None if it can.
+
+    ``last`` are the positional and named arguments of the last training pass.
+    """
+    if topology == "transformer" and any(map(_generates, model.modules())):
+        return "the model generates with a cache of earlier positions, which the seed does not have"
+    if last is None:
+        return None
+    arguments, keywords = last
+    if any(map(_hides_some, _masks(model, arguments, keywords))):
+        return "batches are padded, and the seed does not see the mask"
+    return None
+
+
+def _generates(module: nn.Module) -> bool:
+    """Whether a model of Hugging Face generates text."""
+    can_generate = getattr(module, "can_generate", None)
+    return callable(can_generate) and bool(can_generate())
+
+
+def _masks(
+    model: nn.Module,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+) -> Iterator[Tensor]:
+    """Yields the masks among the arguments of the model, also in dicts."""
+    try:
+        named = inspect.signature(model.forward).bind_partial(*arguments, **keywords).arguments
+    except TypeError:
+        named = keywords
+    waiting: list[Any] = [named]
+    while waiting:
+        mapping = waiting.pop()
+        if not isinstance(mapping, Mapping):
+            continue
+        for name, value in mapping.items():
+            if isinstance(value, Tensor) and name in MASKS:
+                yield value
+            elif isinstance(value, list | tuple):
+                waiting.extend(value)
+            else:
+                waiting.append(value)
+
+
+def _hides_some(mask: Tensor) -> bool:
+    """Whether a mask treats some positions in another way than others."""
+    if mask.dim() != 2 or mask.numel() == 0:
+        return False
+    return bool((mask != mask.flatten()[0]).any())
