@@ -515,4 +515,6 @@ MUTANTS: dict[str, list[Fault]] = {
             "        if not isinstance(layer, known):\n",
             "        if False:\n",
             "tests/benchmarks/test_alternatives.py::test_hosts_that_are_no_chain_of_layers_are_refused",
+        ),
+    ],
 }
