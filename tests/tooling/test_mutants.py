@@ -28,6 +28,7 @@ SUBJECTS = (
     "numbers",
     "compiled steps",
     "wider at once",
+    "the tuned baseline",
 )
 EVERY = [(row, fault) for row, faults in MUTANTS.items() for fault in faults]
 
