@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.attribution.paired import Paired
+from esper.attribution.shapley import Paired
 from esper.config import ConfigError
 from esper.config.resolved import HostTrainingConfig
 from esper.data.task import Task

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from esper.attribution.counterfactual import CounterfactualHelper, max_configurations
-from esper.attribution.paired import Paired
+from esper.attribution.shapley import Paired
 from esper.config.resolved import HostTrainingConfig
 from esper.data.task import Task
 from esper.env.backend import Backend, Rollbacks
@@ -229,7 +229,7 @@ class EnvHost:
         self.governance.take_first_snapshot(state)
 
     def govern(self, state: EnvState) -> tuple[Panic, int] | None:
-        """Does what :meth:`Governance.govern` describes, after :meth:`read`."""
+        """Runs the governor on the epoch that :meth:`read` stored."""
         train_loss = float(state.train_loss[self.row])
         return self.governance.govern(state, train_loss, self.not_finite, self.finite)
 
