@@ -21,7 +21,7 @@ from esper.telemetry.text import count, trained_once
 if TYPE_CHECKING:
     from esper.config.resolved import HostTrainingConfig
     from esper.run.experiment import Experiment
-    from esper.run.summary import RunSummary
+    from esper.run.telemetry import RunSummary
     from esper.training.execution.ranks import RunRanks
 
 MAX_READ = 200_000_000
@@ -73,9 +73,10 @@ def command(
     ranks.serve_if_other()
     task = flags["task"]
     if resume is not None:
-        named_again = controller is not None and ControllerSpec.of(controller).is_code
-        given = (None if named_again else controller, rounds, out, config_file, *assignments, *track)
-        check_resume(given, flags, "run", "the same user-defined --task and --controller")
+        given = [rounds, out, config_file, *assignments, *track]
+        if controller is not None and not ControllerSpec.of(controller).is_code:
+            given.append(controller)
+        check_resume(tuple(given), flags, "run", "the same user-defined --task and --controller")
         folder = resume
     else:
         said = {("run", "controller"): controller, ("run", "rounds"): rounds, ("track", "to"): track or None}
@@ -83,15 +84,18 @@ def command(
         task, controller = config.task.name, config.run.controller
         folder = out or new_folder(task, controller)
         if ranks.restarted and is_run_of(folder, config):
-            resume, controller = folder, controller if ControllerSpec.of(controller).is_code else None
+            resume = folder
+            if not ControllerSpec.of(controller).is_code:
+                controller = None
         elif ranks.restarted:
             ranks.clear(folder)
         ranks = ranks.chosen("run", config, episodes_of)
     if ranks.processes is not None:
         try:
             if resume is not None:
-                config = TrainingConfig.parse(read_toml(folder / "config.toml"))
-            ranks.launch(config, () if resume else ("--out", str(folder)), None if resume else folder)
+                ranks.launch(TrainingConfig.parse(read_toml(folder / "config.toml")), (), None)
+            else:
+                ranks.launch(config, ("--out", str(folder)), folder)
         except click.ClickException as error:
             words = how_to_go_on(folder, task or "", controller or "")
             raise click.ClickException(f"{error.message}\n{words}") from None
@@ -172,9 +176,14 @@ def draw_life(folder: Path) -> None:
         click.echo(f"No picture of the best host: {error}")
 
 
-def _named_again(task: str) -> list[str]:
-    """Returns the option that commands on a run's folder need if its task is user-defined."""
-    return ["--task", task] if is_user_task(task) else []
+def _named_again(task: str, controller: str = "") -> list[str]:
+    """Returns the options that commands on a run's folder need if its task or controller is user-defined."""
+    options = []
+    if is_user_task(task):
+        options += ["--task", task]
+    if ControllerSpec.of(controller).is_code:
+        options += ["--controller", controller]
+    return options
 
 
 def is_run_of(folder: Path, config: TrainingConfig) -> bool:
@@ -195,8 +204,7 @@ def how_to_go_on(folder: Path, task: str, controller: str) -> str:
 
 def resume_command(folder: Path, task: str, controller: str) -> str:
     """Returns the command that resumes a run."""
-    own = ["--controller", controller] if ControllerSpec.of(controller).is_code else []
-    return shlex.join(["esper", "run", "--resume", str(folder), *_named_again(task), *own])
+    return shlex.join(["esper", "run", "--resume", str(folder), *_named_again(task, controller)])
 
 
 def closing_words(summary: RunSummary, task: str) -> str:
@@ -209,21 +217,16 @@ def closing_words(summary: RunSummary, task: str) -> str:
         results = ["All rounds are done, but the comparison is not: resume the run to complete it."]
     else:
         results = ["Nothing was compared: the agent is still learning."]
-    done = f"{count(summary.rounds, 'round')} in {summary.seconds:.0f} s; run folder: {summary.folder}"
-    resume = [f"  {resume_command(summary.folder, task, summary.controller)}"] if summary.interrupted else []
-    return "\n".join(
-        [
-            "",
-            *results,
-            done,
-            *(f"Telemetry lost: {name} failed ({error})." for name, error in summary.dropped_sinks.items()),
-            *(["Interrupted: the figures above cover only the completed rounds."] if summary.interrupted else []),
-            "",
-            "Next:",
-            *resume,
-            *next_commands(summary, task),
-        ]
-    )
+    lines = ["", *results]
+    lines.append(f"{count(summary.rounds, 'round')} in {summary.seconds:.0f} s; run folder: {summary.folder}")
+    for name, error in summary.dropped_sinks.items():
+        lines.append(f"Telemetry lost: {name} failed ({error}).")
+    if summary.interrupted:
+        lines.append("Interrupted: the figures above cover only the completed rounds.")
+    lines += ["", "Next:"]
+    if summary.interrupted:
+        lines.append(f"  {resume_command(summary.folder, task, summary.controller)}")
+    return "\n".join([*lines, *next_commands(summary, task)])
 
 
 def result_lines(summary: RunSummary) -> list[str]:
@@ -264,13 +267,16 @@ def next_commands(summary: RunSummary, task: str) -> list[str]:
         ours = spec.following(summary.folder)
     elif spec.is_code or spec.name == "pretrained" or (spec.path and spec.kind in ("checkpoint", "schedule")):
         ours = spec.name
+    elif schedule_ships(task):
+        ours = "schedule"
     else:
-        ours = "schedule" if schedule_ships(task) else "random"
+        ours = "random"
     compare = ["esper", "compare", "--config", f"{summary.folder}/config.toml", *_named_again(task)]
     commands = [
         ["esper", "report", str(summary.folder)],
         [*compare, "--arm", ours, "--arm", "heuristic", "--arm", "none", "--pairs", "20"],
-        *([["esper", "run", "--task", task, "--controller", ours]] if ours != summary.controller else []),
-        ["esper", "info", "--observation"],
     ]
+    if ours != summary.controller:
+        commands.append(["esper", "run", "--task", task, "--controller", ours])
+    commands.append(["esper", "info", "--observation"])
     return [f"  {shlex.join(command)}" for command in commands]

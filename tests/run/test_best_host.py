@@ -12,7 +12,7 @@ import pytest
 
 from esper.env.vector_env import GrowthVectorEnv
 from esper.run import best_host
-from esper.run.best_host import BestHost
+from esper.run.checkpointing import BestHost
 from esper.run.experiment import Experiment
 from tests.run.interrupted_runs import interrupted
 from tests.run.run_helpers import (

@@ -26,7 +26,7 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.files import checkpoint
 from esper.files.system_info import describe_environment
 from esper.run.experiment import Experiment
-from esper.run.summary import RunSummary
+from esper.run.telemetry import RunSummary
 from esper.telemetry.event import (
     BaselineMeasured,
     EpochCompleted,
