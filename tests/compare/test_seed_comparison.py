@@ -253,6 +253,7 @@ def test_a_comparison_that_was_killed_ends_as_if_it_was_not(
     )
 
 
+@pytest.mark.slow
 def test_an_error_while_hosts_are_compared_loses_no_training(
     whole: Whole, tmp_path: Path
 ) -> None:
@@ -281,6 +282,7 @@ def test_a_finished_comparison_is_reported_again_without_playing(
     assert set(again.metrics[0].comparisons) == {ARMS[1], "none"}
 
 
+@pytest.mark.slow
 def test_controls_are_made_for_the_hosts_of_an_agent_that_has_learned(
     tmp_path: Path,
 ) -> None:
