@@ -73,10 +73,9 @@ def command(
     ranks.serve_if_other()
     task = flags["task"]
     if resume is not None:
-        given = [rounds, out, config_file, *assignments, *track]
-        if controller is not None and not ControllerSpec.of(controller).is_code:
-            given.append(controller)
-        check_resume(tuple(given), flags, "run", "the same user-defined --task and --controller")
+        named_again = controller is not None and ControllerSpec.of(controller).is_code
+        given = (None if named_again else controller, rounds, out, config_file, *assignments, *track)
+        check_resume(given, flags, "run", "the same user-defined --task and --controller")
         folder = resume
     else:
         said = {("run", "controller"): controller, ("run", "rounds"): rounds, ("track", "to"): track or None}
@@ -84,18 +83,15 @@ def command(
         task, controller = config.task.name, config.run.controller
         folder = out or new_folder(task, controller)
         if ranks.restarted and is_run_of(folder, config):
-            resume = folder
-            if not ControllerSpec.of(controller).is_code:
-                controller = None
+            resume, controller = folder, controller if ControllerSpec.of(controller).is_code else None
         elif ranks.restarted:
             ranks.clear(folder)
         ranks = ranks.chosen("run", config, episodes_of)
     if ranks.processes is not None:
         try:
             if resume is not None:
-                ranks.launch(TrainingConfig.parse(read_toml(folder / "config.toml")), (), None)
-            else:
-                ranks.launch(config, ("--out", str(folder)), folder)
+                config = TrainingConfig.parse(read_toml(folder / "config.toml"))
+            ranks.launch(config, () if resume else ("--out", str(folder)), None if resume else folder)
         except click.ClickException as error:
             words = how_to_go_on(folder, task or "", controller or "")
             raise click.ClickException(f"{error.message}\n{words}") from None
@@ -176,14 +172,11 @@ def draw_life(folder: Path) -> None:
         click.echo(f"No picture of the best host: {error}")
 
 
-def _named_again(task: str, controller: str = "") -> list[str]:
-    """Returns the options that commands on a run's folder need if its task or controller is user-defined."""
-    options = []
-    if is_user_task(task):
-        options += ["--task", task]
-    if ControllerSpec.of(controller).is_code:
-        options += ["--controller", controller]
-    return options
+def _named_again(task: str) -> list[str]:
+    """Returns the option that commands on a run's folder need if its task is user-defined."""
+    if not is_user_task(task):
+        return []
+    return ["--task", task]
 
 
 def is_run_of(folder: Path, config: TrainingConfig) -> bool:
@@ -204,7 +197,10 @@ def how_to_go_on(folder: Path, task: str, controller: str) -> str:
 
 def resume_command(folder: Path, task: str, controller: str) -> str:
     """Returns the command that resumes a run."""
-    return shlex.join(["esper", "run", "--resume", str(folder), *_named_again(task, controller)])
+    command = ["esper", "run", "--resume", str(folder), *_named_again(task)]
+    if ControllerSpec.of(controller).is_code:
+        command += ["--controller", controller]
+    return shlex.join(command)
 
 
 def closing_words(summary: RunSummary, task: str) -> str:
@@ -217,8 +213,8 @@ def closing_words(summary: RunSummary, task: str) -> str:
         results = ["All rounds are done, but the comparison is not: resume the run to complete it."]
     else:
         results = ["Nothing was compared: the agent is still learning."]
-    lines = ["", *results]
-    lines.append(f"{count(summary.rounds, 'round')} in {summary.seconds:.0f} s; run folder: {summary.folder}")
+    done = f"{count(summary.rounds, 'round')} in {summary.seconds:.0f} s; run folder: {summary.folder}"
+    lines = ["", *results, done]
     for name, error in summary.dropped_sinks.items():
         lines.append(f"Telemetry lost: {name} failed ({error}).")
     if summary.interrupted:
