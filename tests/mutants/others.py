@@ -524,4 +524,34 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/show/test_warnings.py::test_the_short_form_has_the_newest_warning_of_each_kind",
         ),
     ],
+    "wider at once": [
+        Fault(
+            "copies of a unit do not share its outgoing weights",
+            "benchmarks/alternatives.py",
+            "[:, inputs] / shared.view(1, -1, *kernel).to(",
+            "[:, inputs] * torch.ones_like(",
+            "tests/benchmarks/test_alternatives.py::test_a_wide_host_computes_what_the_narrow_one_does",
+        ),
+        Fault(
+            "norms are those of other units",
+            "benchmarks/alternatives.py",
+            "            value = value[units]\n",
+            "            value = value[units.flip(0)]\n",
+            "tests/benchmarks/test_alternatives.py::test_a_wide_host_computes_what_the_narrow_one_does",
+        ),
+        Fault(
+            "copies are equal, and learn the same",
+            "benchmarks/alternatives.py",
+            "weight[width:] += NOISE * weight.std()",
+            "weight[width:] += 0 * weight.std()",
+            "tests/benchmarks/test_alternatives.py::test_copies_differ_by_noise_so_that_they_can_learn_different_things",
+        ),
+        Fault(
+            "hosts with other layers are widened as well",
+            "benchmarks/alternatives.py",
+            "        if not isinstance(layer, known):\n",
+            "        if False:\n",
+            "tests/benchmarks/test_alternatives.py::test_hosts_that_are_no_chain_of_layers_are_refused",
+        ),
+    ],
 }
