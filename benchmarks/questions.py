@@ -1,7 +1,7 @@
 """Widen, retrain, train on, adapt, or grow? The questions of benchmarks/questions.md.
 
-    python benchmarks/questions.py tune upgrade digits
-    python benchmarks/questions.py judge upgrade digits
+    python -m benchmarks.questions tune upgrade digits
+    python -m benchmarks.questions judge upgrade digits
 
 `tune` trains each arm with each setting of its grid on hosts of their own, and writes the best of each, by validation
 accuracy, to benchmarks/questions_rates.json. `judge` compares the arms with these settings on other hosts, and prints
@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+import benchmarks.adapters  # noqa: F401  registers the controls of both files
 from esper.compare.arms import read_arms
 from esper.compare.comparison_run import ComparisonRun
 from esper.compare.runner import HostResult

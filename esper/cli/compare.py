@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from esper.compare.arms import Arm
     from esper.compare.comparison import ComparisonResult
     from esper.compare.comparison_run import ComparisonRun
-    from esper.compare.folder import Part
     from esper.config.resolved import HostTrainingConfig
     from esper.show.console import ConsoleSink
     from esper.telemetry.event import RoundCompleted
@@ -29,9 +28,16 @@ if TYPE_CHECKING:
 ARM = """An arm; give two or more. A controller: no-growth, random, heuristic, plateau, schedule, schedule:FILE.toml, or
 one of your own, path.py:function. One that the comparison trains: ppo or plans. A trained one: ppo:RUN_FOLDER,
 plans:RUN_FOLDER, checkpoint:PATH, or pretrained, which comes with Esper. A control made for the hosts of another arm:
-static, bigger, same-compute, static-compute, bigger-compute, bigger-trained, uniform, net2net, ensemble, distilled,
-lora or adalora. An arm with its own config: CONTROLLER:SECTION.KEY=VALUE,..., such as ppo:reward.mode=sparse; the same
-with a name, NAME:controller=...,SECTION.KEY=VALUE,...; or NAME=FILE.toml."""
+static, bigger or same-compute. An arm with its own config: CONTROLLER:SECTION.KEY=VALUE,..., such as
+ppo:reward.mode=sparse; the same with a name, NAME:controller=...,SECTION.KEY=VALUE,...; or NAME=FILE.toml."""
+
+
+def refuse_parts(_context: click.Context, option: click.Parameter, value: object) -> None:
+    """Raises ConfigError for an option of earlier versions, if it is given."""
+    if value:
+        from esper.compare.folder import NO_PARTS
+
+        raise ConfigError(f"{option.opts[0]} is gone: {NO_PARTS}")
 
 
 @click.command("compare")
@@ -64,14 +70,8 @@ with a name, NAME:controller=...,SECTION.KEY=VALUE,...; or NAME=FILE.toml."""
     help="Continue a comparison, or analyse it again with another --reference. Code in files of yours has to be named "
     "again: a task with --task, controllers with --arm path.py:function.",
 )
-@click.option(
-    "--part",
-    metavar="K/N",
-    help="Play every N-th round, from the K-th on; or training seed, if an arm learns. --merge puts the parts, which "
-    "may come from different machines, together.",
-)
-@click.option("--merge", is_flag=True, help="Analyse the comparison whose parts are FOLDERS.")
-@click.argument("folders", nargs=-1, type=PATH)
+@click.option("--part", hidden=True, expose_value=False, is_eager=True, callback=refuse_parts)
+@click.option("--merge", is_flag=True, hidden=True, expose_value=False, is_eager=True, callback=refuse_parts)
 @rank_options
 def command(
     arms: tuple[str, ...],
@@ -83,9 +83,6 @@ def command(
     out: Path | None,
     json_file: Path | None,
     resume: Path | None,
-    part: str | None,
-    merge: bool,
-    folders: tuple[Path, ...],
     config_file: Path | None,
     assignments: tuple[str, ...],
     processes: str | None,
@@ -101,56 +98,43 @@ def command(
     """
     ranks = RankOptions.of(processes, max_restarts, rank_timeout)
     ranks.serve_if_other()
-    check_json_file(None if ranks.restarted else json_file)  # an attempt that was ended has written what it had
-    if folders and not merge:
-        raise ConfigError(f"unexpected argument {folders[0]}: folders are given after --merge")
+    if not ranks.restarted:  # an attempt that was ended has written what it had
+        check_json_file(json_file)
 
     from esper.compare.arms import read_arms
     from esper.compare.comparison_run import ComparisonRun, count_seeds
-    from esper.compare.merge import merge as merge_parts
 
-    if resume is not None or merge:
-        other = (resume, ranks.processes) if merge else (out,)
-        own = (pairs, train_seeds, rounds, control_of, part, config_file, *other)
-        given = (*(arm for arm in arms if not ControllerSpec.of(arm).is_code), *own, *assignments)
+    if resume is not None:
+        own_arms = [arm for arm in arms if not ControllerSpec.of(arm).is_code]
+        given = (*own_arms, pairs, train_seeds, rounds, control_of, config_file, out, *assignments)
         allowed = "--reference, --json and the same user-defined --task and --arm path.py:function"
-        merging = (f"--out, {allowed}", "--merge FOLDER...") if merge else (allowed,)
-        check_resume(given, flags, "comparison", *merging)
-        if resume is None:
-            resume = out or new_folder("compare", "merged")
-            merge_parts(folders, resume, arms)
+        check_resume(given, flags, "comparison", allowed)
         resumed = partial(ComparisonRun.resume, resume, task=flags["task"], reference=reference, controllers=arms)
         play_comparison(resumed, resume, (), ranks, json_file)
         return
-    ignored = [a for a in assignments if a.partition("=")[0].strip() in ("run.controller", "run.rounds")]
-    if ignored:  # in --config they are allowed, because a run's config has them
-        raise ConfigError(f"{ignored[0]} has no effect on a comparison: use --arm, --pairs and --rounds instead")
+
+    for assignment in assignments:
+        key = assignment.partition("=")[0].strip()
+        if key in ("run.controller", "run.rounds"):  # in --config they are allowed, because a run's config has them
+            raise ConfigError(f"{assignment} has no effect on a comparison: use --arm, --pairs and --rounds instead")
     read = read_arms(arms, build_tables(config_file, assignments, flags, {("run", "rounds"): rounds}), control_of)
-    if not any(arm.learns for arm in read) and (train_seeds or rounds):
-        option = "--train-seeds" if train_seeds else "--rounds"
-        raise ConfigError(f"{option} is for arms that learn, and no arm does; add one, such as --arm ppo")
+    learning = [arm for arm in read if arm.learns]
+    for option, value in {"--train-seeds": train_seeds, "--rounds": rounds}.items():
+        if value and not learning:
+            raise ConfigError(f"{option} is for arms that learn, and no arm does; add one, such as --arm ppo")
+    pairs = pairs or 10
     folder = out or new_folder("compare", read[0].config.task.name if read else "")
     if len(read) > 1:
         seeds = count_seeds(read, train_seeds) or 1
-        learning = [arm for arm in read if arm.learns]
-
-        def episodes(config: HostTrainingConfig) -> int:
-            learned = len(learning) * config.run.rounds * config.env.n_envs
-            return seeds * (learned + len(read) * (pairs or 10))
-
+        episodes = partial(episodes_of, len(learning), seeds, len(read) * pairs)
         ranks = ranks.chosen("compare", (learning or read)[0].config, episodes)
-    played = _part(part, json_file)
-    new = partial(ComparisonRun, read, pairs or 10, folder, reference, train_seeds=train_seeds, part=played)
+    new = partial(ComparisonRun, read, pairs, folder, reference, train_seeds=train_seeds)
     play_comparison(new, folder, read, ranks, json_file)
 
 
-def _part(text: str | None, json_file: Path | None) -> Part:
-    """Returns the part of the comparison that is named."""
-    from esper.compare.folder import WHOLE, Part
-
-    if text is not None and json_file is not None:
-        raise ConfigError("--json is for whole comparisons: give it to --merge, not to --part")
-    return WHOLE if text is None else Part.parse(text)
+def episodes_of(learning: int, seeds: int, compared: int, config: HostTrainingConfig) -> int:
+    """Returns the number of episodes of hosts in a comparison: of ``learning`` arms, and of ``compared`` hosts."""
+    return seeds * (learning * config.run.rounds * config.env.n_envs + compared)
 
 
 def is_comparison_of(folder: Path, arms: Sequence[Arm]) -> bool:
@@ -160,13 +144,17 @@ def is_comparison_of(folder: Path, arms: Sequence[Arm]) -> bool:
     if not (folder / SETTINGS).exists():
         return False
     theirs = ComparisonFolder(folder).settings([arm.controller for arm in arms]).arms
-    return [arm.name for arm in arms] == [arm.name for arm in theirs] and all(
-        is_same(ours.config, other.config) for ours, other in zip(arms, theirs, strict=True)
-    )
+    if [arm.name for arm in arms] != [arm.name for arm in theirs]:
+        return False
+    return all(is_same(ours.config, other.config) for ours, other in zip(arms, theirs, strict=True))
 
 
 def play_comparison(
-    set_up: Callable[..., ComparisonRun], folder: Path, arms: Sequence[Arm], ranks: RankOptions, json_file: Path | None
+    set_up: Callable[..., ComparisonRun],
+    folder: Path,
+    arms: Sequence[Arm],
+    ranks: RankOptions,
+    json_file: Path | None,
 ) -> ComparisonResult | None:
     """Plays the comparison of ``folder`` and returns its result, or starts the ranks that do and returns None.
 
@@ -175,17 +163,10 @@ def play_comparison(
         arms: those of a new comparison; none if it is resumed.
     """
     from esper.compare.comparison_run import ComparisonRun
-    from esper.compare.folder import SETTINGS, ComparisonFolder, resume_command
     from esper.show.live import progress_sink
 
     if ranks.processes is not None:
-        config = arms[0].config if arms else TrainingConfig.parse(ComparisonFolder(folder).read()["arms"][0]["config"])
-        try:
-            ranks.launch(config, ("--out", str(folder)) if arms else (), folder if arms else None)
-        except click.ClickException as error:
-            again = resume_command(folder, arms) if arms else "the same command again"
-            words = f"\nTo continue: {again}" if (folder / SETTINGS).exists() else ""
-            raise click.ClickException(f"{error.message}{words}") from None
+        _launch(folder, arms, ranks)
         return None
     if arms and ranks.restarted and is_comparison_of(folder, arms):
         controllers = [arm.controller for arm in arms]
@@ -211,6 +192,23 @@ def play_comparison(
     return comparison.result
 
 
+def _launch(folder: Path, arms: Sequence[Arm], ranks: RankOptions) -> None:
+    """Starts the ranks that play the comparison of ``folder``; a failure says how to continue it."""
+    from esper.compare.folder import SETTINGS, ComparisonFolder, resume_command
+
+    try:
+        if arms:
+            ranks.launch(arms[0].config, ("--out", str(folder)), folder)
+        else:
+            saved = ComparisonFolder(folder).read()["arms"][0]["config"]
+            ranks.launch(TrainingConfig.parse(saved), (), None)
+    except click.ClickException as error:
+        if not (folder / SETTINGS).exists():
+            raise
+        again = resume_command(folder, arms) if arms else "the same command again"
+        raise click.ClickException(f"{error.message}\nTo continue: {again}") from None
+
+
 @contextmanager
 def faults_as_messages() -> Iterator[None]:
     """Ends the command with the message of an error that may happen to any program, such as a full disk."""
@@ -231,18 +229,15 @@ def _print_learned(sink: ConsoleSink, arm: str, seed: int, event: RoundCompleted
 
 
 def report(comparison: ComparisonRun, json_file: Path | None) -> None:
-    """Prints and saves the results; if no pair is complete, prints how to resume, and of a part how to go on."""
-    from esper.compare.folder import RESULTS, WHOLE, resume_command
+    """Prints and saves the results; if no pair is complete, prints how to resume."""
+    from esper.compare.folder import RESULTS, resume_command
     from esper.compare.table import write_report
     from esper.show.console import TerminalConsole
 
-    folder, again = comparison.files.path, resume_command(comparison.files.path, comparison.arms)
-    if comparison.part != WHOLE:
-        done = "is finished. Once all parts are: esper compare --merge FOLDER..."
-        click.echo(f"{folder}, {comparison.part}, {done if comparison.finished else f'is not finished: {again}'}")
-        return
+    folder = comparison.files.path
     if comparison.result is None:
         unit = "pair" if comparison.train_seeds is None else "training seed"
+        again = resume_command(folder, comparison.arms)
         click.echo(f"No {unit} is complete in every arm yet. To continue: {again}")
         return
     click.echo()

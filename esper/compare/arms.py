@@ -10,30 +10,47 @@ from pathlib import Path
 from typing import Any
 
 from esper.agents.spec import FORM, NAMES, NO_GROWTH, SAVED, ControllerSpec
-from esper.compare.alternatives import CONTROLS
+from esper.compare.controls import CONTROLS
 from esper.config import ConfigError, TrainingConfig, did_you_mean, read_toml, set_dotted
 from esper.data.user_code import is_user_task, refuse_untrusted
 
 Tables = dict[str, Any]
 """A config as nested tables, as in a TOML file."""
 
-BUILT_IN = (
-    NO_GROWTH,
-    *CONTROLS,
-    "random",
-    "heuristic",
-    "plateau",
-    "schedule",
-    "ppo",
-    "plans",
-    "pretrained",
-    "ppo:RUN_FOLDER",
-    "plans:RUN_FOLDER",
+MOVED = (
+    "static-compute",
+    "bigger-compute",
+    "bigger-trained",
+    "uniform",
+    "net2net",
+    "ensemble",
+    "distilled",
+    "lora",
+    "adalora",
 )
-FORMS = (
-    f"{', '.join(BUILT_IN)}; schedule:FILE.toml; {FORM}; NAME=FILE.toml; CONTROLLER:SECTION.KEY=VALUE,...; or "
-    f"NAME:controller=CONTROLLER,SECTION.KEY=VALUE,..."
-)
+"""Controls that benchmarks/ registers; Esper had them itself once."""
+
+
+def forms() -> str:
+    """Returns all forms of arms, as text."""
+    built_in = (
+        NO_GROWTH,
+        *CONTROLS,
+        "random",
+        "heuristic",
+        "plateau",
+        "schedule",
+        "ppo",
+        "plans",
+        "pretrained",
+        "ppo:RUN_FOLDER",
+        "plans:RUN_FOLDER",
+    )
+    return (
+        f"{', '.join(built_in)}; schedule:FILE.toml; {FORM}; NAME=FILE.toml; CONTROLLER:SECTION.KEY=VALUE,...; or "
+        f"NAME:controller=CONTROLLER,SECTION.KEY=VALUE,..."
+    )
+
 
 SHARED: Mapping[tuple[str, str], str] = {
     ("task", "name"): "all arms train the same hosts on the same data",
@@ -184,7 +201,7 @@ def _is_assignment(rest: str) -> bool:
 def _from_file(text: str, name: str, path: Path, base: Tables) -> _Draft:
     """Reads ``NAME=FILE.toml``."""
     if path.suffix != ".toml":
-        raise ConfigError(f"--arm {text}: {path} is not a .toml file; an arm is one of: {FORMS}")
+        raise ConfigError(f"--arm {text}: {path} is not a .toml file; an arm is one of: {forms()}")
     tables = read_toml(path)
     task = str(_section(tables, "task").get("name"))
     from_run = (path.parent / "env.json").exists()
@@ -247,9 +264,15 @@ def _check_controller(draft: _Draft) -> None:
     if not draft.controller:
         names = ", ".join((*NAMES, NO_GROWTH, *CONTROLS))
         raise ConfigError(f"arm {draft.name!r} has no controller; give it one of: {names}")
+    if draft.controller in MOVED and draft.controller not in CONTROLS:
+        raise ConfigError(
+            f"the control {draft.controller} is no longer part of esper compare: benchmarks/alternatives.py and "
+            "benchmarks/adapters.py register it for scripts, as benchmarks/questions.py does; Esper's own controls are "
+            f"{', '.join(CONTROLS)}"
+        )
     if not _is_controller(draft.spec):
         similar = did_you_mean(draft.spec.kind, (*NAMES, NO_GROWTH, *CONTROLS))
-        raise ConfigError(f"unknown controller {draft.controller!r}{similar}; an arm is one of: {FORMS}")
+        raise ConfigError(f"unknown controller {draft.controller!r}{similar}; an arm is one of: {forms()}")
     if draft.control_of is not None and draft.controller not in CONTROLS:
         raise ConfigError(f"arm {draft.name!r}: of= applies only to {', '.join(CONTROLS)}, not to {draft.controller}")
 

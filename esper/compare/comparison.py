@@ -6,8 +6,8 @@ of their own, which are saved as they play, are compared by :mod:`esper.compare.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ from esper.agents.spec import ControllerSpec
 from esper.compare.analysis import MetricResult
 from esper.compare.arms import Arm
 from esper.compare.runner import (
+    ArmRunner,
     GrowingRunner,
     HostResult,
     Progress,
-    Results,
-    in_order,
+    Store,
     maker_of,
-    play_rounds,
+    play,
     split_pairs,
 )
 from esper.compare.statistics import MIN_SEEDS, Floats, PairedComparison, compare_pairs
@@ -34,7 +34,7 @@ from esper.data.task import Task
 from esper.env.make import EnvMaker
 from esper.env.state import Baseline
 from esper.files.system_info import describe_environment
-from esper.rollout.threads import one_thread
+from esper.rollout.rollout import one_thread
 from esper.telemetry.text import trained_once
 from esper.training.rng import HELD_OUT
 
@@ -100,45 +100,39 @@ def compare_controllers(
         raise ConfigError(f"a controller is given twice: {', '.join(named)}; name each, as in {{'mine': controller}}")
     for controller in named.values():
         ControllerSpec.of(controller).check()
-    return play_arms(maker_of(config, task), named, pairs, progress)
+    maker = maker_of(config, task)
+    with held_out_arms(maker, named, pairs) as arms:
+        order = np.random.default_rng([config.run.seed + HELD_OUT, len(arms)])
+        hosts = play(arms, pairs, Store(), maker.config.env.n_envs, order, progress)
+    return [ArmResult.of(name, of_arm) for name, of_arm in hosts.items()]
 
 
-@one_thread()
-def play_arms(
+@contextmanager
+def held_out_arms(
     maker: EnvMaker,
     controllers: Mapping[str, str | OwnController],
     pairs: int,
-    progress: Progress | None = None,
     baseline: Baseline | None = None,
-    results: Results | None = None,
     experience: Mapping[str, Any] | None = None,
-) -> list[ArmResult]:
-    """Plays held-out hosts with every controller: pair i is the same (env, episode) for each of them.
+) -> Iterator[dict[str, ArmRunner]]:
+    """Yields the arms of ``controllers`` on held-out hosts, by name, and closes them after the block.
 
     Args:
+        pairs: number of hosts of each arm.
         baseline: the no-growth baseline; None: that of the config's run seed, measured once.
-        results: results so far. Rounds found here are not played again; each new one is stored here before ``progress``
-            is called.
         experience: the experience that every controller starts with; None: its own, if it has any.
     """
     run_seed = maker.config.run.seed + HELD_OUT  # of hosts that no agent learns on
-    if results is None:
-        results = {name: {} for name in controllers}
-    rounds, n_envs = split_pairs(pairs, maker.config.env.n_envs)
-    runners: dict[str, GrowingRunner] = {}
+    _, n_envs = split_pairs(pairs, maker.config.env.n_envs)
     baselines: dict[Any, Baseline] = {}  # measured once for all arms
-    with ExitStack() as stack:  # closes the arms before one that cannot be made
+    arms: dict[str, ArmRunner] = {}
+    with one_thread(), ExitStack() as stack:  # closes the arms before one that cannot be made
         for name, controller in controllers.items():
-            runner = GrowingRunner(maker, controller, n_envs, run_seed, baselines, experience, count_flops=False)
-            runners[name] = stack.enter_context(closing(runner))
-        for runner in runners.values():
-            if runner.env.baseline is None:
-                runner.env.configure(baseline=baseline)
-        for runner in runners.values():
-            runner.prepare()
-        order = np.random.default_rng([run_seed, len(controllers)])
-        play_rounds(runners, range(rounds), order, results, progress)
-    return [ArmResult.of(name, hosts) for name, hosts in in_order(results, pairs).items()]
+            arm = GrowingRunner(maker, controller, n_envs, run_seed, baselines, experience, count_flops=False)
+            arms[name] = stack.enter_context(closing(arm))
+            if arm.env.baseline is None:
+                arm.env.configure(baseline=baseline)
+        yield arms
 
 
 @dataclass(frozen=True)

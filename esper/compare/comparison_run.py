@@ -16,7 +16,7 @@ from pathlib import Path
 from esper.compare.analysis import analyse, metrics_of
 from esper.compare.arms import Arm
 from esper.compare.comparison import ComparisonResult
-from esper.compare.folder import RESULTS, WHOLE, ComparisonFolder, Part, Settings
+from esper.compare.folder import RESULTS, ComparisonFolder, SavedRounds, Settings
 from esper.compare.runner import (
     HostResult,
     Progress,
@@ -24,6 +24,7 @@ from esper.compare.runner import (
     in_order,
     maker_of,
     name_score,
+    play,
     split_pairs,
 )
 from esper.compare.seed_comparison import Learned, SeedComparison, errors_name
@@ -36,7 +37,7 @@ from esper.files.atomic import write_json
 from esper.files.claim import claimed
 from esper.files.run_folder import require_empty
 from esper.rollout.interrupt import termination_interrupts
-from esper.rollout.threads import one_thread
+from esper.rollout.rollout import one_thread
 from esper.telemetry.event import ArmPlayed, ScoreDefined
 from esper.training.execution.ranks import RunRanks
 
@@ -47,7 +48,8 @@ class ComparisonRun:
     Args:
         arms: two or more, see ``read_arms``.
         pairs: number of hosts of each arm; if an arm learns, of each training seed.
-        folder: output folder; must be empty or not exist yet.
+        folder: output folder; must be empty or not exist yet. Finished runs of learning arms may lie there already, in
+            ``seed-SEED/NUMBER-ARM``, as other machines have trained them.
         reference: the arm that the others are compared with; None: the first that leaves hosts alone, else the last.
         train_seeds: number of training seeds, ``run.seed`` and those after it, if an arm learns; None: ``MIN_SEEDS``.
         progress: called after each arm's round on held-out hosts.
@@ -56,8 +58,6 @@ class ComparisonRun:
         order_seed: seed of the order in which arms take turns; no result depends on it.
         results: rounds that are already saved in ``folder``, see :meth:`resume`; None: a new comparison.
         ranks: the ranks that hosts are spread over, on rank 0; None: all train in this process.
-        part: which rounds are played, or which training seeds if an arm learns; the results are those of all parts once
-            they are merged.
         width: channels of the hosts' first block, or features of a token, instead of the task's.
 
     Raises:
@@ -80,18 +80,16 @@ class ComparisonRun:
         order_seed: int = 0,
         results: Results | None = None,
         ranks: RunRanks | None = None,
-        part: Part = WHOLE,
         width: int | None = None,
     ) -> None:
         self.reference = reference_of(arms, reference)
         self.pairs = pairs
-        self.part = part
         self.train_seeds = count_seeds(arms, train_seeds)
         """Number of training seeds; None if no arm learns."""
         self.files = ComparisonFolder(Path(folder))
         self.resumed = results is not None
         if not self.resumed:
-            require_empty(self.files.path)
+            _require_free(self.files.path)
         # All arms share the task, the ranks and the length of an episode of the first one.
         self.first = maker_of(arms[0].config, task, ranks)
         self.width = width
@@ -102,14 +100,11 @@ class ComparisonRun:
         self.learned = learned
         self.order_seed = order_seed
         rounds, hosts = split_pairs(pairs, self.first.config.env.n_envs)
-        self.all_rounds = rounds
-        """Number of rounds of each training seed, those of other parts among them."""
+        self.rounds = rounds
+        """Number of rounds of each training seed."""
         self.n_envs = hosts
-        seeds, rounds_of_seed = part.share(rounds, hosts, self.train_seeds)
-        self.seeds = seeds
-        """The training seeds that are played here, counted from 0."""
-        self.rounds = rounds_of_seed
-        """The rounds of each of them."""
+        self.seeds = range(self.train_seeds or 1)
+        """The training seeds, counted from 0."""
         self.results = self._by_seed(results or {})
         """Results of each training seed, or the one of arms that do not learn."""
         self.result: ComparisonResult | None = None
@@ -163,7 +158,6 @@ class ComparisonRun:
             task=user_task,
             results=files.results([arm.name for arm in arms]),
             ranks=ranks,
-            part=settings.part,
             width=settings.width,
         )
 
@@ -176,12 +170,11 @@ class ComparisonRun:
         """
         with claimed(self.files.path), closing(self), termination_interrupts():
             if not self.resumed:
-                require_empty(self.files.path)
+                _require_free(self.files.path)
                 settings = Settings(
                     self.pairs,
                     self.reference,
                     self.train_seeds,
-                    self.part,
                     self.arms,
                     self.width,
                 )
@@ -190,7 +183,7 @@ class ComparisonRun:
                 self._play()
             finally:
                 self.result = self._analyse()
-                if self.result is not None and self.part == WHOLE:
+                if self.result is not None:
                     write_json(self.files.path / RESULTS, self.result.plain())
         if self.result is None:
             raise RuntimeError(f"{self.files.path} has no round that every arm has finished")
@@ -203,13 +196,15 @@ class ComparisonRun:
         for index in self._unfinished():
             if self._next is None:
                 self._next = self._open(index)
-            with closing(self._next) as comparison:
-                comparison.run(
+            with closing(self._next) as seed:
+                seed.learn()
+                play(
+                    seed.ready(),
                     self.pairs,
-                    self.rounds,
-                    self.results[index],
-                    partial(self._save, index),
-                    partial(self._tell, comparison.seed),
+                    SavedRounds(self.results[index], files=self.files, first=index * self.rounds),
+                    self.first.config.env.n_envs,
+                    seed.order,
+                    partial(self._tell, seed.seed),
                 )
             self._next = None
 
@@ -232,22 +227,7 @@ class ComparisonRun:
 
     def _has_finished(self, index: int) -> bool:
         played = map(len, self.results[index].values())
-        return min(played) >= len(self.rounds)
-
-    @property
-    def finished(self) -> bool:
-        """Whether every arm has played everything."""
-        return not self._unfinished()
-
-    def _save(
-        self,
-        index: int,
-        arm: str,
-        number: int,
-        hosts: list[HostResult],
-        seconds: float,
-    ) -> None:
-        self.files.save_round(arm, index * self.all_rounds + number, hosts, seconds)
+        return min(played) >= self.rounds
 
     def _tell(self, seed: int, event: ArmPlayed | ScoreDefined) -> None:
         """Reports progress, with the training seed added to the names of arms."""
@@ -264,7 +244,7 @@ class ComparisonRun:
                 of_seed[arm.name] = {}
         for name, rounds in results.items():
             for number, hosts in rounds.items():
-                index, number_of_seed = divmod(number, self.all_rounds)
+                index, number_of_seed = divmod(number, self.rounds)
                 by_seed[index][name][number_of_seed] = hosts
         return by_seed
 
@@ -301,6 +281,13 @@ class ComparisonRun:
         """Stops all threads and closes the logs; a second call does nothing."""
         if self._next is not None:
             self._next.close()
+
+
+def _require_free(folder: Path) -> None:
+    """Raises ConfigError unless ``folder`` is missing, empty, or has only the runs of training seeds."""
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    if not names or not all(name.startswith("seed-") for name in names):
+        require_empty(folder)
 
 
 def resolved(arm: Arm, first: EnvMaker) -> Arm:

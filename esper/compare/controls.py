@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from esper.compare.compute import ComputeMeter, EpochKind, episodes, watch
 from esper.compare.runner import ArmRunner, HostResult
@@ -130,6 +130,24 @@ class ControlRunner(ArmRunner):
         return at_compute(control, grown.flops, self.blueprints) if self.equal_compute else control
 
 
+Runner = TypeVar("Runner", bound=ControlRunner)
+CONTROLS: dict[str, type[ControlRunner]] = {}
+"""Arms that are made from the results of another arm, by name."""
+
+
+def register(runner: type[Runner]) -> type[Runner]:
+    """Makes ``runner`` an arm of comparisons, named ``runner.kind``; a decorator of classes.
+
+    Raises ConfigError if the name is taken.
+    """
+    known = CONTROLS.get(runner.kind, runner)
+    if (known.__module__, known.__qualname__) != (runner.__module__, runner.__qualname__):
+        raise ConfigError(f"there is a control named {runner.kind} already; registered: {', '.join(CONTROLS)}")
+    CONTROLS[runner.kind] = runner
+    return runner
+
+
+@register
 class StaticRunner(ControlRunner):
     """Trains the grown host's final topology from fresh weights, all of it together.
 
@@ -165,6 +183,7 @@ class StaticRunner(ControlRunner):
         return replace(task, build_host=build, slots=None), config, {"built_in": names}
 
 
+@register
 class BiggerRunner(ControlRunner):
     """Trains the task's host, widened until its number of parameters is nearest to the grown host's.
 
@@ -188,6 +207,7 @@ class BiggerRunner(ControlRunner):
             return nearest_in_size(self.task.from_new_weights().build_host, parameters, self.task.sample.cpu())
 
 
+@register
 class SameComputeRunner(ControlRunner):
     """Trains the host alone for the number of epochs nearest to the grown host's compute, on a stretched schedule."""
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shlex
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from esper.agents.make import confirmed_controller
 from esper.agents.script import schedule_file
 from esper.agents.spec import ControllerSpec
 from esper.compare.arms import Arm
-from esper.compare.runner import HostResult, Results
+from esper.compare.runner import HostResult, Results, Store
 from esper.config import ConfigError, TrainingConfig
 from esper.data.user_code import is_user_task
 from esper.files import checkpoint
@@ -32,49 +31,13 @@ FORMAT = 1
 SETTINGS = "comparison.json"
 PLAYED = "played.jsonl"
 RESULTS = "results.json"
+NO_PARTS = (
+    "torchrun spreads hosts over machines that reach each other; others train seeds of their own (--seed 3 "
+    "--train-seeds 1), and a new comparison with the same --arm finds the folders seed-* of all in its --out"
+)
+"""The replacement for the parts of earlier versions."""
 FOLLOWED = "followed"
 """Folder of the files that arms follow, each named after its SHA-256."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One of ``count`` parts of a comparison; ``number`` counts from 1."""
-
-    number: int
-    count: int
-
-    @classmethod
-    def parse(cls, text: str) -> Part:
-        """Reads ``K/N``. Raises ConfigError if it is anything else."""
-        match = re.fullmatch(r"(\d+)/(\d+)", text)
-        part = cls(int(match[1]), int(match[2])) if match else None
-        if part is None or not 1 <= part.number <= part.count:
-            raise ConfigError(f"--part is {text!r}: give K/N, part K of N, such as 1/4 to 4/4 on four machines")
-        return part
-
-    def __str__(self) -> str:
-        return f"part {self.number}/{self.count}"
-
-    def of(self, rounds: int, unit: str) -> range:
-        """Returns the rounds of this part; each part has every ``count``-th, so that all have about as many.
-
-        Raises ConfigError if there are fewer rounds than parts; ``unit`` says what a round is.
-        """
-        if rounds < self.count:
-            raise ConfigError(f"a comparison of {rounds} {unit} has at most {rounds} parts, not {self.count}")
-        return range(self.number - 1, rounds, self.count)
-
-    def share(self, rounds: int, hosts: int, train_seeds: int | None) -> tuple[range, range]:
-        """Returns the training seeds of this part, counted from 0, and the rounds of each, of ``hosts`` hosts.
-
-        ``train_seeds`` is None if no arm learns: there is one, and the rounds are shared instead.
-        """
-        if train_seeds is None:
-            return range(1), self.of(rounds, f"rounds of {hosts} hosts")
-        return self.of(train_seeds, "training seeds"), range(rounds)
-
-
-WHOLE = Part(1, 1)
 
 
 class Settings(NamedTuple):
@@ -85,8 +48,6 @@ class Settings(NamedTuple):
     reference: str
     train_seeds: int | None
     """Number of training seeds; None if no arm learns."""
-    part: Part
-    """The rounds that are played, or the training seeds if an arm learns."""
     arms: Sequence[Arm]
     width: int | None = None
     """Width of the hosts; None: the task's."""
@@ -110,7 +71,6 @@ class ComparisonFolder:
         saved = {
             "format": FORMAT,
             **settings._asdict(),
-            "part": [settings.part.number, settings.part.count],
             "arms": entries,
         }
         with writable(self.path, "folder", "give another --out"):
@@ -143,12 +103,10 @@ class ComparisonFolder:
                     f"arm {arm.name!r}: the file that {arm.controller} follows has changed since the comparison began"
                 )
             arms.append(arm)
-        part = Part(*settings.get("part", (1, 1)))  # earlier versions had no parts
         return Settings(
             int(settings["pairs"]),
             str(settings["reference"]),
             settings.get("train_seeds"),
-            part,
             arms,
             settings.get("width"),
         )
@@ -182,6 +140,8 @@ class ComparisonFolder:
         written = settings.get("format")
         if written != FORMAT:
             raise ConfigError(f"{file} has format {written}, but this version of Esper reads format {FORMAT}")
+        if settings.get("part", [1, 1]) != [1, 1]:
+            raise ConfigError(f"{self.path} is a part of a comparison, and parts are no longer played: {NO_PARTS}")
         return settings
 
     def save_round(self, arm: str, number: int, hosts: Sequence[HostResult], seconds: float) -> None:
@@ -230,6 +190,18 @@ class ComparisonFolder:
             with file.open("rb+") as open_file:
                 open_file.truncate(len(complete))
         return list(map(json.loads, complete.decode("utf-8").splitlines()))
+
+
+@dataclass
+class SavedRounds(Store):
+    """Keeps rounds in the folder of a comparison, too; their numbers there count on from ``first``."""
+
+    files: ComparisonFolder = field(kw_only=True)
+    first: int = field(kw_only=True)
+
+    def save(self, arm: str, number: int, hosts: list[HostResult], seconds: float) -> None:
+        super().save(arm, number, hosts, seconds)
+        self.files.save_round(arm, self.first + number, hosts, seconds)
 
 
 def resume_command(folder: Path, arms: Sequence[Arm]) -> str:

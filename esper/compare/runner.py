@@ -23,7 +23,7 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.files.system_info import check_devices
 from esper.hosts.grown import KeptSeed
 from esper.rollout.interrupt import interrupts_wait
-from esper.rollout.rollout import play_round
+from esper.rollout.rollout import one_thread, play_round
 from esper.spaces.action import STYLES
 from esper.telemetry.event import ArmPlayed, ScoreDefined
 from esper.telemetry.score import ACCURACY, ScoreUnit
@@ -86,8 +86,16 @@ class HostResult:
 Results = dict[str, dict[int, list[HostResult]]]
 """Results of the hosts by arm and round."""
 
-Save = Callable[[str, int, list[HostResult], float], None]
-"""Keeps the hosts of an arm's round, and the seconds that they took."""
+
+@dataclass
+class Store:
+    """Keeps the rounds that arms have played, in memory only."""
+
+    results: Results = field(default_factory=dict)
+
+    def save(self, arm: str, number: int, hosts: list[HostResult], seconds: float) -> None:
+        """Keeps the hosts of an arm's round ``number``, which took ``seconds``."""
+        self.results[arm][number] = hosts
 
 
 class ArmRunner(ABC):
@@ -104,9 +112,6 @@ class ArmRunner(ABC):
 
     alone = False
     """Whether it leaves hosts alone."""
-
-    def count(self, count: Callable[[int], None]) -> None:  # noqa: B027
-        """Passes the number of hosts to ``count`` after each of their epochs; by default, only rounds are counted."""
 
     def prepare(self) -> None:  # noqa: B027  most have nothing to prepare
         """Does slow work before the first round; none by default."""
@@ -250,39 +255,56 @@ def in_order(results: Results, pairs: int) -> dict[str, list[HostResult]]:
     return ordered
 
 
-def play_rounds(
-    runners: Mapping[str, ArmRunner],
-    rounds: range,
+@one_thread()
+def play(
+    arms: Mapping[str, ArmRunner],
+    pairs: int,
+    store: Store,
+    n_envs: int,
     order: np.random.Generator,
-    results: Results,
-    progress: Progress | None,
-    save: Save | None = None,
-) -> None:
-    """Plays every one of ``rounds`` of every arm that is missing in ``results``, and stores it there.
+    progress: Progress | None = None,
+) -> dict[str, list[HostResult]]:
+    """Plays ``pairs`` hosts with every arm: pair i is the same (env, episode) for each of them.
 
     The arms of a round are played in random order, so that a change in the machine's speed affects all of them; a
-    control waits for its arm. Each result is passed to ``save`` before progress is reported. Raises KeyboardInterrupt
-    if the process that started the ranks is gone.
+    control waits for its arm.
+
+    Args:
+        arms: by name, each for as many hosts a round as :func:`split_pairs` says.
+        store: rounds that it has are not played again; each new one is saved there before ``progress`` is called.
+        n_envs: max number of hosts per round.
+        order: draws the order of arms; no result depends on it.
+
+    Returns the hosts of each arm in the order of their pairs. Raises KeyboardInterrupt if the process that started the
+    ranks is gone.
     """
-    for number in rounds:
-        waiting = list(runners)
+    for name, arm in arms.items():
+        store.results.setdefault(name, {})
+        arm.prepare()
+    rounds, _ = split_pairs(pairs, n_envs)
+    for number in range(rounds):
+        waiting = list(arms)
         while waiting:
             # A control waits until its arm has played the round.
-            ready = [name for name in waiting if runners[name].control_of not in waiting]
+            ready = [name for name in waiting if arms[name].control_of not in waiting]
             name = ready[order.integers(len(ready))]
             waiting.remove(name)
-            runner = runners[name]
-            if number in results[name]:  # by an earlier process
+            if number in store.results[name]:  # by an earlier process
                 continue
-            if runner.ranks is not None and runner.ranks.orphaned:
-                raise KeyboardInterrupt
-            grown = () if runner.control_of is None else results[runner.control_of][number]
-            started = time.perf_counter()
-            hosts = runner.play(number, grown)
-            seconds = time.perf_counter() - started
-            results[name][number] = hosts
-            if save is not None:
-                save(name, number, hosts, seconds)
+            _play_arm(name, arms[name], number, store)
             if progress is not None:
-                accuracy = float(np.mean([host.accuracy for host in hosts]))
-                progress(ArmPlayed(name, number + 1, rounds.stop, accuracy))
+                accuracy = float(np.mean([host.accuracy for host in store.results[name][number]]))
+                progress(ArmPlayed(name, number + 1, rounds, accuracy))
+    return in_order(store.results, pairs)
+
+
+def _play_arm(name: str, arm: ArmRunner, number: int, store: Store) -> None:
+    """Plays one round of one arm, and saves it."""
+    if arm.ranks is not None and arm.ranks.orphaned:
+        raise KeyboardInterrupt
+    grown: Sequence[HostResult] = ()
+    if arm.control_of is not None:
+        grown = store.results[arm.control_of][number]
+    started = time.perf_counter()
+    hosts = arm.play(number, grown)
+    store.save(name, number, hosts, time.perf_counter() - started)

@@ -20,19 +20,15 @@ from esper.agents.ppo.agent import PPOAgent
 from esper.agents.ppo.policy import Policy
 from esper.agents.ppo.update import UpdateStats
 from esper.agents.script import shipped_schedule_fits
-from esper.compare.comparison import ArmResult, play_arms
-from esper.compare.runner import (
-    HostResult,
-    Results,
-)
+from esper.compare.comparison import ArmResult, held_out_arms
+from esper.compare.runner import HostResult, Results, Store, play
 from esper.config import ConfigError, PPOConfig
 from esper.config.resolved import ResolvedConfig
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.files.checkpoint import State, policy_state
-from esper.rollout.collector import Round
 from esper.rollout.pretrain import pretrain
-from esper.rollout.rollout import Floats, Rollout
+from esper.rollout.rollout import Floats, Rollout, Round
 from esper.telemetry.event import AgentValidated, Event, PracticeRound
 from esper.training.rng import HELD_OUT
 
@@ -192,18 +188,15 @@ class LearningAgent(Agent):
         config = self.config
         if not config.run.evaluation_pairs:
             return []
+        pairs = config.run.evaluation_pairs
+        run_seed = config.run.seed + HELD_OUT
         controllers: dict[str, str | OwnController] = {name: name for name in self.baselines}
-        contender = partial(self.contender, run_seed=config.run.seed + HELD_OUT)
+        controllers = {config.run.controller: partial(self.contender, run_seed=run_seed), **controllers}
         # Every arm starts with the experience of the run.
-        return play_arms(
-            self.maker,
-            {config.run.controller: contender, **controllers},
-            config.run.evaluation_pairs,
-            measured,
-            self.env.baseline,
-            self.compared,
-            self.experience,
-        )
+        with held_out_arms(self.maker, controllers, pairs, self.env.baseline, self.experience) as arms:
+            order = np.random.default_rng([run_seed, len(arms)])
+            hosts = play(arms, pairs, Store(self.compared), config.env.n_envs, order, measured)
+        return [ArmResult.of(name, of_arm) for name, of_arm in hosts.items()]
 
     def state_dict(self) -> dict[str, Any]:
         compared: dict[str, dict[int, Any]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -21,9 +22,8 @@ from esper.files.misfits import MISFITS
 from esper.files.run_folder import CONFIG, EVENTS, RunFolder
 from esper.files.system_info import check_device
 from esper.rollout.interrupt import interrupts_wait, termination_interrupts
-from esper.rollout.threads import one_thread
-from esper.run.summary import RunSummary
-from esper.run.telemetry import RunTelemetry
+from esper.rollout.rollout import one_thread
+from esper.run.telemetry import RunSummary, RunTelemetry
 from esper.run.tracking import check_trackers
 from esper.run.trainer import Stopped, Trainer
 from esper.telemetry.hub import Sink
@@ -125,8 +125,8 @@ class Experiment(AbstractContextManager["Experiment"]):
         )
 
     @one_thread()
-    def run(self) -> RunSummary:
-        """Plays all rounds and compares the controller with its baselines.
+    def run(self, compared: bool = True) -> RunSummary:
+        """Plays all rounds and compares the controller with its baselines, unless ``compared`` is False.
 
         Ctrl-C or SIGTERM stops the run at the end of the current step, and :meth:`resume` continues from there. A
         second signal stops at once, and the run then continues from its last checkpoint; a SIGTERM that comes shortly
@@ -141,23 +141,25 @@ class Experiment(AbstractContextManager["Experiment"]):
         if self.telemetry.hub is not None:
             raise RuntimeError("an Experiment runs only once: create another one, with its own folder")
         trainer = self.trainer
-        with trainer.turn(), claimed(self.folder), self, termination_interrupts():
+        trainer.began = time.perf_counter()
+        with claimed(self.folder), self, termination_interrupts():
             try:
-                self.start()
+                self._start()
                 while trainer.done < self.config.run.rounds:
                     trainer.play_round()
-                summary = self.end(trainer.evaluate(), interrupted=False)
+                arms = trainer.evaluate() if compared else []
+                summary = self._end(arms, interrupted=False)
             except KeyboardInterrupt as reason:
                 if self.finished:
                     raise
-                self.save_within_round()
+                self._save_within_round()
                 if self.telemetry.hub is None or not (trainer.done or isinstance(reason, Stopped)):
                     raise
                 # A controller that does not learn has results of its complete rounds.
                 arms = []
                 if trainer.done and not self.config.run.learns:
                     arms = trainer.evaluate()
-                summary = self.end(arms, interrupted=True)
+                summary = self._end(arms, interrupted=True)
             finally:
                 trainer.checkpoints.write()
         # Sinks may still fail while the hub closes.
@@ -170,7 +172,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         """
         self.trainer.stopping = True
 
-    def start(self) -> None:
+    def _start(self) -> None:
         """Continues the run of the checkpoint, or begins a new one; an agent is then ready for its next round."""
         if self.resumed_from is not None:
             self._continue_from(self.resumed_from)
@@ -186,7 +188,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         self.trainer.prepare()
         self.trainer.checkpoints.save()
 
-    def save_within_round(self) -> None:
+    def _save_within_round(self) -> None:
         """Saves the state in the middle of a round, if a round was interrupted and its state is intact."""
         collector = self.trainer.collector
         if collector.running and collector.consistent:
@@ -209,7 +211,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         self.telemetry.resume(trainer.env, trainer.done, epochs, warnings)
         collector.consistent = True
 
-    def end(self, arms: list[ArmResult], interrupted: bool) -> RunSummary:
+    def _end(self, arms: list[ArmResult], interrupted: bool) -> RunSummary:
         """Reports the comparison of the first of ``arms`` with the others, and saves the final state; ``interrupted``
         says whether the run was stopped early."""
         trainer = self.trainer

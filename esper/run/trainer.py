@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 
 from esper.agents.make import OwnController
@@ -13,11 +11,10 @@ from esper.env.make import EnvMaker
 from esper.env.state import Baseline
 from esper.files import checkpoint
 from esper.files.run_folder import RunFolder
-from esper.rollout.collector import Collector
 from esper.rollout.interrupt import interrupts_wait
+from esper.rollout.rollout import Collector
 from esper.run.agents import LEARNERS, Agent, FixedAgent
-from esper.run.best_host import BestHost
-from esper.run.checkpointing import Checkpoints
+from esper.run.checkpointing import BestHost, Checkpoints
 from esper.run.telemetry import RunTelemetry
 from esper.telemetry.event import Event, RanksWaited
 from esper.training.execution.ranks import joint_seconds
@@ -62,9 +59,9 @@ class Trainer:
         self.env_steps = 0
         """Env steps of these rounds."""
         self.earlier_seconds = 0.0
-        """Seconds that the run took before this turn, and before it was resumed."""
-        self.turn_began: float | None = None
-        """``time.perf_counter()`` at the start of this turn; None between two turns."""
+        """Seconds that the run took before it was resumed."""
+        self.began = time.perf_counter()
+        """``time.perf_counter()`` when the run began or was resumed."""
         self.stopping = False
         """Whether the run was asked to stop."""
 
@@ -145,22 +142,10 @@ class Trainer:
     def evaluate(self) -> list[ArmResult]:
         return self.agent.evaluate(self._measured)
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Counts the seconds of the block as those of the run; others pass while it waits for its turn."""
-        self.turn_began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.earlier_seconds = self.seconds
-            self.turn_began = None
-
     @property
     def seconds(self) -> float:
         """Seconds that the run took so far, including those before it was resumed."""
-        if self.turn_began is None:
-            return self.earlier_seconds
-        return self.earlier_seconds + time.perf_counter() - self.turn_began
+        return self.earlier_seconds + time.perf_counter() - self.began
 
     def state_dict(self) -> checkpoint.State:
         """Returns all state needed to resume, and the policy on its own. Raises RuntimeError before the baseline."""

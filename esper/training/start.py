@@ -23,7 +23,6 @@ from esper.config.resolved import HostTrainingConfig
 from esper.data.split import SAMPLE, Split
 from esper.data.task import DataOptions, Task, resolve
 from esper.files.atomic import write_atomic
-from esper.hosts.beside import BesideHost
 from esper.hosts.grown import GrownHost
 from esper.hosts.host import Host
 from esper.hosts.inputs import as_inputs, tensors_of
@@ -210,7 +209,7 @@ def _weights_of(host: Host) -> Weights:
 
 @torch.no_grad()
 def _load(training: HostTraining, weights: Weights) -> None:
-    """Gives a new host what was learned; one with built-in seeds, or a learner beside it, in its first network."""
+    """Gives a new host what was learned; one with built-in seeds in the network that they are built into."""
     host = training.host
     task = training.task
     if task.transfer is not None and task.origin is not None:
@@ -227,7 +226,7 @@ def _load(training: HostTraining, weights: Weights) -> None:
             task.transfer(trained, host)
     else:
         # The network that was trained alone lies inside those that grow out of it.
-        while isinstance(host, GrownHost | BesideHost) and _named(host).keys() != weights.keys():
+        while isinstance(host, GrownHost) and _named(host).keys() != weights.keys():
             host = host.host
         _copy(weights, host)
     training.finite_buffers = finite_buffers(training.host)

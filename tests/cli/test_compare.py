@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from esper.compare.folder import ComparisonFolder
 from esper.compare.runner import GrowingRunner
 from esper.compare.statistics import MIN_PAIRS
 from esper.config import ConfigError, TrainingConfig
@@ -198,28 +197,6 @@ def test_without_a_complete_pair_the_resume_command_is_printed(
     )
 
 
-def test_a_comparison_is_analysed_again_with_another_reference(esper: Esper) -> None:
-    esper(
-        "compare",
-        *PLANTED,
-        "--arm",
-        "random",
-        "--arm",
-        "none",
-        "--pairs",
-        "2",
-        "--out",
-        "out",
-    )
-    found = esper("compare", "--resume", "out", "--reference", "random")
-    assert found.code == 0
-    assert "Differences are arm minus random" in " ".join(found.out.split())
-    assert "comparing" not in found.out
-    refused = esper("compare", "--resume", "out", "--pairs", "3")
-    assert refused.code == 2
-    assert "only --reference, --json" in refused.err
-
-
 LEARNING = (
     *PLANTED,
     "--arm",
@@ -250,6 +227,7 @@ def test_arms_that_learn_are_trained_with_several_seeds(esper: Esper) -> None:
     assert esper("show", "out/seed-1/0-ppo").code == 0
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_is_resumed(
     esper: Esper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,69 +248,14 @@ def test_an_interrupted_training_is_resumed(
     assert results("out")["train_seeds"] == 1
 
 
-def test_parts_are_played_and_merged(
-    esper: Esper, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("options", [("--part", "1/2"), ("--merge", "p1", "p2")])
+def test_parts_are_refused_with_what_to_use_instead(
+    options: tuple[str, ...], esper: Esper
 ) -> None:
-    monkeypatch.setattr(
-        ComparisonFolder, "seconds", lambda _: {}
-    )  # those of two machines differ
-    arms = (*PLANTED, "--arm", "random", "--arm", "none", "--pairs", "4")
-    for number in (1, 2):
-        found = esper("compare", *arms, "--part", f"{number}/2", "--out", f"p{number}")
-        assert (found.code, found.err) == (0, "")
-        assert (
-            f"p{number}, part {number}/2, is finished. Once all parts are: esper compare --merge FOLDER..."
-            in found.out
-        )
-        assert "pp" not in found.out.splitlines()[-1]
-    missing = esper("compare", "--merge", "p1", "--out", "merged")
-    assert (missing.code, "missing: part 2/2" in missing.err) == (2, True)
-    merged = esper(
-        "compare", "--merge", "p1", "p2", "--out", "merged", "--json", "found.json"
-    )
-    assert (merged.code, merged.err) == (0, "")
-    whole = esper("compare", *arms, "--out", "whole")
-    assert "comparing" not in merged.out
-    assert (
-        results("merged")
-        == results("whole")
-        == json.loads(Path("found.json").read_text())
-    )
-    table = [
-        line
-        for line in whole.out.splitlines()
-        if not line.startswith(("comparing", "Written"))
-    ]
-    assert [
-        line for line in merged.out.splitlines() if not line.startswith("Written")
-    ] == table
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (
-            ("--part", "3/2", "--arm", "none", "--arm", "random"),
-            "--part is '3/2': give K/N, part K of N",
-        ),
-        (
-            ("--part", "1/2", "--json", "o.json", "--arm", "none", "--arm", "random"),
-            "give it to --merge, not to --part",
-        ),
-        (("p1", "p2"), "unexpected argument p1: folders are given after --merge"),
-        (
-            ("--merge", "p1", "--pairs", "3"),
-            "--merge FOLDER... continues the comparison with the settings it was",
-        ),
-        (("--merge", "p1", "--processes", "2"), "only --out, --reference, --json and"),
-        (("--merge", "p1", "--resume", "p2"), "only --out, --reference, --json and"),
-    ],
-)
-def test_wrong_options_of_parts_are_refused(
-    options: tuple[str, ...], words: str, esper: Esper
-) -> None:
-    found = esper("compare", *options)
-    assert (found.code, words in found.err) == (2, True), found.err
+    found = esper("compare", *options, "--arm", "none", "--arm", "random")
+    assert found.code == 2
+    assert f"{options[0]} is gone: torchrun spreads hosts" in found.err
+    assert "--train-seeds 1" in found.err
     assert not list(Path().iterdir())
 
 
@@ -346,6 +269,7 @@ def test_options_of_learning_need_an_arm_that_learns(option: str, esper: Esper) 
     )
 
 
+@pytest.mark.slow
 def test_the_report_says_that_an_agent_was_trained_once(esper: Esper) -> None:
     found = esper(
         "compare",

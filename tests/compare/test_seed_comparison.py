@@ -18,8 +18,7 @@ from esper.compare.comparison_run import ComparisonRun
 from esper.config import ConfigError, TrainingConfig
 from esper.config.files import read_toml
 from esper.files import checkpoint
-from esper.rollout.collector import Collector
-from esper.rollout.rollout import Rollout
+from esper.rollout.rollout import Collector, Rollout
 from esper.run.experiment import Experiment
 from esper.telemetry.event import RoundCompleted
 from tests.run.rank_helpers import ranks_of
@@ -154,27 +153,38 @@ def test_two_ranks_compare_what_agents_learn_as_one_process_does(
         )
 
 
-def test_the_arms_learn_in_turns_on_the_same_hosts(whole: Whole) -> None:
-    turns = whole.turns
-    assert [(seed, number) for _, seed, number in turns[::2]] == [
-        (4, 1),
-        (4, 2),
-        (5, 1),
-        (5, 2),
+def test_the_arms_learn_one_after_the_other_with_the_same_seeds(whole: Whole) -> None:
+    arms = ARMS[:2]
+    wanted = [
+        (arm, seed, number) for seed in (4, 5) for arm in arms for number in (1, 2)
     ]
-    for start in range(0, len(turns), 2):
-        assert {arm for arm, _, _ in turns[start : start + 2]} == set(ARMS[:2])
-    assert {arm for arm, _, _ in turns[::2]} == set(ARMS[:2]), (
-        "no arm is always the first"
-    )
+    assert whole.turns == wanted
     for seed in (4, 5):
-        files = [
-            whole.folder / f"seed-{seed}" / name / "config.toml" for name in FOLDERS
-        ]
-        assert [TrainingConfig.parse(read_toml(file)).run.seed for file in files] == [
-            seed,
-            seed,
-        ]
+        for name in FOLDERS:
+            file = whole.folder / f"seed-{seed}" / name / "config.toml"
+            assert TrainingConfig.parse(read_toml(file)).run.seed == seed
+
+
+def test_runs_that_other_machines_have_finished_play_as_they_are(
+    whole: Whole, tmp_path: Path
+) -> None:
+    for seed in (4, 5):
+        name = f"seed-{seed}"
+        shutil.copytree(whole.folder / name, tmp_path / "o" / name)
+    turns: list[str] = []
+    again = compare(tmp_path / "o", learned=lambda arm, *_rest: turns.append(arm))
+    assert values(again.run()) == values(whole.result)
+    assert turns == []
+
+
+def test_a_run_of_another_config_does_not_play_as_an_arm(
+    whole: Whole, tmp_path: Path
+) -> None:
+    shutil.copytree(whole.folder / "seed-4", tmp_path / "o" / "seed-4")
+    changed = {**BASE, "ppo": {**BASE["ppo"], "clip": 0.3}}
+    text = r"arm 'ppo': .*0-ppo is a run with another ppo\.clip; give another --out"
+    with pytest.raises(ConfigError, match=text):
+        ComparisonRun(read_arms(ARMS, changed), 3, tmp_path / "o", train_seeds=2)
 
 
 def interrupting(
@@ -243,6 +253,7 @@ def test_a_comparison_that_was_killed_ends_as_if_it_was_not(
     )
 
 
+@pytest.mark.slow
 def test_an_error_while_hosts_are_compared_loses_no_training(
     whole: Whole, tmp_path: Path
 ) -> None:
@@ -271,6 +282,7 @@ def test_a_finished_comparison_is_reported_again_without_playing(
     assert set(again.metrics[0].comparisons) == {ARMS[1], "none"}
 
 
+@pytest.mark.slow
 def test_controls_are_made_for_the_hosts_of_an_agent_that_has_learned(
     tmp_path: Path,
 ) -> None:

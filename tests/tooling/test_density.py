@@ -23,10 +23,10 @@ MAX_TOKENS_A_LINE = {
 OF_TESTS = {"comprehensions": 39, "conditional expressions": 8}
 PER_THOUSAND = {
     "esper": {"comprehensions": 25, "conditional expressions": 15},
-    "esper/cli": {"comprehensions": 28, "conditional expressions": 32},
+    "esper/cli": {"comprehensions": 28, "conditional expressions": 15},
     "esper/files": {"comprehensions": 26, "conditional expressions": 19},
     "tests": OF_TESTS,
-    "benchmarks": {"comprehensions": 49, "conditional expressions": 16},
+    "benchmarks": {"comprehensions": 55, "conditional expressions": 18},
     "examples": {"comprehensions": 43, "conditional expressions": 31},
 }
 """Max number in 1,000 lines of code."""

@@ -27,6 +27,8 @@ SUBJECTS = (
     "runs and comparisons",
     "numbers",
     "compiled steps",
+    "wider at once",
+    "the tuned baseline",
 )
 EVERY = [(row, fault) for row, faults in MUTANTS.items() for fault in faults]
 

@@ -339,7 +339,7 @@ def test_an_env_puts_its_copies_where_its_placement_says(
     monkeypatch.setattr("esper.env.vector_env.copies_to_pin", lambda *_arguments: 1)
     with rig(n_envs=2, run={"max_device_copies_mib": 1.0}) as world:
         assert world.env.execution.pinned == 1
-        for host in world.env.backend.each:
+        for host in world.env.backend.hosts:
             assert [
                 snapshot.copies.pinned for snapshot in host.governor._generations
             ] == [False, True]

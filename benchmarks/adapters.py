@@ -1,4 +1,6 @@
-"""A frozen host with low-rank adapters beside its linear layers, which PEFT makes: LoRA and AdaLoRA.
+"""LoRA and AdaLoRA by PEFT, as controls that compute as much as the grown host.
+
+Importing this module registers the arms ``lora`` and ``adalora``.
 
 Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models"; Zhang et al. 2023, "Adaptive Budget Allocation for
 Parameter-Efficient Fine-Tuning".
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Collection
+from dataclasses import replace
 from itertools import chain
 from types import ModuleType
 from typing import Any, Self
@@ -15,6 +18,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from benchmarks.alternatives import require_start
+from esper.compare.controls import Control, ControlRunner, at_compute, register
+from esper.compare.runner import HostResult
 from esper.config import ConfigError
 from esper.hosts.host import Host, SegmentedHost, SiteHook, layers_of
 from esper.hosts.inputs import Inputs
@@ -31,7 +37,9 @@ FREE_SHARE, FINAL_SHARE = 0.1, 0.3
 def import_peft() -> ModuleType:
     """Imports PEFT. Raises ConfigError if it is not installed."""
     if importlib.util.find_spec("peft") is None:
-        raise ConfigError('LoRA and AdaLoRA are those of PEFT, which is not installed: pip install "peft>=0.18"')
+        raise ConfigError(
+            'LoRA and AdaLoRA are those of PEFT, which is not installed: pip install "peft>=0.18"'
+        )
     if importlib.util.find_spec("torchvision") is not None:
         import_torchvision()  # PEFT imports it through transformers
     return importlib.import_module("peft")
@@ -87,8 +95,14 @@ class AdaptedHost(Host):
     def parameter_count(self) -> int:
         """Number of parameters of the host and of the ranks that count."""
         named = self.host.named_parameters()
-        own = sum(p.numel() for name, p in named if ".lora_" not in name and ".ranknum." not in name)
-        return own + sum(_size(layer) for layer in self.host.modules() if hasattr(layer, "lora_A"))
+        own = sum(
+            p.numel()
+            for name, p in named
+            if ".lora_" not in name and ".ranknum." not in name
+        )
+        return own + sum(
+            _size(layer) for layer in self.host.modules() if hasattr(layer, "lora_A")
+        )
 
     def probe(self, x: Inputs) -> None:
         self.host.probe(x)
@@ -101,25 +115,38 @@ class AdaptedHost(Host):
                 layer.eval()
         return self
 
-    def forward_with_hook(self, x: Inputs, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_with_hook(
+        self, x: Inputs, hook: SiteHook, vacant: Collection[int] = ()
+    ) -> Tensor:
         self._move_ranks()
         return self.host.forward_with_hook(x, hook, vacant)
 
-    def forward_from(self, x: Inputs, site: int, at: Features, hook: SiteHook, vacant: Collection[int] = ()) -> Tensor:
+    def forward_from(
+        self,
+        x: Inputs,
+        site: int,
+        at: Features,
+        hook: SiteHook,
+        vacant: Collection[int] = (),
+    ) -> Tensor:
         return self.host.forward_from(x, site, at, hook, vacant)
 
     @torch.no_grad()
     def take(self, trained: Host) -> None:
         """Copies the weights of a host like the one inside."""
         own = dict(chain(self.host.named_parameters(), self.host.named_buffers()))
-        plain = {name.replace(".base_layer", ""): tensor for name, tensor in own.items()}
+        plain = {
+            name.replace(".base_layer", ""): tensor for name, tensor in own.items()
+        }
         for name, tensor in chain(trained.named_parameters(), trained.named_buffers()):
             plain[name].copy_(tensor)
 
     def _watch(self, weight: float) -> None:
         """Keeps the gradients of each step for AdaLoRA, and adds those of its penalty on directions that are not
         orthonormal: ``weight`` times the mean of ‖A·Aᵀ − I‖ and ‖Bᵀ·B − I‖ over all matrices."""
-        named = [(name, p) for name, p in self.host.named_parameters() if ".lora_" in name]
+        named = [
+            (name, p) for name, p in self.host.named_parameters() if ".lora_" in name
+        ]
         share = weight / sum("lora_E" not in name for name, _ in named)
         for name, parameter in named:
             if "lora_E" not in name:
@@ -186,7 +213,9 @@ def layers_to_adapt(host: Host) -> tuple[list[str], nn.Module]:
     *before, (_, head) = layers_of(host).items()
     names = [name for name, layer in before if isinstance(layer, nn.Linear)]
     if not names:
-        raise ConfigError("LoRA and AdaLoRA adapt linear layers, and this host has none before its last layer")
+        raise ConfigError(
+            "LoRA and AdaLoRA adapt linear layers, and this host has none before its last layer"
+        )
     return names, head
 
 
@@ -194,4 +223,74 @@ def size_of_rank(host: Host) -> int:
     """Returns the number of parameters of adapters of rank 1. Raises ConfigError without a layer to adapt."""
     layers = dict(host.named_modules())
     linear = [layers[name] for name in layers_to_adapt(host)[0]]
-    return sum(layer.in_features + layer.out_features for layer in linear if isinstance(layer, nn.Linear))
+    return sum(
+        layer.in_features + layer.out_features
+        for layer in linear
+        if isinstance(layer, nn.Linear)
+    )
+
+
+@register
+class AdapterRunner(ControlRunner):
+    """Trains LoRA adapters of PEFT beside the frozen host, and its last layer, for as much compute.
+
+    Their rank is the one whose number of parameters is nearest to what the grown host has more than the host.
+    """
+
+    kind = "lora"
+    adaptive = False
+
+    def check(self) -> None:
+        super().check()
+        require_start(self.kind, self.task)
+        if self.adaptive and self.task.device.type == "cuda":
+            raise ConfigError(
+                f"{self.kind} counts its steps in Python, which captured steps do not: run.device=cpu"
+            )
+        import_peft()
+        size_of_rank(self.host)
+
+    def make(self, grown: HostResult) -> Control:
+        added = grown.parameters - self.host.parameter_count
+        rank = max(1, round(added / size_of_rank(self.host)))
+        # The cost of a pass does not depend on the number of steps, which is known only afterwards.
+        control = self._adapted(rank, steps=1 if self.adaptive else None)
+        task, config, facts = at_compute(control, grown.flops, self.blueprints)
+        if self.adaptive:
+            steps_per_epoch = config.trained_samples // config.task.batch_size
+            task, _, _ = self._adapted(
+                rank, config.env.episode_length * steps_per_epoch
+            )
+        facts |= {"rank": rank, "wanted_parameters": grown.parameters}
+        return task, config, facts
+
+    def _adapted(self, rank: int, steps: int | None) -> Control:
+        """Returns the control whose adapters have ``rank``; adaptive ones have a plan for ``steps``."""
+        task = self.task
+        sample = task.sample.cpu()
+
+        def build() -> Host:
+            host = task.build_host()
+            host.probe(sample)  # initialises lazy layers and finds the sites of a graft
+            return AdaptedHost(host, rank, steps)
+
+        transfer = take_frozen if task.trained else None
+        adapted = replace(task, build_host=build, slots=None, transfer=transfer)
+        config = self.config.with_values(
+            env={"slots": None}, task={"freeze": "nothing"}
+        )
+        return adapted, config, {}
+
+
+@register
+class AdaptiveAdapterRunner(AdapterRunner):
+    """The same with AdaLoRA, which moves ranks between layers."""
+
+    kind = "adalora"
+    adaptive = True
+
+
+def take_frozen(trained: Host, host: Host) -> None:
+    """Gives the host inside an adapted one its weights."""
+    assert isinstance(host, AdaptedHost)
+    host.take(trained)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.adapters import (
+    ADAPTER,
+    AdaptedHost,
+    import_peft,
+    layers_to_adapt,
+    size_of_rank,
+)
 from esper.compare.arms import read_arms
 from esper.compare.comparison_run import ComparisonRun
+from esper.config import ConfigError
 from esper.data.task import Task
 from esper.data.tasks import load_task
-from esper.hosts.adapted import ADAPTER, AdaptedHost, import_peft, size_of_rank
 from esper.hosts.graft import graft
 from esper.hosts.transformer import TransformerHost
 
@@ -238,4 +246,43 @@ def test_as_arms_they_have_the_size_and_the_compute_of_the_grown_host(
         )
         assert abs(host.flops - grown.flops) <= host.flops / host.epochs
         assert host.loss != result.hosts["none"][0].loss
-    assert set(result.seconds) == {"grown", "lora", "adalora", "none"}
+
+
+@pytest.mark.parametrize("name", ["lora", "adalora"])
+def test_they_begin_with_a_trained_host(name: str, tmp_path: Path) -> None:
+    arms = read_arms(["random", name], {"env": {"n_envs": 2}})
+    text = f"arm '{name}': {name} begins with a host that was trained before"
+    with pytest.raises(ConfigError, match=text):
+        ComparisonRun(arms, 2, tmp_path / "out")
+
+
+def test_without_peft_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "peft" else find(name)
+    )
+    with pytest.raises(ConfigError, match=r'not installed: pip install "peft>=0.18"'):
+        import_peft()
+
+
+def test_linear_layers_before_the_last_layer_are_adapted() -> None:
+    model = nn.Sequential(
+        nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)
+    )
+    host = graft(model, ["1"], "mlp")
+    names, head = layers_to_adapt(host)
+    assert [dict(host.named_modules())[name] for name in names] == [model[0], model[2]]
+    assert head is model[4]
+    assert size_of_rank(host) == (4 + 6) + (6 + 5)
+
+
+def test_a_transformer_has_four_in_a_block() -> None:
+    assert len(layers_to_adapt(small())[0]) == 2 * 4
+    assert size_of_rank(small()) == 2 * ((8 + 24) + (8 + 8) + (8 + 32) + (32 + 8))
+
+
+def test_a_host_without_linear_layers_cannot_be_adapted() -> None:
+    with pytest.raises(ConfigError, match="this host has none before its last layer"):
+        layers_to_adapt(load_task("digits").build_host())
