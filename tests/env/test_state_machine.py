@@ -201,7 +201,7 @@ class Lives(RuleBasedStateMachine):
         self.check_masks()
         self.check_numbers(float(rewards[0]), rolled_back)
         self.check_twin(rolled_back)
-        governor = self.env.backend.each[0].governor
+        governor = self.env.backend.hosts[0].governor
         assert not truncated[0]
         assert self.done == (self.training.epoch == HORIZON or governor.rollbacks == 3)
 

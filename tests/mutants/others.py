@@ -485,6 +485,43 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/env/test_reward_observed.py::test_rewards_of_planted_follow_from_what_is_observed",
         ),
     ],
+    "the tuned baseline": [
+        Fault(
+            "it trains half its steps",
+            "esper/bench/baselines.py",
+            "return len(self.y) // self.batch",
+            "return len(self.y) // self.batch // 2",
+            "tests/bench/test_baselines.py::test_an_epoch_trains_each_host_on_every_sample_once",
+        ),
+        Fault(
+            "all batches are the first one",
+            "esper/bench/baselines.py",
+            "total += self.step(number, rows)",
+            "total += self.step(number, self.order(1)[0])",
+            "tests/bench/test_baselines.py::test_an_epoch_trains_each_host_on_every_sample_once",
+        ),
+        Fault(
+            "its rate counts samples that it does not train on",
+            "esper/bench/baselines.py",
+            "losses = [self.train(number, steps) for number in range(len(self.hosts))]",
+            "losses = [self.train(0, steps)]",
+            "tests/bench/test_training.py::test_baselines_train_on_the_samples_that_their_rates_count",
+        ),
+        Fault(
+            "its weights do not change",
+            "esper/bench/baselines.py",
+            "        optimizer.step()\n",
+            "",
+            "tests/bench/test_baselines.py::test_hosts_learn_in_each_variant",
+        ),
+        Fault(
+            "the slowest variant is taken",
+            "esper/bench/baselines.py",
+            "return min(seconds, key=seconds.__getitem__)",
+            "return max(seconds, key=seconds.__getitem__)",
+            "tests/bench/test_baselines.py::test_the_fastest_variant_is_taken_and_named",
+        ),
+    ],
     "warnings": [
         Fault(
             "warnings of different heads are counted as one",
@@ -492,6 +529,36 @@ MUTANTS: dict[str, list[Fault]] = {
             "            found[event.kind, event.head].append(event)",
             "            found[event.kind, None].append(event)",
             "tests/show/test_warnings.py::test_the_short_form_has_the_newest_warning_of_each_kind",
+        ),
+    ],
+    "wider at once": [
+        Fault(
+            "copies of a unit do not share its outgoing weights",
+            "benchmarks/alternatives.py",
+            "[:, inputs] / shared.view(1, -1, *kernel).to(",
+            "[:, inputs] * torch.ones_like(",
+            "tests/benchmarks/test_alternatives.py::test_a_wide_host_computes_what_the_narrow_one_does",
+        ),
+        Fault(
+            "norms are those of other units",
+            "benchmarks/alternatives.py",
+            "            value = value[units]\n",
+            "            value = value[units.flip(0)]\n",
+            "tests/benchmarks/test_alternatives.py::test_a_wide_host_computes_what_the_narrow_one_does",
+        ),
+        Fault(
+            "copies are equal, and learn the same",
+            "benchmarks/alternatives.py",
+            "weight[width:] += NOISE * weight.std()",
+            "weight[width:] += 0 * weight.std()",
+            "tests/benchmarks/test_alternatives.py::test_copies_differ_by_noise_so_that_they_can_learn_different_things",
+        ),
+        Fault(
+            "hosts with other layers are widened as well",
+            "benchmarks/alternatives.py",
+            "        if not isinstance(layer, known):\n",
+            "        if False:\n",
+            "tests/benchmarks/test_alternatives.py::test_hosts_that_are_no_chain_of_layers_are_refused",
         ),
     ],
 }

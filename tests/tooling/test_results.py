@@ -14,6 +14,7 @@ import pytest
 
 from esper.bench.main import main as bench
 from esper.cli.main import group
+from esper.compare import controls
 from esper.config import TrainingConfig
 from esper.config.files import set_dotted
 
@@ -103,6 +104,7 @@ def check_script(
         name for name in sys.modules if name.partition(".")[0] == "benchmarks"
     ]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(controls, "CONTROLS", {})  # modules register theirs again
     with pytest.raises(Parsed):
         runpy.run_path(str(script), run_name="__main__")
 
