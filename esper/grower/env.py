@@ -160,23 +160,6 @@ class LoopEnv(SlotVectorEnv):
         """Remembers the last seed that was removed from ``slot``, with the reason."""
         self.removed[slot] = words
 
-    def _report(
-        self,
-        rules: EpisodeRules,
-        envs: list[int],
-        rewards: np.ndarray,
-    ) -> None:
-        terms = {name: float(term[0]) for name, term in self.reward_terms.items()}
-        for env in envs:
-            self.reporter.epoch_ended(
-                self.state,
-                env,
-                terms,
-                float(rewards[env]),
-                rules,
-                self.backend.shapley,
-            )
-
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         state["without_seeds"] = copied(self.without_seeds)
