@@ -21,7 +21,7 @@ from esper.telemetry.text import count, trained_once
 if TYPE_CHECKING:
     from esper.config.resolved import HostTrainingConfig
     from esper.run.experiment import Experiment
-    from esper.run.summary import RunSummary
+    from esper.run.telemetry import RunSummary
     from esper.training.execution.ranks import RunRanks
 
 MAX_READ = 200_000_000

@@ -27,6 +27,8 @@ SUBJECTS = (
     "runs and comparisons",
     "numbers",
     "compiled steps",
+    "ranks",
+    "hosts that start from trained ones",
     "wider at once",
     "the tuned baseline",
 )
