@@ -72,7 +72,7 @@ def test_show_and_the_report_name_the_score(run: tuple[Path, str, RunSummary]) -
     assert in_per_cent(shown) == []
     page = report_html([opened])
     visible = re.sub(
-        r"<style>.*?</style>|<svg.*?</svg>|<details>.*?</details>|<[^>]*>",
+        r"<style>.*?</style>|<svg.*?</svg>|<details.*?</details>|<[^>]*>",
         "\n",
         page,
         flags=re.DOTALL,
