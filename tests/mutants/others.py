@@ -528,7 +528,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/show/view.py",
             "            found[event.kind, event.head].append(event)",
             "            found[event.kind, None].append(event)",
-            "tests/show/test_sections.py::test_a_warning_is_shown_once_a_head_with_its_newest_finding",
+            "tests/show/test_sections.py::test_a_warning_of_a_head_is_shown_once_with_its_newest_finding",
         ),
     ],
     "wider at once": [
