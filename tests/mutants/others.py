@@ -528,7 +528,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/show/view.py",
             "            found[event.kind, event.head].append(event)",
             "            found[event.kind, None].append(event)",
-            "tests/show/test_warnings.py::test_the_short_form_has_the_newest_warning_of_each_kind",
+            "tests/show/test_sections.py::test_a_warning_of_a_head_is_shown_once_with_its_newest_finding",
         ),
     ],
     "wider at once": [
