@@ -178,7 +178,6 @@ def widen_as_copies(narrow: Host, wide: Host) -> None:
             added = torch.randint(width, (len(new.weight) - width,))
             outputs = torch.cat([outputs, added])
         # Units that copy the same one share what reads from it: [inputs].
-        # Units that copy the same one share what reads from it: [inputs].
         shared = torch.bincount(inputs, minlength=_inputs_of(old))[inputs]
         kernel = [1] * (old.weight.dim() - 2)
         weight = old.weight[outputs][:, inputs] / shared.view(1, -1, *kernel).to(

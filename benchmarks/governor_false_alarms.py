@@ -71,7 +71,7 @@ class Watch:
             )
         elif isinstance(event, EpochCompleted):
             self.epochs += 1
-            governor = self.env.local.each[event.env].governance.governor
+            governor = self.env.local.hosts[event.env].governance.governor
             assert governor is not None
             if (
                 governor.anomaly_pending

@@ -34,7 +34,7 @@ from esper.grower.grower import Grower
 from esper.hosts.seed_hook import attach
 from esper.hosts.torchvision_shim import import_torchvision
 from esper.lifecycle.stage import SeedStage
-from esper.rollout.threads import one_thread
+from esper.rollout.rollout import one_thread
 from esper.spaces.action import Op
 
 EPOCHS = 400

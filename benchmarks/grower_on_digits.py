@@ -27,8 +27,7 @@ from esper.data.task import resolve
 from esper.env.vector_env import GrowthVectorEnv
 from esper.grower.grower import Grower
 from esper.hosts.cnn import CNNHost
-from esper.rollout.rollout import play_round
-from esper.rollout.threads import one_thread
+from esper.rollout.rollout import one_thread, play_round
 from esper.training.rng import RngStream, derive_seed
 
 TASK = {

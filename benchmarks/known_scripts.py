@@ -47,6 +47,8 @@ class Script:
     test: Callable[[nn.Module], float]
     points: float = 100.0
     """Percentage points in one unit of the score."""
+    schedule: Any = None
+    """The learning-rate schedule."""
 
 
 def images(kind: str, count: int) -> tuple[Tensor, Tensor]:
@@ -105,6 +107,7 @@ def fashion(quick: bool) -> Script:
         epoch,
         lambda network: right(network, held_x, held_y),
         lambda network: 100 * float(right(network, test_x, test_y).mean()),
+        schedule=schedule,
     )
 
 
@@ -242,6 +245,7 @@ def text(quick: bool) -> Script:
         lambda network: -loss(network, "validation", 300),
         lambda network: float(loss(network, "test", 500 if quick else 5000).mean()),
         points=25.0,
+        schedule=schedule,
     )
 
 
@@ -312,6 +316,7 @@ def grow(script: Script) -> nn.Module:
         example=script.example,
         points=script.points,
         config=GROWTH,
+        scheduler=script.schedule,
     )
     print(grower.start(script.validate), file=sys.stderr)
     for _ in range(script.epochs):

@@ -49,7 +49,7 @@ def measure(name: str, task: Task) -> str:
     )
     env = GrowthVectorEnv(task, config)
     env.reset(seed=0)
-    (training,), (host,) = env.training, env.backend.each
+    (training,), (host,) = env.training, env.backend.hosts
     for site in training.sites:
         blueprint = env.blueprints.get(training.host.topology, "conv_light")
         training.plant(site, blueprint, STYLES["LINEAR_ADD"])

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from esper.run.experiment import Experiment
     from esper.run.grow import grow
     from esper.run.grown import Grown
-    from esper.run.summary import RunSummary
+    from esper.run.telemetry import RunSummary
 
 __version__ = "0.1.0"
 
@@ -52,7 +52,7 @@ _HOMES = {
     "GrowthStep": "esper.grower.report",
     "HostFamily": "esper.hosts.sizes",
     "ParallelEnvState": "esper.training.host_training",
-    "RunSummary": "esper.run.summary",
+    "RunSummary": "esper.run.telemetry",
     "SeedGradientCollector": "esper.training.metrics",
     "Split": "esper.data.split",
     "Task": "esper.data.task",

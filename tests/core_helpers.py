@@ -188,7 +188,7 @@ class Rig:
         self.step({env: self.action(op, slot, blueprint, **heads)})
 
     def host(self, index: int = 0) -> EnvHost:
-        return self.env.backend.each[index]
+        return self.env.backend.hosts[index]
 
     def training(self, index: int = 0) -> HostTraining:
         return self.env.training[index]

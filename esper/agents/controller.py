@@ -1,4 +1,4 @@
-"""Controllers, which act in envs: observations and masks in, actions out. Also those that act blindly."""
+"""The interface of controllers, the base class of rules, and the rules that never grow or act at random."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class EnvView:
         slot: str,
         blueprint: str | None = None,
     ) -> bool:
-        """Returns whether an op is legal in a slot, and for GERMINATE with this blueprint, if one is given."""
+        """True if an op is legal in a slot, for GERMINATE with ``blueprint`` unless it is None."""
         s = self.spec.slots.index(slot)
         if not self.masks["op_slot"][op, s]:
             return False

@@ -12,7 +12,7 @@ from esper.spaces.arrays import Ints
 from esper.spaces.observation import ObservationLayout
 
 SMALLEST = 1e-6
-"""Min price of a seed, so that one whose size is not known has a price, too."""
+"""Min price of a seed: a seed of unknown size has a price, too."""
 
 
 class HeuristicController(PerEnvController):
@@ -88,7 +88,7 @@ class HeuristicController(PerEnvController):
         return contribution > clear
 
     def _waited(self, slot: str, view: EnvView) -> bool:
-        """True for a seed that has been in its stage for as long as patience lasts."""
+        """True for a seed that has been in its stage for ``patience`` epochs or more."""
         return view.epochs_in_stage(slot) >= self.patience
 
     def _failed(self, slot: str, view: EnvView) -> bool:

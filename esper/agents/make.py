@@ -36,8 +36,10 @@ def controller_for(
             play this host, ``ppo`` is named, which has to be trained first, or there is no such custom controller.
     """
     spec = ControllerSpec.of(controller).check()
-    if spec.is_code or spec.make is not None:
-        return make_own(controller, env, run_seed)
+    if spec.make is not None:
+        return _made(spec.make, env, run_seed)
+    if spec.is_code:
+        return run_user_code("controller", spec.name, lambda make: _made(make, env, run_seed))
     if spec.kind in SAVED:
         # Few loops follow a trained agent, and the others need not load what its file is read with.
         from esper.files.policy import find_policy
@@ -118,20 +120,6 @@ def make_controller(
 
 
 MEMBERS = ("episode", "begin", "act", "memory_state", "load_memory_state")
-
-
-def make_own(
-    controller: str | OwnController,
-    env: SlotVectorEnv,
-    run_seed: int,
-) -> Controller:
-    """Makes the controller for ``env``; ``run_seed`` is the seed of a ``PerEnvController``.
-
-    Raises ConfigError if it is named and cannot be loaded, or if what the callable returns is not a controller.
-    """
-    if isinstance(controller, str):
-        return run_user_code("controller", controller, lambda make: _made(make, env, run_seed))
-    return _made(controller, env, run_seed)
 
 
 def loaded(controller: str | OwnController) -> str | OwnController:

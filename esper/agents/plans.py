@@ -6,7 +6,7 @@ Seeds that are a part of the host at once hold up nothing, and come before all o
 A plan is at most one blueprint a slot, each the best, after its rent, by a draw from what the run has learned of their
 worths; the env makes the draw at the start of an episode and shows it in the observation. So this is Thompson sampling
 (Thompson 1933) over a linear model of gains: early rounds try everything, later ones play what has paid. In evaluation
-the env shows means, and the plan is the best one known."""
+the env shows means, and the plan is the best known."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from typing import Any
 from esper.errors import ConfigError, did_you_mean
 
 FORM = "path.py:function"
-"""A function or class in a Python file of a user's; also the kind of such controllers."""
+"""A function or class in a custom Python file; also the kind of such controllers."""
 UNNAMED = "callable"
 """The kind of callables that no file and name lead to; they are recorded as ``callable:NAME``."""
 NAMES = (
@@ -46,7 +46,7 @@ NO_GROWTH = "no-growth"
 
 @dataclass(frozen=True)
 class ControllerSpec:
-    """A controller, as far as its name says what it is."""
+    """The parsed name of a controller."""
 
     name: str
     """The name that it is recorded under."""
@@ -74,7 +74,7 @@ class ControllerSpec:
 
     @property
     def is_code(self) -> bool:
-        """Whether it names Python code of a user's."""
+        """Whether it names custom Python code."""
         return self.kind == FORM
 
     @property
@@ -127,12 +127,12 @@ class ControllerSpec:
         return self
 
     def unknown(self) -> ConfigError:
-        """Makes the error for a controller that nothing is known of; it lists the known ones."""
+        """Makes the error for an unknown name, with the known names."""
         similar = did_you_mean(self.name, NAMES)
         return ConfigError(f"unknown controller {self.name!r}{similar}; known: {', '.join(NAMES)}")
 
     def same_as(self, other: ControllerSpec) -> bool:
-        """True if both are one controller. The file of a user's may have moved, its function has the same name."""
+        """True if both name the same controller; a custom file may have moved if its function has the same name."""
         same_code = self.is_code and other.is_code and self.function == other.function
         return self.name == other.name or same_code
 

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.attribution import shapley
-from esper.attribution.paired import Paired, paired
-from esper.attribution.shapley import Coalition
+from esper.attribution.shapley import Coalition, Paired, paired
 from esper.seeds.site import Site
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ class CounterfactualHelper:
         self.loss = loss
 
     def measured(self, name: Coalition | str) -> bool:
-        """Returns whether a configuration is part of the plan."""
+        """True if a configuration is part of the plan."""
         return name in self.row_of
 
     def accuracy(self, name: Coalition | str) -> float:

@@ -14,11 +14,12 @@ from torch.optim import Optimizer
 from esper.bench.case import BenchArgs, BenchPair, Case, Size, dtype_name
 from esper.hosts.torchvision_shim import import_torchvision
 from esper.ops.accumulators import Accumulators, accumulate_
-from esper.ops.adamw import AdamW, adamw_step
+from esper.ops.adamw import AdamW
 from esper.ops.cross_entropy import cross_entropy, cross_entropy_into
 from esper.ops.grad_stats import grad_stats
 from esper.ops.norm_relu_pool import NormReluPool
-from esper.ops.sgd import SGD, sgd_step
+from esper.ops.optimizer import FusedOptimizer, step_all
+from esper.ops.sgd import SGD
 from esper.ops.stage_batch import normalisation_table, stage_images
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -42,7 +43,7 @@ def sgd(args: BenchArgs, device: torch.device, size: Size) -> Iterator[BenchPair
     """Yields the clipped step."""
     own = [SGD(vectors, LR, MOMENTUM, DECAY) for vectors in parameters(device, size)]
     make = partial(torch.optim.SGD, lr=LR, momentum=MOMENTUM, weight_decay=DECAY, fused=True)
-    yield _clipped_step("sgd", size, own, sgd_step, make)
+    yield _clipped_step("sgd", size, own, make)
 
 
 def adamw(args: BenchArgs, device: torch.device, size: Size) -> Iterator[BenchPair]:
@@ -50,17 +51,16 @@ def adamw(args: BenchArgs, device: torch.device, size: Size) -> Iterator[BenchPa
     rate = torch.tensor(LR, device=device)
     own = [AdamW(vectors, rate) for vectors in parameters(device, size)]
     make = partial(torch.optim.AdamW, lr=LR, weight_decay=0.0, fused=True)
-    yield _clipped_step("adamw", size, own, adamw_step, make)
+    yield _clipped_step("adamw", size, own, make)
 
 
 def _clipped_step(
     name: str,
     size: Size,
-    own: Sequence[Optimizer],
-    step: Callable[[Any, Tensor], object],
+    own: Sequence[FusedOptimizer],
     make: Callable[..., Optimizer],
 ) -> BenchPair:
-    """Compares ``step`` with torch's optimizers; both sides use the clip coefficients of the same `grad_stats`."""
+    """Compares the step with torch's optimizers; both sides use the clip coefficients of the same `grad_stats`."""
     coefficient = grad_stats(map(_gradients, own)).clip_coef
     other = [make(vectors) for vectors in parameters(coefficient.device, size)]
     return BenchPair(
@@ -68,7 +68,7 @@ def _clipped_step(
         size=f"{OPTIMIZERS} x {size[0]} x {size[1]:,}",
         device=coefficient.device,
         baseline=f"torch.optim.{type(other[0]).__name__}, fused, each",
-        run=partial(step, own, coefficient),
+        run=partial(step_all, own, coefficient),
         run_baseline=partial(torch_steps, other, coefficient),
     )
 

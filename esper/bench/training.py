@@ -22,8 +22,7 @@ from esper.data.tasks import load_task
 from esper.env.vector_env import GrowthVectorEnv
 from esper.hosts.host import Host
 from esper.lifecycle.ramps import STYLES
-from esper.rollout.rollout import Rollout
-from esper.rollout.threads import one_thread
+from esper.rollout.rollout import Rollout, one_thread
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.site import Role
 from esper.training.execution.cores import usable_cores

@@ -79,7 +79,8 @@ def command(
     """
     ranks = RankOptions.of(processes, max_restarts, rank_timeout)
     ranks.serve_if_other()
-    check_json_file(None if ranks.restarted else json_file)
+    if not ranks.restarted:
+        check_json_file(json_file)
     changes: dict[str, Any] = {}
     for assignment in assignments:
         set_dotted(changes, assignment)

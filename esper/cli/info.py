@@ -1,10 +1,30 @@
-"""`esper info`: what is installed and built; the observation's layout; the configuration with its manual."""
+"""Lists: versions and configuration (`esper info`), tasks (`esper tasks`), places to grow (`esper sites`)."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
 import click
 
-from esper.cli.output import echo_folded
+FORMS = "return (model, example), where example are a few inputs of the model; or a task"
+
+
+def echo_folded(line: str, indent: int) -> None:
+    """Prints a line; in a terminal, it is folded between words and goes on ``indent`` columns to the right."""
+    if sys.stdout.isatty():
+        line = textwrap.fill(
+            line,
+            shutil.get_terminal_size().columns,
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    click.echo(line)
 
 
 @click.command("info")
@@ -36,3 +56,75 @@ def command(observation: bool, config: bool, task: str) -> None:
         for line in summary_lines():
             echo_folded(line, 17)
         click.echo(f"To rebuild the modules, run in the root of the repository: {_native.REPAIR_COMMAND}")
+
+
+@click.command("tasks")
+def tasks() -> None:
+    """List the tasks, blueprints and controllers."""
+    from esper.agents.spec import FORM, NAMES
+    from esper.data.tasks import SIMULATED, TASKS
+    from esper.seeds.blueprints import BLUEPRINTS
+
+    click.echo("Tasks")
+    descriptions = {name: task.description for name, task in TASKS.items()}
+    for name, description in {**descriptions, **SIMULATED}.items():
+        echo_folded(f"  {name:16s} {description}", 19)
+    echo_folded(f"  {FORM:16s} a user-defined task: a function in your file that returns an esper.data.task.Task", 19)
+    for topology in BLUEPRINTS.topologies():
+        click.echo(f"\nBlueprints for {topology} hosts")
+        for name in BLUEPRINTS.names(topology):
+            echo_folded(f"  {name:12s} {BLUEPRINTS.get(topology, name).description}", 15)
+    click.echo("\nBlueprints for slots that read a source of their own, in hosts of any kind")
+    for name in BLUEPRINTS.possible("cnn", [True]):
+        echo_folded(f"  {name:14s} {BLUEPRINTS.get('cnn', name).description}", 17)
+    click.echo("\nControllers")
+    echo_folded(f"  {', '.join(NAMES)}", 2)
+
+
+@click.command("sites")
+@click.argument("name", metavar="FILE.py:FUNCTION")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: a list with an object for each site.")
+def sites(name: str, as_json: bool) -> None:
+    """List where seeds can grow in a model of your own.
+
+    FUNCTION, without arguments, returns (model, example), where example are a few inputs: a tensor, a tuple of
+    arguments, or a dict of them by name. It may also return a task. Each site is a text for sites= of esper.graft,
+    esper.Grower and others. The file is executed.
+    """
+    from esper.data.user_code import run_user_code
+    from esper.hosts.find import find_sites, table_of
+
+    model, example = run_user_code("model", name, _made)
+    found = find_sites(model, example)
+    if as_json:
+        click.echo(json.dumps([site.plain() for site in found], indent=1))
+        return
+    if not found:
+        click.echo("No place was found where a seed could grow.")
+        return
+    for line in table_of(found):
+        click.echo(line)
+    click.echo('\nsites="auto" takes one widening and one other site of each stage, at most eight.')
+
+
+def _made(function: Callable[..., Any]) -> tuple[Any, Any]:
+    """Returns the model and the example that ``function`` makes. Raises ConfigError for anything else."""
+    from torch import nn
+
+    from esper.config import ConfigError
+    from esper.data.task import Task
+    from esper.hosts.graft import GraftedHost
+    from esper.hosts.inputs import Arguments
+
+    made = function()
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
+        return made
+    if not isinstance(made, Task):
+        raise ConfigError(f"it returns {type(made).__name__}; it must {FORMS}")
+    model: nn.Module = made.build_host()
+    example = made.sample
+    if isinstance(model, GraftedHost):
+        model = model.model
+    if isinstance(example, Arguments):
+        example = example.values
+    return model, example

@@ -26,6 +26,9 @@ COMMANDS = {
     "tasks": "List the tasks, blueprints and controllers.",
 }
 
+PLACES = {"tasks": "info.tasks", "sites": "info.sites"}
+"""Module and name of commands that are not ``NAME.command``."""
+
 EXIT_CODES = {
     "0": "done",
     "1": "an error while running; completed work is kept, and the message says how to resume",
@@ -35,7 +38,7 @@ EXIT_CODES = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are defined as ``esper.cli.NAME.command``."""
+    """A group whose commands are defined as ``esper.cli.NAME.command``, or at one of ``PLACES``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -43,7 +46,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"esper.cli.{cmd_name}").command
+        module, _, name = PLACES.get(cmd_name, f"{cmd_name}.command").partition(".")
+        command: click.Command = getattr(importlib.import_module(f"esper.cli.{module}"), name)
         return command
 
     def resolve_command(

@@ -61,7 +61,9 @@ def build_tables(
         ConfigError: the input is invalid, or a run folder's config names a user-defined task or controller. Its code is
             run only if the command itself names it. A comparison ignores such a controller; its arms name theirs.
     """
-    tables = read_toml(config_file) if config_file else {}
+    tables: dict[str, Any] = {}
+    if config_file:
+        tables = read_toml(config_file)
     for assignment in assignments:
         set_dotted(tables, assignment)
     given = {place: flags[flag.removeprefix("--").replace("-", "_")] for flag, place, _, _ in FLAGS}
@@ -90,9 +92,10 @@ def check_resume(
 
     A user-defined task is allowed: it has to be named again, because its code is loaded from no other name.
     """
-    task = flags["task"]
-    flags = {**flags, "task": None if task is not None and is_user_task(task) else task}
-    if any(value is not None for value in (*given, *flags.values())):
+    values = [*given, *(value for name, value in flags.items() if name != "task")]
+    if flags["task"] is not None and not is_user_task(flags["task"]):
+        values.append(flags["task"])
+    if any(value is not None for value in values):
         raise ConfigError(
             f"{option} continues the {kind} with the settings it was started with; only {allowed}, and options of "
             "processes, can be given with it"

@@ -21,7 +21,7 @@ from esper.telemetry.text import count, trained_once
 if TYPE_CHECKING:
     from esper.config.resolved import HostTrainingConfig
     from esper.run.experiment import Experiment
-    from esper.run.summary import RunSummary
+    from esper.run.telemetry import RunSummary
     from esper.training.execution.ranks import RunRanks
 
 MAX_READ = 200_000_000
@@ -174,7 +174,9 @@ def draw_life(folder: Path) -> None:
 
 def _named_again(task: str) -> list[str]:
     """Returns the option that commands on a run's folder need if its task is user-defined."""
-    return ["--task", task] if is_user_task(task) else []
+    if not is_user_task(task):
+        return []
+    return ["--task", task]
 
 
 def is_run_of(folder: Path, config: TrainingConfig) -> bool:
@@ -195,8 +197,10 @@ def how_to_go_on(folder: Path, task: str, controller: str) -> str:
 
 def resume_command(folder: Path, task: str, controller: str) -> str:
     """Returns the command that resumes a run."""
-    own = ["--controller", controller] if ControllerSpec.of(controller).is_code else []
-    return shlex.join(["esper", "run", "--resume", str(folder), *_named_again(task), *own])
+    command = ["esper", "run", "--resume", str(folder), *_named_again(task)]
+    if ControllerSpec.of(controller).is_code:
+        command += ["--controller", controller]
+    return shlex.join(command)
 
 
 def closing_words(summary: RunSummary, task: str) -> str:
@@ -210,20 +214,15 @@ def closing_words(summary: RunSummary, task: str) -> str:
     else:
         results = ["Nothing was compared: the agent is still learning."]
     done = f"{count(summary.rounds, 'round')} in {summary.seconds:.0f} s; run folder: {summary.folder}"
-    resume = [f"  {resume_command(summary.folder, task, summary.controller)}"] if summary.interrupted else []
-    return "\n".join(
-        [
-            "",
-            *results,
-            done,
-            *(f"Telemetry lost: {name} failed ({error})." for name, error in summary.dropped_sinks.items()),
-            *(["Interrupted: the figures above cover only the completed rounds."] if summary.interrupted else []),
-            "",
-            "Next:",
-            *resume,
-            *next_commands(summary, task),
-        ]
-    )
+    lines = ["", *results, done]
+    for name, error in summary.dropped_sinks.items():
+        lines.append(f"Telemetry lost: {name} failed ({error}).")
+    if summary.interrupted:
+        lines.append("Interrupted: the figures above cover only the completed rounds.")
+    lines += ["", "Next:"]
+    if summary.interrupted:
+        lines.append(f"  {resume_command(summary.folder, task, summary.controller)}")
+    return "\n".join([*lines, *next_commands(summary, task)])
 
 
 def result_lines(summary: RunSummary) -> list[str]:
@@ -264,13 +263,16 @@ def next_commands(summary: RunSummary, task: str) -> list[str]:
         ours = spec.following(summary.folder)
     elif spec.is_code or spec.name == "pretrained" or (spec.path and spec.kind in ("checkpoint", "schedule")):
         ours = spec.name
+    elif schedule_ships(task):
+        ours = "schedule"
     else:
-        ours = "schedule" if schedule_ships(task) else "random"
+        ours = "random"
     compare = ["esper", "compare", "--config", f"{summary.folder}/config.toml", *_named_again(task)]
     commands = [
         ["esper", "report", str(summary.folder)],
         [*compare, "--arm", ours, "--arm", "heuristic", "--arm", "none", "--pairs", "20"],
-        *([["esper", "run", "--task", task, "--controller", ours]] if ours != summary.controller else []),
-        ["esper", "info", "--observation"],
     ]
+    if ours != summary.controller:
+        commands.append(["esper", "run", "--task", task, "--controller", ours])
+    commands.append(["esper", "info", "--observation"])
     return [f"  {shlex.join(command)}" for command in commands]

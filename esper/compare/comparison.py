@@ -34,7 +34,7 @@ from esper.data.task import Task
 from esper.env.make import EnvMaker
 from esper.env.state import Baseline
 from esper.files.system_info import describe_environment
-from esper.rollout.threads import one_thread
+from esper.rollout.rollout import one_thread
 from esper.telemetry.text import trained_once
 from esper.training.rng import HELD_OUT
 

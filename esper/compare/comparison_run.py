@@ -37,7 +37,7 @@ from esper.files.atomic import write_json
 from esper.files.claim import claimed
 from esper.files.run_folder import require_empty
 from esper.rollout.interrupt import termination_interrupts
-from esper.rollout.threads import one_thread
+from esper.rollout.rollout import one_thread
 from esper.telemetry.event import ArmPlayed, ScoreDefined
 from esper.training.execution.ranks import RunRanks
 

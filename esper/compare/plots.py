@@ -11,7 +11,7 @@ import numpy as np
 from esper.compare.comparison import ComparisonResult
 from esper.compare.runner import HostResult
 from esper.compare.statistics import ConfidenceInterval, Floats
-from esper.show.chart_style import MARKERS, chart_style
+from esper.show.charts import MARKERS, chart_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -23,8 +23,7 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.files.system_info import check_devices
 from esper.hosts.grown import KeptSeed
 from esper.rollout.interrupt import interrupts_wait
-from esper.rollout.rollout import play_round
-from esper.rollout.threads import one_thread
+from esper.rollout.rollout import one_thread, play_round
 from esper.spaces.action import STYLES
 from esper.telemetry.event import ArmPlayed, ScoreDefined
 from esper.telemetry.score import ACCURACY, ScoreUnit

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.attribution.paired import Paired
+from esper.attribution.shapley import Paired
 from esper.env.state import EnvState
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.training.governor import Panic
@@ -99,7 +99,7 @@ class Backend(ABC):
 
     @abstractmethod
     def state_dict(self) -> Any:
-        """Returns what a resume needs beside the state of envs."""
+        """Returns the state of the hosts for a resume, beside that of the envs."""
 
     @abstractmethod
     def load_state_dict(self, saved: Any, state: EnvState) -> None: ...

@@ -26,7 +26,7 @@ from esper.training.rng import seeded
 
 
 class BlueprintCatalog:
-    """The seeds that could be planted in the hosts of one architecture, as they are known beforehand.
+    """The seeds that could be planted in the hosts of one architecture: their sizes, costs and layers.
 
     Args:
         topology: that of the host; a place may have its own.

@@ -121,7 +121,7 @@ def _record_contribution(
 
 
 def role_of(stage: int, alpha: float) -> Role:
-    """Returns what a seed in this stage does in training."""
+    """Returns the role of a seed in this stage."""
     if stage == SeedStage.TRAINING:
         return Role.INCUBATING
     if stage == SeedStage.FOSSILIZED:

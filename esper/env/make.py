@@ -105,7 +105,7 @@ class EnvMaker:
         return self.with_hosts(build_host)
 
     def with_hosts(self, build_host: Callable[[], Host]) -> EnvMaker:
-        """Returns a maker for other hosts of this process. Raises ConfigError for simulated ones."""
+        """Returns a maker for other hosts of this process. Raises ConfigError if hosts are simulated."""
         if self.task is None:
             raise ConfigError(f"hosts of {self.config.task.name} are simulated and cannot be replaced")
         task = self.task.with_hosts(build_host)

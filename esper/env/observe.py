@@ -133,7 +133,7 @@ def _slots(slots: Slots, rules: EpisodeRules) -> dict[str, Floats]:
 
 
 def _choices(gatherer: Gatherer, rules: EpisodeRules) -> dict[str, Floats]:
-    """Returns what describes each (slot, blueprint), [E, S, B] or broadcast to that."""
+    """Returns the entries of each (slot, blueprint), [E, S, B] or broadcast to that."""
     choices = rules.choices
     # In typical worths of the env's experience.
     worths = gatherer.seen / gatherer.scale[:, None, None, None]

@@ -1,4 +1,4 @@
-"""PlantedVectorEnv: simulated hosts whose accuracy follows a written-down law, with the API of hosts in training.
+"""PlantedVectorEnv: simulated hosts whose accuracy follows a known law, with the API of hosts in training.
 
 Spaces, masks, lifecycle, gates, rewards and info are those of GrowthVectorEnv; only training is replaced, by the law
 (``planted_law``), and no host ever goes bad. Everything is an array over envs, so that a controller can be tried on

@@ -97,7 +97,7 @@ class RankHosts(TrainingBackend):
         return self.test_accuracy(self.state)
 
     def host_state(self, row: int) -> Any:
-        return host_state(self.each[row].training)
+        return host_state(self.hosts[row].training)
 
     def resume(self, saved: Any, table: Floats) -> None:
         write_table(self.state, self.all, table)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.attribution.paired import Paired
+from esper.attribution.shapley import Paired
 from esper.config import ConfigError
 from esper.config.resolved import HostTrainingConfig
 from esper.data.task import Task
@@ -120,7 +120,7 @@ class RankedBackend(Backend):
         self.only_added = local.only_added
         self.at_once = local.at_once
         self.others = OtherRanks(ranks, self.count)
-        self.mine = slice(0, len(local.each))
+        self.mine = slice(0, len(local.hosts))
         self._after: dict[int, Epoch] = {}
         """State before and after governing, and the rollbacks, of epochs whose rollbacks are not written yet."""
         self._training = False

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.attribution.paired import Paired
+from esper.attribution.shapley import Paired
 from esper.config import EnvConfig
 from esper.env.backend import Rollbacks
 from esper.env.state import EnvState, EpisodeRules

@@ -50,7 +50,7 @@ def accepted_mode(mode: AutoresetMode | str) -> AutoresetMode:
 
 
 def accepted_seed(seed: object) -> int | None:
-    """Returns a seed as an int; NumPy's integers are ones, too. Raises ValueError for any other value."""
+    """Returns a seed, which may be an integer of NumPy's, as an int. Raises ValueError for any other value."""
     if seed is None:
         return None
     if isinstance(seed, list | tuple):
@@ -87,7 +87,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
       (see :func:`final_entries`).
 
     Observations are float32 [E, layout.size]; actions int64 [E, 8] in the order of ``esper.spaces.action.HEADS``;
-    ``info["action_mask"]`` marks the legal ones. An illegal action is executed as WAIT and counted in
+    ``info["action_mask"]`` marks legal actions. An illegal action is executed as WAIT and counted in
     ``info["illegal_actions"]``.
     """
 
@@ -194,6 +194,13 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         rewards: Floats,
     ) -> None:
         """Reports the epoch of these envs."""
+        reporter = self.loop.reporter
+        if reporter is None:
+            return
+        for env in envs:
+            terms = {name: float(term[env]) for name, term in self.reward_terms.items()}
+            with self.spans("telemetry"):
+                reporter.epoch_ended(self.state, env, terms, float(rewards[env]), rules, self.backend.shapley)
 
     def test_accuracy(self) -> Floats:
         """Returns the test accuracy of each committed network (fossils only), pp [E].
@@ -377,7 +384,7 @@ def gather(env: SlotVectorEnv, rules: EpisodeRules, active: Bools) -> None:
     by_accuracy = state.committed - rules.baseline.accuracy[-1]
     by_loss = rules.baseline.gain_by_loss(state.committed_loss)
     gains = np.stack((by_accuracy, by_loss), axis=1)
-    # An episode that was cut short has no gain: the baseline is that of whole ones.
+    # An episode that was cut short has no gain: the baseline is that of whole episodes.
     whole = state.epoch[:, None] >= env.horizon
     env.gatherer.end(active & state.done, np.where(whole, gains, np.nan), state.slots)
 

@@ -107,11 +107,11 @@ class EnvState(Arrays):
 
 @dataclass(frozen=True)
 class Choices:
-    """A host and the seeds that could be planted in it, as they are known beforehand: S slots, B blueprints."""
+    """Sizes and costs of a host and of the seeds that could be planted in it: S slots, B blueprints."""
 
     host_parameters: int
     host_flops: float
-    """Floating-point operations of a forward pass of the host without seeds, a sample; 0 if they are not known."""
+    """Floating-point operations of a forward pass of the host without seeds, a sample; 0 if unknown."""
     parameters: Ints
     """Number of parameters of each blueprint in each slot with its largest blend style, [S, B]; 0 where it does not
     fit."""
@@ -121,7 +121,7 @@ class Choices:
     """The kind of each blueprint, [B, kinds]; see ``esper.spaces.observation.KINDS``."""
 
     def in_hosts(self, flops: Floats) -> Floats:
-        """Returns operations in units of those of the host; 0 if these are not known."""
+        """Returns operations as multiples of those of the host; 0 if the latter are unknown."""
         if not self.host_flops:
             return np.zeros_like(flops)
         return flops / self.host_flops

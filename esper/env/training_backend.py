@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from esper.attribution.counterfactual import CounterfactualHelper, max_configurations
-from esper.attribution.paired import Paired
+from esper.attribution.shapley import Paired
 from esper.config.resolved import HostTrainingConfig
 from esper.data.task import Task
 from esper.env.backend import Backend, Rollbacks
@@ -229,7 +229,7 @@ class EnvHost:
         self.governance.take_first_snapshot(state)
 
     def govern(self, state: EnvState) -> tuple[Panic, int] | None:
-        """Does what :meth:`Governance.govern` describes, after :meth:`read`."""
+        """Runs the governor on the epoch that :meth:`read` stored."""
         train_loss = float(state.train_loss[self.row])
         return self.governance.govern(state, train_loss, self.not_finite, self.finite)
 
@@ -287,7 +287,7 @@ class TrainingBackend(Backend):
         self.governed = governed
         self.at_once = catalog.at_once & trainer.hosts[0].config.env.at_once
         self.only_added = catalog.only_added
-        self.each = []
+        self.hosts = []
         for row, training in enumerate(trainer.hosts):
             task = training.task
             # The loss of a guess is known for classes only.
@@ -298,12 +298,12 @@ class TrainingBackend(Backend):
                 classes,
                 pinned,
             )
-            self.each.append(EnvHost(training, governor, catalog.spec.slots, row))
+            self.hosts.append(EnvHost(training, governor, catalog.spec.slots, row))
         devices = dict.fromkeys(training.device for training in trainer.hosts)
         self.clock = PhaseClock(spans, devices)
         self.look: Callable[[EnvHost], Any] | None = None
         """Called after each validation of a host, before anything changes; what it returns is kept in ``seen``."""
-        self.seen: list[list[Any]] = [[] for _ in self.each]
+        self.seen: list[list[Any]] = [[] for _ in self.hosts]
         """By host, of its current episode: first of the untrained host, then of its epochs."""
 
     def reset(
@@ -329,8 +329,8 @@ class TrainingBackend(Backend):
         sizes = np.zeros((len(where), 1), dtype=np.int64)
         failures = {}
         for row, s in np.argwhere(where).tolist():
-            training = self.each[row].training
-            site = self.each[row].slot_sites[s]
+            training = self.hosts[row].training
+            site = self.hosts[row].slot_sites[s]
             name = self.catalog.spec.blueprints[int(blueprint[row, 0])]
             recipe = self.catalog.registry.at(training.host.topology, site.place, name)
             blend = BLEND_STYLES[STYLES[int(style[row, 0])]]
@@ -343,7 +343,7 @@ class TrainingBackend(Backend):
 
     def remove(self, where: Bools) -> None:
         for row, s in np.argwhere(where).tolist():
-            host = self.each[row]
+            host = self.hosts[row]
             host.training.remove(host.slot_sites[s])
 
     def train(self, active: Bools, state: EnvState) -> None:
@@ -387,17 +387,17 @@ class TrainingBackend(Backend):
 
     def shapley(self, env: int) -> dict[str, Paired]:
         """Returns the Shapley values of an env's seeds by slot, of its last validation; {} unless all were measured."""
-        return self.each[env].counterfactual.shapley()
+        return self.hosts[env].counterfactual.shapley()
 
     def test_accuracy(self, state: EnvState) -> Floats:
-        accuracy = np.zeros(len(self.each))
+        accuracy = np.zeros(len(self.hosts))
 
         def test(host: EnvHost) -> None:
             training = host.training
             result = evaluate(training, training.task.test, [committed_configuration(training)])
             accuracy[host.row] = float(result.accuracy[0])
 
-        self.trainer.run(test, self.each)
+        self.trainer.run(test, self.hosts)
         return accuracy
 
     def map_hosts(self, function: Callable[[Any], list[Any]]) -> list[Any]:
@@ -405,7 +405,7 @@ class TrainingBackend(Backend):
 
     def state_dict(self) -> Any:
         states = []
-        for host in self.each:
+        for host in self.hosts:
             state = {
                 "training": host_state(host.training),
                 "governor": host.governor.state_dict(),
@@ -415,7 +415,7 @@ class TrainingBackend(Backend):
 
     def load_state_dict(self, saved: Any, state: EnvState) -> None:
         """Resumes. Raises KeyError or ValueError if ``saved`` belongs to different hosts."""
-        for host, of_host in zip(self.each, saved, strict=True):
+        for host, of_host in zip(self.hosts, saved, strict=True):
             load_host_state(host.training, of_host["training"], self.catalog.registry)
             host.governor.load_state_dict(of_host["governor"], host.training.device)
             assign_roles(host.training, host.slot_sites, state.slots, host.row)
@@ -427,12 +427,12 @@ class TrainingBackend(Backend):
             self.trainer.close()
 
     def _of(self, active: Bools) -> list[EnvHost]:
-        return [host for host, chosen in zip(self.each, active, strict=True) if chosen]
+        return [host for host, chosen in zip(self.hosts, active, strict=True) if chosen]
 
 
 def copies_held(hosts: TrainingBackend) -> list[Counter[str]]:
     """Bytes of the copies that are kept of each host, by where they lie: ``cpu``, ``cuda:0``, ... or ``pinned``."""
-    return [host.governor.held() for host in hosts.each]
+    return [host.governor.held() for host in hosts.hosts]
 
 
 def _transfer(hosts: list[EnvHost], state: EnvState) -> None:

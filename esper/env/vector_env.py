@@ -90,7 +90,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         mine = range(n_envs) if ranks is None else ranks.share(n_envs)
         of_env = [self.tasks[device_index(i, len(self.tasks))] for i in mine]
         self.training = make_trainings(of_env, [config] * len(mine), mine, len(self.tasks))
-        """The hosts of this process, the first ones; :meth:`host` returns any."""
+        """The hosts of this process, which come first; :meth:`host` returns any host."""
         self.blueprints = (blueprints or BLUEPRINTS).copy()
         first = self.training[0]
         host = first.host
@@ -125,7 +125,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.baseline = baseline
         self.execution = Execution(tier.name, tier.refused, pinned)
         self._not_captured: set[str] = set()
-        """Reasons why steps are not captured, as far as they were reported."""
+        """Reported reasons why steps are not captured."""
         # Staging of shared batches is timed among the phases.
         if trainer.batches is not None:
             trainer.batches.spans = spans
@@ -174,20 +174,7 @@ class GrowthVectorEnv(SlotVectorEnv):
             self._emit(StepsNotCaptured(reason))
             if self.config.run.tier == "graph":
                 _native.refuse_fallback("steps are queued by Python, and not captured", reason)
-
-        if self.reporter is None:
-            return
-        for env in envs:
-            terms = {name: float(term[env]) for name, term in self.reward_terms.items()}
-            with self.spans("telemetry"):
-                self.reporter.epoch_ended(
-                    self.state,
-                    env,
-                    terms,
-                    float(rewards[env]),
-                    rules,
-                    self.backend.shapley,
-                )
+        super()._report(rules, envs, rewards)
 
     def _emit(self, event: Event) -> None:
         with self.spans("telemetry"):

@@ -130,7 +130,7 @@ class Gatherer:
     def give(self, state: Mapping[str, Any] | None) -> bool:
         """Starts from a saved experience, also after a new run seed, if it is of these slots and blueprints.
 
-        Returns whether it is; if not, nothing changes.
+        Returns False, and changes nothing, if it is not.
         """
         if state is None or not self.experiences[0].fits(state):
             return False

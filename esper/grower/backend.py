@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.attribution.counterfactual import ALL_OFF, CounterfactualHelper
-from esper.attribution.paired import Paired
+from esper.attribution.shapley import Paired
 from esper.config import ConfigError, Durations
 from esper.config.resolved import ResolvedConfig
 from esper.env.backend import Backend

@@ -1,14 +1,14 @@
-"""A base of optimizers that leaves torch.compile alone, and what their steps have in common."""
+"""Optimizers that leave torch.compile alone, and those whose step is one operator over all of their tensors."""
 
-from collections.abc import Callable, Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from inspect import unwrap
-from typing import Any, Generic, TypeVar
+from itertools import combinations
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
-
-Owner = TypeVar("Owner", bound=Optimizer)
 
 
 class LightOptimizer(Optimizer):
@@ -32,60 +32,172 @@ class Adam(LightOptimizer, torch.optim.Adam):
         unwrap(torch.optim.Adam.step)(self)
 
 
-class Stepped(Generic[Owner]):
-    """All that one call of an operator steps: the groups of some optimizers and their parameters with a gradient."""
+class FusedOptimizer(LightOptimizer):
+    """Base class of optimizers whose step is one operator over all tensors of one optimizer, or of many.
 
-    def __init__(self, optimizers: Iterable[Owner]) -> None:
-        self.groups: list[dict[str, Any]] = []
-        self.params: list[Tensor] = []
-        self.grads: list[Tensor] = []
-        self.owners: list[Owner] = []
-        """The optimizer of each parameter."""
-        self.numbers: list[int] = []
-        """The index of each parameter's group in ``groups``."""
-        self.rates: list[Tensor] = []
-        """The learning rate of each group."""
-        self.decays: list[float] = []
-        """The weight decay of each group."""
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                self._add(optimizer, group)
-
-    def _add(self, optimizer: Owner, group: dict[str, Any]) -> None:
-        number = len(self.groups)
-        self.groups.append(group)
-        self.rates.append(group["lr"])
-        self.decays.append(float(group["weight_decay"]))
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            self.params.append(parameter)
-            self.grads.append(parameter.grad)
-            self.owners.append(optimizer)
-            self.numbers.append(number)
-
-
-def recomputed_loss(closure: Callable[[], float] | None) -> float | None:
-    """Calls the closure of a step with gradients on and returns its loss; None without a closure."""
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
-
-
-def refuse_options(state_dict: Mapping[str, Any], fixed: Mapping[str, object], name: str) -> None:
-    """Raises ValueError for saved groups with an option that has another value than the optimizer's ``fixed`` one.
-
-    ``name`` is that of the optimizer, for the message.
+    The operator reads all that changes, such as the learning rate of each group, a 0-d tensor, from device memory, so a
+    captured step reads the new values. Parameters must be float32, bfloat16 or float64 on one device, and are skipped
+    while their gradient is None. ``state_dict`` is that of the optimizer of ``torch.optim``: each loads the other's.
     """
-    for saved in state_dict["param_groups"]:
-        for option, value in fixed.items():
-            if saved.get(option, value) != value:
-                raise ValueError(f"saved with {option}={saved[option]!r}, and Esper's {name} only does {value!r}")
+
+    operator: ClassVar[Callable[..., None]]
+    options: ClassVar[tuple[str, ...]]
+    """Names of its last arguments, which groups that are stepped together share."""
+    kinds_of_state: ClassVar[int]
+    """Number of lists of tensors of state that it takes."""
+    fixed: ClassVar[Mapping[str, object]]
+    """Options of torch's optimizer that this one lacks, with their equivalent values."""
+    _step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves scale and found_inf to `step`, without a sync
+
+    @abstractmethod
+    def state_of(self, parameter: Tensor, group: dict[str, Any]) -> tuple[Tensor, ...]:
+        """Returns the tensors of a parameter's state in the operator's order; zeros the first time."""
+
+    @abstractmethod
+    def options_of(self, group: dict[str, Any]) -> tuple[float, ...]:
+        """Returns the values of ``options`` in a group."""
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]  # torch's has overloads
+        self,
+        closure: Callable[[], float] | None = None,
+        *,
+        clip_coef: Tensor | None = None,
+    ) -> float | None:
+        """Steps all groups by :func:`step_all`; returns the loss that ``closure`` recomputes, None without a closure.
+
+        ``clip_coef`` is one number, or one for each group.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if clip_coef is not None and clip_coef.dim() == 0:
+            clip_coef = clip_coef.view(1)
+        # The attributes are set by torch's GradScaler.
+        step_all(
+            [self],
+            clip_coef,
+            grad_scale=getattr(self, "grad_scale", None),
+            found_inf=getattr(self, "found_inf", None),
+        )
+        return loss
+
+    def zero_state(self) -> None:
+        """Zeroes the state in place, or allocates it the first time."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                for value in self.state_of(parameter, group):
+                    value.zero_()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Loads the state of this optimizer or of torch's; the tensors of learning rates are filled in place.
+
+        Raises:
+            ValueError: other groups, several rates for groups that share one, or an option that this optimizer lacks.
+        """
+        name = type(self).__name__
+        for saved in state_dict["param_groups"]:
+            for option, value in self.fixed.items():
+                if saved.get(option, value) != value:
+                    raise ValueError(f"saved with {option}={saved[option]!r}, and Esper's {name} only does {value!r}")
+        before = self.param_groups  # replaced by loading
+        rates = [float(saved["lr"]) for saved in state_dict["param_groups"]]
+        with_rates = zip(before, rates, strict=False)  # torch refuses other groups below
+        for (group, rate), (other, other_rate) in combinations(with_rates, 2):
+            if group["lr"] is other["lr"] and rate != other_rate:
+                raise ValueError(f"groups that share a learning rate were saved with {rates}")
+
+        super().load_state_dict(cast(dict[str, Any], state_dict))
+        for group, old, rate in zip(self.param_groups, before, rates, strict=True):
+            for option in {"lr", "fused", "capturable"} & old.keys():
+                group[option] = old[option]
+            group["lr"].fill_(rate)
+            for parameter in group["params"]:
+                for name, value in self.state.get(parameter, {}).items():
+                    self.state[parameter][name] = _as_operators_need(parameter, name, value)
 
 
-def in_layout_of(parameter: Tensor, value: Tensor) -> Tensor:
-    """Returns ``value`` if it has the strides of ``parameter``, which the operators need; else a copy that has them."""
-    if value.stride() == parameter.stride():
+@torch.no_grad()
+def step_all(
+    optimizers: Sequence[FusedOptimizer],
+    clip_coef: Tensor | None = None,
+    *,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
+    """Steps all groups of all optimizers in one call of their operator, without waiting for a GPU.
+
+    Args:
+        optimizers: optimizers of one class with equal options, such as momentum, whose parameters are on one device.
+        clip_coef: float32 or float64 ``[len(optimizers)]``, or ``[G]`` for all parameter groups, on that device:
+            factors of gradients; None is 1. With a factor of 0 or NaN, parameters and their state stay as they are.
+        grad_scale: one number on that device, by which the loss was multiplied.
+        found_inf: one number on that device; if it is not 0, nothing is stepped.
+
+    Raises:
+        ValueError: different options; with a coefficient for each optimizer, different numbers of groups.
+        RuntimeError: tensors on other devices or with other shapes or dtypes than their parameters.
+    """
+    if not optimizers:
+        return
+    kind = type(optimizers[0])
+    params: list[Tensor] = []
+    grads: list[Tensor] = []
+    states: list[list[Tensor]] = [[] for _ in range(kind.kinds_of_state)]
+    group_of: list[int] = []  # [N]
+    rates: list[Tensor] = []  # [G]
+    decays: list[float] = []  # [G]
+    options = set()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            options.add(optimizer.options_of(group))
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                params.append(parameter)
+                grads.append(parameter.grad)
+                group_of.append(len(rates))
+                for values, value in zip(states, optimizer.state_of(parameter, group), strict=False):
+                    values.append(value)
+            rates.append(group["lr"])
+            decays.append(float(group["weight_decay"]))
+    if len(options) > 1:
+        names = ", ".join(kind.options)
+        raise ValueError(f"groups that are stepped together have one ({names}), not {sorted(options)}")
+    if not params:
+        return
+
+    if clip_coef is not None and len(clip_coef) != len(rates):
+        clip_coef = _of_groups(clip_coef, optimizers)
+    kind.operator(
+        params,
+        grads,
+        *states,
+        group_of,
+        rates,
+        decays,
+        clip_coef,
+        grad_scale,
+        found_inf,
+        *options.pop(),
+    )
+    torch.autograd.graph.increment_version(params)
+
+
+def _of_groups(coef: Tensor, optimizers: Sequence[Optimizer]) -> Tensor:
+    """Repeats the coefficient of each optimizer for its groups: ``[len(optimizers)]`` to ``[G]``."""
+    counts = {len(optimizer.param_groups) for optimizer in optimizers}
+    if len(counts) > 1:
+        raise ValueError(f"optimizers that are clipped together have equally many groups, not {sorted(counts)}")
+    (count,) = counts
+    return coef[:, None].expand(-1, count).reshape(-1)
+
+
+def _as_operators_need(parameter: Tensor, name: str, value: Any) -> Any:
+    """Returns a loaded count of steps on the device of its parameter, and any other tensor in the layout of it."""
+    if name == "step":
+        return torch.as_tensor(value).to(parameter.device, torch.float32)
+    if value is None or value.stride() == parameter.stride():
         return value
     return torch.zeros_like(parameter).copy_(value)  # keeps the layout of the parameter

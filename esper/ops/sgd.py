@@ -1,35 +1,29 @@
 """SGD whose step is one operator over all tensors of one optimizer, or of many."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from esper.ops import _native
-from esper.ops.optimizer import LightOptimizer, Stepped, in_layout_of, recomputed_loss, refuse_options
+from esper.ops.optimizer import FusedOptimizer
 
 _native.not_differentiable("sgd_step_", in_place=True)
 
-_step = torch.ops.esper.sgd_step_.default
 
-# Options of torch.optim.SGD that this optimizer lacks, with their equivalent values; its state includes all of them.
-_FIXED = {"dampening": 0, "maximize": False, "differentiable": False}
-_IGNORED = {"foreach": None, "fused": None}
+class SGD(FusedOptimizer):
+    """``torch.optim.SGD`` with dampening 0, whose step is one operator that also clips and skips.
 
-
-class SGD(LightOptimizer):
-    """``torch.optim.SGD`` with dampening 0, whose step is one operator that reads changing values from device memory.
-
-    The learning rate of each group is a 0-d float64 tensor on the device of its parameters, which learning rate
-    schedulers fill in place; a captured step reads the new value. Momentum buffers start at zero. Parameters must be
-    float32, bfloat16 or float64 on one device; they are skipped while their gradient is None.
-
-    ``state_dict`` is compatible with ``torch.optim.SGD``: each loads the other's.
+    The learning rate of each group is a float64 tensor of its own, which learning rate schedulers fill in place.
+    Momentum buffers start at zero.
     """
 
-    _step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves scale and found_inf to `step`, without a sync
+    operator = torch.ops.esper.sgd_step_.default
+    options = ("momentum", "nesterov")
+    kinds_of_state = 1
+    fixed = MappingProxyType({"dampening": 0, "maximize": False, "differentiable": False})
 
     def __init__(
         self,
@@ -56,8 +50,9 @@ class SGD(LightOptimizer):
             "momentum": momentum,
             "weight_decay": weight_decay,
             "nesterov": nesterov,
-            **_FIXED,
-            **_IGNORED,
+            **self.fixed,
+            "foreach": None,  # as the state of torch.optim.SGD has them
+            "fused": None,
         }
         super().__init__(params, options)
 
@@ -74,32 +69,6 @@ class SGD(LightOptimizer):
         elif any(rate is other["lr"] for other in others):
             group["lr"] = rate.clone()  # else a scheduler would fill one tensor once per group
 
-    @torch.no_grad()
-    def step(  # type: ignore[override]  # torch's has overloads
-        self,
-        closure: Callable[[], float] | None = None,
-        *,
-        clip_coef: Tensor | None = None,
-    ) -> float | None:
-        """Steps all groups by :func:`sgd_step` with ``clip_coef``; returns the loss that ``closure`` recomputes."""
-        loss = recomputed_loss(closure)
-        # The attributes are set by torch's GradScaler.
-        sgd_step(
-            [self],
-            clip_coef,
-            grad_scale=getattr(self, "grad_scale", None),
-            found_inf=getattr(self, "found_inf", None),
-        )
-        return loss
-
-    def zero_state(self) -> None:
-        """Zeroes all momentum buffers in place, or allocates them the first time."""
-        for group in self.param_groups:
-            if not group["momentum"]:
-                continue
-            for parameter in group["params"]:
-                self._momentum_of(parameter).zero_()
-
     def state_dict(self) -> dict[str, Any]:
         """Returns the state as other optimizers do; tensors of groups become floats, which waits for the device."""
         state: dict[str, Any] = super().state_dict()
@@ -109,74 +78,14 @@ class SGD(LightOptimizer):
                     group[name] = value.item()
         return state
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads the state of this optimizer or of ``torch.optim.SGD``; learning rate tensors are filled in place.
-
-        Raises:
-            ValueError: other groups, or an option of ``torch.optim.SGD`` that this optimizer lacks.
-        """
-        refuse_options(state_dict, _FIXED, "SGD")
-        rates = [group["lr"] for group in self.param_groups]
-        super().load_state_dict(cast(dict[str, Any], state_dict))
-        for group, rate in zip(self.param_groups, rates, strict=True):
-            group["lr"] = rate.fill_(float(group["lr"]))
-            for parameter in group["params"]:
-                state = self.state.get(parameter, {})
-                buffer = state.get("momentum_buffer")
-                if buffer is not None:
-                    state["momentum_buffer"] = in_layout_of(parameter, buffer)
-
-    def _momentum_of(self, parameter: Tensor) -> Tensor:
+    def state_of(self, parameter: Tensor, group: dict[str, Any]) -> tuple[Tensor, ...]:
+        """Returns the momentum buffer, zeros the first time; () without momentum."""
+        if not group["momentum"]:
+            return ()
         state = self.state[parameter]
         if state.get("momentum_buffer") is None:
             state["momentum_buffer"] = torch.zeros_like(parameter)
-        return cast(Tensor, state["momentum_buffer"])
+        return (state["momentum_buffer"],)
 
-
-@torch.no_grad()
-def sgd_step(
-    optimizers: Iterable[SGD],
-    clip_coef: Tensor | None = None,
-    *,
-    grad_scale: Tensor | None = None,
-    found_inf: Tensor | None = None,
-) -> None:
-    """Steps all groups of all optimizers in one call of the operator, without waiting for a GPU.
-
-    Args:
-        optimizers: optimizers with equal momentum and nesterov, whose parameters are on one device.
-        clip_coef: float32 or float64 ``[G]`` on that device: factors of the gradients of the parameter groups, in order
-            through all optimizers; None is 1. A group with a factor of 0 or NaN keeps its parameters and momentum.
-        grad_scale: one number on that device, by which the loss was multiplied.
-        found_inf: one number on that device; if it is not 0, nothing is stepped.
-
-    Raises:
-        ValueError: different momentum or nesterov.
-        RuntimeError: tensors on other devices or with other shapes or dtypes than their parameters.
-    """
-    stepped = Stepped(optimizers)
-    kinds = {(float(group["momentum"]), bool(group["nesterov"])) for group in stepped.groups}
-    if len(kinds) > 1:
-        raise ValueError(f"groups that are stepped together have one (momentum, nesterov), not {sorted(kinds)}")
-    if not stepped.params:
-        return
-    ((momentum, nesterov),) = kinds
-
-    buffers = []
-    if momentum != 0:
-        for optimizer, parameter in zip(stepped.owners, stepped.params, strict=True):
-            buffers.append(optimizer._momentum_of(parameter))
-    _step(
-        stepped.params,
-        stepped.grads,
-        buffers,
-        stepped.numbers,
-        stepped.rates,
-        stepped.decays,
-        clip_coef,
-        grad_scale,
-        found_inf,
-        momentum,
-        nesterov,
-    )
-    torch.autograd.graph.increment_version(stepped.params)
+    def options_of(self, group: dict[str, Any]) -> tuple[float, ...]:
+        return float(group["momentum"]), bool(group["nesterov"])

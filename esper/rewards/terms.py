@@ -103,7 +103,7 @@ def rent_rate(share: Value, config: RewardConfig) -> Floats:
 
 
 def rent_price(share: Value, config: RewardConfig) -> Floats:
-    """Returns what final accuracy has to rise by to make up for the rent of a seed in a whole episode, pp.
+    """Returns the rise of final accuracy that makes up for the rent of a seed in a whole episode, pp.
 
     ``share`` are the sizes of seeds in sizes of the host, each of which is the only one there.
     """

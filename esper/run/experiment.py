@@ -22,9 +22,8 @@ from esper.files.misfits import MISFITS
 from esper.files.run_folder import CONFIG, EVENTS, RunFolder
 from esper.files.system_info import check_device
 from esper.rollout.interrupt import interrupts_wait, termination_interrupts
-from esper.rollout.threads import one_thread
-from esper.run.summary import RunSummary
-from esper.run.telemetry import RunTelemetry
+from esper.rollout.rollout import one_thread
+from esper.run.telemetry import RunSummary, RunTelemetry
 from esper.run.tracking import check_trackers
 from esper.run.trainer import Stopped, Trainer
 from esper.telemetry.hub import Sink

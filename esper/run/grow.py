@@ -23,10 +23,10 @@ from esper.files.grown_host import committed_network, export
 from esper.files.run_folder import CONFIG, EVENTS
 from esper.lifecycle.gates import GATES, Gates
 from esper.lifecycle.stage import SeedStage
-from esper.rollout.threads import one_thread
+from esper.rollout.rollout import one_thread
 from esper.run.experiment import Experiment
 from esper.run.grown import Grown
-from esper.run.summary import RunSummary
+from esper.run.telemetry import RunSummary
 from esper.show.live import progress_sink
 from esper.show.view import RunView
 from esper.spaces.action import Op

@@ -1,19 +1,21 @@
-"""Reports of a run: the events of its start, its rounds and its end, to its log, table and trackers."""
+"""Reports of a run: the events of its start, its rounds and its end, and the summary that it returns."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from esper.agents.ppo.update import UpdateStats
 from esper.compare.analysis import ArmComparison
 from esper.compare.runner import name_score
+from esper.compare.statistics import PairedComparison
 from esper.config.resolved import ResolvedConfig
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.training_backend import copies_held
 from esper.files.run_folder import RunFolder
-from esper.rollout.collector import Round
-from esper.run.summary import RunSummary
+from esper.rollout.rollout import Round
 from esper.run.tracking import tracking_sinks
 from esper.telemetry.anomaly import AnomalyDetector
 from esper.telemetry.event import (
@@ -29,11 +31,41 @@ from esper.telemetry.event import (
 )
 from esper.telemetry.hub import Sink, TelemetryHub
 from esper.telemetry.memory import memory_used
-from esper.telemetry.score import ScoreUnit
+from esper.telemetry.score import ACCURACY, ScoreUnit
 from esper.telemetry.span import Spans
 from esper.training.execution.capabilities import run_workspace
 from esper.training.execution.multi_gpu import devices_of
 from esper.training.host_state import COPIES
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """Result of a run; accuracies are those of committed networks on the test split, in pp."""
+
+    folder: Path
+    controller: str
+    comparisons: tuple[ArmComparison, ...]
+    """The run's controller against each baseline, hosts left alone (``none``) first. Empty if an agent was interrupted
+    before it finished learning, or the run was stopped in its first round."""
+    host_parameters: int
+    grown_parameters: float
+    """Mean number of parameters of the compared hosts."""
+    fossils: float
+    """Mean number of fossils of the compared hosts."""
+    rounds: int
+    total_rounds: int
+    interrupted: bool
+    seconds: float
+    dropped_sinks: dict[str, str]
+    score: ScoreUnit = ACCURACY
+    """Display format of the score of hosts; ``comparisons`` have it in percentage points."""
+
+    @property
+    def comparison(self) -> PairedComparison:
+        """The comparison with hosts left alone. Raises ValueError if nothing was compared."""
+        if not self.comparisons:
+            raise ValueError("nothing was compared: the run was interrupted before there was a result")
+        return self.comparisons[0].pair
 
 
 class RunTelemetry:

@@ -11,11 +11,10 @@ from esper.env.make import EnvMaker
 from esper.env.state import Baseline
 from esper.files import checkpoint
 from esper.files.run_folder import RunFolder
-from esper.rollout.collector import Collector
 from esper.rollout.interrupt import interrupts_wait
+from esper.rollout.rollout import Collector
 from esper.run.agents import LEARNERS, Agent, FixedAgent
-from esper.run.best_host import BestHost
-from esper.run.checkpointing import Checkpoints
+from esper.run.checkpointing import BestHost, Checkpoints
 from esper.run.telemetry import RunTelemetry
 from esper.telemetry.event import Event, RanksWaited
 from esper.training.execution.ranks import joint_seconds

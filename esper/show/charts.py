@@ -1,40 +1,59 @@
-"""Charts of a report: lines with bands, points, intervals, stacked bars, and slots over time."""
+"""Charts as inline SVG: lines with bands, points, intervals, and slots over time."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
-from collections.abc import Iterator, Sequence
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
-from esper.show.chart_style import MARKERS, PALETTE, REFERENCE, chart_style, inline_svg
-from esper.show.html import figure, table
-from esper.show.view import STAGE_COLORS
-from esper.telemetry.seed_history import Life, Stretch
+from esper.show.view import STAGE_COLORS, RunView
+from esper.telemetry.score import ScoreUnit
+from esper.telemetry.seed_history import Stretch
 from esper.telemetry.text import clean, number, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH = 4.4
+PALETTE = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#999933", "#44aa99", "#332288",
+)  # fmt: skip
+"""Okabe and Ito's colours without yellow and black, followed by four of Paul Tol's."""
+MARKERS = "osD^vP*X<>"
+INK = "#15191f"
+REFERENCE = "#555f6e"
+"""Colour of what runs are compared with."""
+GRID = "#dfe3e8"
+PAPER = "#ffffff"
+LANE_COLOR = "#f1f3f5"
+VARIABLES = {
+    INK: "ink",
+    REFERENCE: "quiet",
+    GRID: "rule",
+    PAPER: "card",
+    LANE_COLOR: "lane",
+    **{shade: f"c{place}" for place, shade in enumerate(PALETTE)},
+}
+"""Variables of the page's style sheet, which are other colours on a dark page."""
+SVG = "http://www.w3.org/2000/svg"
+XLINK = "http://www.w3.org/1999/xlink"
+WIDTH = 4.6
 HEIGHT = 2.4
 """Size of a chart without its legend, in inches."""
-LANES_WIDTH = 10.0
-"""Width of a chart of slots, in inches."""
 CHARACTER = 0.068
 """Approximate width of a character of a label, in inches."""
-LANE = 0.19
-"""Height of a lane in inches."""
-HOST_GAP = 0.55
-"""Gap between two hosts, in lanes."""
 MAX_DRAWN = 1e30
 """Larger absolute values are not drawn: axes could overflow."""
 MAX_NAME = 25
 MAX_MARKED = 40
 """Max points of a line that have markers."""
-MAX_LANES = 96
-"""Max lanes in one chart of slots."""
 
 
 @dataclass(frozen=True)
@@ -44,44 +63,19 @@ class Line:
     name: str
     x: Sequence[float]
     y: Sequence[float]
-    color: int
+    color: int = 0
     """Index in the palette; -1 is the colour of references."""
     low: Sequence[float] = ()
     high: Sequence[float] = ()
     reference: bool = False
     """Whether others are compared with it: a dashed line, or large diamonds above other points."""
-
-    def points(self) -> list[tuple[float, float]]:
-        """Returns the (x, y) points that can be drawn."""
-        points = []
-        for x, y in zip(self.x, self.y, strict=True):
-            if drawable(x) and drawable(y):
-                points.append((x, y))
-        return points
-
-
-def by_round(
-    name: str,
-    events: Sequence[Any],
-    field: str,
-    color: int,
-    reference: bool = False,
-    unit: float = 1.0,
-) -> list[Line]:
-    """Returns a line through that field of the events, divided by ``unit``, by round; empty if no event has a value."""
-    points: dict[float, float] = {}
-    for event in events:
-        value = getattr(event, field)
-        if value is not None:
-            points[event.round] = value / unit
-    if not points:
-        return []
-    return [Line(name, list(points), list(points.values()), color, reference=reference)]
+    shared: bool = True
+    """Whether the line is also drawn where several runs share the chart."""
 
 
 @dataclass(frozen=True)
-class IntervalRow:
-    """A value with its interval; ``low`` and ``high`` are None if it is unknown."""
+class Interval:
+    """A value with its interval; ``low`` and ``high`` are None if the interval is unknown."""
 
     name: str
     value: float
@@ -90,8 +84,162 @@ class IntervalRow:
     color: int = 0
 
 
+@dataclass(frozen=True)
+class Chart:
+    """Lines over one another; in the terminal, each shared line is a row of small blocks."""
+
+    title: str
+    words: str
+    lines: Sequence[Line]
+    x_label: str
+    y_label: str
+    digits: int = 2
+    short: str = ""
+    """Title in the terminal, which does not show the chart without."""
+    score: ScoreUnit | None = None
+    """Display format of the values if they are scores."""
+    is_figure = True
+
+    def numbers(self) -> list[list[str]]:
+        """Returns a row of texts for each x: the x, and the y of each line."""
+        columns = [dict(zip(line.x, line.y, strict=True)) for line in self.lines]
+        rows = []
+        for x in sorted(set().union(*columns)):
+            row = [number(x, 0)]
+            for column in columns:
+                text = ""
+                if x in column:
+                    text = number(column[x], self.digits)
+                row.append(text)
+            rows.append(row)
+        return rows
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Values with their intervals; not shown in the terminal."""
+
+    title: str
+    words: str
+    rows: Sequence[Interval]
+    label: str
+    unit: str
+    is_figure = True
+
+
+@dataclass(frozen=True)
+class SlotLanes:
+    """The slots of the hosts of the newest round: one bar and a line for each host, or lanes over the epochs."""
+
+    view: RunView
+    title: str
+    words: str = (
+        "Each lane is a slot and each bar a seed, named after its blueprint, coloured by stage. Germinated: planted, "
+        "not trained yet. Training: beside the host. Blending: its alpha is changing. Holding: blended, not kept yet. "
+        "Fossilized: kept for good. Pruned: removed. Embargoed, resetting: not free again yet."
+    )
+    is_figure = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """Texts in rows, the first of each names its row; without rows, only its words are shown."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: str = ""
+    columns: Sequence[int] | None = None
+    """Columns that a terminal has room for; None: all. It does not show a table with rows and none of its columns."""
+    is_figure = False
+
+
+Block = Chart | Intervals | SlotLanes | Table
+
+
+@contextmanager
+def chart_style() -> Iterator[None]:
+    """Applies the style to matplotlib figures made and saved inside the context, or in a decorated function."""
+    import matplotlib  # slow to import, and only charts need it
+    from cycler import cycler
+
+    settings: Any = {
+        "axes.prop_cycle": cycler(color=PALETTE),
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.edgecolor": REFERENCE,
+        "axes.facecolor": "none",
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.labelsize": 9,
+        "figure.facecolor": PAPER,
+        "grid.color": GRID,
+        "font.family": ["DejaVu Sans"],
+        "font.size": 9,
+        "legend.fontsize": 9,
+        "legend.frameon": False,
+        "text.parse_math": False,  # names may contain dollar signs
+        "svg.fonttype": "none",
+        "svg.hashsalt": "esper",
+    }
+    settings |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color"), INK)
+    with matplotlib.rc_context(settings):
+        yield
+
+
+def inline_svg(figure: Figure, title: str, description: str, follows_page: bool = True) -> str:
+    """Returns the figure as an svg element for an HTML page, the same for the same figure.
+
+    Ids are unique among figures with different titles or contents. Screen readers read the title and the description.
+    With ``follows_page``, colours are those of the page's style sheet, light or dark.
+    """
+    file = io.StringIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # names may contain characters that the font lacks; browsers have others
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Type", "Format", "Creator")))
+    svg = file.getvalue()
+    root = ElementTree.fromstring(svg)
+    root.remove(root[0])  # matplotlib's style, which would apply to the whole page
+    digest = hashlib.sha256(f"{title}\0{description}\0{svg}".encode())
+    prefix = "c" + digest.hexdigest()[:10]
+    for element in root.iter():
+        if element.tag == f"{{{SVG}}}g":  # nothing refers to groups
+            element.attrib.pop("id", None)
+        # The prefix goes in front of an id, and behind the # of a reference to one.
+        for name in {"id", "clip-path", f"{{{XLINK}}}href"} & element.attrib.keys():
+            reference = re.sub(r"^(url\(#|#|)", rf"\g<1>{prefix}-", element.attrib[name])
+            element.set(name, reference)
+        if follows_page and "style" in element.attrib:
+            element.set("style", re.sub(r"#[0-9a-f]{6}", _variable, element.attrib["style"]))
+    for name in ("width", "height", "version"):
+        root.attrib.pop(name, None)
+    root.set("role", "img")
+    root.set("aria-labelledby", f"{prefix}-title {prefix}-description")
+    root.insert(0, _text("title", f"{prefix}-title", title))
+    root.insert(1, _text("desc", f"{prefix}-description", description))
+    ElementTree.register_namespace("", SVG)
+    ElementTree.register_namespace("xlink", XLINK)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _variable(color: re.Match[str]) -> str:
+    name = VARIABLES.get(color[0])
+    return color[0] if name is None else f"var(--{name})"
+
+
+def _text(tag: str, name: str, words: str) -> ElementTree.Element:
+    element = ElementTree.Element(f"{{{SVG}}}{tag}", id=name)
+    element.text = words
+    return element
+
+
 def drawable(value: float | None) -> bool:
     return value is not None and math.isfinite(value) and abs(value) < MAX_DRAWN
+
+
+def floats(values: Sequence[float | None]) -> list[float]:
+    """Replaces values that cannot be drawn by NaN, which leaves gaps."""
+    return [math.nan if value is None or not drawable(value) else float(value) for value in values]
 
 
 def color(index: int) -> str:
@@ -101,113 +249,69 @@ def color(index: int) -> str:
     return PALETTE[index % len(PALETTE)]
 
 
-def _axes(height: float, width: float = WIDTH, legend: Sequence[str] = ()) -> Axes:
-    """Returns axes about ``height`` inches high, with room above them for a legend with these names."""
+@chart_style()
+def draw(
+    title: str,
+    words: str,
+    height: float,
+    legend: Sequence[str],
+    fill: Callable[[Axes], None],
+) -> str:
+    """Returns a chart about ``height`` inches high, with room above it for a legend with these names.
+
+    ``fill`` draws on its axes; ``words`` describe the chart to readers who cannot see it.
+    """
     from matplotlib.figure import Figure  # slow to import
 
-    rows = math.ceil(len(legend) / _legend_columns(legend, width))
-    drawing = Figure(figsize=(width, height + 0.19 * rows + 0.6), layout="constrained")
-    return drawing.add_subplot()
-
-
-def _legend_columns(names: Sequence[str], width: float) -> int:
-    longest = max(map(len, names), default=1)
-    room = int(width / (CHARACTER * longest + 0.5))
-    return max(1, min(len(names), room))
-
-
-def _svg(axes: Axes, title: str, description: str, legend: Sequence[str] = ()) -> str:
-    """Returns the chart, with a legend above the axes if ``legend`` has names."""
-    drawing = cast("Figure", axes.figure)
+    columns = max(1, min(len(legend), int(WIDTH / (CHARACTER * max(map(len, legend), default=1) + 0.5))))
+    rows = math.ceil(len(legend) / columns)
+    drawing = Figure(figsize=(WIDTH, height + 0.19 * rows + 0.6), layout="constrained")
+    fill(drawing.add_subplot())
     if legend:
-        columns = _legend_columns(legend, drawing.get_figwidth())
         drawing.legend(loc="outside upper left", ncols=columns, borderaxespad=0.2, columnspacing=1.2)
-    return inline_svg(drawing, clean(title), clean(description, 1000))
+    return inline_svg(drawing, clean(title), clean(words, 1000))
 
 
-def _label(
-    axes: Axes,
-    x_label: str,
-    y_label: str = "",
-    integer: bool = False,
-    logarithmic: bool = False,
-) -> None:
-    """Names the axes and sets round ticks with short labels; ``integer`` and ``logarithmic`` are about x."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
-
-    axes.set(xlabel=x_label, ylabel=y_label)
-    formatter = FuncFormatter(lambda value, _: tick_label(value))
-    steps = [1, 2, 5, 10]
-    axes.xaxis.set_major_formatter(formatter)
-    if logarithmic:
-        axes.xaxis.set_major_locator(LogLocator(subs=[1, 3]))
-    else:
-        ticks = 6 if integer else 5
-        axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=integer, steps=steps, min_n_ticks=1))
-    if y_label:
-        axes.yaxis.set_major_locator(MaxNLocator(5, steps=steps))
-        axes.yaxis.set_major_formatter(formatter)
-
-
-def tick_label(value: float) -> str:
-    """Returns a short label: ``1e-06``, ``0.05``, ``1,200``, ``25k``, ``2.5M``."""
-    size = abs(value)
-    if size < 1000 or not size < 1e13:
-        return f"{value:.6g}"
-    if size < 1e4:
-        return f"{value:,.0f}"
-    if size < 1e6:
-        return f"{value / 1e3:.6g}k"
-    if size < 1e9:
-        return f"{value / 1e6:.6g}M"
-    return f"{value / 1e9:.6g}G"
-
-
-def _floats(values: Sequence[float | None]) -> list[float]:
-    """Replaces values that cannot be drawn by NaN, which leaves gaps."""
-    return [math.nan if value is None or not drawable(value) else float(value) for value in values]
-
-
-@chart_style()
 def line_chart(
     title: str,
     lines: Sequence[Line],
     x_label: str,
     y_label: str,
-    digits: int = 2,
-    include: Sequence[float] = (),
 ) -> str:
-    """Draws lines over one another. The y axis contains the values ``include``."""
-    names = [clean(line.name, 60) for line in lines]
-    legend = names
-    if len(names) == 1 and names[0] in y_label:
+    """Draws lines over one another."""
+    from matplotlib.ticker import MaxNLocator
+
+    legend = [clean(line.name, 60) for line in lines]
+    if len(legend) == 1 and legend[0] in y_label:
         legend = []
-    axes = _axes(HEIGHT, legend=legend)
     ends = []
     for line in lines:
-        draw_line(axes, line)
-        points = line.points()
-        if points:
-            ends.append(f"{line.name} ends at {number(points[-1][1], digits)}")
-    for value in include:
-        axes.axhline(value, color="#aaaaaa", linewidth=0.8, zorder=0.5)
-    axes.margins(x=0.02)
-    _label(axes, x_label, y_label, integer=True)
-    return _svg(axes, title, "; ".join(ends), legend)
+        known = [y for y in line.y if drawable(y)]
+        if known:
+            ends.append(f"{line.name} ends at {number(known[-1])}")
+
+    def fill(axes: Axes) -> None:
+        for line in lines:
+            draw_line(axes, line)
+        axes.margins(x=0.02)
+        axes.set(xlabel=x_label, ylabel=y_label)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+
+    return draw(title, "; ".join(ends), HEIGHT, legend, fill)
 
 
 def draw_line(axes: Axes, line: Line) -> None:
     """Draws a line with its band, named for a legend."""
-    x = _floats(line.x)
+    x = floats(line.x)
     shade = color(line.color)
     if len(line.low):
-        axes.fill_between(x, _floats(line.low), _floats(line.high), color=shade, alpha=0.18, linewidth=0)
+        axes.fill_between(x, floats(line.low), floats(line.high), color=shade, alpha=0.18, linewidth=0)
     marker = ""
     if line.color >= 0 and len(x) <= MAX_MARKED:
         marker = MARKERS[line.color % len(MARKERS)]
     axes.plot(
         x,
-        _floats(line.y),
+        floats(line.y),
         "--" if line.reference else "-",
         color=shade,
         marker=marker,
@@ -217,129 +321,23 @@ def draw_line(axes: Axes, line: Line) -> None:
     )
 
 
-def line_figure(
-    title: str,
-    words: str,
-    lines: Sequence[Line],
-    x_label: str,
-    y_label: str,
-    digits: int = 2,
-    include: Sequence[float] = (),
-) -> str:
-    """Returns a line chart with its caption, and its numbers with ``digits`` decimals; "" without lines."""
-    if not lines:
-        return ""
-    heads = [x_label]
-    columns = []
-    places: set[float] = set()
-    for line in lines:
-        heads.append(line.name)
-        columns.append(dict(zip(line.x, line.y, strict=True)))
-        places.update(filter(drawable, line.x))
-    rows = []
-    for x in sorted(places):
-        row = [number(x, 0)]
-        for column in columns:
-            text = ""
-            if x in column:
-                text = number(column[x], digits)
-            row.append(text)
-        rows.append(row)
-    chart = line_chart(title, lines, x_label, y_label, digits, include)
-    return figure(title, words, chart, table(heads, rows))
-
-
-@chart_style()
-def scatter_chart(title: str, groups: Sequence[Line], x_label: str, y_label: str) -> str:
-    """Draws points. The x axis is logarithmic if all x are positive and the largest is more than 30 times the least."""
-    names = [clean(group.name, 60) for group in groups]
-    axes = _axes(HEIGHT, legend=names)
-    drawn: list[float] = []
-    points = 0
-    for group, name in zip(groups, names, strict=True):
-        points += len(group.x)
-        for x, _ in group.points():
-            drawn.append(x)
-        style: dict[str, Any] = {"markersize": 4.5, "markeredgewidth": 0, "alpha": 0.6, "zorder": 2}
-        marker = MARKERS[group.color % len(MARKERS)]
-        if group.reference:
-            style = {"markersize": 8, "markeredgewidth": 1, "alpha": 1, "zorder": 3}
-            marker = "D"
-        axes.plot(
-            _floats(group.x),
-            _floats(group.y),
-            marker,
-            color=color(group.color),
-            markeredgecolor="white",
-            label=name,
-            **style,
-        )
-    logarithmic = bool(drawn) and min(drawn) > 0 and max(drawn) > 30 * min(drawn)
-    if logarithmic:
-        axes.set_xscale("log", subs=[])
-    _label(axes, x_label, y_label, logarithmic=logarithmic)
-    return _svg(axes, title, f"{points} points; each is a row of the table.", names)
-
-
-@chart_style()
-def interval_chart(title: str, rows: Sequence[IntervalRow], x_label: str, unit: str = "pp") -> str:
+def interval_chart(title: str, rows: Sequence[Interval], x_label: str, unit: str = "pp") -> str:
     """Draws one row per value in ``unit``, with a line at zero; an unbounded interval is left out."""
-    names = [clean(row.name, MAX_NAME) for row in rows]
-    axes = _axes(0.24 * len(rows))
-    values = []
-    for place, row in enumerate(rows):
-        values.append(f"{row.name}: {number(row.value, 2, unit, sign=True)}")
-        value, low, high = _floats([row.value, row.low, row.high])
-        shade = color(row.color)
-        axes.plot([value], [place], "o", color=shade, markersize=5)
-        axes.plot([low, high], [place, place], color=shade, linewidth=1.8)
-    axes.axvline(0, color="#777777", linewidth=1)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_yticks(range(len(rows)), names)
-    axes.grid(visible=False, axis="y")
-    _label(axes, x_label)
-    return _svg(axes, title, "; ".join(values))
 
+    def fill(axes: Axes) -> None:
+        for place, row in enumerate(rows):
+            value, low, high = floats([row.value, row.low, row.high])
+            shade = color(row.color)
+            axes.plot([value], [place], "o", color=shade, markersize=5)
+            axes.plot([low, high], [place, place], color=shade, linewidth=1.8)
+        axes.axvline(0, color=REFERENCE, linewidth=1)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_yticks(range(len(rows)), [clean(row.name, MAX_NAME) for row in rows])
+        axes.grid(visible=False, axis="y")
+        axes.set(xlabel=x_label)
 
-@chart_style()
-def lanes_chart(title: str, lives: Sequence[Life], slots: Sequence[str], length: int) -> str:
-    """Draws one lane per slot of each host, epochs from left to right; the colour of a bar is the stage of its seed."""
-    lanes: dict[tuple[int, str], float] = {}
-    bars: list[tuple[Stretch, float]] = []
-    rollbacks: list[tuple[int, int]] = []
-    longest = max(length, 1)
-    for host, life in enumerate(lives):
-        top = host * (len(slots) + HOST_GAP)
-        for row, slot in enumerate(slots):
-            lanes[life.env, slot] = top + row
-        bars += [(s, lanes[life.env, s.slot]) for s in life.stretches if s.slot in slots]
-        if slots:
-            rollbacks += [(life.env, epoch) for epoch in life.rollbacks]
-        longest = max(longest, life.end)
-    names = []
-    for env, slot in lanes:
-        name = f"host {env} {slot}" if slot == slots[0] else slot
-        names.append(clean(name, 18))
-    stages = {stretch.stage for stretch, _ in bars}
-    legend = [stage.lower() for stage in STAGE_COLORS if stage in stages]
-    if rollbacks:
-        legend.append("rollback")
-    left = CHARACTER * max(map(len, names), default=0)
-    inches_per_epoch = (LANES_WIDTH - left - 0.4) / longest
-    places = list(lanes.values())
-    bottom = max(places, default=0) + 0.5
-    axes = _axes(LANE * (bottom + 0.5), LANES_WIDTH, legend)
-    draw_lanes(axes, dict(zip(places, names, strict=True)), bars, longest, inches_per_epoch)
-    label: str | None = "rollback"
-    for env, epoch in rollbacks:
-        first = lanes[env, slots[0]] - 0.5
-        last = lanes[env, slots[-1]] + 0.5
-        axes.plot([epoch, epoch], [first, last], "k:", linewidth=1.4, label=label)
-        label = None  # a legend names the first of them only
-    axes.tick_params(axis="y", length=0, labelsize=8)
-    axes.set_ylim(bottom, -0.5)
-    _label(axes, "epochs done", integer=True)
-    return _svg(axes, title, "; ".join(map(Life.words, lives)), legend)
+    words = [f"{row.name}: {number(row.value, 2, unit, sign=True)}" for row in rows]
+    return draw(title, "; ".join(words), 0.24 * len(rows), (), fill)
 
 
 def draw_lanes(
@@ -350,7 +348,7 @@ def draw_lanes(
     inches_per_epoch: float,
 ) -> None:
     """Draws the stretches of seeds, each in its lane, coloured by stage, with the name of each blueprint."""
-    axes.barh(list(lanes), longest, height=0.86, color="#f4f4f4")
+    axes.barh(list(lanes), longest, height=0.86, color=LANE_COLOR)
     axes.set_yticks(list(lanes), list(lanes.values()))
     axes.set_xlim(0, longest)
     axes.grid(visible=False, axis="y")
@@ -371,12 +369,12 @@ def draw_lanes(
                 left=begins,
                 height=0.86,
                 color=shade,
-                edgecolor="white",
+                edgecolor=PAPER,
                 linewidth=0.5,
                 label=stage.lower(),
             )
     for name, begin, lane in _seed_names(bars, inches_per_epoch):
-        axes.text(begin + 0.04 / inches_per_epoch, lane, name, va="center", fontsize=8.5, clip_on=True)
+        axes.text(begin + 0.04 / inches_per_epoch, lane, name, va="center", fontsize=8.5, color="black", clip_on=True)
 
 
 def _seed_names(bars: Sequence[tuple[Stretch, float]], inches_per_epoch: float) -> Iterator[tuple[str, int, float]]:

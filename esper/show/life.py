@@ -1,23 +1,30 @@
-"""The life of one host as a chart: its accuracy with and without growth, and its seeds as bars."""
+"""The lives of hosts as charts: the slots of a round, and the best host of a run with its accuracy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from esper.files.atomic import write_atomic
-from esper.show.chart_style import chart_style, inline_svg
-from esper.show.charts import Line, draw_lanes, draw_line
-from esper.show.html import figure
-from esper.show.view import RunView
+from esper.show.charts import CHARACTER, INK, Line, chart_style, draw, draw_lanes, draw_line, inline_svg
+from esper.show.view import STAGE_COLORS, RunView
 from esper.telemetry.event import EpisodeCompleted, EpochCompleted
-from esper.telemetry.seed_history import Life
+from esper.telemetry.seed_history import Life, Stretch
 from esper.telemetry.text import clean
 
-WIDTH = 7.0
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MAX_LANES = 60
+"""Max lanes in one chart of slots."""
+HOST_GAP = 0.55
+"""Gap between two hosts, in lanes."""
+WIDE = 7.0
+NARROW = 4.6
 CURVES = 2.3
 LANE = 0.26
-"""Width of the chart, height of its curves and of a slot, in inches."""
+"""Widths of the chart as a picture and on a page, height of its curves and of a slot, in inches."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,7 @@ class HostLife:
     """Accuracy, or another score, of the whole host by epoch, from 1; validation split, in the unit of the score."""
     alone: list[float]
     """The mean of hosts left alone at the same epochs; empty if unknown."""
+    is_figure = True
 
     @property
     def life(self) -> Life:
@@ -69,15 +77,20 @@ def best_life(view: RunView) -> HostLife | None:
 
 
 @chart_style()
-def life_chart(host: HostLife) -> str:
-    """Returns the chart as an svg element: the curves above, the slots below."""
+def life_chart(host: HostLife, width: float = NARROW) -> str:
+    """Returns the chart as an svg element, ``width`` inches wide: the curves above, the slots below.
+
+    A narrow chart follows the colours of its page; a wide one is a picture of its own, with the stages on its right.
+    """
     from matplotlib.figure import Figure  # slow to import
     from matplotlib.ticker import MaxNLocator
 
+    narrow = width == NARROW
     epochs = len(host.grown)
     slots = host.view.slots
     lanes = max(1, len(slots))
-    drawing = Figure(figsize=(WIDTH, CURVES + LANE * lanes + 0.6), layout="constrained")
+    height = CURVES + LANE * lanes + (1.2 if narrow else 0.6)
+    drawing = Figure(figsize=(width, height), layout="constrained")
     curves, seeds = drawing.subplots(2, sharex=True, height_ratios=(CURVES, LANE * lanes))
     score = host.view.score
     numbers = range(1, epochs + 1)
@@ -85,18 +98,23 @@ def life_chart(host: HostLife) -> str:
     if host.alone:
         draw_line(curves, Line("hosts left alone, mean", numbers, host.alone, -1, reference=True))
     curves.set(ylim=_range(host), ylabel=score.label(f"validation {score.name}"))
-    curves.set_title(clean(host.title), loc="left", fontsize=9.5)
     curves.legend(loc="best")
     places = {slot: float(place) for place, slot in enumerate(slots)}
     bars = [(s, places[s.slot]) for s in host.life.stretches if s.slot in places]
     names = {place: clean(slot, 10) for slot, place in places.items()}
-    draw_lanes(seeds, names, bars, epochs, (WIDTH - 2.5) / epochs)
+    beside = 1.0 if narrow else 2.5
+    draw_lanes(seeds, names, bars, epochs, (width - beside) / epochs)
     seeds.set(ylim=(lanes - 0.5, -0.5), xlabel="epochs done")
     seeds.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    if bars:
+    if not narrow:
+        curves.set_title(clean(host.title), loc="left", fontsize=9.5)
+    if bars and narrow:
+        handles, labels = seeds.get_legend_handles_labels()
+        drawing.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8.5)
+    elif bars:
         seeds.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
     description = clean(f"{host.words} {host.life.words()}", 1000)
-    return inline_svg(drawing, clean(host.title), description)
+    return inline_svg(drawing, clean(host.title), description, follows_page=narrow)
 
 
 def _range(host: HostLife) -> tuple[float, float]:
@@ -109,15 +127,38 @@ def _range(host: HostLife) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def life_figure(view: RunView) -> str:
-    """Returns the chart with its caption for a page; empty if there is no such host."""
-    host = best_life(view)
-    if host is None:
-        return ""
-    words = f"{host.title}: {host.words} Each bar is a seed in its slot, coloured by stage."
-    return figure("A host's life", words, f'<div class="scroll wide">{life_chart(host)}</div>', "")
+def lanes_chart(view: RunView, title: str) -> str:
+    """Draws one lane per slot of each host of the newest round, epochs from left to right, bars coloured by stage."""
+    slots = view.slots[:MAX_LANES]
+    newest = max((episode for episode, _ in view.lives), default=0)
+    lives = [life for (episode, _), life in sorted(view.lives.items()) if episode == newest]
+    lives = lives[: max(1, MAX_LANES // max(1, len(slots)))]
+    lanes: dict[float, str] = {}
+    bars: list[tuple[Stretch, float]] = []
+    rollbacks: list[tuple[int, float]] = []
+    for host, life in enumerate(lives):
+        top = host * (len(slots) + HOST_GAP)
+        for row, slot in enumerate(slots):
+            name = slot if row else f"host {life.env} {slot}"
+            lanes[top + row] = clean(name, 18)
+        bars += [(s, top + slots.index(s.slot)) for s in life.stretches if s.slot in slots]
+        rollbacks += [(epoch, top) for epoch in life.rollbacks]
+    stages = {stretch.stage for stretch, _ in bars}
+    legend = [stage.lower() for stage in STAGE_COLORS if stage in stages]
+    longest = max(1, *(life.end for life in lives), view.begun.episode_length if view.begun else 1)
+    bottom = max(lanes, default=0) + 0.5
+
+    def fill(axes: Axes) -> None:
+        left = CHARACTER * max(map(len, lanes.values()), default=0)
+        draw_lanes(axes, lanes, bars, longest, (NARROW - left - 0.4) / longest)
+        for epoch, top in rollbacks:
+            axes.plot([epoch, epoch], [top - 0.5, top + len(slots) - 0.5], ":", color=INK, linewidth=1.4)
+        axes.tick_params(axis="y", length=0, labelsize=8)
+        axes.set(ylim=(bottom, -0.5), xlabel="epochs done")
+
+    return draw(title, "; ".join(map(Life.words, lives)), 0.8 * LANE * (bottom + 0.5), legend, fill)
 
 
 def save_life(host: HostLife, folder: Path) -> None:
     """Writes the chart to the folder of the run."""
-    write_atomic(folder / "life.svg", life_chart(host).encode())
+    write_atomic(folder / "life.svg", life_chart(host, WIDE).encode())

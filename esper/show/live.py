@@ -6,23 +6,23 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from esper.show.console import ConsoleSink, TerminalConsole, played, practice, size
 from esper.show.read import Run
-from esper.show.screen import Section, parts, picture, plain, progress, sections
+from esper.show.screen import picture, plain, progress, section, text
 from esper.telemetry import event as events
 from esper.telemetry.event import Event
 from esper.telemetry.text import duration
 
 REFRESH_SECONDS = 0.25
 WATCH_SECONDS = 1.0
-MAX_SILENCE = 60.0
-"""Seconds without a new event after which a run of unknown state counts as ended."""
 PIPE_WIDTH = 80
 """Columns that curves are drawn for where the output is no terminal."""
+MAX_SILENCE = 60.0
+"""Seconds without a new event after which a run of unknown state counts as ended."""
 
 
 class LiveSink(ConsoleSink):
@@ -66,7 +66,8 @@ class LiveSink(ConsoleSink):
 
     def picture(self) -> Group:
         """Returns the view as it is now."""
-        return picture(self._view, self._console, progress(self._view, self._console.width))
+        console = self._console
+        return picture(self._view, console.width, console.options.ascii_only, [progress(self._view, console.width)])
 
 
 def progress_sink() -> ConsoleSink:
@@ -75,17 +76,17 @@ def progress_sink() -> ConsoleSink:
     return LiveSink(console) if console.is_interactive else ConsoleSink(console)
 
 
-def head(run: Run) -> list[Section]:
+def head(run: Run) -> list[RenderableType]:
     """Returns what a run folder says in place of the progress of a run at work."""
     started = run.last(events.RunStarted)
-    about = [", ".join(f"{name} {value}" for name, value in run.about.items())]
+    about = [str(run.folder), ", ".join(f"{name} {value}" for name, value in run.about.items())]
     if started is not None:
         about += size(started)
-    return [
-        ("run", [str(run.folder), *about]),
-        ("state", [run.state_words(), *_pace(run)]),
-        ("problems", run.all_problems()),
-    ]
+    said = {"run": about, "state": [run.state_words(), *_pace(run)], "problems": run.all_problems()}
+    lines: list[RenderableType] = []
+    for name, words in said.items():
+        lines += section(name, list(map(text, words)))
+    return lines
 
 
 def _pace(run: Run) -> list[str]:
@@ -111,7 +112,7 @@ def _pace(run: Run) -> list[str]:
 
 def short_form(run: Run, ascii_only: bool = False) -> str:
     """Returns the view as text without terminal control codes; long lines do not wrap."""
-    return plain(head(run) + sections(run.view, PIPE_WIDTH, ascii_only))
+    return plain(picture(run.view, PIPE_WIDTH, ascii_only, head(run)))
 
 
 def show(run: Run, console: Console | None = None) -> None:
@@ -124,7 +125,7 @@ def show(run: Run, console: Console | None = None) -> None:
 
 
 def _picture(run: Run, console: Console) -> Group:
-    return picture(run.view, console, parts(head(run)))
+    return picture(run.view, console.width, console.options.ascii_only, head(run))
 
 
 def in_progress(run: Run) -> bool:

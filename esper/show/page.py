@@ -1,110 +1,190 @@
-"""The report: one self-contained HTML file without scripts."""
+"""The report: one self-contained HTML file without scripts, from a template."""
 
 from __future__ import annotations
 
-import html
+import json
+import re
 import time
 from base64 import b64encode
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import chain
 from pathlib import Path
-from string import Template
+from typing import TYPE_CHECKING, Any
 
 from esper.config import ConfigError
 from esper.files.atomic import write_atomic
-from esper.show.accuracy import accuracy_section, capital
-from esper.show.cost import time_section
-from esper.show.curves import score_of
-from esper.show.growth import contributions_section, lives_section
-from esper.show.html import escape
-from esper.show.learning import policy_section, reward_section
-from esper.show.overview import configuration_section, events_section, summary_section
-from esper.show.read import Runs, is_comparison, open_runs, saved_tables
-from esper.telemetry.score import ACCURACY
+from esper.show.charts import Block, Chart, Intervals, Line, SlotLanes, Table, interval_chart, line_chart
+from esper.show.console import size
+from esper.show.life import HostLife, best_life, lanes_chart, life_chart
+from esper.show.read import Run, Runs, is_comparison, open_runs, saved_tables
+from esper.show.sections import answer, capital, note, score_of, sections, units
+from esper.telemetry import event as events
+from esper.telemetry.text import clean
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 MARK = "<!-- a report of Esper -->"
 """Begins every report; only files with it may be replaced."""
-STYLE = Path(__file__).with_name("report.css")
-PAGE = Template(
-    f"""<!doctype html>
-{MARK}
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width,initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<title>$title</title>
-<style>$style</style>
-</head>
-<body>
-<header><h1>$title</h1><p class=note>$about</p><nav aria-label="Parts of this report">$links</nav></header>
-<main>$content</main>
-<footer>$footer</footer>
-</body>
-</html>
-"""
-)
-SECTIONS = {
-    "summary": summary_section,
-    "accuracy": accuracy_section,
-    "slots": lives_section,
-    "contributions": contributions_section,
-    "reward": reward_section,
-    "agent": policy_section,
-    "time": time_section,
-    "events": events_section,
-    "configuration": configuration_section,
+TITLES = {
+    "verdict": "Result",
+    "agent": "The agent",
+    "worth": "Worth of seeds",
+    "time": "Where the time went",
+    "events": "Actions and events",
 }
-"""Content of each section, by its id, which is also the name of its link."""
+"""Titles of sections; those of the others are their names."""
+
+
+@cache
+def template() -> Template:
+    """Returns the template of the page, in which every text is cleaned and escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # only reports need it
+    from markupsafe import Markup
+
+    def shown(value: Any) -> Any:
+        return value if isinstance(value, Markup) else clean(value, 2000)
+
+    def lines(text: str) -> Markup:
+        return Markup("\n").join(clean(line, 2000) for line in text.splitlines())
+
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=shown,
+        loader=FileSystemLoader(Path(__file__).parent),
+        trim_blocks=True,
+    )
+    environment.tests["numeric"] = lambda cell: re.match(r"[+\-]?[\d.]", str(cell)) is not None
+    environment.filters["lines"] = lines
+    environment.filters["base64"] = Markup
+    environment.filters["capital"] = capital
+    environment.filters["drawn"] = lambda figure: Markup(drawn(figure))
+    return environment.get_template("report.html")
+
+
+def drawn(figure: Chart | Intervals | SlotLanes | HostLife) -> str:
+    """Returns the svg element of a figure."""
+    match figure:
+        case Chart():
+            return line_chart(figure.title, figure.lines, figure.x_label, figure.y_label)
+        case Intervals():
+            return interval_chart(figure.title, figure.rows, figure.label, figure.unit)
+        case SlotLanes():
+            return lanes_chart(figure.view, figure.title)
+    return life_chart(figure)
 
 
 def report_html(runs: Runs) -> str:
     """Returns the page about one run, or several side by side."""
+    views = [run.view for run in runs]
     title = ", ".join(run.name for run in runs)
+    answers = [answer(view) for view in views]
     if len(runs) > 1:
         title = f"{len(runs)} runs: {title}"
-    about = "; ".join(f"{run.folder}: {run.state_words()}" for run in runs)
-    links = ""
-    content = ""
-    for name, section in SECTIONS.items():
-        link = score_of(runs).name if name == "accuracy" else name
-        links += f'<a href="#{name}">{escape(capital(link))}</a>'
-        content += section(runs)
-    return _page(title, about, content, links, f" {_units(runs)}")
+        answers = [f"{run.name}: {words}" for run, words in zip(runs, answers, strict=True)]
+    about = []
+    for run in runs:
+        started = run.last(events.RunStarted)
+        said = [f"{run.folder}: {run.state_words()}", *(f"{name} {value}" for name, value in run.about.items())]
+        if started is not None:
+            said += size(started)
+        about.append("; ".join(said))
+    lives: list[Any] = list(filter(None, map(best_life, views)))
+    blocks = joined(runs)
+    blocks["verdict"] = [*lives, *blocks.get("verdict", [note("Nothing was compared yet.")])]
+    blocks["configuration"] = configuration(runs)
+    content = []
+    for name, found in blocks.items():
+        link = score_of(views).name if name == "accuracy" else TITLES.get(name, name)
+        content.append((name, capital(link), found))
+    problems = [(run.name, run.all_problems()) for run in runs]
+    return _page(title, about, content, answers=answers, footer=units(views), problems=problems)
+
+
+def _page(title: str, about: Sequence[str], content: Sequence[Any], **more: Any) -> str:
+    """Returns the page; ``content`` is the id, the title and the blocks of each section."""
+    empty = {"answers": [], "footer": "", "problems": [], "text": "", "images": []}
+    made = time.strftime("%Y-%m-%d %H:%M")
+    return template().render(title=title, about=about, content=content, made=made, **{**empty, **more})
+
+
+def joined(runs: Runs) -> dict[str, list[Block]]:
+    """Returns the blocks of each section; charts of several runs that have the same title and axes become one."""
+    if len(runs) == 1:
+        return {"verdict": [], **sections(runs[0].view)}
+    blocks: dict[str, list[Block]] = {"verdict": []}
+    charts: dict[str, list[Line]] = {}
+    for place, run in enumerate(runs):
+        for name, found in sections(run.view).items():
+            section = blocks.setdefault(name, [])
+            for block in found:
+                if not isinstance(block, Chart):
+                    section.append(replace(block, title=f"{run.name}: {block.title}"))
+                    continue
+                lines = [_of_run(line, run, place) for line in block.lines if line.shared]
+                if lines and block.title not in charts:
+                    charts[block.title] = []
+                    section.append(replace(block, lines=charts[block.title]))
+                if lines:
+                    charts[block.title] += lines
+    return blocks
+
+
+def _of_run(line: Line, run: Run, place: int) -> Line:
+    return replace(line, name=f"{run.name}: {line.name}", color=place, low=(), high=())
+
+
+def configuration(runs: Runs) -> list[Block]:
+    """All config values, for several runs those that differ first, and the versions."""
+    heads = ["value", *(run.name for run in runs)]
+    config = _rows(list(map(_config, runs)))
+    different = [row for row in config if len(set(row[1:])) > 1]
+    tables: list[Block] = [
+        Table("The whole configuration", heads, config),
+        Table("Versions and hardware", heads, _rows([run.environment for run in runs])),
+    ]
+    if different:
+        tables.insert(0, Table("Differences between the runs", heads, different))
+    return tables
+
+
+def _config(run: Run) -> dict[str, Any]:
+    """Returns the config of a run; of a loop outside Esper only what its Grower uses of it."""
+    if not run.view.own_loop:
+        return run.config
+    return {name: values for name, values in run.config.items() if name in ("run", "env", "reward", "governor")}
+
+
+def _rows(tables: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Returns a row for each dotted name: the name, and its value in each of the tables."""
+    flat = list(map(_flat, tables))
+    return [[name, *(values.get(name, "") for values in flat)] for name in dict.fromkeys(chain(*flat))]
+
+
+def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Flattens nested tables to dotted names; values are written as JSON, strings as they are."""
+    flat: dict[str, str] = {}
+    for key, value in nested.items():
+        if isinstance(value, dict) and value and len(prefix) < 200:
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            flat[f"{prefix}{key}"] = text
+    return flat
 
 
 def comparison_html(folder: Path) -> str:
     """Returns the page about a comparison: its pictures and its tables. Raises ConfigError if it has no result yet."""
-    images = ""
+    images = []
     for name in ("pairs", "differences", "cost"):
         file = folder / f"{name}.svg"
         if file.is_file():
-            data = b64encode(file.read_bytes()).decode()
-            images += f'<img alt="{name}" src="data:image/svg+xml;base64,{data}">'
-    tables = html.escape(saved_tables(folder))
-    content = f"<section><h2>Pictures</h2>{images}</section>"
-    content += f"<section><h2>Tables</h2><div class=scroll tabindex=0><pre>{tables}</pre></div></section>"
-    return _page(folder.absolute().name, f"{folder}: a comparison", content)
-
-
-def _page(title: str, about: str, content: str, links: str = "", footer: str = "") -> str:
-    """Returns the whole page; ``content`` and ``links`` are HTML, the others text."""
-    return PAGE.substitute(
-        title=escape(f"Esper: {title}"),
-        style=STYLE.read_text(encoding="utf-8"),
-        about=escape(about, 2000),
-        links=links,
-        content=content,
-        footer=escape(f"Made {time.strftime('%Y-%m-%d %H:%M')}.{footer}"),
-    )
-
-
-def _units(runs: Runs) -> str:
-    """Returns a sentence about the units of scores."""
-    score = score_of(runs)
-    if score == ACCURACY:
-        return "Accuracies are percentages, differences percentage points (pp)."
-    unit = score.unit or "its own unit"
-    return f"{score.name} and its differences are in {unit}; rewards count {score.points:g} percentage points for 1."
+            images.append((name, b64encode(file.read_bytes()).decode()))
+    text = saved_tables(folder)
+    return _page(folder.absolute().name, [f"{folder}: a comparison"], [], text=text, images=images)
 
 
 def write_report(folders: Sequence[Path], file: Path | None = None) -> Path:
@@ -116,7 +196,10 @@ def write_report(folders: Sequence[Path], file: Path | None = None) -> Path:
         ConfigError: a folder holds no run, a comparison has no result or is one of several folders, or ``file`` cannot
             be written or is not an earlier report.
     """
-    page = _page_about(folders)
+    if len(folders) == 1 and is_comparison(folders[0]):
+        page = comparison_html(folders[0])
+    else:
+        page = report_html(open_runs(folders))
     path = file
     if path is None:
         parent = folders[0] if len(folders) == 1 else Path()
@@ -127,12 +210,6 @@ def write_report(folders: Sequence[Path], file: Path | None = None) -> Path:
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; give another --out") from None
     return path
-
-
-def _page_about(folders: Sequence[Path]) -> str:
-    if len(folders) == 1 and is_comparison(folders[0]):
-        return comparison_html(folders[0])
-    return report_html(open_runs(folders))
 
 
 def check_file(path: Path) -> None:

@@ -1,121 +1,70 @@
-"""The view of a run in a terminal, while it is at work and by `esper show`: headings, each with lines."""
+"""The sections of a run in a terminal: beside the name of each, its lines, tables, and charts of small blocks."""
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterable, Sequence
-from itertools import islice
 
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from esper.show.console import incident, rates, validated
-from esper.show.view import STAGE_COLORS, STAGE_WORDS, RunView, phase_seconds
-from esper.telemetry import event as events
-from esper.telemetry.memory import memory_words
+from esper.show.charts import Block, Chart, SlotLanes, Table
+from esper.show.sections import sections
+from esper.show.view import STAGE_COLORS, STAGE_WORDS, RunView
 from esper.telemetry.text import clean, duration, number, shorten
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.,-=+*#"
 HEAD = 13
-"""Columns of headings."""
+"""Columns of the names of sections."""
 MAX_LINE = 500
-MAX_BLUEPRINTS = 8
+MAX_ROWS = 8
 MAX_HOSTS = 16
-MAX_SLOTS = 8
-MAX_WORTHS = 3
-"""Blueprints listed of each slot, the best ones."""
-MIN_SHARE = 0.005
-"""Phases with a smaller share of the time are not listed."""
-FIGURES = {
-    "entropy": "entropy",
-    "KL": "approx_kl",
-    "clipped": "clip_fraction",
-    "expl. var.": "explained_variance",
-}
-"""Figures of an update that are shown, and their fields."""
 GROWN = "bold #009e73"
 ALONE = "#888888"
 
-Section = tuple[str, Sequence[str | Text]]
-"""A heading and its lines; it is not shown without lines."""
 
-
-def picture(view: RunView, console: Console, head: Iterable[RenderableType]) -> Group:
-    """Returns the view for a terminal, below the lines ``head``."""
-    found = sections(view, console.width, console.options.ascii_only)
+def picture(view: RunView, width: int, ascii_only: bool, head: Iterable[RenderableType]) -> Group:
+    """Returns the view for a terminal of ``width`` columns, below ``head``."""
+    symbols = ASCII_BLOCKS if ascii_only else BLOCKS
+    parts = [*head]
+    for name, blocks in sections(view).items():
+        lines: list[RenderableType] = []
+        for block in blocks:
+            lines += _lines(block, width - HEAD, symbols)
+        parts += section(view.score.name if name == "accuracy" else name, lines)
     # Last, so that the ^C of an interrupt is not echoed behind a full line: it would wrap, and the view scroll.
-    end = Text("")
-    return Group(*head, *parts(found), end)
+    return Group(*parts, Text(""))
 
 
-def parts(found: Iterable[Section]) -> list[Table]:
-    """Returns the sections as blocks; a line that is too long wraps between words, beside its heading."""
-    blocks = []
-    for head, lines in found:
-        block = Table.grid(padding=(0, 1), expand=True)
-        block.add_column(width=HEAD - 1, style="bold", no_wrap=True)
-        block.add_column(ratio=1)
-        for place, line in enumerate(lines):
-            block.add_row("" if place else head, _text(line))
-        if lines:
-            blocks.append(block)
-    return blocks
+def section(name: str, lines: Sequence[RenderableType]) -> list[RenderableType]:
+    """Returns the lines beside their name; a line that is too long wraps between words. [] without lines."""
+    if not lines:
+        return []
+    block = RichTable.grid(padding=(0, 1), expand=True)
+    block.add_column(width=HEAD - 1, style="bold", no_wrap=True)
+    block.add_column(ratio=1)
+    for place, line in enumerate(lines):
+        block.add_row("" if place else shorten(clean(name), HEAD - 2), line)
+    return [block]
 
 
-def plain(found: Iterable[Section]) -> str:
-    """Returns the sections for a pipe or a file: no line wraps, and there are no control codes."""
-    shown = []
-    for head, lines in found:
-        for line in lines:
-            shown.append(f"{head:{HEAD}s}{_text(line).plain}".rstrip())
-            head = ""
-    return "\n".join(shown)
+def text(words: str) -> Text:
+    """Returns the words as they are: brackets are no markup."""
+    return Text(clean(words, MAX_LINE))
 
 
-def _text(line: str | Text) -> Text:
-    if isinstance(line, Text):
-        return line
-    return Text(clean(line, MAX_LINE))
+def plain(shown: RenderableType) -> str:
+    """Returns what a terminal would show for a pipe or a file: no line wraps, and there are no control codes."""
+    file = io.StringIO()
+    Console(file=file, width=MAX_LINE, color_system=None).print(shown)
+    return "\n".join(line.rstrip() for line in file.getvalue().rstrip().splitlines())
 
 
-def sections(view: RunView, width: int, ascii_only: bool) -> list[Section]:
-    """Returns all sections for ``width`` columns, most important first: a terminal may have no room for the last."""
-    blocks = ASCII_BLOCKS if ascii_only else BLOCKS
-    return [
-        (shorten(view.score.name, HEAD - 2), accuracy(view, width, blocks)),
-        ("verdict", verdict(view)),
-        ("slots", slots(view, width)),
-        ("warnings", warnings(view)),
-        ("worth", worths(view)),
-        ("agent", agent(view, width, blocks)),
-        ("time", time(view)),
-        ("blueprints", blueprints(view)),
-        ("hosts", hosts(view)),
-        ("memory", memory(view)),
-        ("last events", [": ".join(filter(None, incident(event))) for event in view.recent]),
-    ]
-
-
-def spark(values: Sequence[float], width: int, low: float, high: float, blocks: str = BLOCKS) -> str:
-    """Returns the values as blocks between ``low`` and ``high``, squeezed into ``width`` characters; "" without any."""
-    columns = min(width, len(values))
-    highest = len(blocks) - 1
-    step = (high - low) / highest
-    line = ""
-    for column in range(columns):
-        # The last of the values that share this column.
-        value = values[(column + 1) * len(values) // columns - 1]
-        height = 0
-        if step > 0 and math.isfinite(value):
-            height = round((value - low) / step)
-        line += blocks[min(highest, max(0, height))]
-    return line
-
-
-def progress(view: RunView, width: int) -> list[RenderableType]:
+def progress(view: RunView, width: int) -> RenderableType:
     """The phase of the run, the part of it that is done, and the time that the rest of the phase takes."""
     pace = view.pace
     phase = pace.phase or "start"
@@ -124,86 +73,90 @@ def progress(view: RunView, width: int) -> list[RenderableType]:
     left = pace.seconds_left()
     remaining = "estimating the rest" if left is None else f"about {duration(left)} left"
     bar = ProgressBar(total=1.0, completed=pace.part, width=max(10, min(60, width - 52)))
-    words = f"{phase} {pace.part:4.0%}  {duration(pace.elapsed)} so far, {remaining}"
-    row = Table.grid(padding=(0, 2))
-    row.add_row(bar, Text(words, no_wrap=True))
-    return [row]
+    row = RichTable.grid(padding=(0, 2))
+    row.add_row(bar, Text(f"{phase} {pace.part:4.0%}  {duration(pace.elapsed)} so far, {remaining}", no_wrap=True))
+    return row
 
 
-def accuracy(view: RunView, width: int, blocks: str) -> list[Text]:
-    """The accuracy, or other score, with and without growth: by epoch of this round, and by round."""
-    lines: list[Text] = []
-    grown = view.curve("validation_accuracy")
-    if grown:
-        alone = view.curve("baseline_accuracy") if view.has_baseline else []
-        lines += _pair(view, f"epoch {max(view.epochs)}, validation", grown, alone, width, blocks)
-    last = view.last(events.RoundCompleted)
-    if last is not None:
-        split = view.compared(last).split
-        rounds = [found for found in map(view.compared, view.of(events.RoundCompleted)) if found.split == split]
-        grown = [found.grown for found in rounds]
-        alone = [found.other for found in rounds if found.other is not None]
-        lines += _pair(view, f"round {last.round}, {split}", grown, alone, width, blocks)
-        words = f"return {number(last.mean_return, 3, sign=True)}, {number(last.fossils, 1)} fossils per host"
-        lines.append(Text(f"round {last.round}: {words}"))
+def _lines(block: Block, width: int, symbols: str) -> list[RenderableType]:
+    """Returns the lines of a block, none for those that only the page shows."""
+    match block:
+        case Chart(short=str(short)) if short:
+            return list(_sparks(block, width, symbols))
+        case Table() if block.columns != ():
+            return _table(block)
+        case SlotLanes():
+            return [*_bar(block.view, width), *_hosts(block.view)]
+    return []
+
+
+def _sparks(chart: Chart, width: int, symbols: str) -> Iterable[Text]:
+    """Yields a row for each line of a chart, all on one scale, with its last value; behind the first, the difference to
+    the reference."""
+    shown = [line for line in chart.lines if line.shared and line.y]
+    values = [value for line in shown for value in line.y if math.isfinite(value)]
+    if not values:
+        return
+    room = max(8, min(40, width - 50))
+    for place, line in enumerate(shown):
+        style = ALONE if line.reference else GROWN
+        row = Text()
+        row.append(spark(line.y, room, min(values), max(values), symbols).ljust(room), style)
+        last = line.y[-1]
+        if chart.score is None:
+            row.append(f" {number(last, chart.digits)} ")
+            row.append(chart.short)
+        else:
+            digits = 1 + chart.score.decimals
+            row.append(f" {number(last, digits, chart.score.unit)} ")
+            row.append(line.name, style)
+            if place == 0:
+                row.append(f", {chart.short}")
+                if shown[-1].reference:
+                    row.append(f": {number(last - shown[-1].y[-1], digits, chart.score.gap, sign=True)}")
+        yield row
+
+
+def spark(values: Sequence[float], width: int, low: float, high: float, symbols: str = BLOCKS) -> str:
+    """Returns the values as blocks between ``low`` and ``high``, squeezed into ``width`` characters; "" without any."""
+    columns = min(width, len(values))
+    highest = len(symbols) - 1
+    step = (high - low) / highest
+    line = ""
+    for column in range(columns):
+        # The last of the values that share this column.
+        value = values[(column + 1) * len(values) // columns - 1]
+        height = 0
+        if step > 0 and math.isfinite(value):
+            height = round((value - low) / step)
+        line += symbols[min(highest, max(0, height))]
+    return line
+
+
+def _table(table: Table) -> list[RenderableType]:
+    if not table.rows:
+        return [text(table.words)]
+    grid = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    columns = table.columns or range(len(table.heads))
+    for place in columns:
+        grid.add_column(clean(table.heads[place]))
+    for row in table.rows[:MAX_ROWS]:
+        grid.add_row(*(text(str(row[place])) for place in columns))
+    lines: list[RenderableType] = [grid]
+    if len(table.rows) > MAX_ROWS:
+        lines.append(Text(f"and {len(table.rows) - MAX_ROWS} more"))
+    if table.words:
+        lines.append(Text(clean(table.words, MAX_LINE), "dim"))
     return lines
 
 
-def _pair(
-    view: RunView,
-    label: str,
-    grown: Sequence[float],
-    alone: Sequence[float],
-    width: int,
-    blocks: str,
-) -> list[Text]:
-    """Two curves on one scale, each with its last value; ``alone`` may be empty."""
-    room = max(8, min(40, width - HEAD - 50))
-    low = min((*grown, *alone))
-    high = max((*grown, *alone))
-    score = view.score
-    line = Text()
-    line.append(spark(grown, room, low, high, blocks).ljust(room), GROWN)
-    line.append(f" {score.value(grown[-1], 1)} ")
-    line.append("grown", GROWN)
-    line.append(f", {label}")
-    if not alone:
-        return [line]
-    line.append(f": {score.difference(grown[-1] - alone[-1], 1)}")
-    below = Text()
-    below.append(spark(alone, room, low, high, blocks).ljust(room), ALONE)
-    below.append(f" {score.value(alone[-1], 1)} ")
-    below.append("without growth", ALONE)
-    return [line, below]
-
-
-def verdict(view: RunView) -> list[str]:
-    """The comparison of the run's controller with others."""
-    completed = view.last(events.RunCompleted)
-    if completed is None:
-        return []
-    if not completed.comparisons:
-        return ["nothing was compared"]
-    difference = view.score.difference
-    lines = []
-    for comparison in completed.comparisons:
-        low = difference(comparison.low, unit=False)
-        high = difference(comparison.high, unit=False)
-        words, _, _ = comparison.verdict.partition(" (")  # figures follow, which are shown already
-        lines.append(
-            f"{clean(comparison.reference, 24):10s} {difference(comparison.difference)}, 95 % interval "
-            f"{low} to {high}: {words}"
-        )
-    return lines
-
-
-def slots(view: RunView, width: int) -> list[Text]:
+def _bar(view: RunView, width: int) -> list[Text]:
     """All slots of this round as one bar, coloured by stage, and the number of seeds in each stage."""
     counts = view.stages
     total = sum(counts.values())
     if not total:
         return []
-    room = max(8, min(60, width - HEAD - 2))
+    room = max(8, min(60, width - 2))
     bar = Text()
     names = Text()
     planted = 0
@@ -223,9 +176,9 @@ def slots(view: RunView, width: int) -> list[Text]:
     return [bar, names]
 
 
-def hosts(view: RunView) -> list[str | Text]:
+def _hosts(view: RunView) -> list[Text]:
     """Each host of this round, with the contents of its slots."""
-    lines: list[str | Text] = []
+    lines = []
     for env, epoch in sorted(view.hosts.items())[:MAX_HOSTS]:
         line = Text(f"host {env:<3d}")
         for slot, stage in epoch.stages.items():
@@ -237,122 +190,6 @@ def hosts(view: RunView) -> list[str | Text]:
             line.append(f" {clean(slot, 24)} ")
             line.append(clean(seed, 40), style)
         lines.append(line)
-    return [*lines, *_rest(len(view.hosts), MAX_HOSTS, "hosts")]
-
-
-def _rest(count: int, most: int, things: str) -> list[str]:
-    """Returns the line that says how many of ``count`` things are not listed; [] if all are."""
-    if count <= most:
-        return []
-    return [f"and {count - most} more {things}"]
-
-
-def blueprints(view: RunView) -> list[str]:
-    """The fate of the most planted blueprints, over all rounds."""
-    rows = view.blueprints.rows()
-    name = view.score.name
-    lines = []
-    meaning = []
-    for row in rows[:MAX_BLUEPRINTS]:
-        kept = f"{row.fossilized:,} kept"
-        if row.contribution_kept is not None:
-            kept += f" (contribution {view.score.difference(row.contribution_kept)})"
-            # Explained once, if any contribution is shown.
-            meaning = [
-                f"contribution: {name} with the seed minus {name} without it when it was kept, mean: how much hosts "
-                "lean on it, which is more than what planting it won"
-            ]
-        removed = f"{row.pruned + row.cut + row.rolled_back:,} removed, {row.living:,} unfinished"
-        lines.append(f"{clean(row.blueprint, 24):14s} {row.germinated:,} planted, {kept}, {removed}")
-    return lines + _rest(len(rows), MAX_BLUEPRINTS, "blueprints") + meaning
-
-
-def worths(view: RunView) -> list[str]:
-    """The blueprints that are worth most in each slot where one was kept, by the experience of all rounds."""
-    estimated = view.last(events.WorthsEstimated)
-    if estimated is None or not estimated.episodes:
-        return []
-    score = view.score
-    lines = []
-    for slot, row in islice(estimated.worths.items(), MAX_SLOTS):
-        # By the estimated worth, of those that were kept at least once.
-        kept = [(*worth, name) for name, worth in row.items() if worth[2]]
-        kept.sort(reverse=True)
-        seeds = []
-        for mean, error, times, name in kept[:MAX_WORTHS]:
-            worth = f"{score.difference(mean, 1)} ± {score.value(error, 1, unit=False)}"
-            seeds.append(f"{clean(name, 24)} {worth} (kept {times}x)")
-        if seeds:
-            lines.append(f"{clean(slot, 24)}: {', '.join(seeds)}")
-    lines += _rest(len(estimated.worths), MAX_SLOTS, "slots")
-    lines.append(
-        f"what a kept seed adds to the final {score.name}, estimate ± error over {estimated.episodes:,} episodes"
-    )
+    if len(view.hosts) > MAX_HOSTS:
+        lines.append(Text(f"and {len(view.hosts) - MAX_HOSTS} more hosts"))
     return lines
-
-
-def agent(view: RunView, width: int, blocks: str) -> list[str]:
-    """The last update of the agent, with the history of each figure."""
-    updates = view.of(events.PolicyUpdated)
-    if not updates:
-        return []
-    history = {"return": [event.mean_return for event in view.of(events.RoundCompleted)]}
-    for name, field in FIGURES.items():
-        history[name] = [getattr(update, field) for update in updates]
-    cells = []
-    for name, values in history.items():
-        if values:
-            line = spark(values, 12, min(values), max(values), blocks)
-            cells.append(f"{name:10s} {line:12s} {number(values[-1], 3):>8s}")
-    # A cell takes 33 characters with the space behind it.
-    columns = max(1, min(len(history), (width - HEAD) // 33))
-    lines = ["  ".join(cells[start : start + columns]) for start in range(0, len(cells), columns)]
-    last = updates[-1]
-    stopped = ", stopped early" if last.stopped_early else ""
-    entropies = ", ".join(f"{name} {number(value)}" for name, value in last.head_entropies.items())
-    lines += [
-        f"round {last.round}: {last.minibatches} minibatches{stopped}, gradient norm {number(last.gradient_norm)}, "
-        f"learning rate {last.learning_rate:.1e}, {last.env_steps:,} env steps",
-        f"entropy by head: {entropies}",
-    ]
-    validation = view.last(events.AgentValidated)
-    if validation is not None:
-        lines.append(validated(validation))
-    return lines
-
-
-def warnings(view: RunView) -> list[str]:
-    """Anomalies of learning, with advice."""
-    lines = []
-    for times, event in view.warnings():
-        when = f"round {event.round}"
-        if times > 1:
-            when += f", {times} times"
-        lines.append(f"{when}: {event.found}; try: {event.advice}")
-    return lines
-
-
-def time(view: RunView) -> list[str]:
-    """The duration of the last round, the share of each phase, largest first, and its throughput."""
-    last = view.last(events.RoundCompleted)
-    if last is None:
-        return []
-    phases = phase_seconds(last)
-    total = sum(phases.values()) or 1.0
-    shares = []
-    for name, seconds in sorted(phases.items(), key=lambda phase: -phase[1]):
-        share = seconds / total
-        if share >= MIN_SHARE:
-            shares.append(f"{name} {share:.0%}")
-    line = f"round {last.round}: {duration(last.seconds)}"
-    if shares:
-        line += f": {', '.join(shares)}"
-    return [line, rates(last)]
-
-
-def memory(view: RunView) -> list[str]:
-    """Bytes in use at the end of the last round, a line for each GPU and for CPU memory."""
-    last = view.last(events.RoundCompleted)
-    if last is None:
-        return []
-    return memory_words(last.memory)

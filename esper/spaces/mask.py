@@ -34,7 +34,7 @@ class ActionMask:
         return cls(np.any(op_slot, axis=2), op_slot, slot_blueprint)
 
     def legal(self, env: int | Ints, row: Ints) -> Bools:
-        """Returns whether an env's action [8] is legal; also for many, with envs [E] and rows [E, 8].
+        """True if an env's action [8] is legal; also for many, with envs [E] and rows [E, 8].
 
         The entries must be in range.
         """
@@ -92,7 +92,7 @@ class ActionMask:
 
 
 def legal_joint_actions(actions: Ints, masks: Mapping[str, Bools]) -> Bools:
-    """Returns whether each joint action [N, 8] is legal, bool [E, N]; ``masks`` is ``info["action_mask"]``."""
+    """Marks the legal joint actions among ``actions`` [N, 8], bool [E, N]; ``masks`` is ``info["action_mask"]``."""
     mask = ActionMask(
         masks["op"],
         masks["op_slot"],

@@ -55,6 +55,13 @@ def number(value: float | None, digits: int = 2, unit: str = "", sign: bool = Fa
     return with_unit(f"{value:{form}}", unit)
 
 
+def p_value(value: float, equals: str = "") -> str:
+    """Formats a p-value with four decimals, behind ``equals``; ``< 0.0001`` if that would be 0."""
+    if value < 1e-4:
+        return "< 0.0001"
+    return f"{equals}{number(value, 4)}"
+
+
 def with_unit(text: str, unit: str) -> str:
     """``1.5 pp``; without a unit the number alone."""
     return f"{text} {unit}" if unit else text

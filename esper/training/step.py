@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from esper.hosts.host import SiteHook
-from esper.ops.adamw import AdamW, adamw_step
 from esper.ops.grad_stats import GradStats, grad_stats
-from esper.ops.sgd import sgd_step
+from esper.ops.optimizer import step_all
 from esper.seeds.blend import blend
 from esper.seeds.features import Features
 from esper.seeds.site import Role
@@ -236,17 +235,7 @@ def step_groups(groups: list[ParameterGroup], stats: GradStats, overflowed: Tens
     device memory, so that clipping needs neither a pass of its own nor a sync. ``overflowed`` [G] is as
     :meth:`Arithmetic.overflow_mask` returns it.
     """
-    adam = []
-    sgd = []
-    for group in groups:
-        if isinstance(group.optimizer, AdamW):
-            adam.append(group.optimizer)
-        else:
-            sgd.append(group.optimizer)
-    if adam:
-        adamw_step(adam, stats.clip_coef)
-    else:
-        sgd_step(sgd, stats.clip_coef)
+    step_all([group.optimizer for group in groups], stats.clip_coef)
 
     sound = stats.clip_coef > 0  # [G]
     if overflowed is not None:

@@ -234,7 +234,7 @@ def played(controller: Any, folder: Path, **keywords: Any) -> Any:
 
 
 def interrupted(controller: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from esper.rollout.collector import Collector
+    from esper.rollout.rollout import Collector
 
     play, calls = Collector.play, []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from functools import partial
 from pathlib import Path
@@ -120,6 +121,15 @@ def test_what_a_controller_does_is_said_by_its_name() -> None:
     assert having("follows") == followers
     assert having("alone") == ["none", "no-growth"]
     assert having("is_code") == [FORM]
+
+
+def test_models_of_stable_baselines_are_refused_with_what_to_use_instead() -> None:
+    for name in ("checkpoint:model.zip", "sampled:runs/model.zip"):
+        with pytest.raises(ConfigError, match=r"as in examples/sb3_controller\.py"):
+            ControllerSpec.of(name).check()
+    for module in ("esper.agents.sb3", "esper.env.sb3"):
+        with pytest.raises(ImportError, match=r"copy \w+ from examples/sb3_\w+\.py"):
+            importlib.import_module(module)
 
 
 def test_folders_have_short_names_of_controllers() -> None:

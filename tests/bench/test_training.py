@@ -156,6 +156,6 @@ def test_shares_of_a_step_are_those_of_its_phases() -> None:
             for _ in range(5):  # into the next episode
                 everything = steps.step()
                 assert 0 < steps.telemetry[-1] < everything < 100
-            assert env.backend.each[0].epoch == 2
+            assert env.backend.hosts[0].epoch == 2
     assert len(steps.telemetry) == 5
     assert len(events) >= 10

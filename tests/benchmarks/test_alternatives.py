@@ -269,7 +269,7 @@ def test_copies_differ_by_noise_so_that_they_can_learn_different_things() -> Non
 
 
 def test_hosts_that_are_no_chain_of_layers_are_refused() -> None:
-    text = "widens chains of convolutions, linear layers and BatchNorms; this host"
+    text = r"widens chains of convolutions, linear layers and BatchNorms; this host has a [A-Z]"
     with pytest.raises(ConfigError, match=text):
         widen_as_copies(build_host("chars"), build_host("chars"))
     with pytest.raises(ConfigError, match="these two hosts have different ones"):

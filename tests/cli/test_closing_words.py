@@ -14,7 +14,7 @@ from esper.cli.main import group
 from esper.cli.run import closing_words, next_commands, plain_words, result_lines
 from esper.compare.analysis import corrected
 from esper.compare.statistics import compare_pairs
-from esper.run.summary import RunSummary
+from esper.run.telemetry import RunSummary
 
 BASE = [80.0 + i for i in range(10)]
 

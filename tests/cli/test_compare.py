@@ -197,28 +197,6 @@ def test_without_a_complete_pair_the_resume_command_is_printed(
     )
 
 
-def test_a_comparison_is_analysed_again_with_another_reference(esper: Esper) -> None:
-    esper(
-        "compare",
-        *PLANTED,
-        "--arm",
-        "random",
-        "--arm",
-        "none",
-        "--pairs",
-        "2",
-        "--out",
-        "out",
-    )
-    found = esper("compare", "--resume", "out", "--reference", "random")
-    assert found.code == 0
-    assert "Differences are arm minus random" in " ".join(found.out.split())
-    assert "comparing" not in found.out
-    refused = esper("compare", "--resume", "out", "--pairs", "3")
-    assert refused.code == 2
-    assert "only --reference, --json" in refused.err
-
-
 LEARNING = (
     *PLANTED,
     "--arm",
@@ -249,6 +227,7 @@ def test_arms_that_learn_are_trained_with_several_seeds(esper: Esper) -> None:
     assert esper("show", "out/seed-1/0-ppo").code == 0
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_is_resumed(
     esper: Esper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +269,7 @@ def test_options_of_learning_need_an_arm_that_learns(option: str, esper: Esper) 
     )
 
 
+@pytest.mark.slow
 def test_the_report_says_that_an_agent_was_trained_once(esper: Esper) -> None:
     found = esper(
         "compare",

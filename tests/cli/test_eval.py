@@ -90,12 +90,7 @@ def test_an_evaluation_prints_greedy_and_sampled_play_beside_hosts_left_alone(
     )
 
 
-def test_few_pairs_are_called_inconclusive(esper: Esper, run: Path) -> None:
-    out = esper("eval", str(run), "--pairs", "2", "--seed", "5").out
-    assert "Committed hosts of planted after their last epoch: 2 pairs, seed 5" in out
-    assert out.count("against none: inconclusive: under 10 pairs") == 2
-
-
+@pytest.mark.slow
 def test_an_agent_without_experience_of_such_hosts_is_advised_to_explore(
     esper: Esper, run: Path
 ) -> None:
@@ -319,24 +314,6 @@ def test_a_run_that_learned_nothing_names_those_that_did(esper: Esper) -> None:
     assert "pretrained" in found.err
 
 
-def test_an_agent_that_only_played_is_not_saved(esper: Esper) -> None:
-    arguments = (
-        "--controller",
-        "pretrained",
-        "--task",
-        "planted",
-        "--envs",
-        "2",
-        "--episode-length",
-        "3",
-    )
-    assert esper("run", *arguments, "--rounds", "1", "--out", "mine").code == 0
-    found = esper("eval", "mine", "--save", "a.safetensors")
-    assert found.code == 2
-    assert "mine is not a run in which an agent learned" in found.err
-    assert found.out == ""
-
-
 def test_ctrl_c_ends_it(
     esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,6 +326,7 @@ def test_ctrl_c_ends_it(
     assert "To continue: esper compare --resume runs/eval-planted-" in found.out
 
 
+@pytest.mark.slow
 def test_the_shipped_controller_plays_everywhere(esper: Esper) -> None:
     """It plays in a run, a comparison and an evaluation, on hosts that are trained too little for a verdict."""
     small = (

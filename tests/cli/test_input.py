@@ -118,8 +118,17 @@ def test_run_refuses(esper: Esper, case: str) -> None:
     refused(esper, ("run", *TINY, "--out", "mine", *arguments), *wanted)
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "1.5", "nan", "x", ""])
-@pytest.mark.parametrize("flag", ["--envs", "--episode-length", "--rounds"])
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--envs", "0"),
+        ("--envs", "1.5"),
+        ("--episode-length", "-1"),
+        ("--episode-length", "nan"),
+        ("--rounds", "x"),
+        ("--rounds", ""),
+    ],
+)
 def test_run_refuses_invalid_counts(esper: Esper, flag: str, value: str) -> None:
     refused(esper, ("run", *TINY, "--out", "mine", flag, value))
 

@@ -112,11 +112,16 @@ def test_processes_within_torchrun_are_refused(
     assert (done.code, "torchrun has started some already" in done.err) == (2, True)
 
 
-@pytest.mark.parametrize("rank", ["1", "first"])
+@pytest.mark.parametrize(
+    ("rank", "size"), [("1", None), ("first", None), ("0", "2"), ("0", "two")]
+)
 def test_a_rank_that_torchrun_has_not_set_up_is_refused(
-    rank: str, esper: Esper, monkeypatch: pytest.MonkeyPatch
+    rank: str, size: str | None, esper: Esper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    if size is not None:
+        monkeypatch.setenv("WORLD_SIZE", size)
     done = esper("run")
     assert (done.code, f"RANK={rank} but not all that torchrun sets" in done.err) == (
         2,

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from esper.cli.output import echo_folded
+from esper.cli.info import echo_folded
 
 LINE = "name   one two three four five"
 

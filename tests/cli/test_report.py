@@ -65,7 +65,7 @@ def test_a_comparison_is_shown_by_its_tables_and_reported_with_its_pictures(
     assert esper("show", str(folder)).out == "arm  mean < 3\n\n"
     assert esper("report", str(folder)).code == 0
     page = (folder / "report.html").read_text()
-    assert "<pre>arm  mean &lt; 3\n</pre>" in page
+    assert "<pre>arm  mean &lt; 3</pre>" in page
     assert 'alt="pairs" src="data:image/svg+xml;base64,PHN2Zy8+"' in page
     assert 'alt="cost"' not in page
     found = esper("report", str(folder), str(tmp_path))

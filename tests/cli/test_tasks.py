@@ -97,7 +97,7 @@ def test_a_run_of_a_users_task_asks_for_it_again(esper: Esper) -> None:
 
 
 def test_resuming_a_users_task(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
-    from esper.rollout.collector import Collector
+    from esper.rollout.rollout import Collector
 
     Path("mine.py").write_text(MINE)
     arguments = (

@@ -99,6 +99,7 @@ def test_same_compute_is_the_host_alone_for_what_growing_computed() -> None:
         assert longer.facts["wanted_flops"] == ours.flops > alone.flops
 
 
+@pytest.mark.slow
 def test_if_nothing_was_grown_static_and_bigger_equal_the_host_alone(
     tmp_path: Path,
 ) -> None:
@@ -164,6 +165,7 @@ def test_a_network_of_the_users_own_has_static_and_same_compute(tmp_path: Path) 
     assert found["same-compute"][0].epochs > found["none"][0].epochs
 
 
+@pytest.mark.slow
 def test_a_network_of_the_users_own_is_widened_by_its_family(tmp_path: Path) -> None:
     task = replace(mine(), build_host=HostFamily(of_width, 3))
     found = play(tmp_path, SCHEDULE, "bigger", task=task, pairs=1).hosts
@@ -205,6 +207,7 @@ def test_simulated_hosts_have_no_controls(control: str, tmp_path: Path) -> None:
         ComparisonRun(arms, 2, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_two_ranks_compare_what_one_process_does(tmp_path: Path) -> None:
     """Controls and their compute are spread as well: all hosts of the second rank are made there."""
     with ranks_of(2) as ranks:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from esper.compare.comparison import ComparisonResult, compare_controllers
 from esper.compare.comparison_run import ComparisonRun
@@ -20,7 +21,7 @@ from esper.telemetry.event import ArmPlayed
 from esper.training.rng import HELD_OUT
 from tests.core_helpers import digits
 from tests.run.rank_helpers import ranks_of
-from tests.run.run_helpers import births, learning, play, tiny
+from tests.run.run_helpers import births, learning, play
 
 PRACTISED = {"practice_steps": 512}
 """A run too short to learn anything, but in which seeds are planted."""
@@ -95,6 +96,7 @@ def test_stochastic_draws_and_draws_the_same_again(
     assert accuracy(first, "greedy") != accuracy(first, "stochastic")
 
 
+@pytest.mark.slow
 def test_an_interrupted_evaluation_is_resumed(simulated: Path, tmp_path: Path) -> None:
     """Also one of an agent that explored, whose file is no longer needed."""
     settings: dict[str, Any] = {
@@ -118,11 +120,16 @@ def test_an_interrupted_evaluation_is_resumed(simulated: Path, tmp_path: Path) -
     assert repr(resumed.hosts) == repr(whole.hosts)  # no number is equal to NaN
 
 
-def test_hosts_of_another_width_are_resumed(
+def test_hosts_of_another_width_are_played_and_resumed(
     learned: RunSummary, tmp_path: Path
 ) -> None:
     comparison = evaluate_controller(str(learned.folder), tmp_path / "o", width=5)
     found = comparison.run()
+    own = find_policy(str(learned.folder)).config
+    assert own is not None
+    assert found.arms[0].config.task.model_dump() == own.task.model_dump()
+    # Convolutions 9·5 + 9·5·10, norms 2·(5 + 10), head 10·10 + 10; the task's width, 3, gives 277.
+    assert {host.parameters for host in found.hosts["none"]} == {635.0}
     resumed = ComparisonRun.resume(tmp_path / "o", reference="greedy")
     assert (found.width, resumed.width, resumed.run().width) == (5, 5, 5)
     assert resumed.first.task is not None
@@ -150,21 +157,7 @@ def test_evaluated_hosts_were_never_learned_from(
     ]
 
 
-def test_hosts_of_another_width_are_played(learned: RunSummary, tmp_path: Path) -> None:
-    found = evaluate(
-        str(learned.folder),
-        tmp_path / "o",
-        width=5,
-        changes={"run": {"evaluation_pairs": 2}},
-    )
-    assert found.width == 5
-    # Convolutions 9·5 + 9·5·10, norms 2·(5 + 10), head 10·10 + 10; the task's width, 3, gives 277.
-    assert [host.parameters for host in found.hosts["none"]] == [635.0] * 2
-    own = find_policy(str(learned.folder)).config
-    assert own is not None
-    assert found.arms[0].config.task.model_dump() == own.task.model_dump()
-
-
+@pytest.mark.slow
 def test_two_ranks_evaluate_what_one_process_does(
     learned: RunSummary, tmp_path: Path
 ) -> None:
@@ -213,15 +206,10 @@ def test_hosts_without_a_width_are_refused(
 
     base = digits()
     task = esper.Task("mine", 10, build, base.train, base.validation, base.test)
-    with pytest.raises(ConfigError, match="cannot widen a GraftedHost"):
-        evaluate(str(learned.folder), tmp_path / "o", task=task, width=5)
-
-
-def test_a_width_that_heads_do_not_divide_is_refused(
-    learned: RunSummary, tmp_path: Path
-) -> None:
     with pytest.raises(ConfigError, match="give a multiple of 4; it has 64"):
         evaluate(str(learned.folder), tmp_path / "o", task="chars", width=62)
+    with pytest.raises(ConfigError, match="cannot widen a GraftedHost"):
+        evaluate(str(learned.folder), tmp_path / "o", task=task, width=5)
 
 
 @pytest.mark.slow
@@ -253,6 +241,7 @@ def test_another_task_is_played_with_its_own_sizes(
     assert found.pairs == 1
 
 
+@pytest.mark.slow
 def test_a_policy_plays_another_task_with_unknown_blueprints(
     simulated: Path, tmp_path: Path
 ) -> None:
@@ -307,11 +296,8 @@ def test_all_names_of_a_run_mean_the_same(
     assert (
         found.origin == "learned on planted, 2 of 2 rounds, best after round 2, seed 7"
     )
-    changes = {"run": {"evaluation_pairs": 4}}
-    one = evaluate(found, tmp_path / "one", changes=changes)
-    other = evaluate(wanted, tmp_path / "other", changes=changes)
-    for arm in one.hosts:
-        assert accuracy(one, arm) == accuracy(other, arm)
+    ours, theirs = found.state["network"], wanted.state["network"]
+    assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
 
 
 def test_a_checkpoint_outside_its_folder_needs_a_task(
@@ -346,22 +332,6 @@ def test_a_run_that_played_a_saved_policy_can_be_evaluated(
     found = find_policy(str(played))
     assert found.origin == f"played as checkpoint:{simulated} on planted"
     assert evaluate(found, tmp_path / "o").pairs == 2
-
-
-def test_a_run_that_learned_nothing_says_what_can_be_evaluated(tmp_path: Path) -> None:
-    folder = play(tiny("random"), tmp_path / "r")[0].folder
-    with pytest.raises(
-        ConfigError, match="contains no policy: its controller random does not learn"
-    ) as e:
-        evaluate(str(folder), tmp_path / "o")
-    for word in (
-        "esper compare",
-        "ppo run",
-        "checkpoint.pt",
-        ".safetensors",
-        "pretrained",
-    ):
-        assert word in str(e.value)
 
 
 @pytest.mark.parametrize("name", ["gone", "gone.safetensors", "gone/checkpoint.pt"])

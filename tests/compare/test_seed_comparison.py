@@ -18,8 +18,7 @@ from esper.compare.comparison_run import ComparisonRun
 from esper.config import ConfigError, TrainingConfig
 from esper.config.files import read_toml
 from esper.files import checkpoint
-from esper.rollout.collector import Collector
-from esper.rollout.rollout import Rollout
+from esper.rollout.rollout import Collector, Rollout
 from esper.run.experiment import Experiment
 from esper.telemetry.event import RoundCompleted
 from tests.run.rank_helpers import ranks_of
@@ -254,6 +253,7 @@ def test_a_comparison_that_was_killed_ends_as_if_it_was_not(
     )
 
 
+@pytest.mark.slow
 def test_an_error_while_hosts_are_compared_loses_no_training(
     whole: Whole, tmp_path: Path
 ) -> None:
@@ -282,6 +282,7 @@ def test_a_finished_comparison_is_reported_again_without_playing(
     assert set(again.metrics[0].comparisons) == {ARMS[1], "none"}
 
 
+@pytest.mark.slow
 def test_controls_are_made_for_the_hosts_of_an_agent_that_has_learned(
     tmp_path: Path,
 ) -> None:

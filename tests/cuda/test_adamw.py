@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.ops.adamw import AdamW, adamw_step
+from esper.ops.adamw import AdamW
 from esper.ops.grad_stats import grad_stats
+from esper.ops.optimizer import step_all
 from tests.cuda.cases import with_sanitizer
 from tests.cuda.test_sgd import CHUNK, on
 from tests.emulation.device import KernelDevice
@@ -134,7 +135,7 @@ def test_coefficients_come_from_grad_stats(device: KernelDevice) -> None:
     stats = grad_stats(
         [[parameter.grad for parameter in p] for p in params], max_norm=1.0
     )
-    adamw_step(optimizers, stats.clip_coef)
+    step_all(optimizers, stats.clip_coef)
     for i, p in enumerate(params):
         changed = [
             not torch.equal(a.detach(), b)

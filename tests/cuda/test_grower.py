@@ -123,6 +123,7 @@ class Loop:
             EPOCHS,
             example=self.inputs[:4],
             config=LENIENT,
+            scaler=self.scaler,
         )
 
     def evaluate(self, network: nn.Module) -> Tensor:

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from esper.ops.accumulators import Accumulators, accumulate_
-from esper.ops.adamw import AdamW, adamw_step
+from esper.ops.adamw import AdamW
 from esper.ops.cross_entropy import cross_entropy, cross_entropy_into
 from esper.ops.grad_stats import grad_stats
 from esper.ops.norm_relu_pool import NormReluPool, norm_relu_pool
-from esper.ops.sgd import SGD, sgd_step
+from esper.ops.optimizer import step_all
+from esper.ops.sgd import SGD
 from esper.ops.stage_batch import normalisation_table, stage_images
 from tests.cuda.test_cross_entropy import (
     assert_equals_twin as assert_equals_cross_entropy_twin,
@@ -79,7 +80,7 @@ def test_grad_stats_and_sgd_do_not_sync() -> None:
     optimizer = SGD(params, lr=0.1, momentum=0.9)
     with no_sync():
         stats = grad_stats([[p.grad for p in params]])
-        sgd_step([optimizer], stats.clip_coef)
+        step_all([optimizer], stats.clip_coef)
 
 
 def test_adamw_does_not_sync() -> None:
@@ -89,8 +90,8 @@ def test_adamw_does_not_sync() -> None:
         p.grad = torch.ones_like(p)
     with no_sync():
         stats = grad_stats([[p.grad] for p in params])
-        adamw_step(optimizers, stats.clip_coef)
-        adamw_step(optimizers)
+        step_all(optimizers, stats.clip_coef)
+        step_all(optimizers)
 
 
 def test_norm_relu_pool_does_not_sync() -> None:
@@ -200,7 +201,7 @@ def test_a_captured_adamw_step_reads_new_coefficients_of_each_optimizer() -> Non
     coef = torch.ones(2, dtype=torch.float64, device="cuda")
 
     def step() -> tuple[Tensor, Tensor]:
-        adamw_step(optimizers, coef)
+        step_all(optimizers, coef)
         return params[0], params[1]
 
     graph, _ = captured(step)

@@ -131,7 +131,7 @@ def test_an_env_keeps_to_the_limit() -> None:
         with torch.no_grad():
             next(training.training[0].host.parameters()).fill_(float("nan"))
         training.step(wait_actions(2))
-        assert [host.governor.rollbacks for host in training.backend.each] == [1, 0]
+        assert [host.governor.rollbacks for host in training.backend.hosts] == [1, 0]
         same_bits(tensors_of(training.training[0]), good)
         assert all(
             set(held) == {"pinned"} for held in training.backend.map_hosts(copies_held)

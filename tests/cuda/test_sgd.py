@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from esper.ops.grad_stats import grad_stats
-from esper.ops.sgd import SGD, sgd_step
+from esper.ops.optimizer import step_all
+from esper.ops.sgd import SGD
 from tests.cuda.cases import with_sanitizer
 from tests.emulation.device import KernelDevice
 from tests.ops.test_sgd import OPTIONS, assert_same, parameters, set_gradients
@@ -94,7 +95,7 @@ def test_coefficients_come_from_grad_stats(device: KernelDevice) -> None:
     stats = grad_stats(
         [[parameter.grad for parameter in p] for p in params], max_norm=1.0
     )
-    sgd_step(optimizers, stats.clip_coef)
+    step_all(optimizers, stats.clip_coef)
     for i, p in enumerate(params):
         changed = [
             not torch.equal(a.detach(), b)

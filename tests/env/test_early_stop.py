@@ -9,7 +9,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from esper.agents.controller import RandomController
 from esper.agents.ppo.agent import PPOAgent
 from esper.config import ConfigError, Durations, PPOConfig, TrainingConfig
 from esper.env.planted import PlantedVectorEnv
@@ -175,46 +174,6 @@ def test_the_plateau_scales_with_the_horizon_and_unknown_reasons_are_refused() -
         ConfigError, match=r"plateau_epochs.*greater than or equal to 1, not 0"
     ):
         tiny_config(env={"plateau_epochs": 0})
-
-
-def play(env: Any, seed: int) -> list[dict[str, NDArray[Any]]]:
-    """Plays one episode of every env under random legal actions; returns the results of each step."""
-    player = RandomController(env.action_spec, env.layout, env.num_envs, run_seed=seed)
-    observation, info = env.reset(seed=seed)
-    player.begin()
-    steps: list[dict[str, NDArray[Any]]] = []
-    while not (steps and (steps[-1]["ended"] | steps[-1]["truncated"]).all()):
-        actions = player.act(observation, info["action_mask"])
-        observation, rewards, ended, truncated, info = env.step(actions)
-        told = {
-            "ended": ended,
-            "truncated": truncated,
-            "rewards": rewards,
-            "observation": observation,
-        }
-        steps.append(
-            {
-                **told,
-                "potential": env.reward.potential + np.zeros(env.num_envs),
-                **info["reward_terms"],
-            }
-        )
-    return steps
-
-
-@pytest.mark.finding("L1")
-def test_early_stops_are_off_by_default_and_change_no_bit_until_one_happens() -> None:
-    assert TrainingConfig().env.stop_on == frozenset()
-    found = []
-    for env in ({}, {"stop_on": ["divergence", "plateau"], "plateau_epochs": 7}):
-        with rig(2, 6, env=env) as world:
-            steps = play(world.env, 3)
-            found.append((steps, [tensors_of(world.training(i)) for i in range(2)]))
-    for one, other in zip(found[0][0], found[1][0], strict=True):
-        for name, values in one.items():
-            np.testing.assert_array_equal(values, other[name])
-    for first, second in zip(found[0][1], found[1][1], strict=True):
-        same_bits(first, second)
 
 
 def planted(n_envs: int = 16, **sections: dict[str, Any]) -> PlantedVectorEnv:

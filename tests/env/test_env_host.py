@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from esper.lifecycle.stage import SeedStage
 from esper.telemetry.event import EpisodeCompleted, GovernorRollback
 from tests.core_helpers import DAMAGE, Rig, rig, same_bits, tensors_of
 
-S = SeedStage
 EVERY_EPOCH = {"snapshot_every": 1}
 break_host = DAMAGE["NaN weight"]
 

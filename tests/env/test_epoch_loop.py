@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.training.test_streamed import streamed
+from tests.training.test_host_trainer import streamed
 from torch.profiler import ProfilerActivity, profile
 
 from esper.env.vector_env import GrowthVectorEnv

@@ -90,7 +90,7 @@ def test_seeds_get_the_roles_of_their_row_and_empty_sites_get_none() -> None:
         target = site.target
         site.assign(Role.ABSENT)
         assign_roles(
-            training, world.env.local.each[0].slot_sites, world.env.state.slots, row=0
+            training, world.env.local.hosts[0].slot_sites, world.env.state.slots, row=0
         )
         assert (site.role, site.target, site.learning) == (
             Role.INCUBATING,

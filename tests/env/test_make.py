@@ -61,12 +61,6 @@ def test_the_namespace_works_even_if_esper_was_imported_first(tmp_path: Path) ->
     assert run_python(script, tmp_path) == "2"
 
 
-@pytest.mark.slow
-def test_gymnasium_finds_it_by_the_name_of_the_module_alone(tmp_path: Path) -> None:
-    script = f"import gymnasium\nprint(gymnasium.make_vec('esper:{ID}', num_envs=2, task='planted').num_envs)"
-    assert run_python(script, tmp_path) == "2"
-
-
 def test_importing_esper_imports_no_library_and_changes_no_import(
     tmp_path: Path,
 ) -> None:

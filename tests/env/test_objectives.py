@@ -151,7 +151,7 @@ def test_chance_of_an_own_loss_is_that_of_the_untrained_host() -> None:
     )
     env, events = played(large, config())
     assert not any(isinstance(event, GovernorRollback) for event in events)
-    governor = env.backend.each[0].governor
+    governor = env.backend.hosts[0].governor
     first = next(event for event in events if isinstance(event, EpochCompleted))
     assert governor.chance is not None
     assert governor.chance > first.validation_loss / 2

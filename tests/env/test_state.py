@@ -1,8 +1,9 @@
-"""An env that is saved between two steps and continued in another env gives the same bits."""
+"""The baseline; and an env that is saved between two steps and continued in another env gives the same bits."""
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from esper.data.task import Task
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_backend import SimParams
 from esper.env.slot_env import SlotVectorEnv
+from esper.env.state import Baseline
 from esper.env.vector_env import GrowthVectorEnv
 from esper.hosts.graft import graft
 from esper.hosts.host import Host
@@ -304,3 +306,29 @@ def test_a_resumed_controller_keeps_its_memory(make: Callable[..., Any]) -> None
             observation, _, _, _, info = env.step(rows[-1])
         actions.append(np.array(rows))
     np.testing.assert_array_equal(*actions)
+
+
+BASELINE = Baseline(
+    accuracy=(10.0, 60.0, 80.0), loss=(2.0, 1.0, 0.6), final_loss_std=0.05, episodes=8
+)
+
+
+def test_a_lower_loss_is_worth_the_accuracy_that_hosts_left_alone_gained_by_it() -> (
+    None
+):
+    """Their accuracy rose by 70 pp while their loss fell by 1.4: 50 pp per unit of loss."""
+    losses = np.array([0.6, 0.5, 0.7, 2.0])
+    assert BASELINE.gain_by_loss(losses) == pytest.approx([0.0, 5.0, -5.0, -70.0])
+
+
+def test_a_network_that_is_broken_is_as_bad_as_an_untrained_one() -> None:
+    assert BASELINE.gain_by_loss(np.array([5.0, math.inf, math.nan])) == pytest.approx(
+        [-70.0] * 3
+    )
+
+
+def test_a_loss_that_never_moved_is_worth_nothing() -> None:
+    still = Baseline(
+        accuracy=(10.0, 60.0), loss=(2.0, 2.0), final_loss_std=0.05, episodes=8
+    )
+    assert still.gain_by_loss(np.array([1.0])) == 0.0

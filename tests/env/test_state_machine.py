@@ -198,10 +198,9 @@ class Lives(RuleBasedStateMachine):
         self.check_stages()
         self.check_owners()
         self.check_slots()
-        self.check_masks()
         self.check_numbers(float(rewards[0]), rolled_back)
         self.check_twin(rolled_back)
-        governor = self.env.backend.each[0].governor
+        governor = self.env.backend.hosts[0].governor
         assert not truncated[0]
         assert self.done == (self.training.epoch == HORIZON or governor.rollbacks == 3)
 
@@ -330,32 +329,6 @@ class Lives(RuleBasedStateMachine):
                 assert slot.alpha == 0
             if slot.seed is not None:
                 assert 0 <= slot.epochs_in_stage <= slot.age <= self.training.epoch
-
-    def check_masks(self) -> None:
-        """Compares masks with the rules, one slot at a time; a head's mask allows what some joint action allows."""
-        table, spec = self.mask["op_slot"], self.env.action_spec
-        stages = [self.known[name] for name in spec.slots]
-        living = sum(stage in LIVING for stage in stages)
-        room = living < MAX_SEEDS and living + stages.count(S.FOSSILIZED) < MAX_FOSSILS
-        manual = {S.GERMINATED: "G1", S.TRAINING: "G2", S.BLENDING: "G3"}
-        for place, (slot, stage) in enumerate(zip(self.slots, stages, strict=True)):
-            affordable = bool(self.mask["slot_blueprint"][place].any())
-            steady = slot.steady
-            assert table[Op.GERMINATE, place] == (
-                stage is S.DORMANT and room and affordable
-            )
-            automatic = manual.get(stage) in self.env.config.env.auto_advance
-            assert table[Op.ADVANCE, place] == (stage in manual and not automatic)
-            assert table[Op.FOSSILIZE, place] == (stage is S.HOLDING)
-            assert table[Op.PRUNE, place] == (
-                stage in LIVING and slot.age >= 1 and steady
-            )
-            assert table[Op.SET_ALPHA_TARGET, place] == (
-                stage in (S.BLENDING, S.HOLDING) and steady
-            )
-        assert self.mask["op"].tolist() == [
-            op == Op.WAIT or bool(table[op].any()) for op in Op
-        ]
 
     def check_numbers(self, reward: float, rolled_back: bool) -> None:
         assert self.env.single_observation_space.contains(self.observation[0])

@@ -142,7 +142,7 @@ def test_a_step_brings_everything_over_in_two_transfers(
         for _ in range(2):
             reads = reads_of_a_step(world)
             assert reads.reads == []
-            numbers = sum(len(episode.packed) for episode in world.env.backend.each)
+            numbers = sum(len(episode.packed) for episode in world.env.backend.hosts)
             totals = world.training(0).totals.accumulators
             bytes_of_all = totals.block.nbytes + totals.correct.nbytes
             assert reads.transfers == [(bytes_of_all,), (numbers,)]
@@ -166,7 +166,7 @@ def test_training_and_validation_wait_for_nothing(
     """No operator inside waits either."""
     with busy(n_envs, monkeypatch) as world, Syncs() as syncs:
         world.env.backend.trainer.epoch(world.env.training)
-        for episode in world.env.backend.each:
+        for episode in world.env.backend.hosts:
             episode.validate()
         assert syncs.found == []
 

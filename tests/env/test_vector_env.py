@@ -186,11 +186,6 @@ def test_env_0_does_not_depend_on_how_many_envs_there_are() -> None:
         same_play(play(one, 8), play(three, 8))
 
 
-def test_envs_of_a_run_differ() -> None:
-    with rig(n_envs=2) as world:
-        assert not np.array_equal(world.observation[0], world.observation[1])
-
-
 def test_the_number_of_workers_changes_no_bit_and_no_event() -> None:
     records = []
     for lanes in (1, 2, 3):

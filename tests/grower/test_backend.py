@@ -93,7 +93,6 @@ def test_a_seed_that_cannot_be_planted_is_said_once(
 
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
     "adamw": lambda p: torch.optim.AdamW(p, 0.01),
     "fused": lambda p: torch.optim.AdamW(p, 0.01, fused=True),
     "adagrad": lambda p: torch.optim.Adagrad(p, 0.05),
@@ -126,7 +125,7 @@ def break_weights(loop: Loop) -> None:
         next(loop.model.parameters())[0, 0] = math.nan
 
 
-@pytest.mark.parametrize("make", OPTIMIZERS)
+@pytest.mark.parametrize("make", ["fused", "adagrad"])
 def test_a_model_with_a_weight_that_is_not_finite_goes_back_to_the_last_snapshot_bit_for_bit(
     make: str,
 ) -> None:

@@ -43,7 +43,7 @@ def outputs(model: nn.Module) -> torch.Tensor:
         return model(X)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("epochs", [0, 1, 3, 6, 9])
+@pytest.mark.parametrize("epochs", [1, 3, 6])
 def test_a_copy_computes_what_the_model_computed_when_it_was_taken(epochs: int) -> None:
     """Before anything is planted, germinated, in training, half blended in, and at its full alpha."""
     loop = Loop(controller=PRUNED).run(epochs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import pytest
@@ -109,6 +110,12 @@ class Counted:
             return float(scores(self.model).mean())
 
 
+@cache
+def crowd(controller: Any) -> Counted:
+    """The whole loop, which tests only read."""
+    return Counted(controller, CROWDED).run()
+
+
 CROWDED = LENIENT.with_values(env={"one_incubating": False})
 
 
@@ -126,7 +133,7 @@ def test_a_step_evaluates_at_most_two_networks_and_one_for_each_living_seed(
     controller: Any, count: int
 ) -> None:
     """Kept seeds cost nothing; once in a loop, one network is scored again, which shows the noise."""
-    loop = Counted(controller, CROWDED).run()
+    loop = crowd(controller)
     first = next(place for place, calls in enumerate(loop.calls) if calls > 1)
     calls = [number - (place == first) for place, number in enumerate(loop.calls)]
     allowed = [2, *(2 + living(step) for step in loop.steps)]
@@ -160,13 +167,13 @@ def test_the_model_is_scored_without_seeds_wherever_that_costs_no_further_networ
     None
 ):
     """Beside kept seeds, at most one seed is blended here."""
-    loop = Counted(One, CROWDED).run()
+    loop = crowd(One)
     assert all(step.without_seeds is not None for step in loop.steps)
     assert loop.steps[-1].without_seeds == pytest.approx(loop.on({}))
 
 
 def test_a_seed_that_was_just_kept_shows_by_what_and_later_no_old_number() -> None:
-    loop = Counted(One, CROWDED).run()
+    loop = crowd(One)
     kept = next(
         place
         for place, step in enumerate(loop.steps)
@@ -177,7 +184,7 @@ def test_a_seed_that_was_just_kept_shows_by_what_and_later_no_old_number() -> No
 
 
 def test_observations_hold_no_number_that_was_not_measured() -> None:
-    loop = Counted(Crowd, CROWDED).run()
+    loop = crowd(Crowd)
     env = loop.grower.env
     assert env is not None
     observation = env._observe(env.rules)[0]
@@ -215,6 +222,6 @@ def test_kept_seeds_and_shapley_values_are_measured_if_that_is_asked_for() -> No
 
 
 def test_there_are_no_shapley_values_of_what_was_not_measured() -> None:
-    loop = Counted(One, CROWDED).run()
+    loop = crowd(One)
     assert loop.grower.env is not None
     assert loop.grower.env.backend.shapley(0) == {}

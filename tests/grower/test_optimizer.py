@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from functools import partial
 from typing import Any
 
@@ -137,31 +136,6 @@ def test_planting_adds_a_group_and_pruning_removes_it_and_its_state() -> None:
     assert before.keys() == host
 
 
-class Wrapped:
-    """An optimizer in an optimizer, as libraries make them."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
-
-    def zero_grad(self) -> None:
-        self.optimizer.zero_grad()
-
-    def step(self) -> None:
-        self.optimizer.step()
-
-
-def test_a_wrapped_optimizer_grows_the_same_network() -> None:
-    def adamw(parameters: Any) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, 0.01)
-
-    direct, wrapped = (
-        Loop(adamw).run(),
-        Loop(lambda p: Wrapped(Wrapped(adamw(p)))).run(),
-    )  # type: ignore[arg-type, return-value]
-    assert stages(wrapped)[-1] == "FOSSILIZED"
-    assert same(weights(wrapped.model), weights(direct.model))
-
-
 SCHEDULERS = {
     "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.2, 14 * 4),
     "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 14 * 4),
@@ -177,25 +151,6 @@ SCHEDULERS = {
         milestones=[8],
     ),
 }
-
-
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedules_go_on_for_the_host_and_seeds_follow(name: str) -> None:
-    rates: list[tuple[float, float]] = []
-
-    def step(loop: Loop, x: Tensor, y: Tensor) -> None:
-        plain(loop, x, y)
-        groups = loop.optimizer.param_groups
-        rates.append(
-            (groups[0]["lr"], groups[1]["lr"] if len(groups) > 1 else math.nan)
-        )
-
-    Loop(make_scheduler=SCHEDULERS[name], step=step, lr_factor=0.25).run()
-    grown = [host for host, _ in rates]
-    assert [seed for _, seed in rates[4:]] == [0.25 * host for host in grown[4:]]
-    rates.clear()
-    Loop(make_scheduler=SCHEDULERS[name], step=step, controller=None).run()
-    assert [host for host, _ in rates] == grown
 
 
 def accumulated(
@@ -223,31 +178,6 @@ def test_accumulation_and_clipping_act_on_the_host_as_before(
     assert grown.run().grower.kept  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_a_gradient_scaler_scales_seeds_too(fused: bool) -> None:
-    """Bits of the seed equal those of a loop without a scaler: a power of two loses nothing."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-
-    def scaled(loop: Loop, x: Tensor, y: Tensor) -> None:
-        loop.optimizer.zero_grad()
-        scaler.scale(nn.functional.cross_entropy(loop.model(x), y)).backward()
-        scaler.step(loop.optimizer)
-        scaler.update()
-
-    def adam(p: Any) -> torch.optim.Optimizer:
-        return torch.optim.Adam(p, 0.01, fused=fused)
-
-    one, other = Loop(adam, step=scaled, scaler=scaler), Loop(adam)
-    for loop in (one, other):
-        loop.run(6)
-    mine, plain_ones = (
-        [p.detach() for p in loop.grower.groups.groups["r0c0"]["params"]]  # type: ignore[union-attr]
-        for loop in (one, other)
-    )
-    for p, q in zip(mine, plain_ones, strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
-
-
 @pytest.mark.parametrize(("incubation", "step"), [("ste", None), ("shadow", shadowed)])
 def test_a_loop_that_resumes_grows_on_to_the_same_bits(
     incubation: str, step: Any
@@ -263,7 +193,7 @@ def test_a_loop_that_resumes_grows_on_to_the_same_bits(
         )
 
     whole = begun().run()
-    for cut in {"ste": (2, 6, 11), "shadow": (1, 4, 9)}[incubation]:
+    for cut in {"ste": (2, 11), "shadow": (4,)}[incubation]:
         first = begun().run(cut)
         saved = copy.deepcopy(
             {

@@ -45,8 +45,9 @@ def dropped(channels: int) -> nn.Module:
     return nn.Sequential(nn.Dropout(0.5), nn.Linear(channels, channels))
 
 
-@pytest.mark.parametrize("blueprint", ["mlp_small", "dropped"])
-@pytest.mark.parametrize("evaluates", [True, False])
+@pytest.mark.parametrize(
+    ("blueprint", "evaluates"), [("mlp_small", True), ("dropped", False)]
+)
 def test_a_loop_with_a_seed_that_only_learns_has_the_bits_of_a_loop_without_a_grower(
     blueprint: str, evaluates: bool
 ) -> None:

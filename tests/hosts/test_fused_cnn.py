@@ -325,23 +325,6 @@ def test_a_fused_host_with_its_seeds_comes_back_from_its_files(tmp_path: Path) -
     assert all(torch.equal(a[name], b[name]) for name in b)
 
 
-def test_the_hosts_of_presets_come_back_without_a_model_at_hand(tmp_path: Path) -> None:
-    from esper.data.tasks import build_host
-
-    task = replace(
-        byte_digits(32, channels=3),
-        name="cifar10",
-        build_host=lambda: build_host("cifar10"),
-    )
-    env = training_of(task)
-    plant(env, "r0c1", "bottleneck", stage=S.FOSSILIZED)
-    train(env)
-    network = committed_network(env)
-    esper.export(network, tmp_path / "saved")
-    x = task.test.inputs(0, 5)
-    assert torch.equal(esper.load_host(tmp_path / "saved")(x), network(x))
-
-
 def test_a_snapshot_puts_a_fused_host_back_in_its_own_storage() -> None:
     env = grown_env()
     before, places = (

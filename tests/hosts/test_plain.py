@@ -20,7 +20,7 @@ from esper.files.grown_host import assemble
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft
 from esper.hosts.grown import GrownHost, KeptSeed
-from esper.hosts.host import Host, SegmentedHost
+from esper.hosts.host import Host
 from esper.hosts.seed_hook import hooks_of
 from esper.hosts.transformer import TransformerHost
 from esper.lifecycle.ramps import BlendOperator
@@ -56,24 +56,32 @@ def test_every_seed_computes_the_same_without_esper(
         require_same(network, plain, x)
 
 
-@pytest.mark.parametrize(
-    ("host", "x"),
-    [
-        (CNNHost(1, 10, base=3, blocks=2), torch.randn(3, 1, 8, 8)),
-        (CNNHost(1, 10, base=8, blocks=2), torch.randn(3, 1, 8, 8)),
-        (
-            TransformerHost(11, width=16, layers=2, heads=2, block=9, slots=2),
-            torch.randint(0, 11, (3, 9)),
+IMAGES = torch.randn(3, 1, 8, 8)
+HOSTS: dict[str, tuple[Host, Tensor]] = {
+    "cnn": (CNNHost(1, 10, base=3, blocks=2), IMAGES),
+    "fused": (CNNHost(1, 10, base=8, blocks=2), IMAGES),
+    "transformer": (
+        TransformerHost(11, width=16, layers=2, heads=2, block=9, slots=2),
+        torch.randint(0, 11, (3, 9)),
+    ),
+    "grafted": (
+        graft(
+            nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 10)),
+            {"r0c0": "0"},
+            "cnn",
         ),
-    ],
-    ids=["cnn", "fused", "transformer"],
-)
+        IMAGES,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["cnn", "fused", "transformer"])
 @pytest.mark.parametrize("slots", [["all"], ["r1"], ["r2"]])
 def test_a_host_with_seeds_that_read_a_source_becomes_an_ordinary_module(
-    host: SegmentedHost, x: Tensor, slots: list[str]
+    kind: str, slots: list[str]
 ) -> None:
     torch.manual_seed(0)
-    host = copy.deepcopy(host)
+    host, x = copy.deepcopy(HOSTS[kind])
     host.use_slots(slots)
     names = {
         place.name: BLUEPRINTS.names(host.topology, [place])[-1] for place in host.sites
@@ -110,29 +118,10 @@ def test_a_seed_of_a_users_own_class_is_called_as_it_is() -> None:
         require_same(network, esper.plain(network, torch.randn(2, 8)), x)
 
 
-@pytest.mark.parametrize(
-    ("host", "x"),
-    [
-        (CNNHost(1, 10, base=3, blocks=2), torch.randn(3, 1, 8, 8)),
-        (CNNHost(1, 10, base=8, blocks=2), torch.randn(3, 1, 8, 8)),
-        (
-            TransformerHost(11, width=16, layers=2, heads=2, block=9, slots=2),
-            torch.randint(0, 11, (3, 9)),
-        ),
-        (
-            graft(
-                nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 10)),
-                {"r0c0": "0"},
-                "cnn",
-            ),
-            None,
-        ),
-    ],
-    ids=["cnn", "fused", "transformer", "grafted"],
-)
-def test_a_grown_host_becomes_an_ordinary_module(host: Host, x: Tensor | None) -> None:
+@pytest.mark.parametrize("kind", HOSTS)
+def test_a_grown_host_becomes_an_ordinary_module(kind: str) -> None:
     torch.manual_seed(0)
-    x = torch.randn(3, 1, 8, 8) if x is None else x
+    host, x = copy.deepcopy(HOSTS[kind])
     host.probe(x)
     name = BLUEPRINTS.names(host.topology)[-1]
     seeds = {
@@ -232,6 +221,7 @@ print("same")
 """
 
 
+@pytest.mark.slow
 def test_a_saved_network_runs_where_esper_cannot_be_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,6 +163,7 @@ print(torch.equal(model(x), wanted))
 """
 
 
+@pytest.mark.slow
 def test_hooks_that_are_added_in_a_new_process_replace_no_seed(tmp_path: Any) -> None:
     model = grown(nn.Sequential(nn.Linear(4, 4)), "0")
     torch.save(model, tmp_path / "model.pt")

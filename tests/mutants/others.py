@@ -209,6 +209,13 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/grower/test_finish.py::test_a_merged_loop_trains_as_the_network_with_the_seed_beside_it",
         ),
         Fault(
+            "merged optimizer state is not divided by alpha",
+            "esper/grower/finish.py",
+            "        hook.alpha = hook.alpha ** -POWERS[key] if hook.alpha else 0.0\n",
+            "        hook.alpha = 1.0\n",
+            "tests/grower/test_finish.py::test_moments_of_a_seed_that_is_partly_on_are_those_of_larger_weights",
+        ),
+        Fault(
             "a seed in a loop reads its sink",
             "esper/hosts/seed_hook.py",
             "        return self.frame.take()\n",
@@ -521,7 +528,37 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/show/view.py",
             "            found[event.kind, event.head].append(event)",
             "            found[event.kind, None].append(event)",
-            "tests/show/test_warnings.py::test_the_short_form_has_the_newest_warning_of_each_kind",
+            "tests/show/test_sections.py::test_a_warning_of_a_head_is_shown_once_with_its_newest_finding",
+        ),
+    ],
+    "wider at once": [
+        Fault(
+            "copies of a unit do not share its outgoing weights",
+            "benchmarks/alternatives.py",
+            "[:, inputs] / shared.view(1, -1, *kernel).to(",
+            "[:, inputs] * torch.ones_like(",
+            "tests/benchmarks/test_alternatives.py::test_a_wide_host_computes_what_the_narrow_one_does",
+        ),
+        Fault(
+            "norms are those of other units",
+            "benchmarks/alternatives.py",
+            "            value = value[units]\n",
+            "            value = value[units.flip(0)]\n",
+            "tests/benchmarks/test_alternatives.py::test_a_wide_host_computes_what_the_narrow_one_does",
+        ),
+        Fault(
+            "copies are equal, and learn the same",
+            "benchmarks/alternatives.py",
+            "weight[width:] += NOISE * weight.std()",
+            "weight[width:] += 0 * weight.std()",
+            "tests/benchmarks/test_alternatives.py::test_copies_differ_by_noise_so_that_they_can_learn_different_things",
+        ),
+        Fault(
+            "hosts with other layers are widened as well",
+            "benchmarks/alternatives.py",
+            "        if not isinstance(layer, known):\n",
+            "        if False:\n",
+            "tests/benchmarks/test_alternatives.py::test_hosts_that_are_no_chain_of_layers_are_refused",
         ),
     ],
 }

@@ -9,6 +9,7 @@ from tests.mutants import (
     findings_m,
     networks,
     others,
+    training,
     traps_body,
     traps_machine,
 )
@@ -21,4 +22,5 @@ MUTANTS: dict[str, list[Fault]] = {
     **traps_machine.MUTANTS,
     **networks.MUTANTS,
     **others.MUTANTS,
+    **training.MUTANTS,
 }

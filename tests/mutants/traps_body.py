@@ -276,7 +276,7 @@ MUTANTS: dict[str, list[Fault]] = {
     "trap 24": [
         Fault(
             "the best host is that of the test",
-            "esper/run/best_host.py",
+            "esper/run/checkpointing.py",
             "        winner = int(committed.argmax())\n",
             "        winner = int(np.asarray(played.tests[0] if played.tests else committed).argmax())\n",
             "tests/run/test_best_host.py::test_the_best_host_is_chosen_by_validation_and_never_by_test_accuracy",

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.ops.adamw import AdamW, adamw_step
-from esper.ops.grad_stats import grad_stats
+from esper.ops.adamw import AdamW
+from esper.ops.optimizer import step_all
 from tests.ops.test_sgd import assert_same, parameters, set_gradients
 
 TOLERANCES = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2}
@@ -122,23 +120,6 @@ def test_a_gradient_far_below_the_mean_keeps_its_digits() -> None:
         assert torch.equal(optimizer.state[p]["exp_avg"], p.grad)
 
 
-@pytest.mark.parametrize("rate_dtype", [torch.float32, torch.float64])
-def test_clipping_by_the_coefficient_equals_clip_grad_norm(
-    rate_dtype: torch.dtype,
-) -> None:
-    mine, theirs = parameters(), parameters()
-    own, other = (
-        AdamW(mine, torch.tensor(0.01, dtype=rate_dtype), weight_decay=0.1),
-        reference(theirs),
-    )
-    for step in range(10):
-        draw(mine, theirs, step)
-        own.step(clip_coef=grad_stats([[p.grad for p in mine]], max_norm=1.0).clip_coef)
-        nn.utils.clip_grad_norm_(theirs, 1.0)
-        other.step()
-    assert_same(mine, theirs)
-
-
 def test_many_optimizers_in_one_call_have_their_own_rate_decay_and_coefficient() -> (
     None
 ):
@@ -156,117 +137,12 @@ def test_many_optimizers_in_one_call_have_their_own_rate_decay_and_coefficient()
         )[:, 4]
         for index in range(3):
             draw(mine[index], theirs[index], step + index, factor=coef[index].item())
-        adamw_step(own, coef)
+        step_all(own, coef)
         for other in others:
             other.step()
     for index in range(3):
         assert_same(mine[index], theirs[index])
         assert_same_state(own[index], others[index], 1e-6)
-
-
-def test_one_call_for_all_has_the_bits_of_a_call_for_each() -> None:
-    together, alone = ([parameters(seed) for seed in range(3)] for _ in range(2))
-    optimizers = [
-        [AdamW(p, torch.tensor(0.02)) for p in each] for each in (together, alone)
-    ]
-    coef = torch.tensor([0.5, 1.0, 0.25])
-    for step in range(4):
-        for index in range(3):
-            set_gradients(together[index], step + index)
-            set_gradients(alone[index], step + index)
-        adamw_step(optimizers[0], coef)
-        for optimizer, coefficient in zip(optimizers[1], coef, strict=True):
-            optimizer.step(clip_coef=coefficient)
-    for a, b in zip(together, alone, strict=True):
-        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-@pytest.mark.parametrize("coefficient", [0.0, math.nan, -1.0])
-def test_an_optimizer_without_a_usable_coefficient_stays_as_it_is(
-    coefficient: float,
-) -> None:
-    params = [parameters(1), parameters(2)]
-    optimizers = [AdamW(p, torch.tensor(0.01)) for p in params]
-    for p in params:
-        set_gradients(p, 1)
-    adamw_step(optimizers)
-    before, values = (
-        values_of(optimizers[0]),
-        copy.deepcopy([p.data for p in params[0]]),
-    )
-    for parameter in params[0]:
-        if parameter.grad is not None:
-            parameter.grad.fill_(math.nan)
-    adamw_step(optimizers, torch.tensor([coefficient, 1.0], dtype=torch.float64))
-    assert all(
-        torch.equal(a, b) for a, b in zip(before, values_of(optimizers[0]), strict=True)
-    )
-    assert all(torch.equal(a, b) for a, b in zip(values, params[0], strict=True))
-    assert {step.item() for step in values_of(optimizers[0], "step")} == {1}
-    assert {step.item() for step in values_of(optimizers[1], "step")} == {2}
-
-
-def test_parameters_without_a_gradient_are_left_alone() -> None:
-    mine = [nn.Parameter(torch.ones(shape)) for shape in ((4, 5), (5,), ())]
-    optimizer = AdamW(mine, torch.tensor(0.01))
-    mine[1].grad = torch.ones(5)
-    optimizer.step()
-    assert [bool((p == 1).all()) for p in mine] == [True, False, True]
-    assert len(optimizer.state) == 1
-
-
-def test_loss_scale_and_found_inf() -> None:
-    mine, theirs = parameters(), parameters()
-    own, plain = AdamW(mine, torch.tensor(0.01)), AdamW(theirs, torch.tensor(0.01))
-    draw(theirs, mine, 1, factor=1024.0)
-    own.grad_scale = torch.tensor(1024.0)  # type: ignore[attr-defined]
-    own.found_inf = torch.tensor(0.0)  # type: ignore[attr-defined]
-    own.step()
-    plain.step()
-    assert all(
-        torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)
-    )  # by a power of two: no bit is lost
-    before = values_of(own)
-    own.found_inf = torch.tensor(1.0)  # type: ignore[attr-defined]
-    own.step()
-    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(before, values_of(own), strict=True))
-
-
-def test_a_gradient_scaler_leaves_its_scale_to_the_step() -> None:
-    p = nn.Parameter(torch.ones(4))
-    optimizer = AdamW([p], torch.tensor(0.01))
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    scaler.scale((3 * p).sum()).backward()
-    scaler.step(optimizer)
-    torch.testing.assert_close(optimizer.state[p]["exp_avg"], torch.full((4,), 0.3))
-
-
-def test_zero_state_keeps_the_storage_and_starts_anew() -> None:
-    mine, theirs = parameters(), parameters()
-    optimizer = AdamW(mine, torch.tensor(0.01), weight_decay=0.1)
-    optimizer.zero_state()
-    places = [
-        value.data_ptr()
-        for state in optimizer.state.values()
-        for value in state.values()
-    ]
-    draw(mine, theirs, 1)
-    optimizer.step()
-    assert sum(bool(value.any()) for value in values_of(optimizer)) > len(mine)
-    optimizer.zero_state()
-    assert [
-        value.data_ptr()
-        for state in optimizer.state.values()
-        for value in state.values()
-    ] == places
-    assert not any(bool(value.any()) for value in values_of(optimizer))
-    with torch.no_grad():
-        for own, other in zip(mine, theirs, strict=True):
-            own.copy_(other)
-    optimizer.step()
-    reference(theirs).step()
-    assert_same(mine, theirs)
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -340,31 +216,6 @@ def test_state_of_another_kind_of_adam_is_refused() -> None:
     assert rate == 0.1
 
 
-def test_closures_and_graphs() -> None:
-    p = nn.Parameter(torch.tensor([3.0]))
-    optimizer = AdamW([p], torch.tensor(0.1))
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        loss = p.square().sum()
-        loss.backward()
-        return loss.item()
-
-    assert optimizer.step(closure) == 9
-    assert p.item() == pytest.approx(2.9)
-    loss = p.square().sum()
-    optimizer.step(closure)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()  # autograd sees that the parameter is another one now
-
-
-def test_stepping_nothing_is_allowed() -> None:
-    AdamW([nn.Parameter(torch.ones(2))], torch.tensor(0.1)).step(
-        clip_coef=torch.tensor(1.0)
-    )
-    adamw_step([])
-
-
 def test_optimizers_that_cannot_be_stepped_together() -> None:
     params = [nn.Parameter(torch.ones(2)) for _ in range(3)]
     for p in params:
@@ -378,15 +229,15 @@ def test_optimizers_that_cannot_be_stepped_together() -> None:
         with pytest.raises(
             ValueError, match=r"have one \(beta1, beta2, eps\), not \[\("
         ):
-            adamw_step([first, other])
+            step_all([first, other])
     more = AdamW(params[1:2], rate)
     more.add_param_group({"params": params[2:]})
-    adamw_step([first, more])
+    step_all([first, more])
     assert all(bool((p < 1).all()) for p in params)
     with pytest.raises(
         ValueError, match=r"clipped together have equally many groups, not \[2, 3\]"
     ):
-        adamw_step([first, more], torch.ones(2))
+        step_all([first, more], torch.ones(2))
 
 
 def call(**changes: object) -> None:
@@ -414,23 +265,10 @@ def call(**changes: object) -> None:
     ("changes", "message"),
     [
         (
-            {"params": [torch.ones(3, dtype=torch.int64)]},
-            "parameter 0 must be float32, bfloat16 or float64",
-        ),
-        ({"params": [torch.ones(6)[::2]]}, "parameter 0 has holes or repeats"),
-        (
             {"exp_avgs": []},
             "there are 1 parameters, 1 gradients, 0 first moments, 1 second moments, 1 steps and 1 group numbers",
         ),
         ({"steps": []}, "there are 1 parameters, .* 0 steps and 1 group numbers"),
-        (
-            {"grads": [torch.ones(4)]},
-            "gradient 0 differs from its parameter in shape, dtype or device",
-        ),
-        (
-            {"grads": [torch.ones(3).double()]},
-            "gradient 0 differs from its parameter in shape, dtype or device",
-        ),
         (
             {"exp_avgs": [torch.ones(2)]},
             "first moment 0 differs from its parameter in shape, strides, dtype or device",
@@ -449,45 +287,11 @@ def call(**changes: object) -> None:
         ({"beta2": 1.0}, "betas must be at least 0 and below 1, got 0.9 and 1"),
         ({"beta2": -0.5}, "betas must be at least 0 and below 1, got 0.9 and -0.5"),
         ({"eps": -1.0}, "eps must not be negative, got -1"),
-        ({"group_of": [1]}, r"group_of\[0\] is 1, and there are 1 groups"),
-        (
-            {"weight_decay": [0.0, 0.1]},
-            "there are 1 learning rates but 2 weight decays",
-        ),
-        (
-            {"lr": [torch.tensor([0.1, 0.2])]},
-            "lr must be 1 float32 or float64 on the parameters' device",
-        ),
-        ({"coef": torch.ones(2)}, "coef must be 1 float32 or float64"),
-        ({"coef": torch.ones(1, 1)}, "coef must have one dimension, and has 2"),
-        ({"grad_scale": torch.ones(2)}, "grad_scale must be 1 float32 or float64"),
-        ({"found_inf": torch.ones(2)}, "found_inf must be 1 float32 or float64"),
     ],
 )
 def test_wrong_arguments(changes: dict[str, object], message: str) -> None:
     with pytest.raises(RuntimeError, match=f"^adamw_step_: .*{message}"):
         call(**changes)
-
-
-def test_gradients_of_any_layout() -> None:
-    weight, gradient = torch.randn(4, 3, 2, 2), torch.randn(4, 3, 2, 2)
-    for layout in (
-        gradient,
-        gradient.to(memory_format=torch.channels_last),
-        gradient[:, :1].expand(4, 3, 2, 2),
-    ):
-        p = weight.to(memory_format=torch.channels_last, copy=True)
-        moments = [torch.zeros_like(p) for _ in range(2)]
-        call(
-            params=[p],
-            grads=[layout],
-            exp_avgs=moments[:1],
-            exp_avg_sqs=moments[1:],
-            beta1=0.0,
-            beta2=0.5,
-        )
-        assert torch.equal(moments[0], layout)
-        torch.testing.assert_close(p, weight - 0.1 * layout.sign())
 
 
 def test_opcheck() -> None:

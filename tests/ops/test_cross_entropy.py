@@ -284,7 +284,7 @@ def test_logits_changed_before_backward_are_noticed() -> None:
         loss.backward()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_any_logits_equal_the_twin(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(DTYPES))

@@ -187,7 +187,7 @@ def test_every_float16_value() -> None:
     assert grad_stats([[every]]).zero.item() == 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_any_groups_equal_the_twin(data: st.DataObject) -> None:
     values = st.floats(width=32, allow_nan=True, allow_infinity=True)
@@ -344,16 +344,6 @@ def test_opcheck() -> None:
     torch.library.opcheck(
         torch.ops.esper.grad_stats.out, (gradients, [1, 2, 0], 1.0, 10.0), outputs
     )
-
-
-def test_works_under_torch_compile() -> None:
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def scaled(a: Tensor, b: Tensor) -> Tensor:
-        fields, _ = torch.ops.esper.grad_stats([a, b], [2], 1.0, 10.0)
-        return a * fields[0, -1]
-
-    a, b = gradient(30), gradient(40, seed=1)
-    torch.testing.assert_close(scaled(a, b), a * grad_stats([[a, b]]).clip_coef[0])
 
 
 def test_without_gradients_the_result_is_on_the_given_device() -> None:

@@ -50,7 +50,7 @@ def test_same_bits_with_the_pool_outside(
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     shape=st.tuples(
         st.integers(1, 3), st.integers(1, 50), st.integers(2, 9), st.integers(2, 9)
@@ -378,22 +378,3 @@ def test_opcheck(pool: bool, dtype: torch.dtype) -> None:
             torch.ops.esper.norm_relu_pool_update_.default,
             (*running, statistics.detach(), momentum),
         )
-
-
-def test_works_under_torch_compile() -> None:
-    c = case((2, 8, 6, 6), torch.float32)
-
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def loss(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return norm_relu_pool(x * 1, weight, bias)[0].square().sum()
-
-    def gradients(function: object) -> tuple[Tensor, ...]:
-        leaves = [t.detach().clone().requires_grad_() for t in (c.x, c.weight, c.bias)]
-        return torch.autograd.grad(function(*leaves), leaves)  # type: ignore[operator]
-
-    for compiled, plain in zip(
-        gradients(loss),
-        gradients(lambda x, w, b: norm_relu_pool(x, w, b)[0].square().sum()),
-        strict=True,
-    ):
-        torch.testing.assert_close(compiled, plain)

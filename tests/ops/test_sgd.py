@@ -1,6 +1,5 @@
 """Esper's SGD on the CPU: the steps of `torch.optim.SGD`, with clipping and skipping read from memory."""
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.ops.grad_stats import grad_stats
-from esper.ops.sgd import SGD, sgd_step
+from esper.ops.optimizer import step_all
+from esper.ops.sgd import SGD
 
 OPTIONS: list[dict[str, Any]] = [
     {"lr": 0.1},
@@ -85,20 +84,6 @@ def test_known_numbers() -> None:
     assert p.item() == pytest.approx(8 - 2.8)
 
 
-def test_clipping_by_the_coefficient_equals_clip_grad_norm() -> None:
-    mine, theirs = parameters(), parameters()
-    own = SGD(mine, lr=0.1, momentum=0.9)
-    reference = torch.optim.SGD(theirs, lr=0.1, momentum=0.9)
-    for step in range(20):
-        set_gradients(mine, step)
-        set_gradients(theirs, step)
-        stats = grad_stats([[p.grad for p in mine]], max_norm=1.0)
-        own.step(clip_coef=stats.clip_coef)
-        nn.utils.clip_grad_norm_(theirs, 1.0)
-        reference.step()
-    assert_same(mine, theirs)
-
-
 def test_groups_have_their_own_rate_decay_and_coefficient() -> None:
     mine, theirs = parameters(), parameters()
     options = [{"lr": 0.1, "weight_decay": 0.0}, {"lr": 0.01, "weight_decay": 0.1}]
@@ -120,100 +105,6 @@ def test_groups_have_their_own_rate_decay_and_coefficient() -> None:
         own.step(clip_coef=coef)
         reference.step()
     assert_same(mine, theirs)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_many_optimizers_in_one_call(momentum: float) -> None:
-    rates, decays = (0.1, 0.05, 0.02), (0.0, 0.01, 0.1)
-
-    def three() -> list[list[nn.Parameter]]:
-        return [parameters(seed) for seed in range(3)]
-
-    mine, theirs = three(), three()
-    own = [
-        SGD(p, lr=r, weight_decay=w, momentum=momentum)
-        for p, r, w in zip(mine, rates, decays, strict=True)
-    ]
-    alone = [
-        SGD(p, lr=r, weight_decay=w, momentum=momentum)
-        for p, r, w in zip(theirs, rates, decays, strict=True)
-    ]
-    for step in range(5):
-        for i in range(3):
-            set_gradients(mine[i], step + i)
-            set_gradients(theirs[i], step + i)
-        # A column of a larger block, as grad_stats gives it.
-        coef = torch.rand(
-            3, 13, dtype=torch.float64, generator=torch.Generator().manual_seed(step)
-        )[:, 4]
-        sgd_step(own, coef)
-        for i, optimizer in enumerate(alone):
-            optimizer.step(clip_coef=coef[i : i + 1])
-    for a, b in zip(mine, theirs, strict=True):
-        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-@pytest.mark.parametrize("coefficient", [0.0, math.nan, -1.0])
-def test_a_group_without_a_usable_coefficient_stays_as_it_is(
-    coefficient: float,
-) -> None:
-    params = [parameters(1), parameters(2)]
-    optimizers = [SGD(p, lr=0.1, momentum=0.9) for p in params]
-    for p in params:
-        set_gradients(p, 1)
-    sgd_step(optimizers)
-    before = copy.deepcopy([p.data for p in params[0]])
-    momenta = copy.deepcopy(
-        [s["momentum_buffer"] for s in optimizers[0].state.values()]
-    )
-    other = params[1][1].detach().clone()
-    for parameter in params[0]:
-        if parameter.grad is not None:
-            parameter.grad.fill_(math.nan)
-    sgd_step(optimizers, torch.tensor([coefficient, 1.0]))
-    assert all(torch.equal(a, b) for a, b in zip(params[0], before, strict=True))
-    assert all(
-        torch.equal(s["momentum_buffer"], m)
-        for s, m in zip(optimizers[0].state.values(), momenta, strict=True)
-    )
-    assert not torch.equal(params[1][1], other)
-
-
-def test_loss_scale_and_found_inf() -> None:
-    mine, theirs = parameters(), parameters()
-    own, plain = SGD(mine, lr=0.1, momentum=0.9), SGD(theirs, lr=0.1, momentum=0.9)
-    set_gradients(mine, 1)
-    set_gradients(theirs, 1)
-    for parameter in mine:
-        if parameter.grad is not None:
-            parameter.grad *= 1024
-    own.grad_scale = torch.tensor(1024.0)  # type: ignore[attr-defined]
-    own.found_inf = torch.tensor(0.0)  # type: ignore[attr-defined]
-    own.step()
-    plain.step()
-    assert_same(mine, theirs)
-    before = copy.deepcopy([p.data for p in mine])
-    own.found_inf = torch.tensor(1.0)  # type: ignore[attr-defined]
-    own.step()
-    assert all(torch.equal(a, b) for a, b in zip(mine, before, strict=True))
-
-
-def test_a_gradient_scaler_leaves_its_scale_to_the_step() -> None:
-    model, twin = nn.Linear(4, 2), nn.Linear(4, 2)
-    twin.load_state_dict(model.state_dict())
-    own, reference = (
-        SGD(model.parameters(), lr=0.1),
-        torch.optim.SGD(twin.parameters(), lr=0.1),
-    )
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
-    scaler.scale(model(x).square().sum()).backward()
-    scaler.step(own)
-    scaler.update()
-    twin(x).square().sum().backward()
-    reference.step()
-    torch.testing.assert_close(model.weight, twin.weight)
-    assert own._step_supports_amp_scaling
 
 
 SCHEDULERS: list[
@@ -286,22 +177,6 @@ def test_state_goes_to_and_from_torch() -> None:
     assert_same(mine, theirs)
 
 
-def test_a_loaded_momentum_takes_the_layout_of_its_parameter() -> None:
-    p = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
-    optimizer = SGD([p], lr=0.1, momentum=0.9)
-    momentum = torch.randn(4, 3, 2, 2)
-    state = {
-        "state": {0: {"momentum_buffer": momentum}},
-        "param_groups": optimizer.state_dict()["param_groups"],
-    }
-    optimizer.load_state_dict(state)
-    loaded = optimizer.state[p]["momentum_buffer"]
-    assert torch.equal(loaded, momentum)
-    assert loaded.stride() == p.stride()
-    p.grad = torch.zeros_like(p)
-    optimizer.step()
-
-
 def test_state_of_another_kind_of_sgd_is_refused() -> None:
     p = nn.Parameter(torch.ones(2))
     saved = torch.optim.SGD([p], lr=0.1, momentum=0.9, dampening=0.5).state_dict()
@@ -309,40 +184,6 @@ def test_state_of_another_kind_of_sgd_is_refused() -> None:
         ValueError, match=r"saved with dampening=0.5, and Esper's SGD only does 0"
     ):
         SGD([p], lr=0.1).load_state_dict(saved)
-
-
-def test_zero_state_keeps_the_storage() -> None:
-    params = parameters()
-    optimizer = SGD(params, lr=0.1, momentum=0.9)
-    set_gradients(params, 1)
-    optimizer.step()
-    buffers = [state["momentum_buffer"] for state in optimizer.state.values()]
-    assert any(buffer.any() for buffer in buffers)
-    optimizer.zero_state()
-    assert not any(buffer.any() for buffer in buffers)
-
-
-def test_closures_and_graphs() -> None:
-    p = nn.Parameter(torch.tensor([3.0]))
-    optimizer = SGD([p], lr=0.1)
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        loss = p.square().sum()
-        loss.backward()
-        return loss.item()
-
-    assert optimizer.step(closure) == 9
-    assert p.item() == pytest.approx(2.4)
-    loss = p.square().sum()
-    optimizer.step(closure)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()  # autograd sees that the parameter is another one now
-
-
-def test_stepping_nothing_is_allowed() -> None:
-    SGD([nn.Parameter(torch.ones(2))], lr=0.1).step()
-    sgd_step([])
 
 
 def test_wrong_options() -> None:
@@ -361,7 +202,7 @@ def test_wrong_options() -> None:
         ValueError,
         match=r"have one \(momentum, nesterov\), not \[\(0.0, False\), \(0.9, False\)\]",
     ):
-        sgd_step([SGD([p], momentum=0.9), SGD([other])])
+        step_all([SGD([p], momentum=0.9), SGD([other])])
 
 
 def call(**changes: object) -> None:
@@ -421,6 +262,7 @@ def call(**changes: object) -> None:
         ({"lr": [torch.tensor(1)]}, "lr must be 1 float32 or float64"),
         ({"coef": torch.ones(2)}, "coef must be 1 float32 or float64"),
         ({"coef": torch.ones(1, 1)}, "coef must have one dimension, and has 2"),
+        ({"grad_scale": torch.ones(2)}, "grad_scale must be 1 float32 or float64"),
         ({"found_inf": torch.ones(2)}, "found_inf must be 1 float32 or float64"),
     ],
 )

@@ -12,8 +12,7 @@ import pytest
 from esper.agents.make import controller_for
 from esper.config import TrainingConfig
 from esper.env.planted import PlantedVectorEnv
-from esper.rollout.collector import Collector
-from esper.rollout.rollout import Rollout, play_round
+from esper.rollout.rollout import Collector, Rollout, play_round
 
 HORIZON = 5
 

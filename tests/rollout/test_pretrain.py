@@ -156,6 +156,7 @@ def test_practice_is_repeatable_and_touches_no_generator_of_the_process(
     )
 
 
+@pytest.mark.slow
 def test_an_heir_acts_as_the_one_that_practised(
     real: tuple[SlotVectorEnv, TrainingConfig],
 ) -> None:

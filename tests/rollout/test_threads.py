@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import torch
 
-from esper.rollout.threads import one_thread
+from esper.rollout.rollout import one_thread
 
 
 def test_a_block_has_one_thread_and_the_number_before_comes_back_after_an_error() -> (

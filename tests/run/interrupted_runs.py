@@ -6,7 +6,7 @@ from pathlib import Path
 
 from esper.config import TrainingConfig
 from esper.run.experiment import Experiment
-from esper.run.summary import RunSummary
+from esper.run.telemetry import RunSummary
 from tests.run.run_helpers import (
     Does,
 )

@@ -36,7 +36,7 @@ def fail(_hosts: RankHosts) -> Any:
 
 def break_a_host(hosts: RankHosts) -> Any:
     """Its first host cannot train: the executor's error names it."""
-    hosts.each[0].training.host = None  # type: ignore[assignment]
+    hosts.hosts[0].training.host = None  # type: ignore[assignment]
 
 
 def serve(

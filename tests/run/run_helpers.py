@@ -16,7 +16,7 @@ import torch
 from esper.config import TrainingConfig
 from esper.files import checkpoint
 from esper.run.experiment import Experiment
-from esper.run.summary import RunSummary
+from esper.run.telemetry import RunSummary
 from esper.telemetry import event as events
 from esper.telemetry.event import EpochCompleted, Event, RoundCompleted
 from esper.telemetry.hub import Sink

@@ -15,6 +15,7 @@ from esper.agents.ppo.normalization import (
 from tests.run.run_helpers import learning, play
 
 
+@pytest.mark.slow
 @pytest.mark.finding("H4")
 def test_only_the_agents_thread_uses_its_statistics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -101,6 +101,7 @@ def test_plans_of_a_run_plays_elsewhere_and_without_one_it_is_refused(
         compare_controllers(other, [f"plans:{tmp_path / 'r'}", "none"], pairs=4)
 
 
+@pytest.mark.slow
 def test_plans_of_a_run_plays_other_hosts_and_resumes_without_that_run(
     tmp_path: Path,
 ) -> None:
@@ -121,6 +122,7 @@ def test_plans_of_a_run_plays_other_hosts_and_resumes_without_that_run(
     same_results(resumed, whole)
 
 
+@pytest.mark.slow
 def test_the_agent_that_did_best_on_validation_hosts_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

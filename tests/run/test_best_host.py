@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from esper.env.vector_env import GrowthVectorEnv
-from esper.run import best_host
-from esper.run.best_host import BestHost
+from esper.run import checkpointing
+from esper.run.checkpointing import BestHost
 from esper.run.experiment import Experiment
 from tests.run.interrupted_runs import interrupted
 from tests.run.run_helpers import (
@@ -52,9 +52,9 @@ def test_the_best_host_is_chosen_by_validation_and_never_by_test_accuracy(
 ) -> None:
     saved: list[Any] = []
     monkeypatch.setattr(
-        best_host, "export", lambda network, stem, facts: saved.append(facts)
+        checkpointing, "export", lambda network, stem, facts: saved.append(facts)
     )
-    monkeypatch.setattr(best_host, "committed_network", lambda training: training)
+    monkeypatch.setattr(checkpointing, "committed_network", lambda training: training)
     monkeypatch.setattr(
         GrowthVectorEnv, "host", lambda self, env: SimpleNamespace(episode=env)
     )

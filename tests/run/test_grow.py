@@ -73,18 +73,23 @@ def config(**env: object) -> esper.TrainingConfig:
     )
 
 
-@pytest.fixture
-def schedule(tmp_path: Path) -> str:
-    path = tmp_path / "mine.toml"
+@pytest.fixture(scope="module")
+def schedule(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("schedule") / "mine.toml"
     path.write_text(SCHEDULE)
     return f"schedule:{path}"
 
 
+@pytest.fixture(scope="module")
+def grown(schedule: str) -> esper.Grown:
+    """A host with one seed, and the same host alone."""
+    return esper.grow(task(), schedule, epochs=7, config=config())
+
+
 def test_a_network_is_grown_saved_and_loaded_to_the_last_digit(
-    schedule: str, tmp_path: Path
+    grown: esper.Grown, tmp_path: Path
 ) -> None:
     mine = task()
-    grown = esper.grow(mine, schedule, epochs=7, config=config())
     assert grown.seeds == {"r0c0": "conv_light"}
     assert grown.parameters == grown.host_parameters + 9 * 4 * 4 + 3 * 4
     assert esper.accuracy(grown.network, mine.test.x, mine.test.y) == grown.accuracy
@@ -95,8 +100,7 @@ def test_a_network_is_grown_saved_and_loaded_to_the_last_digit(
     assert not any(parameter.is_inference() for parameter in loaded.parameters())
 
 
-def test_the_host_alone_is_the_same_host(schedule: str) -> None:
-    grown = esper.grow(task(), schedule, epochs=7, config=config())
+def test_the_host_alone_is_the_same_host(grown: esper.Grown) -> None:
     idle = esper.grow(
         task(), "heuristic", epochs=7, config=config(max_seeds=1, parameter_budget=1e-6)
     )
@@ -115,7 +119,7 @@ def test_a_pretrained_network_starts_from_its_weights(schedule: str) -> None:
         base.test,
         learning_rate=1e-9,
     )
-    grown = esper.grow(grafted, schedule, epochs=7, config=config())
+    grown = esper.grow(grafted, schedule, epochs=6, config=config(), alone=False)
     for name, weight in pretrained.named_parameters():
         torch.testing.assert_close(
             grown.network.host.get_parameter(f"model.{name}"), weight, rtol=0, atol=1e-6
@@ -129,12 +133,9 @@ def _copy(network: nn.Module) -> nn.Module:
 
 
 def test_a_users_host_is_loaded_only_with_its_model(
-    schedule: str, tmp_path: Path
+    grown: esper.Grown, tmp_path: Path
 ) -> None:
-    esper.export(
-        esper.grow(task(), schedule, epochs=7, config=config()).network,
-        tmp_path / "best",
-    )
+    esper.export(grown.network, tmp_path / "best")
     with pytest.raises(
         esper.ConfigError, match="pass a model of the same architecture as model="
     ):
@@ -157,7 +158,7 @@ def test_a_host_of_a_known_task_is_loaded_without_a_model(tmp_path: Path) -> Non
         base.validation,
         base.test,
     )
-    grown = esper.grow(known, "random", epochs=4, config=config())
+    grown = esper.grow(known, "random", epochs=2, config=config(), alone=False)
     esper.export(grown.network, tmp_path / "best")
     loaded = esper.load_host(tmp_path / "best")
     assert torch.equal(loaded(base.test.x), grown.network(base.test.x))

@@ -6,7 +6,6 @@ import logging
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -44,6 +43,19 @@ def signals_interrupt() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+Whole = tuple[str, Path, esper.Grown]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """A controller, and the folder and the result of growing a host with it in one go."""
+    root = tmp_path_factory.mktemp("whole")
+    (root / "mine.toml").write_text(SCHEDULE)
+    name = f"schedule:{root / 'mine.toml'}"
+    grown = esper.grow(task(), name, epochs=7, config=config(), folder=root / "run")
+    return name, root / "run", grown
 
 
 @pytest.fixture
@@ -114,42 +126,28 @@ def test_a_gate_that_held_a_seed_is_named(schedule: Callable[[str], str]) -> Non
 
 
 def test_ctrl_c_returns_what_has_grown_and_the_same_call_continues(
-    schedule: Callable[[str], str], tmp_path: Path
+    whole: Whole, tmp_path: Path
 ) -> None:
-    name = schedule(SCHEDULE)
-
-    def grow(
-        folder: str, *callbacks: Callable[[Event], None], **more: Any
-    ) -> esper.Grown:
-        return esper.grow(
-            task(),
-            name,
-            epochs=7,
-            config=config(),
-            folder=tmp_path / folder,
-            callbacks=callbacks,
-            **more,
-        )
-
-    whole = grow("whole")
-    first = grow("r", ctrl_c_after(6))
+    name, folder, result = whole
+    calls = {"epochs": 7, "config": config(), "folder": tmp_path / "r"}
+    first = esper.grow(task(), name, **calls, callbacks=[ctrl_c_after(6)])
     assert first.interrupted
     assert len(first.history) == 6
-    assert first.seeds == whole.seeds
+    assert first.seeds == result.seeds
     assert first.alone is None
     assert "interrupted after 6 of 7 epochs; the same call continues" in told(first)
-    rest = grow("r")
+    rest = esper.grow(task(), name, **calls)
     assert not rest.interrupted
     assert (rest.accuracy, rest.alone, rest.tried) == (
-        whole.accuracy,
-        whole.alone,
-        whole.tried,
+        result.accuracy,
+        result.alone,
+        result.tried,
     )
     assert [epoch.epoch for epoch in rest.history] == list(range(1, 8))
-    assert torch.equal(rest.network(task().test.x), whole.network(task().test.x))
-    same_run(tmp_path / "r", tmp_path / "whole")
+    assert torch.equal(rest.network(task().test.x), result.network(task().test.x))
+    same_run(tmp_path / "r", folder)
     with pytest.raises(esper.ConfigError, match="is finished"):
-        grow("r")
+        esper.grow(task(), name, **calls)
 
 
 def test_ctrl_c_before_anything_has_grown_is_raised(
@@ -165,10 +163,9 @@ def test_ctrl_c_before_anything_has_grown_is_raised(
 
 
 def test_the_host_alone_can_be_left_out_and_trained_later(
-    schedule: Callable[[str], str], tmp_path: Path
+    whole: Whole, tmp_path: Path
 ) -> None:
-    name = schedule(SCHEDULE)
-    both = esper.grow(task(), name, epochs=7, config=config(), folder=tmp_path / "both")
+    name, folder, both = whole
     for _ in range(2):
         grown = esper.grow(
             task(), name, epochs=7, config=config(), folder=tmp_path / "r", alone=False
@@ -178,7 +175,7 @@ def test_the_host_alone_can_be_left_out_and_trained_later(
         assert (tmp_path / "r" / "best_host.safetensors").exists()
     later = esper.grow(task(), name, epochs=7, config=config(), folder=tmp_path / "r")
     assert (later.accuracy, later.alone) == (both.accuracy, both.alone)
-    assert stable_log(tmp_path / "r") == stable_log(tmp_path / "both")
+    assert stable_log(tmp_path / "r") == stable_log(folder)
 
 
 def test_a_folder_of_other_arguments_is_refused(
@@ -191,7 +188,7 @@ def test_a_folder_of_other_arguments_is_refused(
         epochs=7,
         config=config(),
         folder=tmp_path / "r",
-        callbacks=[ctrl_c_after(2)],
+        callbacks=[ctrl_c_after(1)],
     )
     with pytest.raises(
         esper.ConfigError, match=r"another env\.episode_length: give the same arguments"

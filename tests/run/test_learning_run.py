@@ -25,7 +25,7 @@ from esper.files.policy import find_policy
 from esper.rollout.rollout import play_round
 from esper.run.agents import VALIDATION, PPORun
 from esper.run.experiment import Experiment
-from esper.run.summary import RunSummary
+from esper.run.telemetry import RunSummary
 from esper.show.read import open_run
 from esper.telemetry.event import (
     ArmPlayed,

@@ -11,8 +11,9 @@ from esper.config import ConfigError, TrainingConfig
 from esper.env.make import EnvMaker
 from esper.files import checkpoint
 from esper.run.experiment import Experiment
-from esper.show.cost import waiting_tables
+from esper.show.charts import Table
 from esper.show.read import open_run
+from esper.show.sections import time
 from esper.telemetry.event import EpochCompleted, GovernorRollback, RanksWaited
 from esper.training.execution.ranks import RunRanks
 from esper.training.executor import RankFailed, RankLost
@@ -97,8 +98,9 @@ def test_ranks_train_the_hosts_of_one_process(
     laps = run.of(RanksWaited)
     assert [lap.round for lap in laps] == list(range(1, summary.rounds + 1))
     assert all(0 <= waited <= lap.seconds for lap in laps for waited in lap.waited)
-    (table,) = waiting_tables([run])
-    assert table.count("<tr>") == 1 + len(laps[0].waited) == 1 + size
+    table = time(run.view)[-1]
+    assert isinstance(table, Table)
+    assert len(table.rows) == len(laps[0].waited) == size
     if name == "wild":
         assert GovernorRollback.__name__ in kinds(folder)
 

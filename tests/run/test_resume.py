@@ -388,6 +388,7 @@ def test_a_run_that_is_going_on_is_not_resumed_beside_itself(tmp_path: Path) -> 
     assert len(refused) == 1
 
 
+@pytest.mark.slow
 def test_a_run_on_auto_records_its_device_and_is_resumed_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

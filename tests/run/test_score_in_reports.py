@@ -15,7 +15,7 @@ from esper.cli.run import result_lines
 from esper.compare.arms import read_arms
 from esper.compare.comparison_run import ComparisonRun
 from esper.compare.table import print_report
-from esper.run.summary import RunSummary
+from esper.run.telemetry import RunSummary
 from esper.show.console import ConsoleSink
 from esper.show.live import short_form
 from esper.show.page import report_html
@@ -72,7 +72,7 @@ def test_show_and_the_report_name_the_score(run: tuple[Path, str, RunSummary]) -
     assert in_per_cent(shown) == []
     page = report_html([opened])
     visible = re.sub(
-        r"<style>.*?</style>|<svg.*?</svg>|<details>.*?</details>|<[^>]*>",
+        r"<style>.*?</style>|<svg.*?</svg>|<details.*?</details>|<[^>]*>",
         "\n",
         page,
         flags=re.DOTALL,

@@ -13,7 +13,6 @@ import pytest
 from esper.files import checkpoint
 from esper.run.experiment import Experiment
 from esper.telemetry.event import (
-    ActionTaken,
     ArmPlayed,
     BaselineMeasured,
     EpochCompleted,
@@ -161,6 +160,7 @@ def test_a_run_stopped_in_its_controls_resumes_there(
     same_run(tmp_path / "r", folder)
 
 
+@pytest.mark.slow
 def test_a_second_signal_stops_at_once_and_the_round_is_played_again(
     whole: Runs, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -183,6 +183,7 @@ def test_a_second_signal_stops_at_once_and_the_round_is_played_again(
     same_run(tmp_path / "r", folder)
 
 
+@pytest.mark.slow
 def test_a_long_round_is_saved_by_the_clock(tmp_path: Path) -> None:
     """A run that is killed later resumes from there."""
     config = CONFIGS["random"]().with_values(run={"checkpoint_minutes": 1e-9})
@@ -256,17 +257,6 @@ def test_a_run_stopped_between_a_round_and_its_update_resumes_there(
     assert names[-3:] == ["RoundCompleted", "WorthsEstimated", "PolicyUpdated"]
     Experiment.resume(tmp_path / "r").run()
     same_run(tmp_path / "r", folder)
-
-
-def test_actions_of_the_runs_here_reach_late_stages(tmp_path: Path) -> None:
-    """The runs that are stopped and resumed above have seeds."""
-    _, recorder = play(CONFIGS["random"](), tmp_path / "r")
-    accepted = {
-        event.op
-        for event in recorder.events
-        if isinstance(event, ActionTaken) and event.accepted
-    }
-    assert {"GERMINATE", "ADVANCE"} <= accepted
 
 
 @pytest.mark.trap(30)

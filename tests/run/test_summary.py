@@ -8,7 +8,7 @@ import pytest
 
 from esper.compare.analysis import corrected
 from esper.compare.statistics import compare_pairs
-from esper.run.summary import RunSummary
+from esper.run.telemetry import RunSummary
 
 
 def summary(*names: str) -> RunSummary:

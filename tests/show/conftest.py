@@ -1,4 +1,4 @@
-"""Two tiny runs to report on, played once; tests that change a folder copy it first."""
+"""Two recorded runs to show; tests that change a folder copy it first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.core_helpers import one_thread
-from tests.run.run_helpers import learning, play, tiny
+from tests.recorded import Recorded
 
 __all__ = ["one_thread"]
 
@@ -19,23 +19,15 @@ Edit = Callable[[dict[str, Any]], dict[str, Any] | None]
 
 
 @pytest.fixture(scope="session")
-def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def learned(recorded: Recorded) -> Path:
     """An agent that practised and learned for three rounds; finished."""
-    folder = tmp_path_factory.mktemp("report") / "learned"
-    play(
-        learning(evaluation_pairs=2, ppo={"practice_steps": 64, "practice_envs": 4}),
-        folder,
-    )
-    return folder
+    return recorded.run
 
 
 @pytest.fixture(scope="session")
-def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two rounds of a schedule that keeps seeds; finished."""
-    folder = tmp_path_factory.mktemp("report") / "grown"
-    config = tiny("schedule", rounds=2).with_values(env={"episode_length": 24})
-    play(config, folder)
-    return folder
+def grown(recorded: Recorded) -> Path:
+    """One round of a schedule that keeps a conv_light in r0c0 of both hosts."""
+    return recorded.grown.parent if recorded.grown.is_file() else recorded.grown
 
 
 @pytest.fixture
@@ -47,12 +39,12 @@ def copy(tmp_path: Path) -> Callable[..., Path]:
         shutil.copytree(folder, there)
         if edit is not None:
             log = there / "events.jsonl"
-            found = [edit(json.loads(line)) for line in log.read_text().splitlines()]
-            log.write_text(
-                "".join(
-                    json.dumps(fields) + "\n" for fields in found if fields is not None
-                )
-            )
+            kept = []
+            for line in log.read_text().splitlines():
+                fields = edit(json.loads(line))
+                if fields is not None:
+                    kept.append(json.dumps(fields) + "\n")
+            log.write_text("".join(kept))
         return there
 
     return make
@@ -61,6 +53,7 @@ def copy(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def no_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Charts are made and not drawn, which takes most of the time of a page."""
-    monkeypatch.setattr(
-        "esper.show.charts.inline_svg", lambda *_figure_and_words: "<svg></svg>"
-    )
+    for module in ("charts", "life"):
+        monkeypatch.setattr(
+            f"esper.show.{module}.inline_svg", lambda *_, **__: "<svg></svg>"
+        )

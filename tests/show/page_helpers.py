@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from esper.show.page import report_html
-from esper.show.read import Run, open_runs
+from esper.show.read import open_runs
+from esper.show.view import RunView
 from esper.telemetry.event import Event
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -59,11 +60,12 @@ def html_of(*folders: Path) -> str:
     return report_html(open_runs(folders))
 
 
-def fed(run: Run, *events: Event) -> Run:
-    """``run``, whose log goes on with these events."""
+def viewed(*events: Event) -> RunView:
+    """The view of a run with these events."""
+    view = RunView()
     for event in events:
-        run.view.handle(event)
-    return run
+        view.handle(event)
+    return view
 
 
 def drawings(html: str) -> list[ElementTree.Element]:

@@ -1,11 +1,10 @@
-"""Charts draw the exact values, accept any numbers, and lifecycles are read correctly."""
+"""Charts draw the exact values, accept any numbers, and follow the page's colours."""
 
 from __future__ import annotations
 
 import math
+import re
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
-from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -14,19 +13,12 @@ from matplotlib.figure import Figure
 
 from esper.show import charts
 from esper.show.charts import (
-    IntervalRow,
+    Interval,
     Line,
     interval_chart,
-    lanes_chart,
     line_chart,
-    line_figure,
-    scatter_chart,
-    tick_label,
 )
-from esper.telemetry.event import GovernorRollback, StageChanged
-from esper.telemetry.seed_history import Life
-from esper.telemetry.text import clean, number
-from tests.telemetry.sample_events import epoch
+from esper.telemetry.text import clean, number, p_value
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -35,27 +27,12 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """Figures of the charts made after this call."""
     figures: list[Figure] = []
 
-    def keep(figure: Figure, title: str, description: str) -> str:
+    def keep(figure: Figure, title: str, description: str, **_: object) -> str:
         figures.append(figure)
         return description
 
     monkeypatch.setattr(charts, "inline_svg", keep)
     return figures
-
-
-@pytest.mark.parametrize(
-    ("value", "label"),
-    [
-        (0.0, "0"),
-        (0.05, "0.05"),
-        (1e-6, "1e-06"),
-        (1234, "1,234"),
-        (25_000, "25k"),
-        (2_500_000, "2.5M"),
-    ],
-)
-def test_tick_labels_are_short(value: float, label: str) -> None:
-    assert tick_label(value) == label
 
 
 def test_unknown_and_non_finite_numbers_become_words() -> None:
@@ -64,6 +41,15 @@ def test_unknown_and_non_finite_numbers_become_words() -> None:
     assert number(0.000012) == "1.20e-05"
     words = [number(value) for value in (None, math.nan, math.inf, -math.inf)]
     assert words == ["not measured", "not a number", "infinite", "minus infinite"]
+
+
+def test_a_p_value_is_never_zero() -> None:
+    assert [p_value(p) for p in (0.0, 5e-5, 0.0213)] == [
+        "< 0.0001",
+        "< 0.0001",
+        "0.0213",
+    ]
+    assert (p_value(0.0, "= "), p_value(0.5, "= ")) == ("< 0.0001", "= 0.5000")
 
 
 def test_clean_text_is_one_short_line_without_control_codes() -> None:
@@ -86,9 +72,9 @@ def test_a_line_chart_draws_the_values_with_axes_and_a_legend(
         ),
         Line("baseline", [0, 3], [1.0, 1.0], -1, reference=True),
     ]
-    words = line_chart("title", lines, "epochs done", "accuracy, %", include=[10.0])
+    words = line_chart("title", lines, "epochs done", "accuracy, %")
     (axes,) = figures[0].axes
-    first, second, _ = axes.lines
+    first, second = axes.lines
     assert list(first.get_xdata()) == [0, 1, 2, 3]
     assert [str(y) for y in first.get_ydata()] == [
         "1.0",
@@ -98,7 +84,6 @@ def test_a_line_chart_draws_the_values_with_axes_and_a_legend(
     ]  # NaN lifts the pen
     assert (first.get_linestyle(), second.get_linestyle()) == ("-", "--")
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("epochs done", "accuracy, %")
-    assert axes.get_ylim()[1] >= 10.0
     assert [text.get_text() for text in figures[0].legends[0].get_texts()] == [
         "a",
         "baseline",
@@ -107,28 +92,14 @@ def test_a_line_chart_draws_the_values_with_axes_and_a_legend(
     assert words == "a ends at 4.00; baseline ends at 1.00"
 
 
-def test_parameters_over_more_than_a_decade_have_a_logarithmic_axis(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    figures = drawn(monkeypatch)
-    for largest in (2_000.0, 200_000.0):
-        scatter_chart(
-            "title",
-            [Line("hosts", [300.0, largest], [60.0, 70.0], 0)],
-            "parameters",
-            "accuracy, %",
-        )
-    assert [figure.axes[0].get_xscale() for figure in figures] == ["linear", "log"]
-
-
 def test_each_value_has_a_row_with_its_interval_if_that_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     figures = drawn(monkeypatch)
     rows = [
-        IntervalRow("a", 1.0, 0.5, 3.0),
-        IntervalRow("b", 2.0, None, None),
-        IntervalRow("c", 4.0, -math.inf, 5.0),
+        Interval("a", 1.0, 0.5, 3.0),
+        Interval("b", 2.0, None, None),
+        Interval("c", 4.0, -math.inf, 5.0),
     ]
     interval_chart("title", rows, "pp")
     (axes,) = figures[0].axes
@@ -155,8 +126,7 @@ def test_any_numbers_can_be_drawn(
     x, y, low, high = ([row[place] for row in rows] for place in range(4))
     pictures = [
         line_chart("t", [Line("a", x, y, 0, low, high)], "x", "y"),
-        scatter_chart("t", [Line("p", x, y, 0)], "x", "y"),
-        interval_chart("t", [IntervalRow("a", *row[:3]) for row in rows], "x"),
+        interval_chart("t", [Interval("a", *row[:3]) for row in rows], "x"),
     ]
     for svg in pictures:
         for element in ElementTree.fromstring(svg).iter():
@@ -164,60 +134,6 @@ def test_any_numbers_can_be_drawn(
                 assert not {"nan", "inf"} & set(
                     (element.get(name) or "").lower().split()
                 ), element.attrib
-
-
-def test_a_long_line_has_its_first_numbers_in_a_table() -> None:
-    x = [float(place) for place in range(450)]
-    with mock.patch.object(charts, "line_chart", return_value=""):
-        page = line_figure("t", "words", [Line("a", x, x, 0)], "round", "y")
-    assert page.count("<tr>") == 1 + 200
-    assert "The first 200 of 450 rows." in page
-
-
-def change(at: int, before: str, after: str, slot: str = "r0c0") -> StageChanged:
-    return StageChanged(
-        env=0,
-        episode=0,
-        epoch=at,
-        slot=slot,
-        blueprint="norm",
-        before=before,
-        after=after,
-        cause="advance",
-    )
-
-
-def test_lanes_are_drawn_to_scale_and_described_in_words(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    figures = drawn(monkeypatch)
-    life = Life(0, 3)
-    for event in (
-        replace(change(0, "DORMANT", "GERMINATED"), cause="germinate"),
-        change(2, "GERMINATED", "TRAINING"),
-        change(10, "TRAINING", "HOLDING"),
-        GovernorRollback(3, 0, 12, "loss spike", 8.5, 4.25, 10, 1),
-        epoch(3, 30),
-    ):
-        life.handle(event)
-    words = lanes_chart("t", [life, Life(0, 4)], ["r0c0", "r0c1"], 30)
-    assert words == (
-        "host 3: r0c0: norm germinated from epoch 0 to 2; r0c0: norm training from epoch 2 to 10; "
-        "r0c0: norm holding from epoch 10 to 30; rollback at epoch 12; host 4: no seed was planted"
-    )
-    (axes,) = figures[0].axes
-    background, *stages = axes.containers
-    assert len(background) == 4  # one lane for each slot of each host, used or not
-    assert [[(bar.get_x(), bar.get_width()) for bar in bars] for bars in stages] == [
-        [(0, 2)],
-        [(2, 8)],
-        [(10, 20)],
-    ]
-    assert [text.get_text() for text in axes.texts] == ["norm"]
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == ["host 3 r0c0", "r0c1", "host 4 r0c0", "r0c1"]
-    legend = [text.get_text() for text in figures[0].legends[0].get_texts()]
-    assert set(legend) == {"germinated", "training", "holding", "rollback"}
 
 
 def test_a_chart_is_one_svg_element_that_leaves_the_page_alone() -> None:
@@ -246,3 +162,11 @@ def test_a_chart_is_one_svg_element_that_leaves_the_page_alone() -> None:
     ]
     assert links
     assert {link.removeprefix("url(").strip("#)") for link in links} <= ids[0]
+
+
+def test_colours_are_those_of_the_page_light_or_dark() -> None:
+    lines = [Line("a", [0, 1], [1.0, 2.0]), Line("b", [0, 1], [1, 1], -1)]
+    svg = line_chart("t", lines, "x", "y")
+    for name in ("ink", "quiet", "rule", "card", "c0"):
+        assert f"var(--{name})" in svg
+    assert not re.search(r"#(?!000000|c)[0-9a-f]{6}\b", svg)

@@ -1,14 +1,21 @@
-"""The life of the best host: which host it is, and its chart."""
+"""The lives of hosts: which host is the best, and its chart; the slots of a round."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from esper.show.life import best_life, save_life
+import pytest
+from matplotlib.figure import Figure
+
+from esper.show import charts
+from esper.show.life import best_life, lanes_chart, save_life
 from esper.show.page import report_html
 from esper.show.read import open_run
-from esper.telemetry.event import EpisodeCompleted
+from esper.telemetry.event import EpisodeCompleted, GovernorRollback, StageChanged
+from tests.show.page_helpers import viewed
+from tests.telemetry.sample_events import epoch, started
 
 Copy = Callable[..., Path]
 
@@ -19,20 +26,19 @@ def test_it_is_the_host_with_the_best_committed_network(grown: Path) -> None:
     assert host is not None
     best = max(run.of(EpisodeCompleted), key=lambda e: e.committed_accuracy)
     assert (host.life.episode, host.life.env) == (best.episode, best.env)
-    assert host.episode.committed_accuracy == best.committed_accuracy
-    assert host.hosts == len(run.of(EpisodeCompleted)) == 4
-    assert len(host.grown) == len(host.alone) == 24
+    assert host.hosts == len(run.of(EpisodeCompleted)) == 2
+    assert len(host.grown) == len(host.alone) == 8
 
 
 def test_its_words_name_what_it_kept(grown: Path) -> None:
     host = best_life(open_run(grown).view)
     assert host is not None
+    committed = host.episode.committed_accuracy
+    alone = host.episode.baseline_accuracy
     assert host.words.startswith(
-        f"validation accuracy {host.episode.committed_accuracy:.1f} %, beside {host.episode.baseline_accuracy:.1f} %"
+        f"validation accuracy {committed:.1f} %, beside {alone:.1f} %"
     )
-    for seed in host.life.stretches:
-        if seed.stage == "FOSSILIZED":
-            assert f"{seed.blueprint} in {seed.slot}" in host.words
+    assert "conv_light in r0c0" in host.words
 
 
 def test_the_chart_is_saved_next_to_the_run_and_shown_in_its_report(
@@ -45,24 +51,57 @@ def test_the_chart_is_saved_next_to_the_run_and_shown_in_its_report(
     text = (run.folder / "life.svg").read_text()
     assert text.startswith("<svg")
     assert "xmlns=" in text[:500]
-    for word in (
-        "with growth",
-        "hosts left alone",
-        "fossilized",
-        "The best of 4 hosts",
-    ):
+    for word in ("with growth", "hosts left alone", "fossilized", "The best of 2"):
         assert word in text
-    page = report_html([run])
-    assert page.count("The best of 4 hosts") >= 2
-    assert "life" in page
+    assert "var(--" not in text, "a picture of its own has colours of its own"
+    assert report_html([run]).count("The best of 2 hosts") >= 2
 
 
 def test_a_run_without_a_complete_host_has_no_life(grown: Path, copy: Copy) -> None:
-    run = open_run(
-        copy(
-            grown,
-            lambda fields: None if fields["event"] == "EpisodeCompleted" else fields,
-        )
-    )
+    left_out = "EpisodeCompleted"
+    folder = copy(grown, lambda e: None if e["event"] == left_out else e)
+    run = open_run(folder)
     assert best_life(run.view) is None
     assert "The best of" not in report_html([run])
+
+
+def change(at: int, before: str, after: str) -> StageChanged:
+    return StageChanged(3, 0, at, "r0c0", "norm", before, after, "advance")
+
+
+def test_lanes_are_drawn_to_scale_and_described_in_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    figures: list[Figure] = []
+
+    def keep(figure: Figure, _title: str, description: str) -> str:
+        figures.append(figure)
+        return description
+
+    monkeypatch.setattr(charts, "inline_svg", keep)
+    view = viewed(
+        started(slots=("r0c0", "r0c1"), episode_length=30),
+        replace(change(0, "DORMANT", "GERMINATED"), cause="germinate"),
+        change(2, "GERMINATED", "TRAINING"),
+        change(10, "TRAINING", "HOLDING"),
+        GovernorRollback(3, 0, 12, "loss spike", 8.5, 4.25, 10, 1),
+        epoch(3, 30),
+        epoch(4, 30),
+    )
+    assert lanes_chart(view, "t") == (
+        "host 3: r0c0: norm germinated from epoch 0 to 2; r0c0: norm training from "
+        "epoch 2 to 10; r0c0: norm holding from epoch 10 to 30; rollback at epoch 12; "
+        "host 4: no seed was planted"
+    )
+    (axes,) = figures[0].axes
+    background, *stages = axes.containers
+    assert len(background) == 4, "one lane for each slot of each host, used or not"
+    drawn = []
+    for bars in stages:
+        drawn += [(bar.get_x(), bar.get_width()) for bar in bars]
+    assert drawn == [(0, 2), (2, 8), (10, 20)]
+    assert [text.get_text() for text in axes.texts] == ["norm"]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == ["host 3 r0c0", "r0c1", "host 4 r0c0", "r0c1"]
+    legend = [text.get_text() for text in figures[0].legends[0].get_texts()]
+    assert legend == ["germinated", "training", "holding"]

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from esper.config import ConfigError
 from esper.show.live import short_form
-from esper.show.page import SECTIONS, report_html, write_report
+from esper.show.page import report_html, write_report
 from esper.show.read import open_run, open_runs
-from esper.telemetry.event import EpochCompleted, RunCompleted
+from esper.telemetry.event import RunCompleted
 from tests.selection import slow_except
 from tests.show.page_helpers import Page, drawings, html_of, nasty, not_finite
 
@@ -21,57 +20,55 @@ from tests.show.page_helpers import Page, drawings, html_of, nasty, not_finite
 def test_a_report_has_all_its_parts(learned: Path) -> None:
     html = html_of(learned)
     page = Page(html)
-    assert set(SECTIONS) <= set(page.ids)
+    assert {"verdict", "accuracy", "slots", "agent", "configuration"} <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))
     for title in (
         "Difference to each baseline",
         "Accuracy by epoch",
         "Accuracy by round",
-        "Accuracy against parameters",
-        "Round 3, 2 hosts",
-        "Return by round",
-        "Reward terms by round",
-        "Reward terms by epoch",
-        "Policy entropy",
-        "KL divergence",
-        "practice",
-        "Seconds of each round",
-        "Memory at the end of the last round",
-        "copies per host, cpu: ",
+        "Slots in round 3",
+        "Return",
+        "Reward terms",
+        "Entropy",
+        "KL",
+        "Practice",
+        "Seconds by phase",
+        "copies per host",
         "The whole configuration",
     ):
         assert title in page.text, title
     assert "run.evaluation_pairs" in page.text
-    assert "Not everything could be read" not in page.text
+    assert "not everything could be read" not in page.text
+    answer, life, difference = map(
+        page.text.index, ("grown by ppo", "The best of", "Difference to each")
+    )
+    assert answer < life < difference
 
 
-def test_contributions_are_shown_with_their_intervals(grown: Path) -> None:
-    run = open_run(grown)
-    last = [e for e in run.of(EpochCompleted) if e.contributions][-1]
-    assert set(last.contribution_errors) == set(last.contributions)
-    slot, value = next(iter(last.contributions.items()))
-    error = last.contribution_errors[slot]
-    page = Page(report_html([run]))
-    row = f"host {last.env} {slot}"
-    assert row in page.text
-    assert (
-        f"{value:+.2f}{value - 1.96 * error:.2f}{value + 1.96 * error:.2f}" in page.text
-    )  # cells of one row
-    assert "Shapley values" in page.text
+def test_a_table_shows_its_first_rows_and_says_so(learned: Path) -> None:
+    run = open_run(learned)
+    run.config = {"x": {str(number): number for number in range(450)}}
+    html = report_html([run])
+    assert "The first 200 of 450 rows." in html
+    assert html.count('<th scope="row">x.') == 200
+    assert '<td class=n data-head="copied">' not in html
 
 
-def test_contributions_of_an_older_log_have_no_intervals(
+def test_numbers_are_marked_and_named_for_a_narrow_screen(grown: Path) -> None:
+    html = html_of(grown)
+    assert '<td class=n data-head="planted">2</td>' in html
+    assert '<td data-head="kept">r0c0 conv_light</td>' in html
+
+
+def test_what_could_not_be_read_is_listed_with_its_run(
     grown: Path, copy: Callable[..., Path]
 ) -> None:
-    def older(fields: dict[str, Any]) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in fields.items()
-            if name != "contribution_errors"
-        }
-
-    page = Page(html_of(copy(grown, older)))
-    assert "not measured" in page.text
+    folder = copy(grown, name="torn")
+    (folder / "config.toml").write_text("not [toml")
+    page = Page(report_html(open_runs([folder, grown])))
+    assert "torn: not everything could be read" in page.text
+    assert "config.toml cannot be read" in page.text
+    assert page.text.count("not everything could be read") == 1
 
 
 def test_nothing_is_loaded_from_elsewhere_and_no_script_is_run(
@@ -97,7 +94,7 @@ def test_pictures_have_a_title_and_a_description_for_screen_readers(
     learned: Path, grown: Path
 ) -> None:
     pictures = drawings(html_of(learned, grown))
-    assert len(pictures) > 20
+    assert len(pictures) > 10
     for svg in pictures:
         assert svg.get("role") == "img"
         title, description = (
@@ -106,12 +103,6 @@ def test_pictures_have_a_title_and_a_description_for_screen_readers(
         )
         assert title.text
         assert description.tag == "{http://www.w3.org/2000/svg}desc"
-
-
-def test_the_page_follows_dark_mode_and_charts_stay_on_white(learned: Path) -> None:
-    style = html_of(learned).partition("<style>")[2].partition("</style>")[0]
-    assert "prefers-color-scheme:dark" in style
-    assert re.search(r"\nsvg\{[^}]*background:#fff", style)
 
 
 @pytest.mark.parametrize("which", slow_except(["learned"], ["learned", "grown"]))
@@ -134,7 +125,7 @@ def test_markup_quotes_and_control_codes_from_a_log_are_text(
     assert "<script>window.hacked=1</script>\"'&</style>" in page.text  # there, as text
     assert "ü😀" in page.text
     assert not set(html) & {"\x1b", "\u202e", "\x00", "\ud800"}
-    assert len(drawings(html)) > 10
+    assert len(drawings(html)) > 5
     assert (
         open_run(folder).all_problems() == []
     )  # every event was shown, and none left out
@@ -159,19 +150,19 @@ def test_numbers_that_are_none_leave_gaps_and_break_nothing(
     assert short_form(run)
 
 
-def test_several_runs_are_named(learned: Path, grown: Path) -> None:
+def test_several_runs_share_charts_and_stand_side_by_side(
+    learned: Path, grown: Path
+) -> None:
     page = Page(html_of(learned, grown))
-    assert "2 runs: learned, grown" in page.text
-    for name in ("learned: grown", "grown: grown", "Differences between the runs"):
+    one, other = learned.name, grown.name
+    assert f"2 runs: {one}, {other}" in page.text
+    for name in (f"{one}: grown", f"{other}: grown", f"{other}: Comparison"):
         assert name in page.text
-    assert (
-        "reward.mode"
-        not in page.text[
-            page.text.index("Differences between the runs") : page.text.index(
-                "The whole conf"
-            )
-        ]
-    )
+    different, _, whole = page.text.partition("The whole configuration")
+    _, _, different = different.partition("Differences between the runs")
+    assert "run.controller" in different
+    assert "reward.mode" not in different
+    assert "reward.mode" in whole
 
 
 def test_the_same_run_gives_the_same_page(learned: Path) -> None:

@@ -1,40 +1,46 @@
-"""The sections of the view of a run."""
+"""The sections of a run in a terminal."""
 
 from __future__ import annotations
 
-from esper.show import screen
-from esper.show.view import RunView
-from esper.telemetry.event import WorthsEstimated
-from tests.telemetry.sample_events import epoch, started
+from collections.abc import Sequence
+
+import pytest
+
+from esper.show.screen import ASCII_BLOCKS, BLOCKS, picture, plain, section, spark, text
+from tests.show.page_helpers import viewed
+from tests.telemetry.sample_events import completed, epoch, started
 
 
-def view_of(*events: object) -> RunView:
-    view = RunView()
-    for event in events:
-        view.handle(event)  # type: ignore[arg-type]
-    return view
+def shown(*events: object, ascii_only: bool = False) -> str:
+    view = viewed(*events)  # type: ignore[arg-type]
+    return plain(picture(view, 80, ascii_only, []))
 
 
-def test_the_accuracy_of_a_round_counts_hosts_that_have_ended() -> None:
-    """Host 2 ended after epoch 3, host 0 goes on: 74 and 70 %."""
-    view = view_of(started(), epoch(0, 3), epoch(2, 3), epoch(0, 4))
-    grown, alone = (line.plain for line in screen.accuracy(view, 80, screen.BLOCKS))
-    assert grown.endswith(" 72.0 % grown, epoch 4, validation: +12.0 pp")
-    assert alone.endswith(" 60.0 % without growth")
+def test_the_difference_is_that_to_the_hosts_left_alone() -> None:
+    lines = shown(started(), epoch(0, 3), epoch(2, 3), epoch(0, 4)).splitlines()
+    assert lines[0].startswith("accuracy ")
+    assert lines[0].endswith(" 72.0 % grown, epoch 4, validation: +12.0 pp")
+    assert lines[1].endswith(" 60.0 % without growth")
 
 
-def test_worths_are_those_of_seeds_that_were_kept() -> None:
-    worths = {
-        "r0c0": {"norm": (0.5, 0.3, 4), "guess": (3.5, 1.3, 0), "wide": (2.0, 0.4, 6)},
-        "r0c1": {"a": (1.0, 1.0, 0)},
-    }
-    lines = screen.worths(view_of(started(), WorthsEstimated(8, 64, 1.0, worths)))
-    assert (
-        lines[0] == "r0c0: wide +2.0 pp ± 0.4 (kept 6x), norm +0.5 pp ± 0.3 (kept 4x)"
-    )
-    assert len(lines) == 2  # the other one says what a worth is
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [([0.0, 3.5, 7.0], "▁▅█"), ([7.0, float("nan")], "█▁"), ([], "")],
+)
+def test_blocks_are_as_high_as_the_values(values: Sequence[float], line: str) -> None:
+    assert spark(values, 8, 0.0, 7.0) == line
+    assert len(spark(list(range(100)), 8, 0, 99)) == 8
+
+
+def test_a_terminal_without_blocks_gets_letters() -> None:
+    events = (started(), completed(1), completed(2))
+    assert set(shown(*events)) & set(BLOCKS)
+    letters = shown(*events, ascii_only=True)
+    assert letters.isascii()
+    assert ASCII_BLOCKS[-1] in letters
 
 
 def test_the_view_of_a_pipe_repeats_no_heading_and_has_no_empty_one() -> None:
-    shown = screen.plain([("time", ["10 s", "20 s"]), ("memory", [])])
-    assert shown == "time         10 s\n             20 s"
+    (block,) = section("time", [text("10 s"), text("[red]20 s")])
+    assert plain(block) == "time         10 s\n             [red]20 s"
+    assert section("memory", []) == []

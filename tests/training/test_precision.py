@@ -23,10 +23,9 @@ from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.features import Features
 from esper.seeds.place import Place
 from esper.training import precision
-from esper.training.execution.workers import WorkerExecutor
 from esper.training.host_training import HostTraining
 from esper.training.precision import concrete
-from esper.training.step import blending, prepare_epoch, train_epoch, train_step
+from esper.training.step import blending, prepare_epoch, train_step
 from esper.training.validate import evaluate
 from tests.core_helpers import digits, plant, same_bits, tensors_of, tiny_config, train
 from tests.selection import slow_except
@@ -421,22 +420,3 @@ def test_a_layer_that_runs_twice_has_the_same_gradient_whatever_other_threads_do
         return tensors_of(training)
 
     same_bits(trained(lambda: None), trained(torch.clear_autocast_cache))
-
-
-@pytest.mark.finding("L3")
-def test_bfloat16_is_the_same_bits_for_any_number_of_workers() -> None:
-    found = []
-    for workers in (1, 3):
-        envs = [training_of(byte_digits(), index=index, **BF16) for index in range(4)]
-        for training in envs:
-            plant(training, "r0c1", stage=S.BLENDING, target=0.7)
-            plant(training, "r1c0")
-        with WorkerExecutor(workers) as pool:
-            for _ in range(2):
-                pool.run(train_epoch, envs)
-        found.append([tensors_of(training, ("r0c1", "r1c0")) for training in envs])
-    for one, other in zip(*found, strict=True):
-        same_bits(one, other)
-    assert not torch.equal(
-        found[0][0]["host.parameter.0"], found[0][1]["host.parameter.0"]
-    )

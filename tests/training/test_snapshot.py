@@ -41,24 +41,6 @@ def with_fossil() -> HostTraining:
     return training
 
 
-def test_a_restore_is_exact_and_a_second_one_changes_nothing() -> None:
-    """A twin that is restored twice trains on as one that is restored once."""
-    ends = []
-    for times in (1, 2):
-        training, snapshot = with_fossil(), Snapshot()
-        snapshot.save(training, RECORD, unmeasured_fossils(training))
-        good = tensors_of(training, ("r0c0",))
-        train(training)
-        for tensor in (*training.host.parameters(), *training.host.buffers()):
-            tensor.data.fill_(-7)
-        for _ in range(times):
-            snapshot.restore(training)
-            same_bits(good, tensors_of(training, ("r0c0",)))
-        train(training, 2)
-        ends.append(tensors_of(training, ("r0c0",)))
-    same_bits(*ends)
-
-
 def test_a_snapshot_is_a_copy_of_that_moment() -> None:
     """The fused optimizer does not raise ``_version``: a snapshot that trusted it would keep old values."""
     training, snapshot = with_fossil(), Snapshot()
@@ -165,40 +147,6 @@ def test_snapshots_live_in_the_same_storage_in_every_episode() -> None:
         assert len(places) == 1
         assert len(set(sizes[1:])) == 1
         assert counts[1] <= counts[0]
-
-
-def test_the_hosts_optimizer_starts_each_episode_from_zero_in_the_same_storage() -> (
-    None
-):
-    training = make_training()
-    state = training.host_group.optimizer.state
-    places = [
-        state[p]["momentum_buffer"].data_ptr() for p in training.host_group.parameters
-    ]
-    train(training)
-    assert all(
-        bool(state[p]["momentum_buffer"].any())
-        for p in training.host_group.parameters[:1]
-    )
-    training.reset(0, 1)
-    assert [
-        state[p]["momentum_buffer"].data_ptr() for p in training.host_group.parameters
-    ] == places
-    assert not any(
-        bool(state[p]["momentum_buffer"].any()) for p in training.host_group.parameters
-    )
-
-
-def test_momentum_is_defined_though_the_first_step_is_skipped() -> None:
-    """A gradient that is not finite in the very first batch: the step does nothing, momentum stays zero."""
-    training = make_training()
-    first = training.host_group.parameters[0]
-    first.data.fill_(float("nan"))
-    train(training)
-    for parameter in training.host_group.parameters:
-        assert not bool(
-            training.host_group.optimizer.state[parameter]["momentum_buffer"].any()
-        )
 
 
 def own(build: Callable[[int], nn.Module]) -> BlueprintRegistry:

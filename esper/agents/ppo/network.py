@@ -26,7 +26,7 @@ FREE_HEADS = HEADS[3:]
 CHOICE_INPUTS = ("profit", "pays", "size", "size_share", "layers", "spatial", "elementwise")
 """Inputs of the network about a seed that could be planted. It does not read how sure a worth is: rewards end with an
 episode, so an agent that knew would never try what it knows little about. In training the worth behind ``profit`` is
-drawn from the posterior; whoever acts on draws explores as much as there is to learn (Thompson 1933)."""
+drawn from the posterior; a policy that acts on draws explores as much as there is to learn (Thompson 1933)."""
 _NAMES = [entry.name for entry in PER_CHOICE]
 CHOICE_PLACES = torch.tensor([_NAMES.index(name) for name in CHOICE_INPUTS])
 """Places of these inputs among the entries of a (slot, blueprint)."""

@@ -13,7 +13,7 @@ from esper.config import PPOConfig
 from esper.spaces.observation import BASE, PER_CHOICE, PER_SLOT, FeatureKind, split
 
 MIN_VARIANCE = 1e-8
-"""Variance above which an entry of the observation counts as one that varies."""
+"""Variance above which an entry of the observation is normalised."""
 SIZES = [len(BASE), len(PER_SLOT), len(PER_CHOICE)]
 """Number of entries of the host, of a slot, and of a (slot, blueprint)."""
 

@@ -320,20 +320,6 @@ def test_a_loss_that_is_not_finite_is_left_out() -> None:
 # --- The detector itself
 
 
-def test_looking_changes_nothing_and_twice_is_the_same() -> None:
-    update = updated(
-        ratio_max=1e9, explained_variance=-9.0, gradient_norm=1e-9, round=4
-    )
-    copy = dataclasses.replace(update)
-    assert DETECTOR.look(update) == DETECTOR.look(update)
-    assert update == copy
-    assert {event.kind for event in DETECTOR.look(update)} == {
-        "ratio_exploded",
-        "value_wrong",
-        "gradient_vanished",
-    }
-
-
 def test_figures_that_an_older_log_lacks_raise_no_warning() -> None:
     old = updated(
         ratio_max=None, ratio_min=None, value_std=None, target_std=None, clipped_gradients=None,

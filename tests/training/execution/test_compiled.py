@@ -32,6 +32,7 @@ from esper.training.execution.workers import WorkerExecutor
 from esper.training.rng import OwnedDropout, RngHandle
 from tests.core_helpers import Rig, digits, flat_baseline, rig, tiny_config
 from tests.selection import slow_except
+from tests.training.test_foreign_hosts import training_of
 
 QUICK = "aot_eager"
 
@@ -471,3 +472,18 @@ def test_older_torch_gets_its_recompile_limit_by_its_config(
         CompiledRun("eager")
         assert torch.compiler.config.recompile_limit == compiled.MAX_VARIANTS
     assert given == [(True, True)]
+
+
+def test_the_sizes_that_are_compiled_are_those_of_parts_and_of_last_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[set[int]] = []
+
+    def note(_host: Any, trained: Any, evaluated: Any, *_more: Any) -> None:
+        sizes.extend(({len(x) for x in trained}, {len(x) for x in evaluated}))
+
+    monkeypatch.setattr(compiled, "compile_host", note)
+    task = replace(digits(), evaluation_batch=150)  # of 400 samples
+    parts = {"batch_size": 6, "micro_batches": 4, "samples_per_epoch": 12}
+    assert compiled._compile_for_run(training_of(task, task=parts)) is None
+    assert sizes == [{2, 1}, {150, 100}]

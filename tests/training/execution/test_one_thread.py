@@ -36,7 +36,7 @@ def test_loss_statistics_totals_and_step_of_a_batch_are_made_by_the_worker_of_it
     for module, name in (
         (objective, "cross_entropy"),
         (host_step, "grad_stats"),
-        (host_step, "sgd_step"),
+        (host_step, "step_all"),
     ):
         monkeypatch.setattr(module, name, noted(name, getattr(module, name)))
     monkeypatch.setattr(
@@ -53,7 +53,7 @@ def test_loss_statistics_totals_and_step_of_a_batch_are_made_by_the_worker_of_it
     with WorkerExecutor(3) as executor:
         executor.run(train, [make_training(config, index=index) for index in range(5)])
     assert calls == {
-        index: ["cross_entropy", "add_training", "grad_stats", "sgd_step"] * 3
+        index: ["cross_entropy", "add_training", "grad_stats", "step_all"] * 3
         for index in range(5)
     }
 

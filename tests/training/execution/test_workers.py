@@ -147,32 +147,6 @@ def test_an_error_matters_more_than_the_cancellation_after_it() -> None:
         executor.run(work, [Place(0), Place(1)])
 
 
-def train(env: Place, results: list[torch.Tensor]) -> None:
-    """Some steps that use generators, reductions and matrix products."""
-    generator = torch.Generator().manual_seed(env.index)
-    weight = torch.randn(64, 64, generator=generator, requires_grad=True)
-    for _ in range(5 + env.index):
-        loss = (
-            (torch.randn(128, 64, generator=generator) @ weight).relu().square().mean()
-        )
-        (gradient,) = torch.autograd.grad(loss, weight)
-        weight = (weight - 0.1 * gradient).detach().requires_grad_()
-    results[env.index] = weight.detach()
-
-
-@pytest.mark.finding("C1")
-def test_any_number_of_workers_gives_the_same_bits() -> None:
-    envs = [Place(index) for index in range(6)]
-    outcomes: list[list[torch.Tensor]] = []
-    for count in (1, 2, 5, None):
-        outcomes.append([torch.empty(0)] * len(envs))
-        with WorkerExecutor(count) as executor:
-            for _ in range(3):
-                executor.run(lambda env: train(env, outcomes[-1]), envs)
-    for results in outcomes[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results, outcomes[0], strict=True))
-
-
 def test_by_default_each_core_has_a_worker_and_closed_ones_refuse_work() -> None:
     with WorkerExecutor() as executor:
         assert executor.count == usable_cores()

@@ -1,0 +1,451 @@
+"""The sections of a run, each a list of charts, tables and notes, for the terminal and for the page alike."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+from esper.show.charts import Block, Chart, Interval, Intervals, Line, SlotLanes, Table
+from esper.show.console import incident, rates, validated
+from esper.show.view import REST, RunView, phase_seconds
+from esper.telemetry import event as events
+from esper.telemetry.memory import memory_words
+from esper.telemetry.score import ACCURACY, ScoreUnit
+from esper.telemetry.span import PHASES
+from esper.telemetry.text import count, duration, number, p_value, trained_once
+
+MAX_HOSTS = 100
+"""Max hosts in the table of hosts, the newest ones."""
+COUNTS = {
+    "planted": "germinated",
+    "kept": "fossilized",
+    "pruned": "pruned",
+    "cut": "cut",
+    "rolled back": "rolled_back",
+    "unfinished": "living",
+    "refused": "rejected",
+}
+"""Heading of a column, and its count; see :class:`~esper.telemetry.analytics.BlueprintRow`."""
+MIN_SHARE = 0.005
+"""Phases with a smaller share of the time are not listed."""
+RETURNS = {
+    (events.RoundCompleted, "return"): "Discounted return, mean over the hosts of a round.",
+    (events.AgentValidated, "return on validation hosts"): (
+        "Of the most likely actions, on hosts that the agent does not learn from. The best agent is kept."
+    ),
+    (events.PracticeRound, "practice"): "On simulated hosts, before training on real ones.",
+}
+"""Description of the charts of returns, by event and title."""
+UPDATES = {
+    "entropy": ("entropy", "Sum over the heads that affect the action."),
+    "KL": ("approx_kl", "Between the policies before an update and after its last minibatch (k3 estimator), nats."),
+    "clip fraction": ("clip_fraction", "Fraction of samples that were clipped."),
+    "explained variance": (
+        "explained_variance",
+        "How well the critic predicts returns: 1 is perfect, 0 no better than their mean.",
+    ),
+}
+"""Field of PolicyUpdated and description, by the name of the figure."""
+
+
+def note(words: str) -> Table:
+    """Returns a line of text."""
+    return Table("", (), (), words)
+
+
+def answer(view: RunView) -> str:
+    """Answers the question of a run in one sentence: whether growth made the host better, at which size, beside what.
+
+    Hosts left alone are what the grown ones are compared with, else the first of the others.
+    """
+    score = view.score
+    completed = view.last(events.RunCompleted)
+    if completed is None or not completed.comparisons:
+        return _not_compared(view)
+    by_name = {comparison.reference: comparison for comparison in completed.comparisons}
+    found = by_name.get("none", completed.comparisons[0])
+    other = "the same hosts left alone" if found.reference == "none" else f"the same hosts under {found.reference}"
+    low = score.difference(found.low, unit=False)
+    high = score.difference(found.high, unit=False)
+    verdict, _, _ = found.verdict.partition(" (")
+    begin = "Whether growth helps is open"
+    if "better" in verdict and found.difference:
+        begin = "Growth helped" if found.difference > 0 else "Growth hurt"
+    size = (
+        f"with {completed.parameters:,.0f} parameters instead of {completed.host_parameters:,}; hosts that have as "
+        "many from the start were not compared"
+    )
+    if not completed.fossils:
+        size = "although no seed was kept"
+    return (
+        f"{begin}: grown by {completed.controller}, hosts reached a test {score.name} of "
+        f"{score.value(found.accuracy)}, {other} {score.value(found.reference_accuracy)}: "
+        f"{score.difference(found.difference)} (95 % interval {low} to {high}, p {p_value(found.p_value, '= ')}, "
+        f"{count(completed.pairs, 'pair')}), {size}."
+    )
+
+
+def _not_compared(view: RunView) -> str:
+    last = view.last(events.RoundCompleted)
+    if last is None:
+        return "Nothing was compared yet: no round is completed."
+    score = view.score
+    found = view.compared(last)
+    words = f"Nothing was compared yet; after round {last.round} of {last.rounds}, grown hosts have a {found.split}"
+    words += f" {score.name} of {score.value(found.grown)}"
+    if found.other is not None:
+        words += f", {found.name} {score.value(found.other)}"
+    return f"{words}."
+
+
+def verdict(view: RunView) -> list[Block]:
+    """The comparison of the run's controller with others."""
+    completed = view.last(events.RunCompleted)
+    if completed is None:
+        return []
+    if not completed.comparisons:
+        return [note("Nothing was compared.")]
+    score = view.score
+    rows = []
+    intervals = []
+    for c in completed.comparisons:
+        value, low, high = map(score.of, (c.difference, c.low, c.high))
+        intervals.append(Interval(c.reference, value, low, high))
+        ends = f"{score.difference(c.low, unit=False)} to {score.difference(c.high, unit=False)}"
+        row = [
+            c.reference,
+            score.value(c.accuracy, unit=False),
+            score.value(c.reference_accuracy, unit=False),
+            score.difference(c.difference, unit=False),
+            ends,
+            p_value(c.p_value),
+            c.verdict.partition(" (")[0],  # the numbers in brackets are shown already
+        ]
+        rows.append(row)
+    heads = [
+        "against",
+        score.label("grown"),
+        score.label("other"),
+        score.gap_label("difference"),
+        "95 % interval",
+        "p (Holm)",
+        "verdict",
+    ]
+    words = f"Test {score.name} of committed networks minus that of the same hosts under each other controller."
+    about = " ".join([f"{count(completed.pairs, 'pair')}.", *trained_once([completed.controller])])
+    label = score.gap_label(f"difference of test {score.name}")
+    return [
+        Intervals("Difference to each baseline", words, intervals, label, score.gap),
+        Table("Comparison", heads, rows, about, (0, 3, 4, 6)),
+    ]
+
+
+def accuracy(view: RunView) -> list[Block]:
+    """The score with and without growth: by epoch of the newest round, by round, and of each host."""
+    return [*_by_epoch(view), *_by_round(view), *_hosts(view)]
+
+
+def _by_epoch(view: RunView) -> list[Block]:
+    """Validation score of the newest round by epoch, and that of the baseline."""
+    score = view.score
+    lines = []
+    baseline = view.last(events.BaselineMeasured)
+    if view.hosts:
+        x = sorted(view.epochs)
+        hosts = [[score.of(e.validation_accuracy) for e in view.epochs[epoch]] for epoch in x]
+        grown = list(map(score.of, view.curve("validation_accuracy")))
+        committed = list(map(score.of, view.curve("committed_accuracy")))
+        lines.append(Line("grown", x, grown, 0, list(map(min, hosts)), list(map(max, hosts))))
+        lines.append(Line("committed", x, committed, 2, shared=False))
+        if view.has_baseline:
+            alone = list(map(score.of, view.curve("baseline_accuracy")))
+            lines.append(Line("without growth", x, alone, -1, reference=True))
+    elif baseline:
+        curve = list(map(score.of, baseline.accuracy))
+        lines.append(Line("without growth", range(len(curve)), curve, -1, reference=True))
+    if not lines:
+        return []
+    words = "Mean over the hosts of the newest round; shaded: all hosts. Committed: host and fossils only."
+    label = score.label(f"validation {score.name}")
+    short = f"epoch {max(view.epochs, default=0)}, validation"
+    return [Chart(f"{score.name} by epoch", words, lines, "epochs done", label, short=short, score=score)]
+
+
+def _by_round(view: RunView) -> list[Block]:
+    last = view.last(events.RoundCompleted)
+    if last is None:
+        return []
+    score = view.score
+    split = view.compared(last).split
+    rounds = [event for event in view.of(events.RoundCompleted) if view.compared(event).split == split]
+    x = [event.round for event in rounds]
+    found = list(map(view.compared, rounds))
+    lines = [Line("grown", x, [score.of(pair.grown) for pair in found])]
+    alone = [score.of(pair.other) for pair in found if pair.other is not None]
+    if alone:
+        lines.append(Line("without growth", x, alone, -1, reference=True))
+    words = f"{capital(score.name)} of the committed networks at the end of a round."
+    short = f"round {last.round}, {split}"
+    label = score.label(f"{split} {score.name}")
+    return [Chart(f"{score.name} by round", words, lines, "round", label, short=short, score=score)]
+
+
+def _hosts(view: RunView) -> list[Block]:
+    """Size and score of each host that completed its episode and kept a seed, the newest first."""
+    score = view.score
+    rows = []
+    for e in reversed(view.of(events.EpisodeCompleted)[-MAX_HOSTS:]):
+        if not e.fossils:
+            continue
+        alone = e.baseline_accuracy if view.has_baseline else None
+        row = [
+            f"round {e.episode + 1}, host {e.env}",
+            f"{e.host_parameters + e.fossil_parameters:,}",
+            f"{e.host_flops + e.fossil_flops:,.0f}",
+            score.value(e.committed_accuracy, unit=False),
+            score.value(alone, unit=False),
+            ", ".join(map(" ".join, e.fossils.items())),
+        ]
+        rows.append(row)
+    heads = ["host", "parameters", "FLOPs", score.label("committed"), score.label("baseline"), "kept"]
+    words = "Validation split; hosts that kept nothing are left out. FLOPs are of a forward pass, a sample."
+    return _table("Hosts that kept a seed", heads, rows, words, columns=())
+
+
+def slots(view: RunView) -> list[Block]:
+    return [SlotLanes(view, f"Slots in round {view.episode + 1}")] if view.hosts else []
+
+
+def warnings(view: RunView) -> list[Block]:
+    """Anomalies of learning, with advice."""
+    notes: list[Block] = []
+    for times, event in view.warnings():
+        when = f"round {event.round}"
+        if times > 1:
+            when += f", {times} times"
+        notes.append(note(f"{when}: {event.found}; try: {event.advice}"))
+    return notes
+
+
+def worths(view: RunView) -> list[Block]:
+    """Estimated worth of each blueprint in each slot where it was kept, the best first."""
+    estimated = view.last(events.WorthsEstimated)
+    if estimated is None or not estimated.episodes:
+        return []
+    score = view.score
+    rows = []
+    for slot, by_blueprint in estimated.worths.items():
+        for blueprint, (worth, error, kept) in sorted(by_blueprint.items(), key=lambda item: -item[1][0]):
+            if kept:
+                estimate = f"{score.difference(worth, unit=False)} ± {score.value(error, unit=False)}"
+                rows.append([slot, blueprint, estimate, f"{kept:,}"])
+    words = f"What a kept seed adds to the final {score.name}, estimated from {estimated.episodes:,} episodes."
+    return _table("Worth of blueprints", ["slot", "blueprint", score.gap_label("worth"), "kept"], rows, words)
+
+
+def blueprints(view: RunView) -> list[Block]:
+    """Fate of the seeds of each blueprint, and their contribution where they were kept."""
+    score = view.score
+    rows = []
+    for row in [*view.blueprints.rows(), view.blueprints.total()]:
+        if row.fossilized:
+            cells = [f"{getattr(row, name):,}" for name in COUNTS.values()]
+            contribution = score.difference(row.contribution_kept, unit=False)
+            rows.append([row.blueprint, *cells, contribution, number(row.parameters, 0)])
+    heads = ["blueprint", *COUNTS, score.gap_label("contribution"), "parameters"]
+    words = (
+        f"Contribution: {score.name} with the seed minus {score.name} without it when it was kept, mean: how much "
+        "hosts lean on the seed, which is more than what planting it won. Those never kept are only in the sum."
+    )
+    return _table("Seeds by blueprint, all rounds", heads, rows, words, (0, 1, 2, 8))
+
+
+def contributions(view: RunView) -> list[Block]:
+    """The contribution of each kept seed of the newest complete round, and its share in the gain of all."""
+    score = view.score
+    completed = view.of(events.EpisodeCompleted)
+    rows = []
+    for e in completed:
+        if e.episode < completed[-1].episode:
+            continue
+        life = view.lives.get((e.episode, e.env))
+        seeds = life.present if life else {}
+        for slot, (share, error) in e.shapley.items():
+            seed = seeds.get(slot)
+            row = [
+                f"host {e.env}",
+                slot,
+                seed.blueprint if seed else "",
+                score.difference(seed.contribution if seed else None, unit=False),
+                f"{score.difference(share, unit=False)} ± {score.value(error, unit=False)}",
+            ]
+            rows.append(row)
+    heads = ["host", "slot", "seed", score.gap_label("contribution"), score.gap_label("Shapley value")]
+    words = (
+        "At the end of the newest complete round. Shapley values divide the joint gain of a host's seeds among them."
+    )
+    return _table("Contributions of seeds", heads, rows, words, columns=())
+
+
+def agent(view: RunView) -> list[Block]:
+    """Returns, the figures of the updates, and the practice before them."""
+    updates = view.of(events.PolicyUpdated)
+    if not updates:
+        return []
+    last = updates[-1]
+    x = [event.round for event in updates]
+    blocks: list[Block] = []
+    for (kind, title), words in RETURNS.items():
+        found: list[Any] = view.of(kind)
+        if found:
+            line = Line("return", [event.round for event in found], [event.mean_return for event in found])
+            blocks.append(Chart(title, words, [line], "round", "discounted return", 3, short=title))
+    for name, (field, words) in UPDATES.items():
+        line = Line(name, x, [getattr(event, field) for event in updates])
+        blocks.append(Chart(name, words, [line], "round", name, 3, short=name))
+    heads = []
+    for place, name in enumerate(last.head_entropies):
+        entropies = [event.head_entropies.get(name, math.nan) for event in updates]
+        heads.append(Line(name, x, entropies, place, shared=False))
+    words = "1: all choices are equally likely. Mean over the steps in which the head affects the action."
+    blocks.append(Chart("Entropy of each head", words, heads, "round", "entropy, 0 to 1"))
+    stopped = ", stopped early" if last.stopped_early else ""
+    about = f"round {last.round}: {last.minibatches} minibatches{stopped}, gradient norm {number(last.gradient_norm)}, "
+    blocks.append(note(f"{about}learning rate {last.learning_rate:.1e}, {last.env_steps:,} env steps"))
+    validation = view.last(events.AgentValidated)
+    if validation is not None:
+        blocks.append(note(validated(validation)))
+    return blocks
+
+
+def rewards(view: RunView) -> list[Block]:
+    """Each reward term by epoch of the newest round."""
+    names = dict.fromkeys(chain.from_iterable(epoch.reward_terms for epoch in view.hosts.values()))
+    x = sorted(view.epochs)
+    lines = []
+    for place, name in enumerate(names):
+        means = []
+        for epoch in x:
+            hosts = view.epochs[epoch]
+            means.append(sum(e.reward_terms.get(name, 0.0) for e in hosts) / len(hosts))
+        lines.append(Line(name, x, means, place, shared=False))
+    if not lines:
+        return []
+    words = "Mean over the hosts of the newest round."
+    return [Chart("Reward terms", words, lines, "epochs done", "reward of an epoch", 3)]
+
+
+def time(view: RunView) -> list[Block]:
+    """The seconds of each phase over all rounds, largest first, the throughput, and the waiting of ranks."""
+    rounds = view.of(events.RoundCompleted)
+    if not rounds:
+        return []
+    seconds: Counter[str] = Counter()
+    for event in rounds:
+        seconds.update(phase_seconds(event))
+    whole = seconds.total() or 1.0
+    meanings = {**PHASES, REST: "hosts left alone, testing, reports; the training of a loop outside Esper"}
+    rows = []
+    for name, spent in seconds.most_common():
+        if spent >= MIN_SHARE * whole:
+            rows.append([name, f"{spent:,.1f}", f"{spent / whole:.0%}", meanings.get(name, "")])
+    last = rounds[-1]
+    laps = view.of(events.RanksWaited)
+    joint = sum(lap.seconds for lap in laps) or 1.0
+    ranks = []
+    for rank, shares in enumerate(zip(*(lap.waited for lap in laps), strict=True)):
+        ranks.append([str(rank), f"{sum(shares):,.1f}", f"{sum(shares) / joint:.1%}"])
+    return [
+        *_table("Seconds by phase, all rounds", ["phase", "seconds", "share", "what it is"], rows, columns=(0, 1, 2)),
+        note(f"round {last.round}: {duration(last.seconds)}, {rates(last)}"),
+        *_table("Waiting for other ranks, all rounds", ["rank", "seconds", "share"], ranks),
+    ]
+
+
+def memory(view: RunView) -> list[Block]:
+    """Bytes in use at the end of the last round, a line for each GPU and for CPU memory."""
+    last = view.last(events.RoundCompleted)
+    return [] if last is None else list(map(note, memory_words(last.memory)))
+
+
+def happened(view: RunView) -> list[Block]:
+    """Actions, gates and incidents of all rounds, and the newest events."""
+    actions = Counter((action.op, action.accepted) for action in view.of(events.ActionTaken))
+    gates = Counter((gate.gate, gate.passed) for gate in view.of(events.GateEvaluated))
+    tally = []
+    for counts in (actions, gates):
+        for name in sorted({name for name, _ in counts}):
+            row = [name, f"{counts[name, True]:,}", f"{counts[name, False]:,}"]
+            tally.append(row)
+    incidents: list[tuple[str, str, str]] = []
+    for kind in (events.GovernorRollback, events.SeedCut):
+        incidents += map(incident, view.of(kind))
+    for resumed in view.of(events.RunResumed):
+        place = f"after round {resumed.round}"
+        if resumed.epochs:
+            place += f", {resumed.epochs} epochs into the next round"
+        reason = "; ".join(resumed.warnings) or "the run had stopped there, or before the next checkpoint"
+        incidents.append((place, "resumed", reason))
+    where = ["where", "what", "why"]
+    return [
+        *_table("Latest events", where, list(map(incident, view.recent))),
+        *_table("Actions without WAIT, and gates", ["action or gate", "passed", "refused"], tally, columns=()),
+        *_table("Rollbacks, cut seeds, stops", where, incidents, columns=()),
+    ]
+
+
+def _table(
+    title: str,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    words: str = "",
+    columns: Sequence[int] | None = None,
+) -> list[Block]:
+    """Returns a table; [] without rows."""
+    return [Table(title, heads, rows, words, columns)] if rows else []
+
+
+def capital(name: str) -> str:
+    """Returns the name of a score as the start of a title; names with capitals of their own stay as they are."""
+    return name.capitalize() if name.islower() else name
+
+
+def score_of(views: Iterable[RunView]) -> ScoreUnit:
+    """Returns the unit in which the score of all views is shown: percentage points if they have different ones."""
+    scores = {view.score for view in views}
+    return scores.pop() if len(scores) == 1 else ScoreUnit("score", "pp")
+
+
+def units(views: Iterable[RunView]) -> str:
+    """Returns a sentence about the units of scores."""
+    score = score_of(views)
+    if score == ACCURACY:
+        return "Accuracies are percentages, differences percentage points (pp)."
+    unit = score.unit or "its own unit"
+    return f"{score.name} and its differences are in {unit}; rewards count {score.points:g} percentage points for 1."
+
+
+SECTIONS: dict[str, Callable[[RunView], list[Block]]] = {
+    "verdict": verdict,
+    "accuracy": accuracy,
+    "slots": slots,
+    "warnings": warnings,
+    "worth": worths,
+    "agent": agent,
+    "time": time,
+    "blueprints": blueprints,
+    "contributions": contributions,
+    "reward": rewards,
+    "memory": memory,
+    "events": happened,
+}
+"""The blocks of each section by its name, most important first: a terminal may have no room for the last."""
+
+
+def sections(view: RunView) -> dict[str, list[Block]]:
+    """Returns the blocks of each section; sections without blocks are left out."""
+    made = {name: section(view) for name, section in SECTIONS.items()}
+    return {name: blocks for name, blocks in made.items() if blocks}

@@ -1,0 +1,304 @@
+"""The sections of a run: what each says of the events."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.show.charts import Chart, Intervals, Table
+from esper.show.read import Run, open_run
+from esper.show.sections import (
+    accuracy,
+    agent,
+    answer,
+    blueprints,
+    capital,
+    contributions,
+    happened,
+    rewards,
+    score_of,
+    sections,
+    time,
+    units,
+    verdict,
+    warnings,
+    worths,
+)
+from esper.show.view import REST, RunView
+from esper.telemetry.event import (
+    ActionTaken,
+    AnomalyDetected,
+    BaselineMeasured,
+    Comparison,
+    EpisodeCompleted,
+    EpochCompleted,
+    GateEvaluated,
+    GovernorRollback,
+    PolicyUpdated,
+    RanksWaited,
+    RoundCompleted,
+    RunCompleted,
+    RunResumed,
+    ScoreDefined,
+    WorthsEstimated,
+)
+from esper.telemetry.score import ACCURACY, ScoreUnit
+from tests.show.page_helpers import viewed
+from tests.telemetry.sample_events import completed, epoch, started
+
+
+def table(blocks: list[Any], title: str) -> Table:
+    """The table of that title."""
+    (found,) = [block for block in blocks if getattr(block, "title", "") == title]
+    assert isinstance(found, Table)
+    return found
+
+
+def charts(blocks: list[Any]) -> dict[str, Chart]:
+    return {block.title: block for block in blocks if isinstance(block, Chart)}
+
+
+def ended(*comparisons: Comparison, fossils: float = 1.5) -> RunCompleted:
+    return RunCompleted("ppo", 16, comparisons, 277, 412.0, fossils, seconds=9.0)
+
+
+def against(name: str, difference: float, p: float, verdict: str) -> Comparison:
+    low, high = difference - 1.0, difference + 1.0
+    return Comparison(name, 92.0, 90.0, difference, low, high, p, verdict)
+
+
+NONE = against("none", 2.0, 0.0, "ppo is better by 2 (1 to 3)")
+
+
+def test_the_answer_names_sizes_and_what_was_not_compared() -> None:
+    view = viewed(started(), ended(against("random", 1.0, 0.2, "no evidence"), NONE))
+    assert answer(view) == (
+        "Growth helped: grown by ppo, hosts reached a test accuracy of 92.00 %, the same hosts left alone 90.00 %: "
+        "+2.00 pp (95 % interval +1.00 to +3.00, p < 0.0001, 16 pairs), with 412 parameters instead of 277; hosts that "
+        "have as many from the start were not compared."
+    )
+
+
+@pytest.mark.parametrize(
+    ("difference", "verdict", "words"),
+    [
+        (-2.0, "none is better by 2 (1 to 3)", "Growth hurt: "),
+        (0.2, "no evidence of a difference", "Whether growth helps is open: "),
+        (5.0, "inconclusive: under 10 pairs", "Whether growth helps is open: "),
+    ],
+)
+def test_the_answer_begins_with_the_verdict(
+    difference: float, verdict: str, words: str
+) -> None:
+    view = viewed(started(), ended(against("none", difference, 0.04, verdict)))
+    assert answer(view).startswith(words)
+    assert "p = 0.0400" in answer(view)
+
+
+def test_the_answer_of_a_run_without_seeds_or_without_a_comparison() -> None:
+    assert "although no seed was kept" in answer(viewed(ended(NONE, fossils=0)))
+    assert "no round is completed" in answer(viewed(started()))
+    words = answer(viewed(started(), completed(3, test_accuracy=85.0)))
+    assert words.startswith("Nothing was compared yet; after round 3 of 10")
+    assert "test accuracy of 85.00 %" in words
+    assert "alone 83.50 %" in words
+
+
+def test_the_verdict_has_intervals_and_never_a_p_value_of_zero() -> None:
+    intervals, found = verdict(viewed(started(), ended(NONE)))
+    assert isinstance(intervals, Intervals)
+    assert isinstance(found, Table)
+    (row,) = intervals.rows
+    assert (row.name, row.value, row.low, row.high) == ("none", 2.0, 1.0, 3.0)
+    cells = ["none", "92.00", "90.00", "+2.00", "+1.00 to +3.00", "< 0.0001"]
+    assert found.rows == [[*cells, "ppo is better by 2"]]
+    assert found.words.startswith("16 pairs. ppo: trained once")
+    (nothing,) = verdict(viewed(ended()))
+    assert "Nothing was compared." in nothing.words  # type: ignore[union-attr]
+
+
+def test_the_accuracy_of_a_round_counts_hosts_that_have_ended() -> None:
+    """Host 2 ended after epoch 3, host 0 goes on: 74 and 70 %."""
+    view = viewed(started(), epoch(0, 3), epoch(2, 3), epoch(0, 4))
+    chart = charts(accuracy(view))["accuracy by epoch"]
+    lines = {line.name: line for line in chart.lines}
+    assert (list(lines["grown"].x), lines["grown"].y[-1]) == ([3, 4], 72.0)
+    assert lines["without growth"].y[-1] == 60.0
+    assert lines["without growth"].reference
+    assert (lines["grown"].low[0], lines["grown"].high[0]) == (70.0, 74.0)
+    assert chart.short == "epoch 4, validation"
+
+
+def test_before_the_first_epoch_the_baseline_is_drawn() -> None:
+    view = viewed(started(), BaselineMeasured(8, (10.0, 82.5), (2.3, 0.6), 0.1))
+    (line,) = charts(accuracy(view))["accuracy by epoch"].lines
+    assert list(line.y) == [10.0, 82.5]
+    assert accuracy(viewed(started())) == []
+
+
+def test_rounds_are_shown_in_the_unit_of_the_score() -> None:
+    view = viewed(started(), completed(1), completed(2))
+    (grown, alone) = charts(accuracy(view))["accuracy by round"].lines
+    assert (list(grown.y), list(alone.y)) == ([80.0, 81.0], [83.5, 83.5])
+    view.handle(ScoreDefined("bits saved", "bit", 20.0))
+    (grown, _) = charts(accuracy(view))["bits saved by round"].lines
+    assert list(grown.y) == pytest.approx([4.0, 4.05])
+
+
+def test_hosts_that_kept_nothing_have_no_row(grown: Path) -> None:
+    run = open_run(grown)
+    last = run.of(EpisodeCompleted)[-1]
+    run.view.handle(dataclasses.replace(last, env=7, fossils={}))
+    rows = table(accuracy(run.view), "Hosts that kept a seed").rows
+    assert [row[0] for row in rows] == ["round 1, host 1", "round 1, host 0"]
+    size = last.host_parameters + last.fossil_parameters
+    assert rows[0][1] == f"{size:,}"
+    assert rows[0][-1] == "r0c0 conv_light"
+
+
+def test_worths_are_those_of_seeds_that_were_kept_the_best_first() -> None:
+    by_slot = {
+        "r0c0": {"norm": (0.5, 0.3, 4), "guess": (3.5, 1.3, 0), "wide": (2.0, 0.4, 6)},
+        "r0c1": {"a": (1.0, 1.0, 0)},
+    }
+    (found,) = worths(viewed(started(), WorthsEstimated(8, 64, 1.0, by_slot)))
+    assert isinstance(found, Table)
+    assert found.rows == [
+        ["r0c0", "wide", "+2.00 ± 0.40", "6"],
+        ["r0c0", "norm", "+0.50 ± 0.30", "4"],
+    ]
+    assert "64 episodes" in found.words
+    assert worths(viewed(WorthsEstimated(1, 0, 1.0, by_slot))) == []
+
+
+def test_blueprints_that_were_never_kept_are_only_in_the_sum(grown: Path) -> None:
+    view = open_run(grown).view
+    found = view.blueprints.rows()
+    rows = table(blueprints(view), "Seeds by blueprint, all rounds").rows
+    assert [row[0] for row in rows] == ["conv_light", "all"]
+    assert rows[0][1:3] == ["2", "2"]
+    assert rows[1][1] == str(sum(row.germinated for row in found))
+    assert blueprints(viewed(started())) == []
+
+
+def test_contributions_are_those_of_the_newest_complete_round(grown: Path) -> None:
+    view = open_run(grown).view
+    rows = table(contributions(view), "Contributions of seeds").rows
+    assert [row[:3] for row in rows] == [
+        [f"host {env}", "r0c0", "conv_light"] for env in range(2)
+    ]
+    last = view.hosts[0]
+    assert rows[0][3] == f"{last.contributions['r0c0']:+.2f}"
+    share, error = view.of(EpisodeCompleted)[0].shapley["r0c0"]
+    assert rows[0][4] == f"{share:+.2f} ± {error:.2f}"
+
+
+def test_updates_of_the_agent_are_drawn_by_round(learned: Path) -> None:
+    view = open_run(learned).view
+    updates = view.of(PolicyUpdated)
+    found = charts(agent(view))
+    for title, field in (("entropy", "entropy"), ("KL", "approx_kl")):
+        (line,) = found[title].lines
+        assert list(line.y) == [getattr(update, field) for update in updates]
+    names = {line.name for line in found["Entropy of each head"].lines}
+    assert names == set(updates[-1].head_entropies)
+    (returns,) = found["return"].lines
+    assert list(returns.y) == [e.mean_return for e in view.of(RoundCompleted)]
+    assert {"practice", "return on validation hosts"} <= set(found)
+    assert agent(viewed(started())) == []
+
+
+def test_reward_terms_are_means_over_hosts() -> None:
+    terms: list[dict[str, float]] = [{"gain": 1.0}, {"gain": 4.0, "rent": -1.0}]
+    view = viewed(started())
+    for env, of_host in enumerate(terms):
+        view.handle(dataclasses.replace(epoch(env, 1), reward_terms=of_host))
+    (chart,) = charts(rewards(view)).values()
+    assert {line.name: list(line.y) for line in chart.lines} == {
+        "gain": [2.5],
+        "rent": [-0.5],
+    }
+
+
+def test_phases_are_added_over_rounds_the_longest_first() -> None:
+    view = viewed(
+        started(),
+        completed(1, seconds=10.0, phase_seconds={"train": 6.0, "decide": 1.0}),
+        completed(2, seconds=10.0, phase_seconds={"train": 4.0, "decide": 3.0}),
+    )
+    rows = table(time(view), "Seconds by phase, all rounds").rows
+    shown = {row[0]: row[1:3] for row in rows}
+    assert shown["train"] == ["10.0", "50%"]
+    assert shown["decide"] == ["4.0", "20%"]
+    assert shown[REST] == ["6.0", "30%"]
+    assert rows[0][0] == "train"
+
+
+def test_ranks_are_shown_with_the_share_that_they_waited() -> None:
+    view = viewed(completed(1))
+    assert len(time(view)) == 2
+    for lap in (RanksWaited(1, 6.0, (0.5, 1.0)), RanksWaited(2, 4.0, (0.5, 3.0))):
+        view.handle(lap)
+    rows = table(time(view), "Waiting for other ranks, all rounds").rows
+    assert rows == [["0", "1.0", "10.0%"], ["1", "4.0", "40.0%"]]
+
+
+def test_a_warning_of_a_head_is_shown_once_with_its_newest_finding() -> None:
+    def warned(number: int, head: str, found: str) -> AnomalyDetected:
+        return AnomalyDetected(number, "entropy", head, 0.1, 0.3, found, "raise it")
+
+    first = warned(1, "op", "hardly explores")
+    view = viewed(first, warned(2, "op", "is certain"), warned(2, "slot", "too"))
+    assert [shown.words for shown in warnings(view)] == [  # type: ignore[union-attr]
+        "round 2, 2 times: is certain; try: raise it",
+        "round 2: too; try: raise it",
+    ]
+
+
+def test_actions_gates_and_incidents_are_listed() -> None:
+    view = viewed()
+    for op, accepted in (("PRUNE", True), ("GERMINATE", False), ("PRUNE", True)):
+        view.handle(ActionTaken(0, 0, 1, op, "r0c0", None, accepted, "shut"))
+    for passed in (True, False, False):
+        view.handle(GateEvaluated(0, 0, 1, "r0c0", "G1", passed, 0.0, ()))
+    view.handle(GovernorRollback(3, 1, 7, "the loss rose", 9.0, 2.0, 5, 1))
+    view.handle(RunResumed(4, 9, 8, 30, None, None, 0.0, epochs=2))
+    blocks = happened(view)
+    assert table(blocks, "Actions without WAIT, and gates").rows == [
+        ["GERMINATE", "0", "1"],
+        ["PRUNE", "2", "0"],
+        ["G1", "1", "2"],
+    ]
+    rows = table(blocks, "Rollbacks, cut seeds, stops").rows
+    assert rows[0][1] == "rollback"
+    assert "the loss rose" in rows[0][2]
+    assert rows[1][0] == "after round 4, 2 epochs into the next round"
+    latest = table(blocks, "Latest events").rows
+    assert latest[1][2] == "refused: shut"
+
+
+def test_a_run_without_events_has_no_sections(tmp_path: Path) -> None:
+    assert sections(Run(tmp_path, "empty").view) == {}
+
+
+def test_runs_with_different_scores_share_percentage_points() -> None:
+    one, other = RunView(), viewed(ScoreDefined("bits", "bit", 20.0))
+    assert score_of([one, one]) == ACCURACY
+    assert score_of([one, other]) == ScoreUnit("score", "pp")
+    assert units([one]).startswith("Accuracies are percentages")
+    assert "20 percentage points" in units([other])
+    assert [capital(name) for name in ("accuracy", "BLEU score")] == [
+        "Accuracy",
+        "BLEU score",
+    ]
+
+
+def test_epochs_of_a_real_run_end_with_its_last_hosts(learned: Path) -> None:
+    view = open_run(learned).view
+    (chart,) = [c for t, c in charts(accuracy(view)).items() if "by epoch" in t]
+    last = [e for e in view.of(EpochCompleted) if e.episode == view.episode]
+    final = [e.validation_accuracy for e in last if e.epoch == last[-1].epoch]
+    assert chart.lines[0].y[-1] == pytest.approx(sum(final) / len(final))
