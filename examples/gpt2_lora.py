@@ -1,4 +1,4 @@
-"""A GPT-2 from a config grows LoRA seeds in a loop of one's own, which are then merged into its weights.
+"""A GPT-2 from a config grows LoRA seeds in a custom training loop, which are then merged into its weights.
 
 The text is that of the task `chars`: the help texts that ship with Python. Nothing is downloaded.
 

@@ -1,4 +1,4 @@
-"""Growth in a training loop of one's own: AdamW, warm-up with a one-cycle schedule, and label smoothing on digits.
+"""Growth in a custom training loop: AdamW, warm-up with a one-cycle schedule, and label smoothing on digits.
 
 python examples/own_loop.py [EPOCHS]
 """

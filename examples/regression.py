@@ -1,4 +1,4 @@
-"""Growth of a regression by a rule of one's own: an MLP on scikit-learn's diabetes data, scored by R².
+"""Growth of a regression by a custom rule: an MLP on scikit-learn's diabetes data, scored by R².
 
 python examples/regression.py [EPOCHS [CONTROLLER]]
 """

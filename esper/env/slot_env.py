@@ -194,6 +194,13 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         rewards: Floats,
     ) -> None:
         """Reports the epoch of these envs."""
+        reporter = self.loop.reporter
+        if reporter is None:
+            return
+        for env in envs:
+            terms = {name: float(term[env]) for name, term in self.reward_terms.items()}
+            with self.spans("telemetry"):
+                reporter.epoch_ended(self.state, env, terms, float(rewards[env]), rules, self.backend.shapley)
 
     def test_accuracy(self) -> Floats:
         """Returns the test accuracy of each committed network (fossils only), pp [E].

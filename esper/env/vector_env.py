@@ -174,20 +174,7 @@ class GrowthVectorEnv(SlotVectorEnv):
             self._emit(StepsNotCaptured(reason))
             if self.config.run.tier == "graph":
                 _native.refuse_fallback("steps are queued by Python, and not captured", reason)
-
-        if self.reporter is None:
-            return
-        for env in envs:
-            terms = {name: float(term[env]) for name, term in self.reward_terms.items()}
-            with self.spans("telemetry"):
-                self.reporter.epoch_ended(
-                    self.state,
-                    env,
-                    terms,
-                    float(rewards[env]),
-                    rules,
-                    self.backend.shapley,
-                )
+        super()._report(rules, envs, rewards)
 
     def _emit(self, event: Event) -> None:
         with self.spans("telemetry"):

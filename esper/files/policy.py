@@ -162,14 +162,21 @@ def find_policy(name: str, without_policy: bool = False) -> SavedPolicy:
     if not path.exists():
         raise ConfigError(f"no checkpoint at {path}; {VALID}")
     state = checkpoint.read(path)
-    folder = path if path.is_dir() else path.parent
+    folder = path
+    if not path.is_dir():
+        folder = path.parent
     config = None
+    home = None
     if path in (folder, folder / checkpoint.NAME):
         config = _config_of(folder)
+        if config is not None:
+            home = folder
     if state["policy"] is None and not without_policy:
-        controller = f" {config.run.controller}" if config else ""
+        controller = "its controller"
+        if config:
+            controller += f" {config.run.controller}"
         raise ConfigError(
-            f"{name} contains no policy: its controller{controller} does not learn; {VALID}. `esper compare` plays "
+            f"{name} contains no policy: {controller} does not learn; {VALID}. `esper compare` plays "
             "controllers that have no policy, for example with --arm heuristic --arm none"
         )
     return SavedPolicy(
@@ -179,7 +186,7 @@ def find_policy(name: str, without_policy: bool = False) -> SavedPolicy:
         config,
         int(state["round"]),
         state["agent"].get("best_round") or None,
-        folder=None if config is None else folder,
+        folder=home,
     )
 
 
@@ -216,7 +223,9 @@ def save_policy(
         OSError: the file cannot be written.
     """
     target = check_target(file)
-    policy = run if isinstance(run, SavedPolicy) else find_policy(str(run))
+    policy = run
+    if not isinstance(policy, SavedPolicy):
+        policy = find_policy(str(policy))
     config, packages = policy.provenance()
     # The agent has nothing to do with the machine that it was trained on.
     config = config.with_values(
@@ -226,7 +235,12 @@ def save_policy(
     )
     slots = tuple(policy.experience["slots"])
     blueprints = tuple(policy.experience["blueprints"])
-    learned = policy.experience if experience else Experience(slots, blueprints, config.experience).state_dict()
+    learned = policy.experience
+    if not experience:
+        learned = Experience(slots, blueprints, config.experience).state_dict()
+    measured: dict[str, Any] | None = None
+    if score is not None:
+        measured = plain(dict(score))
     tensors = _flat_tensors({**policy.state, "experience": _sums(learned)})
     facts = Facts(
         format=FORMAT,
@@ -237,7 +251,7 @@ def save_policy(
         best_round=policy.best_round,
         command=command_of(config),
         packages=packages,
-        score=None if score is None else plain(dict(score)),
+        score=measured,
         sha256=digest(tensors),
     )
     header = {HEADER: json.dumps(facts.model_dump(), allow_nan=False)}

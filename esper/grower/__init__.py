@@ -1,1 +1,1 @@
-"""Growth inside a training loop that someone else owns."""
+"""Growth inside a user's training loop."""

@@ -45,7 +45,7 @@ def count(backend: LoopBackend) -> Counted:
 
 
 def choices_of(backend: LoopBackend, counted: Counted) -> Choices:
-    """Returns what is known of the model and of the seeds that could be planted in it."""
+    """Collects the sizes of the model and of the seeds that could be planted in it."""
     host_flops, seed_flops = counted
     return Choices(
         host_parameters=sum(p.numel() for p in backend.hooks.model.parameters()),
@@ -77,9 +77,9 @@ def open_env(
 class LoopEnv(SlotVectorEnv):
     """One model, E = 1. :meth:`begin` and :meth:`end_epoch` follow an epoch of training, :meth:`play` precedes one.
 
-    The baseline is what the model without its seeds has scored so far, and that last score from now on, unless the
-    curve of a loop without growth is given. Scores count until the first seed that is a part of the model at once; one
-    that was not measured is that of the epoch before.
+    The baseline is the score of the model without its seeds so far, and its last score from now on, unless the curve of
+    a loop without growth is given. Scores count until the first seed joins the model at once; a score that was not
+    measured is that of the epoch before.
 
     Args:
         config: with ``env.episode_length`` epochs, the number of decisions.
@@ -159,23 +159,6 @@ class LoopEnv(SlotVectorEnv):
     def note_removed(self, slot: str, words: str) -> None:
         """Remembers the last seed that was removed from ``slot``, with the reason."""
         self.removed[slot] = words
-
-    def _report(
-        self,
-        rules: EpisodeRules,
-        envs: list[int],
-        rewards: np.ndarray,
-    ) -> None:
-        terms = {name: float(term[0]) for name, term in self.reward_terms.items()}
-        for env in envs:
-            self.reporter.epoch_ended(
-                self.state,
-                env,
-                terms,
-                float(rewards[env]),
-                rules,
-                self.backend.shapley,
-            )
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()

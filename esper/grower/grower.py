@@ -283,7 +283,7 @@ class Grower:
         return kept
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a loop that continues needs: load it before the optimizer's state, which includes the seeds'."""
+        """Returns the state of growth: load it before the optimizer's state, which includes that of the seeds."""
         state: dict[str, Any] = {
             "format": FORMAT,
             "epoch": self.epoch,

@@ -1,4 +1,4 @@
-"""Random numbers of a loop of one's own: growth draws none of them."""
+"""Random numbers of a user's loop: growth draws none of them."""
 
 from __future__ import annotations
 

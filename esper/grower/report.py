@@ -76,7 +76,7 @@ def read_score(result: object, epoch: int, finite: bool = True) -> Score:
 
 
 def warning_of_unit(mean: float, points: float) -> str | None:
-    """Returns what to say about a score that is far more than 100 percentage points, and None for any other.
+    """Words a warning about a score that is far more than 100 percentage points; None for any other score.
 
     ``points`` are the percentage points in one unit of the score.
     """

@@ -143,7 +143,7 @@ class SiteHooks:
         self.sites: dict[str, Site] = {}
         """Sites by slot name, in execution order; those that a forward pass has reached."""
         self.between: dict[str, Between] = {}
-        """Layers between the source and the sink of each slot that has a source, as far as they are known."""
+        """Layers between the source and the sink of each slot that has a source, where known."""
         self.probes: dict[str, Features] = {}
         """The last training pass at each site, of at most 8 samples, by slot name."""
         self.rows: dict[str, float] = {}
@@ -415,7 +415,7 @@ class SiteHooks:
 
 
 def _recipe(planted: PlantedSeed, place: Place, between: Between | None) -> dict[str, Any]:
-    """Returns what a seed was made of, see :attr:`SeedHook.recipe`."""
+    """Describes a planted seed, see :attr:`SeedHook.recipe`."""
     recipe = {
         "blueprint": planted.blueprint.name,
         "topology": place.topology,

@@ -279,7 +279,7 @@ def _watching(model: nn.Module, watches: Sequence[_Watch]) -> Iterator[None]:
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Returns whether a module counts as one layer, whatever it calls: it has no submodules, or says how it grows."""
+    """Whether a module counts as one layer: it has no submodules, or says how it grows."""
     if isinstance(module, (*PER_CHANNEL, Extensible)) or not own_children(module):
         return True
     return gated_of(module) is not None

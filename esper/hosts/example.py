@@ -40,7 +40,7 @@ def outputs_for(
     read: Callable[[object], object] = as_it_is,
     training: bool = False,
 ) -> list[Tensor]:
-    """Returns what :func:`outputs_of` returns, for arguments that the network may overwrite."""
+    """As :func:`outputs_of`, for arguments that the network may overwrite."""
     devices = set()
     for tensor in (*network.parameters(), *network.buffers()):
         if tensor.device.type == "cuda":

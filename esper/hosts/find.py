@@ -166,7 +166,7 @@ def _last_of_each_stage(sites: Sequence[FoundSite]) -> list[str]:
 
 
 def _is_within(path: str, widened: Sequence[SitePath], order: Sequence[str]) -> bool:
-    """Returns whether a submodule ends between the two layers of one of the ``widened`` pairs."""
+    """Whether a submodule ends between the two layers of one of the ``widened`` pairs."""
     end = order.index(path)
     for pair in widened:
         first = order.index(pair.source or pair.sink)
@@ -196,7 +196,7 @@ def _spread(paths: list[str], most: int) -> list[str]:
 
 
 def _look(model: nn.Module, example: Any) -> dict[str, _Run]:
-    """Returns what a pass shows of each submodule that runs, by path, in the order in which they end."""
+    """Records each submodule that runs in a pass, by path, in the order in which they end."""
     names = {module: path for path, module in model.named_modules()}
     runs: dict[str, _Run] = {}
     shapes = LayoutInference()
@@ -269,7 +269,7 @@ def _residual(model: nn.Module, example: Any, runs: dict[str, _Run]) -> dict[str
 
 
 def _is_block(model: nn.Module, path: str) -> bool:
-    """Returns whether a submodule is a block with weights: an item of a list or of a Sequential, a part of the model
+    """Whether a submodule is a block with weights: an item of a list or of a Sequential, a part of the model
     itself, or a recurrent layer. In a list of single layers, the activations are its blocks."""
     module = model.get_submodule(path)
     try:
@@ -329,13 +329,13 @@ def _inside(model: nn.Module, example: Any, runs: dict[str, _Run]) -> dict[str, 
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Returns whether a layer can be widened, or read the units of one that is."""
+    """Whether a layer can be widened, or read the units of a widened layer."""
     kinds = (nn.Linear, *source.CONVOLUTIONS)
     return type(module) in kinds or source.is_transposed(module)
 
 
 def _of_attention(model: nn.Module, path: str) -> bool:
-    """Returns whether a layer is a part of what its class calls attention."""
+    """Whether a layer is part of a module whose class name contains attention."""
     outer = path
     while outer:
         outer, _, _ = outer.rpartition(".")
@@ -398,7 +398,7 @@ def _price(
     samples: int | None,
     runs: int,
 ) -> SeedPrice:
-    """Returns what a seed of ``recipe`` that reads features like ``reads`` so often adds to the model."""
+    """Prices a seed of ``recipe`` that reads features like ``reads`` in each of ``runs`` runs."""
     with torch.random.fork_rng(devices=[]), counting() as counter:
         seed = seed_of(recipe, BlendOperator.ADD, place)
         seed.to(reads)

@@ -53,7 +53,7 @@ class GraftedHost(Host):
         """Where each slot lies, by its name: the path of a submodule, or two, see :class:`SitePath`."""
         self._paths = {name: SitePath.parse(text) for name, text in paths.items()}
         self.between: dict[str, tuple[Part, ...]] = {}
-        """Layers between the source and the sink of the slots that have a source, by slot name, as far as known."""
+        """Layers between the source and the sink of the slots that have a source, by slot name, where known."""
         self.topology = topology or FOUND
         self._frozen: list[nn.Module] = []
         if model.training:

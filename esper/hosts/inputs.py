@@ -152,14 +152,14 @@ def call(model: nn.Module, x: Inputs) -> Any:
 
 
 def features_of(output: object) -> object:
-    """Returns what a site holds of a submodule's output: of a tuple, as of an ``nn.GRU``, the first element."""
+    """Returns a submodule's output, or the first element of a tuple, such as that of an ``nn.GRU``."""
     if isinstance(output, tuple) and output:
         return output[0]
     return output
 
 
 def source_of(inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:
-    """Returns what a seed reads of a submodule's inputs: the first tensor. Raises TypeError if there is none."""
+    """Returns the first tensor of a submodule's inputs. Raises TypeError if there is none."""
     for value in (*inputs, *named.values()):
         if isinstance(value, Tensor):
             return value

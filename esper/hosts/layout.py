@@ -126,7 +126,7 @@ def layout_of(
 
 
 def _before(first: bool, width: int, h: Tensor) -> bool | None:
-    """Returns whether features ``h`` have their channels before the positions, as a layer with ``width`` channels says;
+    """Tells by a layer of ``width`` channels whether features ``h`` have their channels before the positions;
     None if it does not fit. Some layers of the other kind work on the second dimension, such as timm's LayerNorm2d."""
     if not first and width == h.shape[-1]:
         return False
@@ -162,7 +162,7 @@ def causal_where_measured(
 
 
 def _stack(path: str) -> str:
-    """Returns what the paths of similar submodules have in common."""
+    """Masks the numbers in a path, so that the paths of similar submodules are equal."""
     return re.sub(r"\d+", "#", path)
 
 

@@ -41,7 +41,7 @@ class Growth(Protocol):
         """Returns the seed that is on, if any, and its alpha."""
 
     def recipe(self, slot: str) -> dict[str, Any]:
-        """Returns what the seed was made of, see :attr:`SeedHook.recipe`."""
+        """Describes the seed, see :attr:`SeedHook.recipe`."""
 
 
 class SeedHook:
@@ -73,7 +73,7 @@ class SeedHook:
         """Whether the hook lies in an average of the weights of the model that grows."""
         self.recipe: dict[str, Any] = {}
         """Names of the seed's blueprint, topology and blend style, its number of channels, and the layers between its
-        source and its sink if it has a source, as far as they are known."""
+        source and its sink if it has a source, where known."""
         self.origin = ""
         """Identifies the growth that made the hook, in copies too."""
 
@@ -92,7 +92,7 @@ class SeedHook:
         return with_features(output, with_share(h, self.seed(self.source(h)), self.alpha))
 
     def source(self, h: Tensor) -> Tensor:
-        """Returns what a seed reads in the present pass, in which the sink is ``h``."""
+        """Returns the features that a seed reads in the present pass, in which the sink is ``h``."""
         if self.frame is None:
             return h
         return self.frame.take()
@@ -258,7 +258,7 @@ def attach(
 ) -> None:
     """Adds finished seeds to ``model``: by path of the site, the slot, the seed and its alpha.
 
-    ``recipes`` says what they were made of, by path, as far as it is known.
+    ``recipes`` describes them by path, where known.
     """
     for path, (slot, seed, alpha) in seeds.items():
         container = container_of(model)

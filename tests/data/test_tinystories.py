@@ -56,13 +56,8 @@ def test_texts_become_token_files_and_a_task(tmp_path: Path) -> None:
     assert task.classes == VOCABULARY
     cat, dog = [2, 3, 4, 5, 6, 7, 4, 8, 10, 0], [2, 3, 4, 5, 6, 7, 4, 9, 10, 0]
     assert np.fromfile(folder / "train.bin", dtype="<u2").tolist() == (dog + cat) * 350
-    assert sorted(file.name for file in folder.iterdir()) == [
-        "tokenizer.json",
-        "train.bin",
-        "train.txt",
-        "validation.bin",
-        "validation.txt",
-    ]
+    names = "tokenizer.json train.bin train.txt validation.bin validation.txt"
+    assert sorted(file.name for file in folder.iterdir()) == names.split()
     x, y = sequences(task)[1]
     stream = (dog + cat) * 350
     assert x.tolist() == stream[LENGTH : 2 * LENGTH]
@@ -218,17 +213,8 @@ def test_stories_are_whole_wherever_a_chunk_ends(
     for size in (1, 2, 5, 1_000):
         monkeypatch.setattr("esper.data.tinystories.READ", size)
         write_tokens(tmp_path / "t.txt", tokenizer, tmp_path / "t.bin", VOCABULARY)
-        assert np.fromfile(tmp_path / "t.bin", dtype="<u2").tolist() == [
-            2,
-            3,
-            0,
-            4,
-            5,
-            10,
-            0,
-            7,
-            0,
-        ], size
+        tokens = np.fromfile(tmp_path / "t.bin", dtype="<u2").tolist()
+        assert tokens == [2, 3, 0, 4, 5, 10, 0, 7, 0], size
 
 
 def test_the_preset_is_known_without_its_data() -> None:

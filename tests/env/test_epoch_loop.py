@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.training.test_streamed import streamed
 from torch.profiler import ProfilerActivity, profile
 
 from esper.env.vector_env import GrowthVectorEnv
 from esper.spaces.action import Op
 from esper.telemetry.event import Event
 from tests.core_helpers import digits, flat_baseline, rig, tiny_config, wait_actions
+from tests.training.test_host_trainer import streamed
 
 STEP = {"train", "validate", "govern", "decide", "telemetry"}
 

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import esper
 from esper.config import ConfigError
-from esper.grower.finish import finish, networks_of
+from esper.grower.finish import finish, merge_in_loop, networks_of
 from esper.hosts.seed_hook import CONTAINER, hooks_of
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.place import Place
@@ -179,6 +179,26 @@ def test_moments_are_put_together_and_steps_are_those_of_the_layer() -> None:
     found = state[first.body[0].weight]
     assert torch.equal(found["exp_avg_sq"], wanted)
     assert found["step"] == host["step"] > new["step"]
+
+
+def test_moments_of_a_seed_that_is_partly_on_are_those_of_larger_weights() -> None:
+    """At alpha 0.5 the merged weights are half of the seed's, and the gradients for them are twice as large."""
+    loop = loop_of(
+        WIDEN, "widen_half", make_optimizer=lambda p: torch.optim.AdamW(p, 0.01)
+    ).run()
+    model, state = loop.model, loop.optimizer.state
+    loop.grower.finish()
+    ((_, _, hook),) = hooks_of(model)
+    hook.alpha = 0.5
+    last = list(hook.seed.parameters())[-1]
+    weights, moments = last.detach().clone(), dict(state[last])
+    assert merge_in_loop(model, loop.optimizer, lambda: None) == {}
+    merged: Any = model.body[2].weight
+    torch.testing.assert_close(merged[:, 12:], 0.5 * weights)
+    for key, wanted in (("exp_avg", 2.0), ("exp_avg_sq", 4.0)):
+        torch.testing.assert_close(
+            state[merged][key][:, 12:], wanted * moments[key].reshape(12, -1)
+        )
 
 
 @pytest.mark.parametrize(("sites", "blueprint"), KINDS)

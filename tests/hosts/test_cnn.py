@@ -17,13 +17,9 @@ from esper.seeds.blueprints import BLUEPRINTS
     ("host", "parameters"),
     [
         (CNNHost(3, 10, base=8, blocks=3), 6_418),
-        (CNNHost(3, 10, base=8, blocks=5), 99_922),
-        (CNNHost(3, 10, base=1, blocks=3, kernel=1), 77),
-        (CNNHost(3, 10, base=2, blocks=3, kernel=1, pool=False, rows=1), 164),
-        (CNNHost(3, 10, base=32, blocks=3), 94_762),
         (build_host(), 277),
     ],
-    ids=["cifar10", "scale", "impaired", "minimal", "wide", "digits"],
+    ids=["cifar10", "digits"],
 )
 def test_hosts_have_the_parameters_of_their_presets(
     host: CNNHost, parameters: int

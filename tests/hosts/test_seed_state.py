@@ -30,9 +30,9 @@ def outputs(model: Any) -> torch.Tensor:
         return model.eval()(X)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("epochs", [1, 5, 8, 12])
+@pytest.mark.parametrize("epochs", [5, 12])
 def test_a_state_of_any_moment_gives_the_outputs_of_that_moment(epochs: int) -> None:
-    """Before a seed is on, half blended in, at its target, and kept."""
+    """While a seed is half blended in, and when it is kept."""
     loop = Loop().run(epochs)
     state: dict[str, Any] = copy.deepcopy(loop.model.state_dict())
     add_seeds(loop.model, state)

@@ -16,6 +16,7 @@ from esper.seeds.blueprints import BLUEPRINTS
 from tests.run.test_grow import SCHEDULE
 
 
+@pytest.mark.slow
 def test_a_model_of_torchvision_grows(tmp_path: Path) -> None:
     """Two classes of noise that differ in colour."""
     generator = torch.Generator().manual_seed(0)

@@ -209,6 +209,13 @@ MUTANTS: dict[str, list[Fault]] = {
             "tests/grower/test_finish.py::test_a_merged_loop_trains_as_the_network_with_the_seed_beside_it",
         ),
         Fault(
+            "merged optimizer state is not divided by alpha",
+            "esper/grower/finish.py",
+            "        hook.alpha = hook.alpha ** -POWERS[key] if hook.alpha else 0.0\n",
+            "        hook.alpha = 1.0\n",
+            "tests/grower/test_finish.py::test_moments_of_a_seed_that_is_partly_on_are_those_of_larger_weights",
+        ),
+        Fault(
             "a seed in a loop reads its sink",
             "esper/hosts/seed_hook.py",
             "        return self.frame.take()\n",
@@ -521,7 +528,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/show/view.py",
             "            found[event.kind, event.head].append(event)",
             "            found[event.kind, None].append(event)",
-            "tests/show/test_warnings.py::test_the_short_form_has_the_newest_warning_of_each_kind",
+            "tests/show/test_sections.py::test_a_warning_of_a_head_is_shown_once_with_its_newest_finding",
         ),
     ],
     "wider at once": [

@@ -246,12 +246,16 @@ def test_ranks_are_shown_with_the_share_that_they_waited() -> None:
     assert rows == [["0", "1.0", "10.0%"], ["1", "4.0", "40.0%"]]
 
 
-def test_a_warning_is_shown_once_with_its_newest_finding() -> None:
-    def warned(number: int, found: str) -> AnomalyDetected:
-        return AnomalyDetected(number, "entropy", "op", 0.1, 0.3, found, "raise it")
+def test_a_warning_of_a_head_is_shown_once_with_its_newest_finding() -> None:
+    def warned(number: int, head: str, found: str) -> AnomalyDetected:
+        return AnomalyDetected(number, "entropy", head, 0.1, 0.3, found, "raise it")
 
-    (shown,) = warnings(viewed(warned(1, "hardly explores"), warned(2, "is certain")))
-    assert shown.words == "round 2, 2 times: is certain; try: raise it"  # type: ignore[union-attr]
+    first = warned(1, "op", "hardly explores")
+    view = viewed(first, warned(2, "op", "is certain"), warned(2, "slot", "too"))
+    assert [shown.words for shown in warnings(view)] == [  # type: ignore[union-attr]
+        "round 2, 2 times: is certain; try: raise it",
+        "round 2: too; try: raise it",
+    ]
 
 
 def test_actions_gates_and_incidents_are_listed() -> None:
