@@ -11,6 +11,7 @@ from pathlib import Path
 from esper.compare.comparison import ComparisonResult
 from esper.compare.statistics import ConfidenceInterval
 from esper.files.atomic import write_atomic
+from esper.telemetry.text import p_value
 
 CSV = "table.csv"
 LATEX = "table.tex"
@@ -95,15 +96,15 @@ def latex_table(result: ComparisonResult) -> str:
     for name, arm in primary.arms.items():
         mean = f"{_number(arm.mean, digits)} {_interval(arm.mean_interval, digits)}"
         difference = ""
-        p_value = ""
+        p = ""
         verdict = "reference"
         comparison = primary.comparisons.get(name)
         if comparison is not None:
             pair = comparison.pair
             difference = f"{_number(pair.difference, digits, '+')} {_interval(pair.interval, digits, '+')}"
-            p_value = f"{comparison.adjusted_p:.2g}"
+            p = p_value(comparison.adjusted_p).replace("<", "$<$")
             verdict = comparison.word
-        lines.append(rf"{latex(name)} & {mean} & {difference} & {p_value} & {verdict} \\")
+        lines.append(rf"{latex(name)} & {mean} & {difference} & {p} & {verdict} \\")
     # The empty line ends the file with a line end.
     lines += [r"\bottomrule", r"\end{tabular}", ""]
     return "\n".join(lines)

@@ -115,9 +115,12 @@ class PairedComparison:
             return "no evidence of a difference"
         comparative = "higher" if better == "neither" else "better"
         low, high = sorted(map(abs, self.interval))
+        p = f"= {p_value:.2g}"
+        if p_value < 1e-4:
+            p = "< 0.0001"
         return (
             f"{winner} is {comparative} by {abs(self.difference):.{decimals}f} "
-            f"({self.level:.0%} interval {low:.{decimals}f} to {high:.{decimals}f}, p = {p_value:.2g}, "
+            f"({self.level:.0%} interval {low:.{decimals}f} to {high:.{decimals}f}, p {p}, "
             f"{self.pairs} {self._unit})"
         )
 

@@ -18,7 +18,7 @@ from esper.compare.plots import save_plots
 from esper.compare.publish import save_tables
 from esper.compare.statistics import ALPHA, MIN_PAIRS, ConfidenceInterval
 from esper.files.atomic import write_atomic
-from esper.telemetry.text import count
+from esper.telemetry.text import count, p_value
 
 TABLE = "table.txt"
 DIRECTION = {"higher": "higher is better", "lower": "lower is better", "neither": "neither direction is better"}
@@ -139,7 +139,7 @@ def _weakness(pairs: int, comparisons: int) -> Iterator[str]:
     elif smallest >= ALPHA:
         yield (
             f"{pairs} pairs cannot show a difference in {comparisons} comparisons at once: the smallest possible "
-            f"corrected p is {smallest:.2g}. Use more pairs or fewer arms."
+            f"corrected p is {p_value(smallest)}. Use more pairs or fewer arms."
         )
 
 
@@ -195,7 +195,7 @@ def _differences(result: MetricResult, means: bool = False) -> Table:
             cells += [
                 figure(comparison.pair.difference, digits, "+"),
                 interval(comparison.pair.interval, digits, "+"),
-                f"{comparison.adjusted_p:.2g}",
+                p_value(comparison.adjusted_p),
                 comparison.word,
             ]
         table.add_row(*cells)
@@ -212,7 +212,7 @@ def _effects(result: MetricResult) -> Table:
             f"{pair.wins}/{pair.ties}/{pair.losses}",
             figure(pair.effect_size, 2, "+"),
             f"{pair.mann_whitney_u:g}",
-            f"{pair.mann_whitney_p:.2g}",
+            p_value(pair.mann_whitney_p),
         )
     return table
 

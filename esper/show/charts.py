@@ -224,7 +224,9 @@ def inline_svg(figure: Figure, title: str, description: str, follows_page: bool 
 
 def _variable(color: re.Match[str]) -> str:
     name = VARIABLES.get(color[0])
-    return color[0] if name is None else f"var(--{name})"
+    if name is None:
+        return color[0]
+    return f"var(--{name})"
 
 
 def _text(tag: str, name: str, words: str) -> ElementTree.Element:
@@ -239,7 +241,12 @@ def drawable(value: float | None) -> bool:
 
 def floats(values: Sequence[float | None]) -> list[float]:
     """Replaces values that cannot be drawn by NaN, which leaves gaps."""
-    return [math.nan if value is None or not drawable(value) else float(value) for value in values]
+    drawn = []
+    for value in values:
+        if value is None or not drawable(value):
+            value = math.nan
+        drawn.append(float(value))
+    return drawn
 
 
 def color(index: int) -> str:
@@ -263,7 +270,9 @@ def draw(
     """
     from matplotlib.figure import Figure  # slow to import
 
-    columns = max(1, min(len(legend), int(WIDTH / (CHARACTER * max(map(len, legend), default=1) + 0.5))))
+    longest = max(map(len, legend), default=1)
+    room = int(WIDTH / (CHARACTER * longest + 0.5))
+    columns = max(1, min(len(legend), room))
     rows = math.ceil(len(legend) / columns)
     drawing = Figure(figsize=(WIDTH, height + 0.19 * rows + 0.6), layout="constrained")
     fill(drawing.add_subplot())
@@ -374,7 +383,15 @@ def draw_lanes(
                 label=stage.lower(),
             )
     for name, begin, lane in _seed_names(bars, inches_per_epoch):
-        axes.text(begin + 0.04 / inches_per_epoch, lane, name, va="center", fontsize=8.5, color="black", clip_on=True)
+        axes.text(
+            begin + 0.04 / inches_per_epoch,
+            lane,
+            name,
+            va="center",
+            fontsize=8.5,
+            color="black",
+            clip_on=True,
+        )
 
 
 def _seed_names(bars: Sequence[tuple[Stretch, float]], inches_per_epoch: float) -> Iterator[tuple[str, int, float]]:
@@ -387,7 +404,8 @@ def _seed_names(bars: Sequence[tuple[Stretch, float]], inches_per_epoch: float) 
             if other_lane != lane or later.cause == "germinate" or later.stage == "PRUNED":
                 break
             end = later.end
-        room = int(((end - first.begin) * inches_per_epoch - 0.06) / CHARACTER)
+        inches = (end - first.begin) * inches_per_epoch - 0.06
+        room = int(inches / CHARACTER)
         name = clean(first.blueprint)
         if room >= min(4, len(name)):
             yield shorten(name, room), first.begin, lane

@@ -153,7 +153,9 @@ def played(event: events.ArmPlayed, view: RunView) -> str:
 
 
 def validated(event: events.AgentValidated) -> str:
-    best = "the best so far" if event.best_round == event.round else f"that of round {event.best_round} is kept"
+    best = "the best so far"
+    if event.best_round != event.round:
+        best = f"that of round {event.best_round} is kept"
     return f"agent of round {event.round}: return {event.mean_return:+.3f} on validation hosts, {best}"
 
 
@@ -177,7 +179,9 @@ def incident(event: Event) -> tuple[str, str, str]:
             why = f"{event.blueprint} in {event.slot} became non-finite"
         case events.ActionTaken():
             what = " ".join(filter(None, (event.op, event.blueprint, event.slot)))
-            why = "" if event.accepted else f"refused: {event.reason}"
+            why = ""
+            if not event.accepted:
+                why = f"refused: {event.reason}"
         case _:
             raise TypeError(f"{type(event).__name__} is not an event of one host")
     return f"round {event.episode + 1}, host {event.env}, epoch {event.epoch}", what, why

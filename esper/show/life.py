@@ -66,13 +66,16 @@ def best_life(view: RunView) -> HostLife | None:
     if not done:
         return None
     best = max(done, key=lambda episode: episode.committed_accuracy)
-    epochs = [e for e in view.of(EpochCompleted) if (e.episode, e.env) == (best.episode, best.env)]
-    if not epochs:
-        return None
-    grown = [view.score.of(epoch.validation_accuracy) for epoch in epochs]
+    grown = []
     alone = []
-    if view.has_baseline:
-        alone = [view.score.of(epoch.baseline_accuracy) for epoch in epochs]
+    for epoch in view.of(EpochCompleted):
+        if (epoch.episode, epoch.env) != (best.episode, best.env):
+            continue
+        grown.append(view.score.of(epoch.validation_accuracy))
+        if view.has_baseline:
+            alone.append(view.score.of(epoch.baseline_accuracy))
+    if not grown:
+        return None
     return HostLife(view, best, len(done), grown, alone)
 
 
@@ -89,9 +92,15 @@ def life_chart(host: HostLife, width: float = NARROW) -> str:
     epochs = len(host.grown)
     slots = host.view.slots
     lanes = max(1, len(slots))
-    height = CURVES + LANE * lanes + (1.2 if narrow else 0.6)
+    seeds_height = LANE * lanes
+    height = CURVES + seeds_height + 0.6
+    beside = 2.5
+    if narrow:
+        # The stages are explained below the lanes, not beside them.
+        height += 0.6
+        beside = 1.0
     drawing = Figure(figsize=(width, height), layout="constrained")
-    curves, seeds = drawing.subplots(2, sharex=True, height_ratios=(CURVES, LANE * lanes))
+    curves, seeds = drawing.subplots(2, sharex=True, height_ratios=(CURVES, seeds_height))
     score = host.view.score
     numbers = range(1, epochs + 1)
     draw_line(curves, Line("with growth", numbers, host.grown, 0))
@@ -99,10 +108,10 @@ def life_chart(host: HostLife, width: float = NARROW) -> str:
         draw_line(curves, Line("hosts left alone, mean", numbers, host.alone, -1, reference=True))
     curves.set(ylim=_range(host), ylabel=score.label(f"validation {score.name}"))
     curves.legend(loc="best")
-    places = {slot: float(place) for place, slot in enumerate(slots)}
-    bars = [(s, places[s.slot]) for s in host.life.stretches if s.slot in places]
-    names = {place: clean(slot, 10) for slot, place in places.items()}
-    beside = 1.0 if narrow else 2.5
+    names: dict[float, str] = {}
+    for place, slot in enumerate(slots):
+        names[place] = clean(slot, 10)
+    bars = [(stretch, slots.index(stretch.slot)) for stretch in host.life.stretches if stretch.slot in slots]
     draw_lanes(seeds, names, bars, epochs, (width - beside) / epochs)
     seeds.set(ylim=(lanes - 0.5, -0.5), xlabel="epochs done")
     seeds.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -131,28 +140,42 @@ def lanes_chart(view: RunView, title: str) -> str:
     """Draws one lane per slot of each host of the newest round, epochs from left to right, bars coloured by stage."""
     slots = view.slots[:MAX_LANES]
     newest = max((episode for episode, _ in view.lives), default=0)
-    lives = [life for (episode, _), life in sorted(view.lives.items()) if episode == newest]
+    lives = []
+    for (episode, _), life in sorted(view.lives.items()):
+        if episode == newest:
+            lives.append(life)
     lives = lives[: max(1, MAX_LANES // max(1, len(slots)))]
     lanes: dict[float, str] = {}
     bars: list[tuple[Stretch, float]] = []
     rollbacks: list[tuple[int, float]] = []
+    stages = set()
+    longest = 1
+    if view.begun is not None:
+        longest = max(longest, view.begun.episode_length)
     for host, life in enumerate(lives):
         top = host * (len(slots) + HOST_GAP)
         for row, slot in enumerate(slots):
-            name = slot if row else f"host {life.env} {slot}"
+            name = slot
+            if row == 0:
+                name = f"host {life.env} {slot}"
             lanes[top + row] = clean(name, 18)
-        bars += [(s, top + slots.index(s.slot)) for s in life.stretches if s.slot in slots]
+        for stretch in life.stretches:
+            if stretch.slot in slots:
+                bars.append((stretch, top + slots.index(stretch.slot)))
+                stages.add(stretch.stage)
         rollbacks += [(epoch, top) for epoch in life.rollbacks]
-    stages = {stretch.stage for stretch, _ in bars}
+        longest = max(longest, life.end)
     legend = [stage.lower() for stage in STAGE_COLORS if stage in stages]
-    longest = max(1, *(life.end for life in lives), view.begun.episode_length if view.begun else 1)
     bottom = max(lanes, default=0) + 0.5
 
     def fill(axes: Axes) -> None:
         left = CHARACTER * max(map(len, lanes.values()), default=0)
-        draw_lanes(axes, lanes, bars, longest, (NARROW - left - 0.4) / longest)
+        room = NARROW - left - 0.4
+        draw_lanes(axes, lanes, bars, longest, room / longest)
         for epoch, top in rollbacks:
-            axes.plot([epoch, epoch], [top - 0.5, top + len(slots) - 0.5], ":", color=INK, linewidth=1.4)
+            begin = top - 0.5
+            end = begin + len(slots)
+            axes.plot([epoch, epoch], [begin, end], ":", color=INK, linewidth=1.4)
         axes.tick_params(axis="y", length=0, labelsize=8.5)
         axes.set(ylim=(bottom, -0.5), xlabel="epochs done")
 

@@ -73,7 +73,9 @@ class LiveSink(ConsoleSink):
 def progress_sink() -> ConsoleSink:
     """Returns a live view if the output is an interactive terminal, otherwise plain lines."""
     console = TerminalConsole()
-    return LiveSink(console) if console.is_interactive else ConsoleSink(console)
+    if console.is_interactive:
+        return LiveSink(console)
+    return ConsoleSink(console)
 
 
 def head(run: Run) -> list[RenderableType]:
@@ -98,7 +100,9 @@ def _pace(run: Run) -> list[str]:
     if run.finished and completed:
         return [f"took {duration(completed.seconds)}"]
     if view.rounds <= view.done:
-        return [played(arm, view)] if arm else []
+        if arm is None:
+            return []
+        return [played(arm, view)]
     lines = []
     if view.epochs and view.under_way:
         lines.append(f"round {view.done + 1}, epoch {max(view.epochs)}")
@@ -155,5 +159,7 @@ def watch(run: Run, console: Console | None = None, pause: Callable[[float], Non
                 run.refresh()
         show(run, console)
     except KeyboardInterrupt:
-        words = "The view was closed; the run continues." if in_progress(run) else ""
+        words = ""
+        if in_progress(run):
+            words = "The view was closed; the run continues."
         console.print(words, highlight=False)

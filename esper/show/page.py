@@ -45,7 +45,9 @@ def template() -> Template:
     from markupsafe import Markup
 
     def shown(value: Any) -> Any:
-        return value if isinstance(value, Markup) else clean(value, 2000)
+        if isinstance(value, Markup):
+            return value
+        return clean(value, 2000)
 
     def lines(text: str) -> Markup:
         return Markup("\n").join(clean(line, 2000) for line in text.splitlines())
@@ -81,14 +83,21 @@ def report_html(runs: Runs) -> str:
     """Returns the page about one run, or several side by side."""
     views = [run.view for run in runs]
     title = ", ".join(run.name for run in runs)
-    answers = [answer(view) for view in views]
     if len(runs) > 1:
         title = f"{len(runs)} runs: {title}"
-        answers = [f"{run.name}: {words}" for run, words in zip(runs, answers, strict=True)]
+    answers = []
     about = []
+    problems = []
     for run in runs:
+        words = answer(run.view)
+        if len(runs) > 1:
+            words = f"{run.name}: {words}"
+        answers.append(words)
+        problems.append((run.name, run.all_problems()))
         started = run.last(events.RunStarted)
-        said = [f"{run.folder}: {run.state_words()}", *(f"{name} {value}" for name, value in run.about.items())]
+        said = [f"{run.folder}: {run.state_words()}"]
+        for name, value in run.about.items():
+            said.append(f"{name} {value}")
         if started is not None:
             said += size(started)
         about.append("; ".join(said))
@@ -98,17 +107,27 @@ def report_html(runs: Runs) -> str:
     blocks["configuration"] = configuration(runs)
     content = []
     for name, found in blocks.items():
-        link = score_of(views).name if name == "accuracy" else TITLES.get(name, name)
+        link = TITLES.get(name, name)
+        if name == "accuracy":
+            link = score_of(views).name
         content.append((name, capital(link), found))
-    problems = [(run.name, run.all_problems()) for run in runs]
     return _page(title, about, content, answers=answers, footer=units(views), problems=problems)
 
 
 def _page(title: str, about: Sequence[str], content: Sequence[Any], **more: Any) -> str:
     """Returns the page; ``content`` is the id, the title and the blocks of each section."""
-    empty = {"answers": [], "footer": "", "problems": [], "text": "", "images": []}
-    made = time.strftime("%Y-%m-%d %H:%M")
-    return template().render(title=title, about=about, content=content, made=made, **{**empty, **more})
+    values = {
+        "title": title,
+        "about": about,
+        "content": content,
+        "made": time.strftime("%Y-%m-%d %H:%M"),
+        "answers": [],
+        "footer": "",
+        "problems": [],
+        "text": "",
+        "images": [],
+    }
+    return template().render(values | more)
 
 
 def joined(runs: Runs) -> dict[str, list[Block]]:
@@ -155,13 +174,21 @@ def _config(run: Run) -> dict[str, Any]:
     """Returns the config of a run; of a loop outside Esper only what its Grower uses of it."""
     if not run.view.own_loop:
         return run.config
-    return {name: values for name, values in run.config.items() if name in ("run", "env", "reward", "governor")}
+    used: dict[str, Any] = {}
+    for name in ("run", "env", "reward", "governor"):
+        if name in run.config:
+            used[name] = run.config[name]
+    return used
 
 
 def _rows(tables: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Returns a row for each dotted name: the name, and its value in each of the tables."""
     flat = list(map(_flat, tables))
-    return [[name, *(values.get(name, "") for values in flat)] for name in dict.fromkeys(chain(*flat))]
+    rows = []
+    for name in dict.fromkeys(chain(*flat)):
+        cells = [values.get(name, "") for values in flat]
+        rows.append([name, *cells])
+    return rows
 
 
 def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, str]:
@@ -171,8 +198,9 @@ def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, dict) and value and len(prefix) < 200:
             flat.update(_flat(value, f"{prefix}{key}."))
         else:
-            text = value if isinstance(value, str) else json.dumps(value, default=str)
-            flat[f"{prefix}{key}"] = text
+            if not isinstance(value, str):
+                value = json.dumps(value, default=str)
+            flat[f"{prefix}{key}"] = value
     return flat
 
 
@@ -202,8 +230,9 @@ def write_report(folders: Sequence[Path], file: Path | None = None) -> Path:
         page = report_html(open_runs(folders))
     path = file
     if path is None:
-        parent = folders[0] if len(folders) == 1 else Path()
-        path = parent / "report.html"
+        path = Path("report.html")
+        if len(folders) == 1:
+            path = folders[0] / path
     check_file(path)
     try:
         write_atomic(path, page.encode("utf-8", "replace"))

@@ -153,7 +153,9 @@ def open_run(folder: Path, name: str | None = None) -> Run:
 
 def _no_run(folder: Path) -> str:
     """Returns the message about a folder that holds no run, with some that do."""
-    problem = "is not a run folder: it has no events.jsonl" if folder.is_dir() else "does not exist"
+    problem = "does not exist"
+    if folder.is_dir():
+        problem = "is not a run folder: it has no events.jsonl"
     runs: set[str] = set()
     for parent in (folder, folder / "runs", folder.parent, Path("runs")):
         runs.update(map(str, _runs_in(parent)))

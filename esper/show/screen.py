@@ -29,13 +29,17 @@ ALONE = "#888888"
 
 def picture(view: RunView, width: int, ascii_only: bool, head: Iterable[RenderableType]) -> Group:
     """Returns the view for a terminal of ``width`` columns, below ``head``."""
-    symbols = ASCII_BLOCKS if ascii_only else BLOCKS
+    symbols = BLOCKS
+    if ascii_only:
+        symbols = ASCII_BLOCKS
     parts = [*head]
     for name, blocks in sections(view).items():
         lines: list[RenderableType] = []
         for block in blocks:
             lines += _lines(block, width - HEAD, symbols)
-        parts += section(view.score.name if name == "accuracy" else name, lines)
+        if name == "accuracy":
+            name = view.score.name
+        parts += section(name, lines)
     # Last, so that the ^C of an interrupt is not echoed behind a full line: it would wrap, and the view scroll.
     return Group(*parts, Text(""))
 
@@ -47,8 +51,10 @@ def section(name: str, lines: Sequence[RenderableType]) -> list[RenderableType]:
     block = RichTable.grid(padding=(0, 1), expand=True)
     block.add_column(width=HEAD - 1, style="bold", no_wrap=True)
     block.add_column(ratio=1)
-    for place, line in enumerate(lines):
-        block.add_row("" if place else shorten(clean(name), HEAD - 2), line)
+    beside = shorten(clean(name), HEAD - 2)
+    for line in lines:
+        block.add_row(beside, line)
+        beside = ""
     return [block]
 
 
@@ -71,7 +77,9 @@ def progress(view: RunView, width: int) -> RenderableType:
     if phase == "rounds" and view.rounds > 0:
         phase = f"round {min(view.done + 1, view.rounds)}/{view.rounds}"
     left = pace.seconds_left()
-    remaining = "estimating the rest" if left is None else f"about {duration(left)} left"
+    remaining = "estimating the rest"
+    if left is not None:
+        remaining = f"about {duration(left)} left"
     bar = ProgressBar(total=1.0, completed=pace.part, width=max(10, min(60, width - 52)))
     row = RichTable.grid(padding=(0, 2))
     row.add_row(bar, Text(f"{phase} {pace.part:4.0%}  {duration(pace.elapsed)} so far, {remaining}", no_wrap=True))
@@ -99,9 +107,12 @@ def _sparks(chart: Chart, width: int, symbols: str) -> Iterable[Text]:
         return
     room = max(8, min(40, width - 50))
     for place, line in enumerate(shown):
-        style = ALONE if line.reference else GROWN
+        style = GROWN
+        if line.reference:
+            style = ALONE
         row = Text()
-        row.append(spark(line.y, room, min(values), max(values), symbols).ljust(room), style)
+        blocks = spark(line.y, room, min(values), max(values), symbols)
+        row.append(blocks.ljust(room), style)
         last = line.y[-1]
         if chart.score is None:
             row.append(f" {number(last, chart.digits)} ")

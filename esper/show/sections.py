@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
@@ -65,15 +65,21 @@ def answer(view: RunView) -> str:
     completed = view.last(events.RunCompleted)
     if completed is None or not completed.comparisons:
         return _not_compared(view)
-    by_name = {comparison.reference: comparison for comparison in completed.comparisons}
-    found = by_name.get("none", completed.comparisons[0])
-    other = "the same hosts left alone" if found.reference == "none" else f"the same hosts under {found.reference}"
+    found = completed.comparisons[0]
+    for comparison in completed.comparisons:
+        if comparison.reference == "none":
+            found = comparison
+    other = f"the same hosts under {found.reference}"
+    if found.reference == "none":
+        other = "the same hosts left alone"
     low = score.difference(found.low, unit=False)
     high = score.difference(found.high, unit=False)
     verdict, _, _ = found.verdict.partition(" (")
     begin = "Whether growth helps is open"
-    if "better" in verdict and found.difference:
-        begin = "Growth helped" if found.difference > 0 else "Growth hurt"
+    if "better" in verdict and found.difference > 0:
+        begin = "Growth helped"
+    elif "better" in verdict and found.difference < 0:
+        begin = "Growth hurt"
     size = (
         f"with {completed.parameters:,.0f} parameters instead of {completed.host_parameters:,}; hosts that have as "
         "many from the start were not compared"
@@ -94,8 +100,9 @@ def _not_compared(view: RunView) -> str:
         return "Nothing was compared yet: no round is completed."
     score = view.score
     found = view.compared(last)
-    words = f"Nothing was compared yet; after round {last.round} of {last.rounds}, grown hosts have a {found.split}"
-    words += f" {score.name} of {score.value(found.grown)}"
+    when = f"after round {last.round} of {last.rounds}"
+    grown = f"grown hosts have a {found.split} {score.name} of {score.value(found.grown)}"
+    words = f"Nothing was compared yet; {when}, {grown}"
     if found.other is not None:
         words += f", {found.name} {score.value(found.other)}"
     return f"{words}."
@@ -135,7 +142,9 @@ def verdict(view: RunView) -> list[Block]:
         "verdict",
     ]
     words = f"Test {score.name} of committed networks minus that of the same hosts under each other controller."
-    about = " ".join([f"{count(completed.pairs, 'pair')}.", *trained_once([completed.controller])])
+    sentences = [f"{count(completed.pairs, 'pair')}."]
+    sentences += trained_once([completed.controller])
+    about = " ".join(sentences)
     label = score.gap_label(f"difference of test {score.name}")
     return [
         Intervals("Difference to each baseline", words, intervals, label, score.gap),
@@ -155,10 +164,15 @@ def _by_epoch(view: RunView) -> list[Block]:
     baseline = view.last(events.BaselineMeasured)
     if view.hosts:
         x = sorted(view.epochs)
-        hosts = [[score.of(e.validation_accuracy) for e in view.epochs[epoch]] for epoch in x]
+        lowest = []
+        highest = []
+        for epoch in x:
+            scores = [score.of(e.validation_accuracy) for e in view.epochs[epoch]]
+            lowest.append(min(scores))
+            highest.append(max(scores))
         grown = list(map(score.of, view.curve("validation_accuracy")))
         committed = list(map(score.of, view.curve("committed_accuracy")))
-        lines.append(Line("grown", x, grown, 0, list(map(min, hosts)), list(map(max, hosts))))
+        lines.append(Line("grown", x, grown, 0, lowest, highest))
         lines.append(Line("committed", x, committed, 2, shared=False))
         if view.has_baseline:
             alone = list(map(score.of, view.curve("baseline_accuracy")))
@@ -180,11 +194,18 @@ def _by_round(view: RunView) -> list[Block]:
         return []
     score = view.score
     split = view.compared(last).split
-    rounds = [event for event in view.of(events.RoundCompleted) if view.compared(event).split == split]
-    x = [event.round for event in rounds]
-    found = list(map(view.compared, rounds))
-    lines = [Line("grown", x, [score.of(pair.grown) for pair in found])]
-    alone = [score.of(pair.other) for pair in found if pair.other is not None]
+    x = []
+    grown = []
+    alone = []
+    for event in view.of(events.RoundCompleted):
+        found = view.compared(event)
+        if found.split != split:
+            continue
+        x.append(event.round)
+        grown.append(score.of(found.grown))
+        if found.other is not None:
+            alone.append(score.of(found.other))
+    lines = [Line("grown", x, grown)]
     if alone:
         lines.append(Line("without growth", x, alone, -1, reference=True))
     words = f"{capital(score.name)} of the committed networks at the end of a round."
@@ -200,7 +221,9 @@ def _hosts(view: RunView) -> list[Block]:
     for e in reversed(view.of(events.EpisodeCompleted)[-MAX_HOSTS:]):
         if not e.fossils:
             continue
-        alone = e.baseline_accuracy if view.has_baseline else None
+        alone = None
+        if view.has_baseline:
+            alone = e.baseline_accuracy
         row = [
             f"round {e.episode + 1}, host {e.env}",
             f"{e.host_parameters + e.fossil_parameters:,}",
@@ -216,7 +239,9 @@ def _hosts(view: RunView) -> list[Block]:
 
 
 def slots(view: RunView) -> list[Block]:
-    return [SlotLanes(view, f"Slots in round {view.episode + 1}")] if view.hosts else []
+    if not view.hosts:
+        return []
+    return [SlotLanes(view, f"Slots in round {view.episode + 1}")]
 
 
 def warnings(view: RunView) -> list[Block]:
@@ -238,7 +263,8 @@ def worths(view: RunView) -> list[Block]:
     score = view.score
     rows = []
     for slot, by_blueprint in estimated.worths.items():
-        for blueprint, (worth, error, kept) in sorted(by_blueprint.items(), key=lambda item: -item[1][0]):
+        best_first = sorted(by_blueprint.items(), key=lambda item: -item[1][0])
+        for blueprint, (worth, error, kept) in best_first:
             if kept:
                 estimate = f"{score.difference(worth, unit=False)} ± {score.value(error, unit=False)}"
                 rows.append([slot, blueprint, estimate, f"{kept:,}"])
@@ -275,11 +301,16 @@ def contributions(view: RunView) -> list[Block]:
         seeds = life.present if life else {}
         for slot, (share, error) in e.shapley.items():
             seed = seeds.get(slot)
+            blueprint = ""
+            contribution = None
+            if seed is not None:
+                blueprint = seed.blueprint
+                contribution = seed.contribution
             row = [
                 f"host {e.env}",
                 slot,
-                seed.blueprint if seed else "",
-                score.difference(seed.contribution if seed else None, unit=False),
+                blueprint,
+                score.difference(contribution, unit=False),
                 f"{score.difference(share, unit=False)} ± {score.value(error, unit=False)}",
             ]
             rows.append(row)
@@ -296,29 +327,46 @@ def agent(view: RunView) -> list[Block]:
     if not updates:
         return []
     last = updates[-1]
-    x = [event.round for event in updates]
     blocks: list[Block] = []
     for (kind, title), words in RETURNS.items():
         found: list[Any] = view.of(kind)
         if found:
-            line = Line("return", [event.round for event in found], [event.mean_return for event in found])
+            line = _by_rounds("return", found, "mean_return")
             blocks.append(Chart(title, words, [line], "round", "discounted return", 3, short=title))
     for name, (field, words) in UPDATES.items():
-        line = Line(name, x, [getattr(event, field) for event in updates])
+        line = _by_rounds(name, updates, field)
         blocks.append(Chart(name, words, [line], "round", name, 3, short=name))
     heads = []
+    x = [event.round for event in updates]
     for place, name in enumerate(last.head_entropies):
         entropies = [event.head_entropies.get(name, math.nan) for event in updates]
         heads.append(Line(name, x, entropies, place, shared=False))
     words = "1: all choices are equally likely. Mean over the steps in which the head affects the action."
     blocks.append(Chart("Entropy of each head", words, heads, "round", "entropy, 0 to 1"))
-    stopped = ", stopped early" if last.stopped_early else ""
-    about = f"round {last.round}: {last.minibatches} minibatches{stopped}, gradient norm {number(last.gradient_norm)}, "
-    blocks.append(note(f"{about}learning rate {last.learning_rate:.1e}, {last.env_steps:,} env steps"))
+    stopped = ""
+    if last.stopped_early:
+        stopped = ", stopped early"
+    about = [
+        f"round {last.round}: {last.minibatches} minibatches{stopped}",
+        f"gradient norm {number(last.gradient_norm)}",
+        f"learning rate {last.learning_rate:.1e}",
+        f"{last.env_steps:,} env steps",
+    ]
+    blocks.append(note(", ".join(about)))
     validation = view.last(events.AgentValidated)
     if validation is not None:
         blocks.append(note(validated(validation)))
     return blocks
+
+
+def _by_rounds(name: str, found: Sequence[Any], field: str) -> Line:
+    """Returns the line of a field of events that name their round."""
+    x = []
+    y = []
+    for event in found:
+        x.append(event.round)
+        y.append(getattr(event, field))
+    return Line(name, x, y)
 
 
 def rewards(view: RunView) -> list[Block]:
@@ -350,14 +398,21 @@ def time(view: RunView) -> list[Block]:
     meanings = {**PHASES, REST: "hosts left alone, testing, reports; the training of a loop outside Esper"}
     rows = []
     for name, spent in seconds.most_common():
-        if spent >= MIN_SHARE * whole:
-            rows.append([name, f"{spent:,.1f}", f"{spent / whole:.0%}", meanings.get(name, "")])
+        share = spent / whole
+        if share >= MIN_SHARE:
+            row = [name, f"{spent:,.1f}", f"{share:.0%}", meanings.get(name, "")]
+            rows.append(row)
     last = rounds[-1]
-    laps = view.of(events.RanksWaited)
-    joint = sum(lap.seconds for lap in laps) or 1.0
+    joint = 0.0
+    waited: dict[int, float] = defaultdict(float)
+    for lap in view.of(events.RanksWaited):
+        joint += lap.seconds
+        for rank, share in enumerate(lap.waited):
+            waited[rank] += share
     ranks = []
-    for rank, shares in enumerate(zip(*(lap.waited for lap in laps), strict=True)):
-        ranks.append([str(rank), f"{sum(shares):,.1f}", f"{sum(shares) / joint:.1%}"])
+    for rank, share in waited.items():
+        row = [str(rank), f"{share:,.1f}", f"{share / (joint or 1.0):.1%}"]
+        ranks.append(row)
     return [
         *_table("Seconds by phase, all rounds", ["phase", "seconds", "share", "what it is"], rows, columns=(0, 1, 2)),
         note(f"round {last.round}: {duration(last.seconds)}, {rates(last)}"),
@@ -368,13 +423,19 @@ def time(view: RunView) -> list[Block]:
 def memory(view: RunView) -> list[Block]:
     """Bytes in use at the end of the last round, a line for each GPU and for CPU memory."""
     last = view.last(events.RoundCompleted)
-    return [] if last is None else list(map(note, memory_words(last.memory)))
+    if last is None:
+        return []
+    return list(map(note, memory_words(last.memory)))
 
 
 def happened(view: RunView) -> list[Block]:
     """Actions, gates and incidents of all rounds, and the newest events."""
-    actions = Counter((action.op, action.accepted) for action in view.of(events.ActionTaken))
-    gates = Counter((gate.gate, gate.passed) for gate in view.of(events.GateEvaluated))
+    actions: Counter[tuple[str, bool]] = Counter()
+    for action in view.of(events.ActionTaken):
+        actions[action.op, action.accepted] += 1
+    gates: Counter[tuple[str, bool]] = Counter()
+    for gate in view.of(events.GateEvaluated):
+        gates[gate.gate, gate.passed] += 1
     tally = []
     for counts in (actions, gates):
         for name in sorted({name for name, _ in counts}):
@@ -405,7 +466,9 @@ def _table(
     columns: Sequence[int] | None = None,
 ) -> list[Block]:
     """Returns a table; [] without rows."""
-    return [Table(title, heads, rows, words, columns)] if rows else []
+    if not rows:
+        return []
+    return [Table(title, heads, rows, words, columns)]
 
 
 def capital(name: str) -> str:
@@ -447,5 +510,9 @@ SECTIONS: dict[str, Callable[[RunView], list[Block]]] = {
 
 def sections(view: RunView) -> dict[str, list[Block]]:
     """Returns the blocks of each section; sections without blocks are left out."""
-    made = {name: section(view) for name, section in SECTIONS.items()}
-    return {name: blocks for name, blocks in made.items() if blocks}
+    found = {}
+    for name, section in SECTIONS.items():
+        blocks = section(view)
+        if blocks:
+            found[name] = blocks
+    return found

@@ -148,8 +148,13 @@ class RunView:
     def slots(self) -> list[str]:
         """Slots in the host's order, or sorted by name if the start of the run is not logged."""
         started = self.last(events.RunStarted)
-        named = list(started.slots) if started else []
-        others = {change.slot for change in self.of(events.StageChanged)}.difference(named)
+        named: list[str] = []
+        if started is not None:
+            named += started.slots
+        others = set()
+        for change in self.of(events.StageChanged):
+            if change.slot not in named:
+                others.add(change.slot)
         return named + sorted(others)
 
     @property
@@ -199,12 +204,18 @@ class RunView:
             return []
         hosts = [self.epochs[number] for number in sorted(self.epochs)]
         hosts[-1] = list(self.hosts.values())
-        return [sum(getattr(epoch, name) for epoch in same) / len(same) for same in hosts]
+        means = []
+        for same in hosts:
+            values = [getattr(epoch, name) for epoch in same]
+            means.append(sum(values) / len(same))
+        return means
 
     def compared(self, event: events.RoundCompleted) -> Compared:
         """Returns the hosts of a round beside the same ones alone, or without a test beside the baseline's curve."""
         if event.test_accuracy is None or event.alone_test_accuracy is None:
-            other = event.baseline_accuracy if self.has_baseline else None
+            other = None
+            if self.has_baseline:
+                other = event.baseline_accuracy
             return Compared("validation", "baseline", event.committed_accuracy, other)
         return Compared("test", "alone", event.test_accuracy, event.alone_test_accuracy)
 
@@ -275,10 +286,14 @@ class Pace:
                 newest = played[-1]
                 # The number of arms is known after the first round.
                 if newest.round > 1:
-                    arms = len({event.controller for event in played})
-                    in_round = sum(event.round == newest.round for event in played)
-                    done = (newest.round - 1) * arms + in_round
-                    return (played[0].round - 1) * arms, done, newest.rounds * arms
+                    arms = set()
+                    in_round = 0
+                    for event in played:
+                        arms.add(event.controller)
+                        in_round += event.round == newest.round
+                    earlier = (played[0].round - 1) * len(arms)
+                    done = (newest.round - 1) * len(arms) + in_round
+                    return earlier, done, newest.rounds * len(arms)
         return 0.0, 0.0, 0.0
 
     def _resumed(self) -> float:
