@@ -255,8 +255,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a resumed loop counts anew",
             "esper/grower/env.py",
-            "        choices = choices_of(backend, counted or count(backend))\n",
-            "        choices = choices_of(backend, count(backend))\n",
+            "        host_flops, seed_flops = counted or count(backend)\n",
+            "        host_flops, seed_flops = count(backend)\n",
             "tests/grower/test_layouts.py::test_a_loop_that_is_resumed_knows_what_was_counted",
         ),
         Fault(
