@@ -171,14 +171,7 @@ class ComparisonRun:
         with claimed(self.files.path), closing(self), termination_interrupts():
             if not self.resumed:
                 _require_free(self.files.path)
-                settings = Settings(
-                    self.pairs,
-                    self.reference,
-                    self.train_seeds,
-                    self.arms,
-                    self.width,
-                )
-                self.files.create(settings)
+                self.files.create(Settings(self.pairs, self.reference, self.train_seeds, self.arms, self.width))
             try:
                 self._play()
             finally:
@@ -232,16 +225,13 @@ class ComparisonRun:
     def _tell(self, seed: int, event: ArmPlayed | ScoreDefined) -> None:
         """Reports progress, with the training seed added to the names of arms."""
         if isinstance(event, ArmPlayed) and self.train_seeds is not None:
-            event = replace(event, controller=f"{event.controller}, training seed {seed},")
+            event = replace(event, controller=f"{event.controller} of training seed {seed}")
         if self.progress is not None:
             self.progress(event)
 
     def _by_seed(self, results: Results) -> list[Results]:
         """Splits the saved rounds, which are counted through all training seeds, by training seed."""
-        by_seed: list[Results] = [{} for _ in range(self.train_seeds or 1)]
-        for arm in self.arms:
-            for of_seed in by_seed:
-                of_seed[arm.name] = {}
+        by_seed: list[Results] = [{arm.name: {} for arm in self.arms} for _ in self.seeds]
         for name, rounds in results.items():
             for number, hosts in rounds.items():
                 index, number_of_seed = divmod(number, self.rounds)
