@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from esper.agents.make import make_controller
 from esper.config import TrainingConfig
 from esper.env.make import EnvMaker
@@ -94,7 +92,8 @@ class Watch:
         elif isinstance(event, EpisodeCompleted):
             self.episodes += 1
             self.ended += event.epochs < self.env.horizon
-            self.losses[event.env], self.changes[event.env] = [], []
+            self.losses[event.env] = []
+            self.changes[event.env] = []
 
     def _alarm(
         self,
@@ -106,12 +105,14 @@ class Watch:
         threshold: float,
     ) -> None:
         curve = " ".join(f"{loss:.2f}" for loss in self.losses.get(env, [])[-BEFORE:])
-        changed = [
-            f"{change.slot} {change.before}→{change.after} at {change.epoch} ({change.cause})"
-            for change in self.changes.get(env, [])
-            if "BLENDING" in (change.before, change.after) or change.before == "HOLDING"
-            if epoch - change.epoch <= SHORTLY
-        ]
+        changed = []
+        for change in self.changes.get(env, []):
+            on = "BLENDING" in (change.before, change.after)
+            if (on or change.before == "HOLDING") and epoch - change.epoch <= SHORTLY:
+                stages = f"{change.before}→{change.after}"
+                changed.append(
+                    f"{change.slot} {stages} at {change.epoch} ({change.cause})"
+                )
         measured = f"{value / self.chance:.2f}" + (
             "" if math.isnan(threshold) else f" > {threshold / self.chance:.2f}"
         )
@@ -163,18 +164,16 @@ def page(watches: list[Watch], command: str) -> str:
         lines.append(
             f"| {w.controller} | {w.episodes} | {w.epochs} | {w.anomalies} | {counts} | {w.ended} |"
         )
-    total = [
-        sum(values)
-        for values in zip(
-            *((w.episodes, w.epochs, w.anomalies) for w in watches), strict=True
-        )
-    ]
-    all_rollbacks = int(np.sum([sum(w.rollbacks.values()) for w in watches]))
-    lines += [
-        "",
-        f"In all: {total[0]} episodes, {total[1]} epochs, {total[2]} anomalies, {all_rollbacks} rollbacks.",
-    ]
-    alarms = [alarm for w in watches for alarm in w.alarms]
+    total: Counter[str] = Counter()
+    alarms = []
+    for w in watches:
+        total["episodes"] += w.episodes
+        total["epochs"] += w.epochs
+        total["anomalies"] += w.anomalies
+        total["rollbacks"] += w.rollbacks.total()
+        alarms += w.alarms
+    counted = ", ".join(f"{number} {what}" for what, number in total.items())
+    lines += ["", f"In all: {counted}."]
     if alarms:
         lines += [
             "",

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -40,34 +41,25 @@ def hosts_of(folder: Path) -> Run:
         raise ConfigError(
             f"{folder} has no comparison yet: finish it with esper run --resume {folder}"
         )
-    return {
-        name: [
-            HostResult.parse(host)
-            for number in sorted(by_round, key=int)
-            for host in by_round[number]
-        ]
-        for name, by_round in rounds.items()
-    }
+    found: Run = {}
+    for name, by_round in rounds.items():
+        found[name] = []
+        for number in sorted(by_round, key=int):
+            found[name] += map(HostResult.parse, by_round[number])
+    return found
 
 
 def compared_runs(folder: Path) -> dict[str, Run]:
     """Returns the hosts of each run whose agent was compared in ``folder``, with those of the arms of no run."""
-    rounds: dict[str, dict[int, list[HostResult]]] = defaultdict(dict)
-    for line in (folder / "played.jsonl").read_text(encoding="utf-8").splitlines():
-        played = json.loads(line)
-        rounds[played["arm"]][played["round"]] = [
-            HostResult.parse(host) for host in played["hosts"]
-        ]
-    arms = {
-        name: [host for _, hosts in sorted(by_round.items()) for host in hosts]
-        for name, by_round in rounds.items()
-    }
+    lines = (folder / "played.jsonl").read_text(encoding="utf-8").splitlines()
+    arms: Run = defaultdict(list)
+    for played in sorted(map(json.loads, lines), key=itemgetter("round")):
+        arms[played["arm"]] += map(HostResult.parse, played["hosts"])
     runs = {}
-    for run in (
-        name.removeprefix("checkpoint:")
-        for name in sorted(arms)
-        if name.startswith("checkpoint:")
-    ):
+    for name in sorted(arms):
+        kind, _, run = name.partition(":")
+        if kind != "checkpoint":
+            continue
         own = {**arms, "plans": arms[f"plans:{run}"]}
         baselines = {name: own[name] for name in BASELINES if name in own}
         runs[Path(run).name] = {"ppo": arms[f"checkpoint:{run}"], **baselines}
@@ -89,11 +81,9 @@ def parameters(hosts: list[HostResult]) -> str:
 
 def share(run: Run, agent: str) -> str:
     """Returns what the agent's hosts gain over those left alone, as a share of the better of `plans` and `schedule`."""
-    gains = {
-        name: accuracies(hosts).mean() - accuracies(run["none"]).mean()
-        for name, hosts in run.items()
-    }
-    return f"{gains[agent] / max(gains['plans'], gains['schedule']):.2f}"
+    mean = {name: accuracies(hosts).mean() for name, hosts in run.items()}
+    best = max(mean["plans"], mean["schedule"])
+    return f"{(mean[agent] - mean['none']) / (best - mean['none']):.2f}"
 
 
 def pool(runs: dict[str, Run]) -> None:
@@ -112,10 +102,10 @@ def pool(runs: dict[str, Run]) -> None:
     )
     print("|---" * (len(heads) + 5) + "|")
     for name, run in runs.items():
-        pairs = [
-            cell(compare_pairs(accuracies(run[agent]), accuracies(run[other])))
-            for other in baselines
-        ]
+        pairs = []
+        for other in baselines:
+            pair = compare_pairs(accuracies(run[agent]), accuracies(run[other]))
+            pairs.append(cell(pair))
         kept = np.mean([host.fossils for host in run[agent]])
         last = [
             share(run, agent),

@@ -13,6 +13,7 @@ import argparse
 import itertools
 import math
 from collections.abc import Collection
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -40,29 +41,27 @@ def candidates(
 
     Seeds of the blueprints ``at_once``, which need no trial, come first in every plan.
     """
-    sets = [
-        order
-        for n in range(1, max_seeds + 1)
-        for order in itertools.combinations(spec.slots, n)
-    ]
-    orders = sorted({order[::step] for order in sets for step in (1, -1)})
-    pure = [
-        tuple((slot, blueprint) for slot in order)
-        for order in orders
-        for blueprint in spec.blueprints
-        if all(blueprint in spec.offers(slot) for slot in order)
-    ]
+    both_ways: set[tuple[str, ...]] = set()
+    for n in range(1, max_seeds + 1):
+        for order in itertools.combinations(spec.slots, n):
+            both_ways |= {order, order[::-1]}
+    orders = sorted(both_ways)
+    pure: list[Plan] = []
+    there_are = 0
+    for order in orders:
+        offers = [spec.offers(slot) for slot in order]
+        there_are += math.prod(map(len, offers))
+        common = set(spec.blueprints).intersection(*offers)
+        usable = filter(common.__contains__, spec.blueprints)
+        pure += [tuple(zip(order, repeat(blueprint))) for blueprint in usable]
+    there_are -= len(pure)
     others: set[Plan] = set()
-    there_are = sum(
-        math.prod(len(spec.offers(slot)) for slot in order) for order in orders
-    ) - len(pure)
     while len(others) < min(mixed, there_are):
         order = orders[draw.integers(len(orders))]
         offers = [spec.offers(slot) for slot in order]
-        plan = [
-            (slot, names[draw.integers(len(names))])
-            for slot, names in zip(order, offers, strict=True)
-        ]
+        plan = []
+        for slot, names in zip(order, offers, strict=True):
+            plan.append((slot, names[draw.integers(len(names))]))
         plan.sort(key=lambda seed: seed[1] not in at_once)
         others |= {tuple(plan)} - set(pure)
     return [*pure, *sorted(others)]
@@ -87,22 +86,15 @@ def schedule(plan: Plan, at_once: Collection[str]) -> list[ScheduleEntry]:
                 alpha_target=1.0,
             )
         )
-        entries += [
-            ScheduleEntry(epoch=0, op=op, slot=slot)
-            for op in ("ADVANCE", "ADVANCE", "ADVANCE", "FOSSILIZE")
-        ]
+        ops = ("ADVANCE", "ADVANCE", "ADVANCE", "FOSSILIZE")
+        entries += [ScheduleEntry(epoch=0, op=op, slot=slot) for op in ops]
     return entries
 
 
 def joining(env: SlotVectorEnv) -> set[str]:
     """Returns the blueprints whose seeds are a part of their host at once."""
-    return {
-        name
-        for name, joins in zip(
-            env.action_spec.blueprints, env.backend.at_once, strict=True
-        )
-        if joins
-    }
+    names = env.action_spec.blueprints
+    return set(itertools.compress(names, env.backend.at_once))
 
 
 def committed(env: SlotVectorEnv, plan: Plan, seed: int) -> float:
@@ -175,14 +167,12 @@ def main() -> None:
         finals.append((committed(final, plan, arguments.seed + 1), plan))
         print(f"{finals[-1][0]:.2f} %  {plan}", flush=True)
     accuracy, best = max(finals)
-    tables = [
-        "[[action]]\n"
-        + "".join(
-            f"{key} = {value!r}\n"
-            for key, value in entry.model_dump(exclude_unset=True).items()
-        )
-        for entry in schedule(best, joining(env))
-    ]
+    tables = []
+    for entry in schedule(best, joining(env)):
+        lines = ["[[action]]"]
+        for key, value in entry.model_dump(exclude_unset=True).items():
+            lines.append(f"{key} = {value!r}")
+        tables.append("\n".join(lines) + "\n")
     header = f"# Best of {len(plans)} schedules: {accuracy:.2f} % committed validation accuracy, seed {arguments.seed}.\n"
     arguments.out.write_text(
         header + "\n" + "\n".join(tables).replace("'", '"'), encoding="utf-8"

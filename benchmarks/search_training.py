@@ -54,24 +54,18 @@ STEPS = 5
 def candidates(step: int, best: Settings, epochs: int) -> list[Settings]:
     """Returns the candidates of a step of the search, which starts from the best settings so far."""
     if step == 0:
-        return [
-            {
-                **best,
-                "optimizer": name,
-                "learning_rate": rate,
-                "weight_decay": DECAYS[name][1],
-            }
-            for name, rates in RATES.items()
-            for rate in rates
-        ]
+        found = []
+        for name, rates in RATES.items():
+            own = {"optimizer": name, "weight_decay": DECAYS[name][1]}
+            found += [{**best, **own, "learning_rate": rate} for rate in rates]
+        return found
+    warm_ups = [round(part * epochs, 1) for part in WARM_UPS]
+    rates_nearby = [round(best["learning_rate"] * factor, 6) for factor in NEARBY]
     field, values = (
         ("weight_decay", DECAYS[best["optimizer"]]),
         ("label_smoothing", SMOOTHINGS),
-        ("warmup_epochs", [round(part * epochs, 1) for part in WARM_UPS]),
-        (
-            "learning_rate",
-            [round(best["learning_rate"] * factor, 6) for factor in NEARBY],
-        ),
+        ("warmup_epochs", warm_ups),
+        ("learning_rate", rates_nearby),
     )[step - 1]
     return [{**best, field: value} for value in values]
 
@@ -135,19 +129,19 @@ def search(maker: EnvMaker, start: Settings, arguments: argparse.Namespace) -> S
         f"\nThe best of these, and the best of the other optimizer, on other hosts:\n\n{HEAD}\n{'|---' * 9}|"
     )
     hosts, seed = arguments.final_hosts, arguments.seed + 1
-    return max(
-        (row(maker, settings, hosts, seed), order, settings)
-        for _, order, settings in finalists
-    )[2]
+    final = []
+    for _, order, settings in finalists:
+        final.append((row(maker, settings, hosts, seed), order, settings))
+    return max(final)[2]
 
 
 def compare(
     maker: EnvMaker, best: Settings, default: Settings, hosts: int, seed: int
 ) -> None:
     """Prints the paired difference between hosts trained by two settings, on test images."""
-    pair = compare_pairs(
-        *(train(maker, settings, hosts, seed)[2] for settings in (best, default))
-    )
+    *_, tuned = train(maker, best, hosts, seed)
+    *_, usual = train(maker, default, hosts, seed)
+    pair = compare_pairs(tuned, usual)
     low, high = pair.interval
     print(
         f"\nTest accuracy of {hosts} further hosts, trained by {shown(best)} and by {shown(default)}, in pairs:"

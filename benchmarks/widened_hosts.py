@@ -127,15 +127,10 @@ def grown_accuracies(
     """Grows the task's hosts by a block each epoch, from ``first_epoch`` on; returns their test accuracies, pp [n]."""
     env = maker.make(pairs)
     with closing(env):
-        schedule = [
-            ScheduleEntry(
-                epoch=first_epoch + number,
-                op="GERMINATE",
-                slot=slot,
-                blueprint=blueprint,
-            )
-            for number, slot in enumerate(env.action_spec.slots)
-        ]
+        schedule = []
+        for epoch, slot in enumerate(env.action_spec.slots, first_epoch):
+            seed_of_slot = {"op": "GERMINATE", "slot": slot, "blueprint": blueprint}
+            schedule.append(ScheduleEntry(epoch=epoch, **seed_of_slot))
         controller = ScriptedController(schedule, env.action_spec, env.layout, pairs)
         observation, info = env.reset(seed=seed)
         controller.begin()
@@ -210,15 +205,10 @@ def main() -> None:
             task, build_host=lambda make=make: make(task, options.blueprint), slots=None
         )
         plain = replace(maker, config=maker.config.with_values(env={"slots": None}))
-        parts = [
-            accuracies(
-                plain,
-                of_arm,
-                range(first, min(first + AT_ONCE, options.pairs)),
-                options.seed,
-            )
-            for first in range(0, options.pairs, AT_ONCE)
-        ]
+        parts = []
+        for first in range(0, options.pairs, AT_ONCE):
+            hosts = range(first, min(first + AT_ONCE, options.pairs))
+            parts.append(accuracies(plain, of_arm, hosts, options.seed))
         results[name] = np.concatenate(parts)
         show(name, made[name].parameter_count, flops_of(made[name], task) / whole)
     for first, text in product(options.first_epoch, options.seed_rate or ["1,0"]):

@@ -33,12 +33,13 @@ KINDS = (
 
 def write(results: list[Result], folder: Path, archive: Path) -> None:
     """Write `summary.md`, `summary.json` and the archive, so that they are whole at any time."""
+    measured = []
+    for file in sorted(folder.glob("bench-*.json")):
+        measured += _json(file)
     facts = {
         "machine": _json(folder / "machine.json"),
         "steps": [asdict(result) for result in results],
-        "measured": [
-            row for file in sorted(folder.glob("bench-*.json")) for row in _json(file)
-        ],
+        "measured": measured,
     }
     (folder / "summary.json").write_text(json.dumps(facts, indent=2) + "\n")
     (folder / "summary.md").write_text(page(results, folder))
@@ -46,7 +47,8 @@ def write(results: list[Result], folder: Path, archive: Path) -> None:
     with tarfile.open(part, "w:gz") as tar:
         for name, content in contents(folder):
             member = tarfile.TarInfo(f"gpu_check/{name}")
-            member.size, member.mtime = len(content), int(datetime.now(UTC).timestamp())
+            member.size = len(content)
+            member.mtime = int(datetime.now(UTC).timestamp())
             tar.addfile(member, io.BytesIO(content))
     os.replace(part, archive)
 
@@ -70,10 +72,9 @@ def contents(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 def page(results: list[Result], folder: Path) -> str:
     """The summary as Markdown: the machine, the steps, the measurements, and the ends of the logs of failed steps."""
-    counts = {
-        status: sum(r.status == status for r in results)
-        for status in ("ok", "failed", "skipped")
-    }
+    statuses = [result.status for result in results]
+    known = ("ok", "failed", "skipped")
+    counts = [f"{statuses.count(status)} {status}" for status in known]
     lines = [
         "# Check on a GPU",
         "",
@@ -82,19 +83,18 @@ def page(results: list[Result], folder: Path) -> str:
         "```",
     ]
     lines += [*_json(folder / "machine.json"), "```", ""]
-    lines += [
-        f"## Steps: {', '.join(f'{n} {status}' for status, n in counts.items())}",
-        "",
-    ]
+    lines += [f"## Steps: {', '.join(counts)}", ""]
     lines += ["| step | status | seconds | |", "| --- | --- | --- | --- |"]
-    lines += [
-        f"| {r.step} | {r.status} | {r.seconds:.1f} | {_cell(r.says)} |"
-        for r in results
-    ]
-    tables = [_table(file) for file in sorted(folder.glob("bench-*.md"))]
-    rows = [row for table in tables for row in table[2:]]
+    for r in results:
+        lines.append(f"| {r.step} | {r.status} | {r.seconds:.1f} | {_cell(r.says)} |")
+    head: list[str] = []
+    rows = []
+    for file in sorted(folder.glob("bench-*.md")):
+        table = _table(file)
+        head = head or table[:2]
+        rows += table[2:]
     if rows:
-        lines += ["", "## Measurements", "", *tables[0][:2], *rows]
+        lines += ["", "## Measurements", "", *head, *rows]
     for result in results:
         if result.status == "failed" and (end := tail(folder / f"{result.step}.log")):
             lines += ["", f"## End of the log of {result.step}", "", "```", *end, "```"]

@@ -20,17 +20,16 @@ MAX_TOKENS_A_LINE = {
     "benchmarks": 9.0,
     "examples": 9.0,
 }
-OF_TESTS = {"comprehensions": 39, "conditional expressions": 8}
 PER_THOUSAND = {
     "esper": {"comprehensions": 25, "conditional expressions": 15},
-    "esper/cli": {"comprehensions": 28, "conditional expressions": 15},
-    "esper/files": {"comprehensions": 26, "conditional expressions": 19},
-    "tests": OF_TESTS,
-    "benchmarks": {"comprehensions": 55, "conditional expressions": 18},
+    "esper/cli": {"comprehensions": 26, "conditional expressions": 15},
+    "esper/files": {"comprehensions": 26, "conditional expressions": 15},
+    "tests": {"comprehensions": 38, "conditional expressions": 8},
+    "benchmarks": {"comprehensions": 48, "conditional expressions": 13},
     "examples": {"comprehensions": 43, "conditional expressions": 31},
 }
 """Max number in 1,000 lines of code."""
-MAX_IMPORT_SHARE = 0.085
+MAX_IMPORT_SHARE = 0.078
 """Of the tokens of ``esper``."""
 LAYOUT = {
     tokenize.COMMENT,

@@ -230,7 +230,9 @@ class RunRanks:
         except RuntimeError as error:
             named = re.search(r"Rank (\d+) failed to pass", str(error))
             rank = int(named[1]) if named else None
-            if not self.first:
+            if self.size == 2:
+                rank = 1 - self.rank
+            elif not self.first:
                 rank = 0
             hangs = "timed out" in str(error).lower()
             why = "is gone: its connection was closed"
