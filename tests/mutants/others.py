@@ -392,14 +392,14 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a run of another config plays as an arm",
-            "esper/compare/seed_comparison.py",
+            "esper/compare/comparison_run.py",
             "        _check_config(folder, arm.config)\n",
             "",
             "tests/compare/test_seed_comparison.py::test_a_run_of_another_config_does_not_play_as_an_arm",
         ),
         Fault(
             "a run that is finished elsewhere is trained again",
-            "esper/compare/seed_comparison.py",
+            "esper/compare/comparison_run.py",
             "        if not checkpoint.files(folder):\n",
             "        if True:\n",
             "tests/compare/test_seed_comparison.py::test_runs_that_other_machines_have_finished_play_as_they_are",
