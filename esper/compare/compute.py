@@ -4,7 +4,7 @@ The cost of an epoch depends on which seeds are in the host, their roles, and wh
 such kind of epoch is run once on a few samples under ``torch.utils.flop_counter``; its count is multiplied by its
 number of samples and by how often it occurred. Counted are forward and backward passes of the host and its seeds, the
 extra pass of every incubating seed, and validation in every counterfactual configuration. What is
-counted of a pass is said in ``esper.hosts.flops``; optimizer steps and the controller are not counted.
+counted of a pass is said in ``esper.hosts.example.counting``; optimizer steps and the controller are not counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from esper.config.resolved import HostTrainingConfig
 from esper.data.split import SAMPLE, Split
 from esper.data.task import Task
 from esper.env.training_backend import EnvHost, TrainingBackend
-from esper.hosts.flops import counting
+from esper.hosts.example import counting
 from esper.lifecycle.ramps import BlendStyle
 from esper.seeds.blueprints import BlueprintRegistry
 from esper.seeds.site import Role, Site
@@ -27,18 +27,15 @@ from esper.training.metrics import make_metrics
 from esper.training.step import add_gradients, prepare_epoch
 from esper.training.validate import Configuration, evaluate
 
-INCUBATING = "incubating"
-LEARNING = "learning"
-FROZEN = "frozen"
-
 
 @dataclass(frozen=True)
 class Occupant:
-    """A seed that takes part in passes, and its role."""
+    """A seed that takes part in passes, and its part in them."""
 
     blueprint: str
     style: BlendStyle
-    role: str
+    incubating: bool = False
+    learning: bool = True
 
 
 @dataclass(frozen=True)
@@ -79,12 +76,8 @@ def _occupant(site: Site) -> Occupant | None:
     seed = site.planted
     if seed is None or site.role is Role.ABSENT:
         return None
-    role = FROZEN
-    if site.incubating:
-        role = INCUBATING
-    elif site.learning:
-        role = LEARNING
-    return Occupant(seed.blueprint.name, seed.style, role)
+    learning = site.incubating or site.learning
+    return Occupant(seed.blueprint.name, seed.style, site.incubating, learning)
 
 
 def _branching(alphas: Sequence[float]) -> list[float]:
@@ -153,6 +146,6 @@ class ComputeMeter:
                 continue
             blueprint = self.blueprints.at(stand_in.host.topology, site.place, occupant.blueprint)
             stand_in.plant(site, blueprint, occupant.style)
-            role = Role.INCUBATING if occupant.role == INCUBATING else Role.BLENDED
-            stand_in.assign(site, role, 0.5, 1.0, learning=occupant.role != FROZEN)
+            role = Role.INCUBATING if occupant.incubating else Role.BLENDED
+            stand_in.assign(site, role, 0.5, 1.0, learning=occupant.learning)
         return stand_in

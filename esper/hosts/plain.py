@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from esper.config import ConfigError
-from esper.hosts.compare import coarsest_dtype, difference
-from esper.hosts.example import as_it_is, outputs_of
+from esper.hosts.example import as_it_is, coarsest_dtype, difference, outputs_of
 from esper.hosts.graft import GraftedHost
 from esper.hosts.grown import GrownHost
 from esper.hosts.host import Host, SegmentedHost
@@ -40,8 +39,7 @@ from esper.hosts.widen import GrownInHost, merge_all, merge_sources, warn_unmerg
 from esper.lifecycle.ramps import BlendOperator
 from esper.ops.norm_relu_pool import NormReluPool
 from esper.seeds.blend import Seed
-from esper.seeds.features import Features
-from esper.seeds.topologies import SPATIAL
+from esper.seeds.place import SPATIAL, Features
 
 
 def plain(network: nn.Module, example: Any, merge: bool = False) -> nn.Module:

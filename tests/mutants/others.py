@@ -78,7 +78,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "evaluate moves the random numbers of the host",
-            "esper/grower/randomness.py",
+            "esper/training/rng.py",
             "        random.setstate(python)\n        np.random.set_state(numpy)",
             "        np.random.set_state(numpy)",
             "tests/grower/test_randomness.py::test_all_generators_are_restored_also_after_an_error",
@@ -129,7 +129,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a branch of the tree forgets its sources",
-            "esper/seeds/features.py",
+            "esper/seeds/place.py",
             "return Features(h, source, dict(self.earlier))",
             "return Features(h, source)",
             "tests/training/test_sources.py::test_every_configuration_of_the_tree_is_that_configuration_run_by_itself",
@@ -255,8 +255,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a resumed loop counts anew",
             "esper/grower/env.py",
-            "        choices = choices_of(backend, counted or count(backend))\n",
-            "        choices = choices_of(backend, count(backend))\n",
+            "        host_flops, seed_flops = counted or count(backend)\n",
+            "        host_flops, seed_flops = count(backend)\n",
             "tests/grower/test_layouts.py::test_a_loop_that_is_resumed_knows_what_was_counted",
         ),
         Fault(
@@ -327,14 +327,14 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a merge forgets alpha",
-            "esper/hosts/merge.py",
+            "esper/hosts/widen.py",
             "    merged = rows + alpha * rows @ matrix",
             "    merged = rows + rows @ matrix",
             "tests/hosts/test_merge.py::test_a_lora_is_merged_into_the_linear_layer_before_it",
         ),
         Fault(
             "a merge that changes the output stays",
-            "esper/hosts/merge.py",
+            "esper/hosts/widen.py",
             "    if change is None:\n        forget(model, seed)\n        return None",
             "    forget(model, seed)\n    if change is None or change:\n        return None",
             "tests/hosts/test_merge.py::test_a_layer_whose_weights_a_function_uses_stays_and_others_are_merged",
@@ -348,7 +348,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "outputs in half precision are compared as float64",
-            "esper/hosts/compare.py",
+            "esper/hosts/example.py",
             "        return 8 * unit\n",
             "        return 1e-9 * unit\n",
             "tests/hosts/test_merge.py::test_rounding_of_layers_in_half_precision_does_not_undo_a_merge",
@@ -392,14 +392,14 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a run of another config plays as an arm",
-            "esper/compare/seed_comparison.py",
+            "esper/compare/comparison_run.py",
             "        _check_config(folder, arm.config)\n",
             "",
             "tests/compare/test_seed_comparison.py::test_a_run_of_another_config_does_not_play_as_an_arm",
         ),
         Fault(
             "a run that is finished elsewhere is trained again",
-            "esper/compare/seed_comparison.py",
+            "esper/compare/comparison_run.py",
             "        if not checkpoint.files(folder):\n",
             "        if True:\n",
             "tests/compare/test_seed_comparison.py::test_runs_that_other_machines_have_finished_play_as_they_are",

@@ -6,7 +6,7 @@ import torch
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blend import Seed, gate_parameters, inverse
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.topologies import LAYOUTS, SPATIAL, words_of
+from esper.seeds.place import LAYOUTS, SPATIAL, words_of
 
 SIDES = {"cnn": (2, 6, 5, 4), "cnn1d": (2, 6, 5), "cnn3d": (2, 6, 3, 5, 4)}
 

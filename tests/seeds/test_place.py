@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from esper.seeds.features import Features
+from esper.seeds.place import Features
 
 H, SOURCE, KEPT = torch.ones(2, 3), torch.zeros(2, 5), torch.full((2, 4), 7.0)
 
