@@ -144,7 +144,9 @@ def lanes_chart(view: RunView, title: str) -> str:
     for (episode, _), life in sorted(view.lives.items()):
         if episode == newest:
             lives.append(life)
-    lives = lives[: max(1, MAX_LANES // max(1, len(slots)))]
+    lanes_of_host = max(1, len(slots))
+    most = max(1, MAX_LANES // lanes_of_host)
+    lives = lives[:most]
     lanes: dict[float, str] = {}
     bars: list[tuple[Stretch, float]] = []
     rollbacks: list[tuple[int, float]] = []

@@ -56,58 +56,6 @@ def note(words: str) -> Table:
     return Table("", (), (), words)
 
 
-def answer(view: RunView) -> str:
-    """Answers the question of a run in one sentence: whether growth made the host better, at which size, beside what.
-
-    Hosts left alone are what the grown ones are compared with, else the first of the others.
-    """
-    score = view.score
-    completed = view.last(events.RunCompleted)
-    if completed is None or not completed.comparisons:
-        return _not_compared(view)
-    found = completed.comparisons[0]
-    for comparison in completed.comparisons:
-        if comparison.reference == "none":
-            found = comparison
-    other = f"the same hosts under {found.reference}"
-    if found.reference == "none":
-        other = "the same hosts left alone"
-    low = score.difference(found.low, unit=False)
-    high = score.difference(found.high, unit=False)
-    verdict, _, _ = found.verdict.partition(" (")
-    begin = "Whether growth helps is open"
-    if "better" in verdict and found.difference > 0:
-        begin = "Growth helped"
-    elif "better" in verdict and found.difference < 0:
-        begin = "Growth hurt"
-    size = (
-        f"with {completed.parameters:,.0f} parameters instead of {completed.host_parameters:,}; hosts that have as "
-        "many from the start were not compared"
-    )
-    if not completed.fossils:
-        size = "although no seed was kept"
-    return (
-        f"{begin}: grown by {completed.controller}, hosts reached a test {score.name} of "
-        f"{score.value(found.accuracy)}, {other} {score.value(found.reference_accuracy)}: "
-        f"{score.difference(found.difference)} (95 % interval {low} to {high}, p {p_value(found.p_value, '= ')}, "
-        f"{count(completed.pairs, 'pair')}), {size}."
-    )
-
-
-def _not_compared(view: RunView) -> str:
-    last = view.last(events.RoundCompleted)
-    if last is None:
-        return "Nothing was compared yet: no round is completed."
-    score = view.score
-    found = view.compared(last)
-    when = f"after round {last.round} of {last.rounds}"
-    grown = f"grown hosts have a {found.split} {score.name} of {score.value(found.grown)}"
-    words = f"Nothing was compared yet; {when}, {grown}"
-    if found.other is not None:
-        words += f", {found.name} {score.value(found.other)}"
-    return f"{words}."
-
-
 def verdict(view: RunView) -> list[Block]:
     """The comparison of the run's controller with others."""
     completed = view.last(events.RunCompleted)

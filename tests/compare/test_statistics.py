@@ -287,6 +287,7 @@ def test_a_winner_needs_p_and_interval_and_pairs() -> None:
     )  # Holm's p replaces the comparison's own
     assert made(0.01, clear).verdict(p_value=0.06) == "no evidence of a difference"
     assert "p = 0.03" in made(0.01, clear).verdict(p_value=0.03)
+    assert "p < 0.0001" in made(0.01, clear).verdict(p_value=0.0)
     assert made(0.2, clear).verdict() == "no evidence of a difference"
     assert made(0.01, unclear).verdict() == "no evidence of a difference"
     assert made(0.01, clear, pairs=9).winner() is None

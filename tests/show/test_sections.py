@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from esper.show.charts import Chart, Intervals, Table
+from esper.show.page import answer
 from esper.show.read import Run, open_run
 from esper.show.sections import (
     accuracy,
     agent,
-    answer,
     blueprints,
     capital,
     contributions,
