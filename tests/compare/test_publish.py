@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,13 @@ def test_the_latex_table_has_a_row_per_arm_and_the_same_number_of_cells_in_each(
     assert [row.replace(r"\&", "").count("&") for row in rows] == [4, 4, 4]
     assert rows[2].startswith(r"a\_b\&c & ")
     assert rows[2].endswith(r"better \\")
+
+
+def test_a_p_value_is_never_printed_as_zero(tmp_path: Path) -> None:
+    found = outcome(tmp_path, {"base": 0.0, "clear": 2.0})
+    comparisons = found.metrics[0].comparisons
+    comparisons["clear"] = replace(comparisons["clear"], adjusted_p=0.0)
+    assert "& $<$ 0.0001 &" in latex_table(found)
 
 
 @pytest.mark.parametrize(
