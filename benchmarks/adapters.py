@@ -25,7 +25,7 @@ from esper.config import ConfigError
 from esper.hosts.host import Host, SegmentedHost, SiteHook, layers_of
 from esper.hosts.inputs import Inputs
 from esper.hosts.torchvision_shim import import_torchvision
-from esper.seeds.features import Features
+from esper.seeds.place import Features
 
 ADAPTER = "default"
 START_RANKS = 1.5

@@ -31,8 +31,7 @@ from esper.hosts.grown import KeptSeed
 from esper.hosts.host import Host, SiteHook, layers_of
 from esper.hosts.inputs import Inputs
 from esper.ops.norm_relu_pool import NormReluPool
-from esper.seeds.features import Features
-from esper.seeds.place import Place
+from esper.seeds.place import Features, Place
 from esper.training.rng import seeded
 
 NOISE = 0.01

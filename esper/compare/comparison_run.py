@@ -31,7 +31,7 @@ from esper.compare.seed_comparison import Learned, SeedComparison, errors_name
 from esper.compare.statistics import MIN_SEEDS
 from esper.config import ConfigError
 from esper.data.task import Task
-from esper.data.user_code import confirmed_task
+from esper.data.user_code import confirmed
 from esper.env.make import EnvMaker
 from esper.files.atomic import write_json
 from esper.files.claim import claimed
@@ -142,10 +142,10 @@ class ComparisonRun:
         settings = files.settings(controllers)
         user_task = task if isinstance(task, Task) else None
         name = task.name if isinstance(task, Task) else task
-        confirmed = confirmed_task(settings.arms[0].config.task.name, name, str(folder))
+        named = confirmed("task", settings.arms[0].config.task.name, name, str(folder))
         arms = []
         for arm in settings.arms:
-            config = arm.config.with_values(task={"name": confirmed})
+            config = arm.config.with_values(task={"name": named})
             arms.append(replace(arm, config=config))
         return cls(
             arms,

@@ -14,7 +14,7 @@ from esper.data.split import SAMPLE, Split
 from esper.data.task import Task
 from esper.hosts.host import Host
 from esper.hosts.inputs import form_of
-from esper.seeds.features import Features
+from esper.seeds.place import Features
 
 TRAINABLE = (torch.float32, torch.bfloat16, torch.float64)
 """Parameter dtypes that the fused optimizer supports."""

@@ -19,8 +19,7 @@ from esper.hosts.inputs import Inputs
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.seeds.blend import gate_parameters
 from esper.seeds.blueprints import Blueprint, BlueprintRegistry, choose
-from esper.seeds.features import Features
-from esper.seeds.place import Place
+from esper.seeds.place import Features, Place
 from esper.spaces.action import ActionSpec
 from esper.training.rng import seeded
 

@@ -33,7 +33,7 @@ from esper.lifecycle.ramps import STYLES as BLEND_STYLES
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BlueprintRegistry
-from esper.seeds.features import Features
+from esper.seeds.place import Features
 from esper.seeds.site import GerminationFailed, PlantedSeed, Role, Site
 from esper.spaces.action import STYLES, ActionSpec
 from esper.training.governor import Governor, Panic

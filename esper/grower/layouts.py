@@ -24,8 +24,7 @@ from esper.hosts.flops import counting
 from esper.hosts.host import kept_modes
 from esper.hosts.layout import Layout, LayoutInference, causal_where_measured, layout_of
 from esper.seeds.blend import Seed
-from esper.seeds.place import Place
-from esper.seeds.topologies import SEQUENCES
+from esper.seeds.place import SEQUENCES, Place
 
 logger = logging.getLogger(__name__)
 

@@ -33,10 +33,8 @@ from esper.hosts.seed_hook import (
 )
 from esper.hosts.sources import SitePath
 from esper.seeds.blend import Seed
-from esper.seeds.features import Features
-from esper.seeds.place import Place
+from esper.seeds.place import SEQUENCES, Features, Place
 from esper.seeds.site import PlantedSeed, Site
-from esper.seeds.topologies import SEQUENCES
 from esper.training.delta import delta_of, straight_through
 from esper.training.shadow import ShadowBuffers, copied_buffers
 

@@ -26,9 +26,8 @@ from esper.hosts.widen import merge_all
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry, source
-from esper.seeds.place import Place
+from esper.seeds.place import Place, words_of
 from esper.seeds.site import seed_of
-from esper.seeds.topologies import words_of
 
 Kind = Literal["residual", "widen", "lora"]
 

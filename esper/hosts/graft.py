@@ -19,9 +19,7 @@ from esper.hosts.host import Host, SiteHook, kept_modes, row_major
 from esper.hosts.inputs import Inputs, as_inputs, call, features_of, logits_of, with_features
 from esper.hosts.layout import Layout, LayoutInference, causal_where_measured, check_channels, check_module, layout_of
 from esper.hosts.sources import SitePath, SourceFrame, hook_site
-from esper.seeds.features import Features
-from esper.seeds.place import Place
-from esper.seeds.topologies import LAYOUTS
+from esper.seeds.place import LAYOUTS, Features, Place
 
 Sites = Mapping[str, str] | Sequence[str]
 """Where slots lie: by their names, in order, or ``"auto"``."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from esper.hosts.host import Host, SiteHook, row_major
 from esper.hosts.inputs import Inputs
-from esper.seeds.features import Features
+from esper.seeds.place import Features
 
 
 @dataclass(frozen=True)

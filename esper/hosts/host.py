@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from esper.config import ConfigError
 from esper.hosts.inputs import Inputs, gathered
-from esper.seeds.features import Features
-from esper.seeds.place import Place
+from esper.seeds.place import Features, Place
 
 Run = Callable[[nn.Module, Tensor], Tensor]
 """Runs a segment on its input features and returns its output."""

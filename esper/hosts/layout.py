@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from esper.config import ConfigError
 from esper.hosts.inputs import features_of, with_features
 from esper.hosts.sources import SitePath
-from esper.seeds.topologies import LAYOUTS, SEQUENCES, SPATIAL
+from esper.seeds.place import LAYOUTS, SEQUENCES, SPATIAL
 
 
 @dataclass(frozen=True)

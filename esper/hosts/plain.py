@@ -40,8 +40,7 @@ from esper.hosts.widen import GrownInHost, merge_all, merge_sources, warn_unmerg
 from esper.lifecycle.ramps import BlendOperator
 from esper.ops.norm_relu_pool import NormReluPool
 from esper.seeds.blend import Seed
-from esper.seeds.features import Features
-from esper.seeds.topologies import SPATIAL
+from esper.seeds.place import SPATIAL, Features
 
 
 def plain(network: nn.Module, example: Any, merge: bool = False) -> nn.Module:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 
 from esper.lifecycle.ramps import BlendOperator
-from esper.seeds.topologies import SPATIAL
+from esper.seeds.place import SPATIAL
 
 AT_BIRTH = 0.1
 """Factor of a delta at birth, which keeps a new seed small."""

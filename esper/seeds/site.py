@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from esper.lifecycle.ramps import BlendOperator, BlendStyle
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints.registry import Blueprint
-from esper.seeds.features import Features
-from esper.seeds.place import Place
+from esper.seeds.place import Features, Place
 
 
 class Role(Enum):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.seeds.blend import pass_through
-from esper.seeds.features import Features
+from esper.seeds.place import Features
 from esper.seeds.site import Site
 
 if TYPE_CHECKING:

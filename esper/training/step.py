@@ -17,7 +17,7 @@ from esper.hosts.host import SiteHook
 from esper.ops.grad_stats import GradStats, grad_stats
 from esper.ops.optimizer import step_all
 from esper.seeds.blend import blend
-from esper.seeds.features import Features
+from esper.seeds.place import Features
 from esper.seeds.site import Role
 from esper.training.batches import upload
 from esper.training.delta import delta_of, straight_through

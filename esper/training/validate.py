@@ -21,7 +21,7 @@ from esper.data.split import Split
 from esper.hosts.host import kept_modes
 from esper.ops.accumulators import ACCUMULATOR_FIELDS
 from esper.seeds.blend import blend
-from esper.seeds.features import Features
+from esper.seeds.place import Features
 from esper.seeds.site import Site
 from esper.training.batches import upload
 from esper.training.delta import delta_of

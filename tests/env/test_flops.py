@@ -20,8 +20,7 @@ from esper.lifecycle.stage import SeedStage as S
 from esper.rewards.terms import rent_price
 from esper.rollout.pretrain import practice_env
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
-from esper.seeds.features import Features
-from esper.seeds.place import Place
+from esper.seeds.place import Features, Place
 from esper.spaces.action import ActionSpec, Op
 from tests.core_helpers import flat_baseline, rig, tiny_config
 from tests.lifecycle.grown import made

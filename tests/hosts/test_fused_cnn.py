@@ -23,7 +23,7 @@ from esper.hosts.graft import graft
 from esper.lifecycle.stage import SeedStage as S
 from esper.ops.norm_relu_pool import NormReluPool
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.features import Features
+from esper.seeds.place import Features
 from esper.training.snapshot import Snapshot, ValidationRecord
 from esper.training.validate import evaluate
 from tests.core_helpers import plant, same_bits, tensors_of, train, unmeasured_fossils

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import esper
 from esper.config import ConfigError
 from esper.hosts.sources import SitePath, SourceFrame, hook_site
-from esper.seeds.features import Features
+from esper.seeds.place import Features
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a branch of the tree forgets its sources",
-            "esper/seeds/features.py",
+            "esper/seeds/place.py",
             "return Features(h, source, dict(self.earlier))",
             "return Features(h, source)",
             "tests/training/test_sources.py::test_every_configuration_of_the_tree_is_that_configuration_run_by_itself",

@@ -12,8 +12,7 @@ from torch import nn
 from esper.lifecycle.ramps import STYLES
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.seeds.features import Features
-from esper.seeds.place import Place
+from esper.seeds.place import Features, Place
 from esper.seeds.site import (
     GerminationFailed,
     PlantedSeed,
@@ -147,8 +146,7 @@ from torch import nn
 from esper.hosts.seed_hook import attach
 from esper.lifecycle.ramps import STYLES
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.features import Features
-from esper.seeds.place import Place
+from esper.seeds.place import Features, Place
 from esper.seeds.site import Site
 x = torch.randn(4, 8, 4, 4).contiguous(memory_format=torch.channels_last)
 for name in BLUEPRINTS.names("cnn"):

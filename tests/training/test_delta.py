@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.features import Features
+from esper.seeds.place import Features
 from esper.seeds.site import Site
 from esper.training.step import blending
 from tests.core_helpers import (

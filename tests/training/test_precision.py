@@ -20,8 +20,7 @@ from esper.hosts.host import Host, SegmentedHost
 from esper.hosts.transformer import TransformerHost
 from esper.lifecycle.stage import SeedStage as S
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.features import Features
-from esper.seeds.place import Place
+from esper.seeds.place import Features, Place
 from esper.training import precision
 from esper.training.host_training import HostTraining
 from esper.training.precision import concrete

@@ -19,8 +19,7 @@ from esper.data.task import Task, resolve
 from esper.hosts.graft import GraftedHost, graft
 from esper.hosts.host import Host, SegmentedHost, SiteSpan
 from esper.lifecycle.stage import SeedStage as S
-from esper.seeds.features import Features
-from esper.seeds.place import Place
+from esper.seeds.place import Features, Place
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
 from esper.training.step import add_gradients, prepare_epoch

@@ -23,8 +23,7 @@ from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
 from esper.lifecycle.stage import SeedStage as S
 from esper.ops.accumulators import ACCUMULATOR_FIELDS
-from esper.seeds.features import Features
-from esper.seeds.place import Place
+from esper.seeds.place import Features, Place
 from esper.training.execution.workers import WorkerExecutor
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics

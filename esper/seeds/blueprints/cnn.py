@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from esper.seeds.blend import AT_BIRTH, ChannelScale
 from esper.seeds.blueprints.registry import BLUEPRINTS, Blueprint
-from esper.seeds.topologies import SPATIAL
+from esper.seeds.place import SPATIAL
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 """Convolutions by number of spatial dimensions."""

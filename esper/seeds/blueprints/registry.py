@@ -13,8 +13,7 @@ from typing import Any
 from torch import nn
 
 from esper.config import ConfigError, did_you_mean
-from esper.seeds.place import Place
-from esper.seeds.topologies import LAYOUTS
+from esper.seeds.place import LAYOUTS, Place
 
 Factory = Callable[[Any], nn.Module]
 """Makes a body from the number of channels, or from a :class:`Place`."""

@@ -17,8 +17,7 @@ from esper.hosts.transformer import TransformerHost
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, source
 from esper.seeds.blueprints.source import is_elementwise
-from esper.seeds.features import Features
-from esper.seeds.place import Place
+from esper.seeds.place import Features, Place
 from esper.seeds.site import seed_of
 
 HOSTS: dict[str, Callable[[], SegmentedHost]] = {

@@ -1,4 +1,4 @@
-"""Layouts of features, and their names in words."""
+"""Layouts of features, their names in words, and a forward pass at a place."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blend import Seed, gate_parameters, inverse
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.topologies import LAYOUTS, SPATIAL, words_of
+from esper.seeds.place import LAYOUTS, SPATIAL, Features, words_of
 
 SIDES = {"cnn": (2, 6, 5, 4), "cnn1d": (2, 6, 5), "cnn3d": (2, 6, 3, 5, 4)}
 
@@ -72,3 +72,34 @@ def test_features_in_another_order_get_the_same_delta_in_that_order(
     h = torch.randn(shape)
     moved = h.permute(inverse(order))
     torch.testing.assert_close(other(moved), usual(h).permute(inverse(order)))
+
+
+H, SOURCE, KEPT = torch.ones(2, 3), torch.zeros(2, 5), torch.full((2, 4), 7.0)
+
+
+def test_other_features_at_the_sink_leave_the_source_unless_it_is_the_sink() -> None:
+    there = Features(H, SOURCE, {1: KEPT}).with_sink(H + 1)
+    assert torch.equal(there.h, H + 1)
+    assert there.source is SOURCE
+    assert there.earlier == {1: KEPT}
+    here = Features.at_sink(H).with_sink(H + 1)
+    assert here.source is here.h
+
+
+def test_a_change_of_each_tensor_keeps_what_is_one_tensor_as_one() -> None:
+    there = Features(H, SOURCE, {1: KEPT}).each(lambda x: x + 1)
+    assert [float(x.mean()) for x in (there.h, there.source, there.earlier[1])] == [
+        2,
+        1,
+        8,
+    ]
+    here = Features.at_sink(H).each(torch.clone)
+    assert here.h is not H
+    assert here.source is here.h
+
+
+def test_a_later_change_of_the_pass_does_not_reach_one_that_was_kept() -> None:
+    earlier = {1: KEPT}
+    kept = Features(H, SOURCE, earlier).with_sink(H)
+    earlier[2] = H
+    assert list(kept.earlier) == [1]
