@@ -24,7 +24,7 @@ from esper.compare.runner import HostResult
 from esper.config import ConfigError
 from esper.hosts.host import Host, SegmentedHost, SiteHook, layers_of
 from esper.hosts.inputs import Inputs
-from esper.hosts.torchvision_shim import import_torchvision
+from esper.hosts.zoo import import_torchvision
 from esper.seeds.place import Features
 
 ADAPTER = "default"

@@ -32,7 +32,7 @@ from esper.data.digits import load
 from esper.grower.env import LoopEnv
 from esper.grower.grower import Grower
 from esper.hosts.seed_hook import attach
-from esper.hosts.torchvision_shim import import_torchvision
+from esper.hosts.zoo import import_torchvision
 from esper.lifecycle.stage import SeedStage
 from esper.rollout.rollout import one_thread
 from esper.spaces.action import Op

@@ -12,7 +12,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from esper.bench.case import BenchArgs, BenchPair, Case, Size, dtype_name
-from esper.hosts.torchvision_shim import import_torchvision
+from esper.hosts.zoo import import_torchvision
 from esper.ops.accumulators import Accumulators, accumulate_
 from esper.ops.adamw import AdamW
 from esper.ops.cross_entropy import cross_entropy, cross_entropy_into

@@ -4,7 +4,7 @@ The cost of an epoch depends on which seeds are in the host, their roles, and wh
 such kind of epoch is run once on a few samples under ``torch.utils.flop_counter``; its count is multiplied by its
 number of samples and by how often it occurred. Counted are forward and backward passes of the host and its seeds, the
 extra pass of every incubating seed, and validation in every counterfactual configuration. What is
-counted of a pass is said in ``esper.hosts.flops``; optimizer steps and the controller are not counted.
+counted of a pass is said in ``esper.hosts.example.counting``; optimizer steps and the controller are not counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from esper.config.resolved import HostTrainingConfig
 from esper.data.split import SAMPLE, Split
 from esper.data.task import Task
 from esper.env.training_backend import EnvHost, TrainingBackend
-from esper.hosts.flops import counting
+from esper.hosts.example import counting
 from esper.lifecycle.ramps import BlendStyle
 from esper.seeds.blueprints import BlueprintRegistry
 from esper.seeds.site import Role, Site

@@ -17,8 +17,7 @@ from esper.data.split import Split
 from esper.data.task import Augmentation, DataOptions, Task
 from esper.hosts.cnn import CNNHost
 from esper.hosts.host import Host
-from esper.hosts.torchvision_shim import import_torchvision
-from esper.hosts.zoo import torchvision_host
+from esper.hosts.zoo import import_torchvision, torchvision_host
 from esper.ops.stage_batch import normalisation_table
 
 SPLIT_SEED = 20_001

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from esper.config import ConfigError
 from esper.env.state import Choices
-from esper.hosts.flops import counting
+from esper.hosts.example import counting
 from esper.hosts.host import Host, features_at, row_major
 from esper.hosts.inputs import Inputs
 from esper.lifecycle.slots import Bools, Floats, Ints

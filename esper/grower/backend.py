@@ -25,7 +25,6 @@ from esper.env.host_row import Governance, assign_roles, record_seeds, record_va
 from esper.env.state import EnvState
 from esper.grower.layouts import mixes_positions, obstacle
 from esper.grower.optimizer import SeedGroups
-from esper.grower.randomness import SeedDraws, kept_generators
 from esper.grower.report import Evaluate, Score, read_score, warning_of_unit
 from esper.grower.sites import SiteHooks
 from esper.hosts.host import kept_modes
@@ -38,7 +37,7 @@ from esper.seeds.site import GerminationFailed, PlantedSeed, Role, Site
 from esper.spaces.action import STYLES, ActionSpec
 from esper.training.governor import Governor, Panic
 from esper.training.metrics import HOST, GradientSummary, SeedGradientCollector, count_not_finite, finite_buffers
-from esper.training.rng import RngStream, derive_seed, seeded
+from esper.training.rng import RngStream, SeedDraws, derive_seed, kept_generators, seeded
 
 MAX_NOISE = 0.01
 """Difference of two scores of one network, in percentage points, that is not mentioned."""

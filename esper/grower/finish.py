@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 
 from esper.config import ConfigError
 from esper.grower.sites import SiteHooks
-from esper.hosts.compare import coarsest_dtype, difference
-from esper.hosts.example import cloned, outputs_for
+from esper.hosts.example import cloned, coarsest_dtype, difference, outputs_for
 from esper.hosts.seed_hook import CONTAINER, COPIES, SeedHook, container_of, drop_container, hooks_of, keep, unregister
 from esper.hosts.seed_state import note_seeds
 from esper.hosts.widen import GrownInModel, merge_all, merge_sources

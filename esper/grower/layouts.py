@@ -16,15 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.grower.randomness import kept_generators
 from esper.grower.sites import SiteHooks
 from esper.hosts.between import find_between
-from esper.hosts.example import cloned, outputs_for
-from esper.hosts.flops import counting
+from esper.hosts.example import cloned, counting, outputs_for
 from esper.hosts.host import kept_modes
 from esper.hosts.layout import Layout, LayoutInference, causal_where_measured, layout_of
 from esper.seeds.blend import Seed
 from esper.seeds.place import SEQUENCES, Place
+from esper.training.rng import kept_generators
 
 logger = logging.getLogger(__name__)
 

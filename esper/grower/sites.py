@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.config import ConfigError
-from esper.grower.randomness import SeedDraws, kept_generators
 from esper.hosts.between import Between, place_of
-from esper.hosts.compare import tensors_in
+from esper.hosts.example import tensors_in
 from esper.hosts.graft import FOUND, check_features
 from esper.hosts.inputs import features_of, with_features
 from esper.hosts.layout import Layout
@@ -36,6 +35,7 @@ from esper.seeds.blend import Seed
 from esper.seeds.place import SEQUENCES, Features, Place
 from esper.seeds.site import PlantedSeed, Site
 from esper.training.delta import delta_of, straight_through
+from esper.training.rng import SeedDraws, kept_generators
 from esper.training.shadow import ShadowBuffers, copied_buffers
 
 MAX_PROBE = 8

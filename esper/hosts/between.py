@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from esper.hosts.compare import tensors_in
+from esper.hosts.example import tensors_in
 from esper.hosts.gated import gated_of
 from esper.hosts.layout import Layout
 from esper.hosts.seed_hook import own_children
@@ -135,7 +135,10 @@ def find_between(
     ``run`` runs the model once. Layers are found if each reads the output of the one before it, which nothing else
     reads.
     """
-    watches = {name: _Watch(site) for name, site in sites.items() if site.source is not None}
+    watches = {}
+    for name, site in sites.items():
+        if site.source is not None:
+            watches[name] = _Watch(site)
     if not watches:
         run()
         return {}

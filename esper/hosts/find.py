@@ -14,9 +14,7 @@ from torch import Tensor, nn
 
 from esper.config import ConfigError
 from esper.hosts.between import find_between, place_of
-from esper.hosts.compare import coarsest_dtype, difference
-from esper.hosts.example import outputs_of
-from esper.hosts.flops import counting
+from esper.hosts.example import coarsest_dtype, counting, difference, outputs_of
 from esper.hosts.gated import gated_of
 from esper.hosts.inputs import features_of, source_of
 from esper.hosts.layout import Layout, LayoutInference, causal_where_measured, check_module

@@ -114,7 +114,10 @@ class GraftedHost(Host):
             self.eval()
             between = find_between(self.model, wanted, run)
             if self.declared is None:
-                reading = {name: (wanted[name].sink, layouts[name]) for name in layouts if name not in between}
+                reading = {}
+                for name, layout in layouts.items():
+                    if name not in between:
+                        reading[name] = wanted[name].sink, layout
                 layouts.update(causal_where_measured(self.model, reading, lambda: self._run(x)))
         missing = [f"{name} ({self.paths[name]})" for name in wanted if name not in features]
         if missing:

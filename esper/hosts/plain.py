@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from esper.config import ConfigError
-from esper.hosts.compare import coarsest_dtype, difference
-from esper.hosts.example import as_it_is, outputs_of
+from esper.hosts.example import as_it_is, coarsest_dtype, difference, outputs_of
 from esper.hosts.graft import GraftedHost
 from esper.hosts.grown import GrownHost
 from esper.hosts.host import Host, SegmentedHost

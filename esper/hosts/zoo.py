@@ -1,25 +1,36 @@
-"""torchvision's models as hosts, with a slot after each of their stages."""
+"""torchvision with any build of torch, and its models as hosts, with a slot after each of their stages.
+
+torchvision from the public index is built for CUDA. With a CPU build of torch its compiled operators do not load, and
+``import torchvision`` fails, because two of its modules register rules for operators that are not declared. Once they
+are declared, its data sets, transforms and models work; only the operators themselves (such as nms) do not run.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Mapping
-from types import MappingProxyType
+from functools import cache
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
 
+import torch
 from torch import nn
 
 from esper.config import ConfigError
+from esper.hosts.find import slots_of
 from esper.hosts.graft import GraftedHost, graft
-from esper.hosts.torchvision_shim import import_torchvision
 
-_RESNET = MappingProxyType({f"r0c{i}": f"layer{i + 1}" for i in range(4)})
-SITES: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        **dict.fromkeys(("resnet18", "resnet34", "resnet50", "resnet101", "wide_resnet50_2"), _RESNET),
-        "densenet121": {f"r0c{i}": f"features.denseblock{i + 1}" for i in range(4)},
-        "mobilenet_v2": {"r0c0": "features.3", "r0c1": "features.6", "r0c2": "features.13", "r0c3": "features.17"},
-        "convnext_tiny": {f"r0c{i}": f"features.{2 * i + 1}" for i in range(4)},
-    }
-)
+_RESNET = slots_of(["layer1", "layer2", "layer3", "layer4"])
+SITES: Mapping[str, Mapping[str, str]] = {
+    **dict.fromkeys(("resnet18", "resnet34", "resnet50", "resnet101", "wide_resnet50_2"), _RESNET),
+    "densenet121": slots_of(
+        ["features.denseblock1", "features.denseblock2", "features.denseblock3", "features.denseblock4"]
+    ),
+    "mobilenet_v2": slots_of(["features.3", "features.6", "features.13", "features.17"]),
+    "convnext_tiny": slots_of(["features.1", "features.3", "features.5", "features.7"]),
+}
 """Slot names and their submodules, by model."""
 
 
@@ -59,3 +70,40 @@ def torchvision_host(
         model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
         model.maxpool = nn.Identity()
     return graft(model, SITES[name] if sites is None else sites)
+
+
+SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+"""Operators for which torchvision registers rules even without its compiled operators."""
+
+
+def import_torchvision(module: str = "torchvision") -> ModuleType:
+    """Imports a module of torchvision, such as ``torchvision.datasets``. Raises ConfigError if it is not installed."""
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        raise ConfigError(
+            "torchvision is not installed. Each torchvision belongs to one torch, so name the pair: "
+            "pip install torch==2.13.0 torchvision==0.28.0"
+        )
+    _declare_missing_operators(Path(spec.origin).parent)
+    return importlib.import_module(module)
+
+
+@cache  # torch's operator table is global, and an operator can be declared only once
+def _declare_missing_operators(package: Path) -> torch.library.Library | None:
+    """Returns the declarations, which last as long as they are referenced; None if the compiled operators load."""
+    compiled = PathFinder.find_spec("_C", [str(package)])
+    if compiled is not None and compiled.origin is not None:
+        try:
+            torch.ops.load_library(compiled.origin)  # type: ignore[no-untyped-call]
+        except OSError:
+            pass  # built for another torch
+        else:
+            return None
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for schema in SCHEMAS:
+        if not hasattr(torch.ops.torchvision, schema.partition("(")[0]):
+            library.define(schema)  # type: ignore[no-untyped-call]
+    return library

@@ -44,7 +44,7 @@ VARIABLES = {
 """Variables of the page's style sheet, which are other colours on a dark page."""
 SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
-WIDTH = 4.6
+WIDTH = 4.0
 HEIGHT = 2.4
 """Size of a chart without its legend, in inches."""
 CHARACTER = 0.068

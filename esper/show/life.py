@@ -21,7 +21,7 @@ MAX_LANES = 60
 HOST_GAP = 0.55
 """Gap between two hosts, in lanes."""
 WIDE = 7.0
-NARROW = 4.6
+NARROW = 4.0
 CURVES = 2.3
 LANE = 0.26
 """Widths of the chart as a picture and on a page, height of its curves and of a slot, in inches."""
@@ -110,7 +110,7 @@ def life_chart(host: HostLife, width: float = NARROW) -> str:
         curves.set_title(clean(host.title), loc="left", fontsize=9.5)
     if bars and narrow:
         handles, labels = seeds.get_legend_handles_labels()
-        drawing.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8.5)
+        drawing.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8.5)
     elif bars:
         seeds.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
     description = clean(f"{host.words} {host.life.words()}", 1000)
@@ -153,7 +153,7 @@ def lanes_chart(view: RunView, title: str) -> str:
         draw_lanes(axes, lanes, bars, longest, (NARROW - left - 0.4) / longest)
         for epoch, top in rollbacks:
             axes.plot([epoch, epoch], [top - 0.5, top + len(slots) - 0.5], ":", color=INK, linewidth=1.4)
-        axes.tick_params(axis="y", length=0, labelsize=8)
+        axes.tick_params(axis="y", length=0, labelsize=8.5)
         axes.set(ylim=(bottom, -0.5), xlabel="epochs done")
 
     return draw(title, "; ".join(map(Life.words, lives)), 0.8 * LANE * (bottom + 0.5), legend, fill)

@@ -23,7 +23,7 @@ from esper.config import TrainingConfig
 from esper.data.task import resolve
 from esper.data.tasks import load_task
 from esper.env.vector_env import GrowthVectorEnv
-from esper.hosts.flops import counting
+from esper.hosts.example import counting
 from esper.lifecycle.ramps import STYLES
 from esper.rollout.rollout import play_round
 from esper.seeds.blueprints import BLUEPRINTS

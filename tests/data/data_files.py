@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.data.images import CIFAR10, CIFAR100, FASHION_MNIST, ImageSource
-from esper.hosts.torchvision_shim import import_torchvision
+from esper.hosts.zoo import import_torchvision
 
 TRAIN, HELD_OUT, VALIDATION, TEST = 50, 10, 5, 8
 """Images of the small data sets."""

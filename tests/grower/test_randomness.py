@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from esper.grower.randomness import SeedDraws, kept_generators
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import Op
+from esper.training.rng import SeedDraws, kept_generators
 from tests.grower.loops import Loop, X, Y, do, net, plant, same, script, weights
 
 TRAINING = {0: plant("r0c0"), 1: do(Op.ADVANCE, "r0c0")}

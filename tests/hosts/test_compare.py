@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.hosts.compare import coarsest_dtype, difference, tensors_in, tolerance
+from esper.hosts.example import coarsest_dtype, difference, tensors_in, tolerance
 
 
 @dataclass

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from esper.hosts.flops import counting
+from esper.hosts.example import counting
 from esper.ops.norm_relu_pool import NormReluPool
 
 

@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from esper.config import ConfigError
-from esper.hosts.torchvision_shim import import_torchvision
+from esper.hosts.zoo import import_torchvision
 
 CHILD = """
 import torch
-from esper.hosts.torchvision_shim import import_torchvision
+from esper.hosts.zoo import import_torchvision
 torchvision = import_torchvision()
 assert import_torchvision("torchvision.datasets") is torchvision.datasets
 assert hasattr(torch.ops.torchvision, "nms")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from esper.hosts.torchvision_shim import import_torchvision
+from esper.hosts.zoo import import_torchvision
 
 if importlib.util.find_spec("torchvision") is not None:
     import_torchvision()  # transformers and lightning import it, which fails with a CPU build of torch without this

@@ -91,7 +91,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/seeds/blend.py",
             "return delta.permute(self.back)",
             "return delta.permute(self.order)",
-            "tests/seeds/test_place.py::test_features_in_another_order_get_the_same_delta_in_that_order",
+            "tests/seeds/test_topologies.py::test_features_in_another_order_get_the_same_delta_in_that_order",
         ),
         Fault(
             "a plain copy forgets the order of the dimensions",

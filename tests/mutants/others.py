@@ -78,7 +78,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "evaluate moves the random numbers of the host",
-            "esper/grower/randomness.py",
+            "esper/training/rng.py",
             "        random.setstate(python)\n        np.random.set_state(numpy)",
             "        np.random.set_state(numpy)",
             "tests/grower/test_randomness.py::test_all_generators_are_restored_also_after_an_error",
@@ -327,14 +327,14 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a merge forgets alpha",
-            "esper/hosts/merge.py",
+            "esper/hosts/widen.py",
             "    merged = rows + alpha * rows @ matrix",
             "    merged = rows + rows @ matrix",
             "tests/hosts/test_merge.py::test_a_lora_is_merged_into_the_linear_layer_before_it",
         ),
         Fault(
             "a merge that changes the output stays",
-            "esper/hosts/merge.py",
+            "esper/hosts/widen.py",
             "    if change is None:\n        forget(model, seed)\n        return None",
             "    forget(model, seed)\n    if change is None or change:\n        return None",
             "tests/hosts/test_merge.py::test_a_layer_whose_weights_a_function_uses_stays_and_others_are_merged",
@@ -348,7 +348,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "outputs in half precision are compared as float64",
-            "esper/hosts/compare.py",
+            "esper/hosts/example.py",
             "        return 8 * unit\n",
             "        return 1e-9 * unit\n",
             "tests/hosts/test_merge.py::test_rounding_of_layers_in_half_precision_does_not_undo_a_merge",

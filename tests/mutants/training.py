@@ -51,7 +51,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "        self.measure(active, self.state)\n        measured = table_of(self.state, self.all)\n"
             "        rollbacks",
             "        measured = table_of(self.state, self.all)\n        rollbacks",
-            "tests/run/test_ranks.py::test_ranks_train_the_hosts_of_one_process",
+            "tests/run/test_ranks.py::test_ranks_train_the_hosts_of_one_process[small-2]",
         ),
         Fault(
             "a rank waits for others at an address that nobody gave",

@@ -146,7 +146,8 @@ from torch import nn
 from esper.hosts.seed_hook import attach
 from esper.lifecycle.ramps import STYLES
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.place import Features, Place
+from esper.seeds.place import Features
+from esper.seeds.place import Place
 from esper.seeds.site import Site
 x = torch.randn(4, 8, 4, 4).contiguous(memory_format=torch.channels_last)
 for name in BLUEPRINTS.names("cnn"):

@@ -6,7 +6,7 @@ import io
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +24,9 @@ class Library(ModuleType):
         super().__init__(name)
         self.calls: list[tuple[str, Any]] = []
 
-    def init(self, **settings: Any) -> None:
+    def init(self, **settings: Any) -> Library:
         self.calls.append(("init", settings))
+        return self
 
     def log(self, numbers: dict[str, float]) -> None:
         self.calls.append(("log", numbers))
@@ -94,6 +95,21 @@ def test_the_comparison_of_a_resumed_run_is_sent(
     write(TrackerSink(library.__name__, tmp_path, "esper", {}), a_run(1, 2))
     write(TrackerSink(library.__name__, tmp_path, "esper", {}, steps=480), [END])
     assert library.logged()[-1] == {"comparison/against_none": 2.5, "global_step": 480}
+
+
+def test_a_run_of_the_user_is_logged_to_and_never_finished(
+    library: Library, tmp_path: Path
+) -> None:
+    theirs = Library("theirs")
+    if library.__name__ == "wandb":
+        library.run = theirs  # type: ignore[attr-defined]
+    else:
+        current = SimpleNamespace(get=lambda: theirs)
+        library.context_vars = SimpleNamespace(current_run=current)  # type: ignore[attr-defined]
+    write(TrackerSink(library.__name__, tmp_path, "esper", {}), a_run(1, 2))
+    assert library.calls == []
+    assert [name for name, _ in theirs.calls] == ["log"] * len(theirs.logged())
+    assert theirs.logged()[-1]["global_step"] == 480
 
 
 def test_runs_of_the_same_name_are_different_tracker_runs(

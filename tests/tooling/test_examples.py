@@ -20,7 +20,7 @@ NEEDS = {"accelerate_loop.py": "accelerate", "gpt2_lora.py": "transformers"}
 """Libraries of the extra `integrations` that examples import."""
 RUN = """
 import importlib.util, runpy, sys
-from esper.hosts.torchvision_shim import import_torchvision
+from esper.hosts.zoo import import_torchvision
 if importlib.util.find_spec("torchvision"):
     import_torchvision()  # transformers imports it, which fails with a CPU build of torch without this
 del sys.argv[0]

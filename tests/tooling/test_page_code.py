@@ -20,7 +20,7 @@ NEEDS = {"trainers.md": ("lightning", "transformers", "accelerate")}
 """Libraries of the extra `integrations` that the code of a page imports."""
 SHIM = """
 import importlib.util
-from esper.hosts.torchvision_shim import import_torchvision
+from esper.hosts.zoo import import_torchvision
 if importlib.util.find_spec("torchvision"):
     import_torchvision()  # these libraries import it, which fails with a CPU build of torch without this
 """

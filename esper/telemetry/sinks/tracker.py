@@ -36,15 +36,25 @@ def without_terminal() -> Iterator[None]:
         sys.stdin = before
 
 
+def active_run(library: Any) -> Any:
+    """Returns the run of wandb or trackio that is active in this thread; None without one."""
+    if hasattr(library, "context_vars"):  # trackio
+        return library.context_vars.current_run.get()
+    return getattr(library, "run", None)
+
+
 class TrackerSink:
     """Sends scalars to ``library``, starting with the first event.
+
+    A run of the library that is active when the sink is made belongs to its user: scalars are logged to it, and it is
+    never finished. Otherwise the sink starts a run and finishes it.
 
     The tracker's run id and the last sent position are stored as ``LIBRARY.json`` in the run folder: a resumed run
     continues the same tracker run, and does not send again what was sent before the interruption.
 
     Args:
-        library: ``wandb`` or ``trackio``; imported at the first event. Its own settings decide where it keeps its files
-            and whether it uses the network (``WANDB_MODE=offline``).
+        library: ``wandb`` or ``trackio``. Its own settings decide where it keeps its files and whether it uses the
+            network (``WANDB_MODE=offline``).
         folder: the run folder; its name is the name of the run.
         project: the project that groups runs.
         config: the run's config values, nested.
@@ -72,27 +82,31 @@ class TrackerSink:
         self.config = config
         self.state = self.folder / f"{library}.json"
         self.scalars = Scalars(steps)
-        self._module: Any = None
+        self._module: Any = importlib.import_module(library)
+        self._run = active_run(self._module)
+        """The run that scalars are logged to; None before the first event unless it is the user's."""
+        self._begun = False
+        self._users = self._run is not None
         self._id = uuid.uuid4().hex[:12]
         self._sent = [-1, 0]
         """Last position sent by an earlier process: the step, and the index of the event's class in ``ORDER``."""
 
     def handle(self, event: Event) -> None:
-        if self._module is None:
+        if not self._begun:
             self._begin()
         if isinstance(event, PracticeRound):
-            self._module.log({PRACTICE: event.mean_return, "practice/round": event.round})
+            self._run.log({PRACTICE: event.mean_return, "practice/round": event.round})
             return
         numbers = self.scalars.of(event)
         place = ORDER.index(type(event)) if type(event) in ORDER else 0
         position = [self.scalars.steps, place]
         if numbers and position > self._sent:
             # Not the library's own step, which must increase: practice would advance it.
-            self._module.log({**numbers, STEP: self.scalars.steps})
+            self._run.log({**numbers, STEP: self.scalars.steps})
             self._remember(position)
 
     def close(self) -> None:
-        if self._module is not None:
+        if self._begun and not self._users:
             self._module.finish()
 
     def _begin(self) -> None:
@@ -100,17 +114,22 @@ class TrackerSink:
             state = json.loads(self.state.read_text(encoding="utf-8"))
             self._id = str(state["id"])
             self._sent = list(map(int, state["sent"]))
-        self._module = importlib.import_module(self.library)
+        if not self._users:
+            self._start()
+        self._begun = True
+        self._remember(self._sent)
+
+    def _start(self) -> None:
+        """Starts a run, or continues the one of the state file."""
         name = self.folder.absolute().name
         identity = {"name": f"{name}-{self._id}"}  # trackio identifies runs by name
         if self.library == "wandb":  # continues the run with that id, if it exists
             identity = {"id": self._id, "name": name, "dir": str(self.folder)}
         with without_terminal():
-            self._module.init(project=self.project, config=self.config, resume="allow", **identity)
+            self._run = self._module.init(project=self.project, config=self.config, resume="allow", **identity)
         if hasattr(self._module, "define_metric"):
             self._module.define_metric("*", step_metric=STEP)
             self._module.define_metric("practice/*", step_metric="practice/round")
-        self._remember(self._sent)
 
     def _remember(self, sent: list[int]) -> None:
         """Saves the position; the file is replaced by a rename, so that a crash leaves the old or the new one."""
