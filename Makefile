@@ -30,7 +30,7 @@ test-all:  ## those of the tooling and the slow ones, too
 	$(PYTHON) -m pytest $(WITH_TOOLING) -m ""
 
 slow:  ## slow tests, and both sides of each benchmark once; starts no slow test after MINUTES
-	esper-bench --quick --rounds 1
+	$(PYTHON) -m pytest --benchmark-disable benchmarks
 	$(PYTHON) -m pytest $(WITH_TOOLING) -m slow -rs --minutes $(or $(MINUTES),inf)
 
 bench:

@@ -7,17 +7,26 @@ have learned is compared, with the other arms, on the held-out hosts of that see
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import replace
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from esper.agents.spec import ALONE
 from esper.compare.analysis import analyse, metrics_of
 from esper.compare.arms import Arm
 from esper.compare.comparison import ComparisonResult
+from esper.compare.controls import CONTROLS
 from esper.compare.folder import RESULTS, ComparisonFolder, SavedRounds, Settings
 from esper.compare.runner import (
+    ArmRunner,
+    GrowingRunner,
     HostResult,
     Progress,
     Results,
@@ -27,19 +36,29 @@ from esper.compare.runner import (
     play,
     split_pairs,
 )
-from esper.compare.seed_comparison import Learned, SeedComparison, errors_name
 from esper.compare.statistics import MIN_SEEDS
-from esper.config import ConfigError
+from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.data.task import Task
-from esper.data.user_code import confirmed
+from esper.data.user_code import confirmed, same_task
 from esper.env.make import EnvMaker
+from esper.env.state import Baseline
+from esper.files import checkpoint
 from esper.files.atomic import write_json
 from esper.files.claim import claimed
-from esper.files.run_folder import require_empty
+from esper.files.run_folder import CONFIG, require_empty
 from esper.rollout.interrupt import termination_interrupts
 from esper.rollout.rollout import one_thread
-from esper.telemetry.event import ArmPlayed, ScoreDefined
+from esper.run.experiment import Experiment
+from esper.telemetry.event import ArmPlayed, Event, RoundCompleted, ScoreDefined
+from esper.telemetry.sink import Sink
 from esper.training.execution.ranks import RunRanks
+from esper.training.rng import HELD_OUT
+
+Learned = Callable[[str, int, RoundCompleted], None]
+"""Receives the name of an arm, its training seed, and each round that it has learned from."""
+
+MAY_DIFFER = re.compile(r"task\.(name|data)|run\.(device|lanes|evaluation_pairs|checkpoint_.*)|(track|anomaly)\..*")
+"""Values of a run's config that do not change what its agent learns; names of tasks are compared on their own."""
 
 
 class ComparisonRun:
@@ -171,14 +190,7 @@ class ComparisonRun:
         with claimed(self.files.path), closing(self), termination_interrupts():
             if not self.resumed:
                 _require_free(self.files.path)
-                settings = Settings(
-                    self.pairs,
-                    self.reference,
-                    self.train_seeds,
-                    self.arms,
-                    self.width,
-                )
-                self.files.create(settings)
+                self.files.create(Settings(self.pairs, self.reference, self.train_seeds, self.arms, self.width))
             try:
                 self._play()
             finally:
@@ -209,17 +221,7 @@ class ComparisonRun:
             self._next = None
 
     def _open(self, index: int) -> SeedComparison:
-        seed = self.arms[0].config.run.seed + index
-        return SeedComparison(
-            self.arms,
-            seed,
-            self.files.path / f"seed-{seed}",
-            self.first,
-            self.n_envs,
-            self.learned,
-            self.order_seed,
-            self.files.follows,
-        )
+        return SeedComparison(self, self.arms[0].config.run.seed + index)
 
     def _unfinished(self) -> list[int]:
         """Returns the training seeds that an arm has not finished, counted from 0."""
@@ -232,16 +234,13 @@ class ComparisonRun:
     def _tell(self, seed: int, event: ArmPlayed | ScoreDefined) -> None:
         """Reports progress, with the training seed added to the names of arms."""
         if isinstance(event, ArmPlayed) and self.train_seeds is not None:
-            event = replace(event, controller=f"{event.controller}, training seed {seed},")
+            event = replace(event, controller=f"{event.controller} of training seed {seed}")
         if self.progress is not None:
             self.progress(event)
 
     def _by_seed(self, results: Results) -> list[Results]:
         """Splits the saved rounds, which are counted through all training seeds, by training seed."""
-        by_seed: list[Results] = [{} for _ in range(self.train_seeds or 1)]
-        for arm in self.arms:
-            for of_seed in by_seed:
-                of_seed[arm.name] = {}
+        by_seed: list[Results] = [{arm.name: {} for arm in self.arms} for _ in self.seeds]
         for name, rounds in results.items():
             for number, hosts in rounds.items():
                 index, number_of_seed = divmod(number, self.rounds)
@@ -281,6 +280,138 @@ class ComparisonRun:
         """Stops all threads and closes the logs; a second call does nothing."""
         if self._next is not None:
             self._next.close()
+
+
+class SeedComparison:
+    """All arms of a comparison with one training seed: those that learn are runs, whose checkpoints then play as arms.
+
+    The runs have their folders in that of the comparison. A finished run found there plays as it is; an unfinished one
+    is continued.
+
+    Raises ConfigError if an arm cannot be set up, or a run in the folder has another config than its arm.
+    """
+
+    def __init__(self, comparison: ComparisonRun, seed: int) -> None:
+        self.comparison = comparison
+        self.seed = seed
+        self.task = comparison.first.task
+        self.ranks = comparison.first.ranks
+        arms = comparison.arms
+        self.order = np.random.default_rng([seed, len(arms), comparison.order_seed])
+        self.arms: list[Arm] = []
+        self.baselines: dict[Any, Baseline] = {}
+        self.folders: dict[str, Path] = {}
+        """Run folders of the arms that learn."""
+        self.experiments: dict[str, Experiment] = {}
+        """Runs of those that have not finished learning."""
+        self.runners: dict[str, ArmRunner] = {}
+        # If an arm cannot be set up, those before it are closed.
+        with ExitStack() as opened:
+            for place, arm in enumerate(arms):
+                arm = replace(arm, config=arm.config.with_values(run={"seed": seed}))
+                self.arms.append(arm)
+                with errors_name(arm):
+                    if not arm.learns:
+                        self.runners[arm.name] = opened.enter_context(closing(self._runner(arm)))
+                        continue
+                    run = comparison.files.path / f"seed-{seed}" / _folder_name(place, arm.name)
+                    self.folders[arm.name] = run
+                    experiment = self._experiment(arm, run)
+                    if experiment is not None:
+                        self.experiments[arm.name] = opened.enter_context(closing(experiment))
+            self._opened = opened.pop_all()
+
+    def _experiment(self, arm: Arm, folder: Path) -> Experiment | None:
+        """Returns the run of a learning arm, from its last checkpoint if there is one; None if it is finished."""
+        sinks = []
+        learned = self.comparison.learned
+        if learned is not None:
+            sinks.append(_Rounds(arm.name, self.seed, learned))
+        if not checkpoint.files(folder):
+            if folder.exists():
+                shutil.rmtree(folder)  # the comparison was killed before the run had a checkpoint
+            return Experiment(arm.config, folder, sinks, self.task, ranks=self.ranks)
+        _check_config(folder, arm.config)
+        if checkpoint.newest(folder).state["finished"]:
+            return None
+        return Experiment.resume(folder, sinks, self.task or arm.config.task.name, ranks=self.ranks)
+
+    def _runner(self, arm: Arm) -> ArmRunner:
+        """Returns the runner of an arm on the held-out hosts of this seed."""
+        maker = EnvMaker.of(arm.config, self.task, self.ranks)
+        held_out = self.seed + HELD_OUT
+        if arm.control_of is not None:
+            return CONTROLS[arm.controller](maker, arm.control_of, held_out)
+        if arm.alone:
+            controller = ALONE
+        elif arm.learns:
+            controller = arm.spec.following(self.folders[arm.name])
+        else:
+            controller = self.comparison.files.follows(arm)
+        return GrowingRunner(maker, controller, self.comparison.n_envs, held_out, self.baselines)
+
+    def learn(self) -> None:
+        """Trains the arms that learn, one after the other. Raises KeyboardInterrupt if one of them was stopped."""
+        for experiment in self.experiments.values():
+            if experiment.run(compared=False).interrupted:
+                raise KeyboardInterrupt
+
+    def ready(self) -> dict[str, ArmRunner]:
+        """Returns the runners of all arms, in order; agents that have learned play greedily."""
+        runners = {}
+        for arm in self.arms:
+            if arm.learns:
+                self.runners[arm.name] = self._opened.enter_context(closing(self._runner(arm)))
+            runners[arm.name] = self.runners[arm.name]
+        return runners
+
+    def close(self) -> None:
+        """Stops all threads and closes the logs; a second call does nothing."""
+        self._opened.close()
+
+
+def _check_config(folder: Path, ours: TrainingConfig) -> None:
+    """Raises ConfigError if the run in ``folder`` learned, or learns, with another config than ``ours``."""
+    theirs = TrainingConfig.parse(read_toml(folder / CONFIG))
+    different = []
+    if not same_task(theirs.task.name, ours.task.name):
+        different.append("task.name")
+    recorded = theirs.model_dump()
+    for section, values in ours.model_dump().items():
+        for key, value in values.items():
+            name = f"{section}.{key}"
+            if recorded[section][key] != value and not MAY_DIFFER.fullmatch(name):
+                different.append(name)
+    if different:
+        raise ConfigError(f"{folder} is a run with another {', '.join(different)}; give another --out")
+
+
+@dataclass(eq=False)
+class _Rounds(Sink):
+    """Passes on the rounds of one arm."""
+
+    arm: str
+    seed: int
+    learned: Learned
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, RoundCompleted):
+            self.learned(self.arm, self.seed, event)
+
+
+def _folder_name(place: int, arm: str) -> str:
+    """``1-sparse``: unique, and without the characters of an arm's name that are special in paths."""
+    plain = re.sub(r"[^A-Za-z0-9_.=]+", "-", arm)
+    return f"{place}-{plain[:60]}"
+
+
+@contextmanager
+def errors_name(arm: Arm) -> Iterator[None]:
+    """Adds the name of the arm to ConfigErrors."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"arm {arm.name!r}: {error}") from None
 
 
 def _require_free(folder: Path) -> None:

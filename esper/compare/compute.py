@@ -27,18 +27,15 @@ from esper.training.metrics import make_metrics
 from esper.training.step import add_gradients, prepare_epoch
 from esper.training.validate import Configuration, evaluate
 
-INCUBATING = "incubating"
-LEARNING = "learning"
-FROZEN = "frozen"
-
 
 @dataclass(frozen=True)
 class Occupant:
-    """A seed that takes part in passes, and its role."""
+    """A seed that takes part in passes, and its part in them."""
 
     blueprint: str
     style: BlendStyle
-    role: str
+    incubating: bool = False
+    learning: bool = True
 
 
 @dataclass(frozen=True)
@@ -79,12 +76,8 @@ def _occupant(site: Site) -> Occupant | None:
     seed = site.planted
     if seed is None or site.role is Role.ABSENT:
         return None
-    role = FROZEN
-    if site.incubating:
-        role = INCUBATING
-    elif site.learning:
-        role = LEARNING
-    return Occupant(seed.blueprint.name, seed.style, role)
+    learning = site.incubating or site.learning
+    return Occupant(seed.blueprint.name, seed.style, site.incubating, learning)
 
 
 def _branching(alphas: Sequence[float]) -> list[float]:
@@ -153,6 +146,6 @@ class ComputeMeter:
                 continue
             blueprint = self.blueprints.at(stand_in.host.topology, site.place, occupant.blueprint)
             stand_in.plant(site, blueprint, occupant.style)
-            role = Role.INCUBATING if occupant.role == INCUBATING else Role.BLENDED
-            stand_in.assign(site, role, 0.5, 1.0, learning=occupant.role != FROZEN)
+            role = Role.INCUBATING if occupant.incubating else Role.BLENDED
+            stand_in.assign(site, role, 0.5, 1.0, learning=occupant.learning)
         return stand_in

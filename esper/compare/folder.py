@@ -60,24 +60,20 @@ class ComparisonFolder:
 
     def create(self, settings: Settings) -> None:
         """Creates the folder with the settings, what arms follow, and a description of the machine."""
-        copied: list[_Followed] = []
+        copies: dict[str, bytes] = {}
         entries = []
         for arm in settings.arms:
             followed = _Followed.of(arm)
-            entries.append({"name": arm.name, "follows_sha256": _sha256(followed), **arm.plain()})
-            if followed is not None and not followed.is_code:
-                copied.append(followed)
-        saved = {
-            "format": FORMAT,
-            **settings._asdict(),
-            "arms": entries,
-        }
+            entries.append({"name": arm.name, "follows_sha256": followed.sha256, **arm.plain()})
+            if followed.copy:
+                copies[followed.copy] = followed.content
+        saved = {"format": FORMAT, **settings._asdict(), "arms": entries}
         with writable(self.path, "folder", "give another --out"):
             self.path.mkdir(parents=True, exist_ok=True)
             # Before the settings, which make it the folder of a comparison.
-            for followed in copied:
+            for name, content in copies.items():
                 (self.path / FOLLOWED).mkdir(exist_ok=True)
-                write_atomic(self.path / FOLLOWED / followed.name, followed.content)
+                write_atomic(self.path / FOLLOWED / name, content)
             write_json(self.path / SETTINGS, saved)
             write_json(self.path / "env.json", describe_environment())
 
@@ -97,7 +93,7 @@ class ComparisonFolder:
             config = TrainingConfig.parse(entry["config"])
             arm = Arm(entry["name"], controller, config, entry["of"])
             followed = _Followed.of(replace(arm, controller=self.follows(arm)))
-            if _sha256(followed) != entry["follows_sha256"]:
+            if followed.sha256 != entry["follows_sha256"]:
                 raise ConfigError(
                     f"arm {arm.name!r}: the file that {arm.controller} follows has changed since the comparison began"
                 )
@@ -216,18 +212,18 @@ def resume_command(folder: Path, arms: Sequence[Arm]) -> str:
     return shlex.join(command)
 
 
-@dataclass(frozen=True)
-class _Followed:
+class _Followed(NamedTuple):
     """The file that an arm's controller follows: a schedule, a policy, the checkpoint of a run, or a Python file."""
 
-    content: bytes
-    suffix: str
-    is_code: bool
-    """Whether it is a Python file, which is not copied: its user names it each time."""
+    sha256: str | None = None
+    """None if the controller follows no file."""
+    content: bytes = b""
+    copy: str = ""
+    """Name of its copy; empty for a Python file, which is not copied: its user names it each time."""
 
     @classmethod
-    def of(cls, arm: Arm) -> _Followed | None:
-        """Reads it; None if the controller follows none. Raises ConfigError if it cannot be read."""
+    def of(cls, arm: Arm) -> _Followed:
+        """Reads it. Raises ConfigError if it cannot be read."""
         spec = arm.spec
         file = schedule_file(spec, arm.config.task.name)
         if spec.is_code:
@@ -236,23 +232,12 @@ class _Followed:
             path = policy_path(spec.path or spec.kind)
             file = checkpoint.newest(path).file if path.is_dir() else path
         if file is None:
-            return None
+            return cls()
         try:
-            return cls(file.read_bytes(), file.suffix, spec.is_code)
+            content = file.read_bytes()
         except OSError as error:
             raise ConfigError(f"arm {arm.name!r}: {file} cannot be read: {error.strerror}") from None
-
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.content).hexdigest()
-
-    @property
-    def name(self) -> str:
-        """Name of its copy."""
-        return f"{self.sha256}{self.suffix or '.pt'}"
-
-
-def _sha256(followed: _Followed | None) -> str | None:
-    if followed is None:
-        return None
-    return followed.sha256
+        sha256 = hashlib.sha256(content).hexdigest()
+        if spec.is_code:
+            return cls(sha256, content)
+        return cls(sha256, content, f"{sha256}{file.suffix or '.pt'}")

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from esper.agents.make import OwnController, controller_for
 from esper.agents.ppo.policy import Policy
@@ -78,10 +79,10 @@ class HostResult:
     @classmethod
     def parse(cls, plain: Mapping[str, Any]) -> HostResult:
         """Restores the result of :meth:`plain`; non-finite numbers may be given by name."""
-        kept = {slot: KeptSeed(**seed) for slot, seed in plain["kept"].items()}
-        numbers = {name: float(value) for name, value in plain.items() if name not in ("kept", "facts")}
-        return cls(**numbers, kept=kept, facts=plain["facts"])
+        return _HOST.validate_python(plain)
 
+
+_HOST = TypeAdapter(HostResult)
 
 Results = dict[str, dict[int, list[HostResult]]]
 """Results of the hosts by arm and round."""

@@ -44,18 +44,6 @@ def count(backend: LoopBackend) -> Counted:
     return count_operations(hooks), torch.from_numpy(seeds * rows[:, None])
 
 
-def choices_of(backend: LoopBackend, counted: Counted) -> Choices:
-    """Collects the sizes of the model and of the seeds that could be planted in it."""
-    host_flops, seed_flops = counted
-    return Choices(
-        host_parameters=sum(p.numel() for p in backend.hooks.model.parameters()),
-        host_flops=host_flops,
-        parameters=backend.catalog.parameters(),
-        flops=seed_flops.numpy(),
-        kinds=backend.catalog.kinds(backend.config.env.at_once),
-    )
-
-
 def open_env(
     hooks: SiteHooks,
     groups: SeedGroups,
@@ -102,7 +90,14 @@ class LoopEnv(SlotVectorEnv):
         counted: Counted | None = None,
     ) -> None:
         self.backend: LoopBackend = backend
-        choices = choices_of(backend, counted or count(backend))
+        host_flops, seed_flops = counted or count(backend)
+        choices = Choices(
+            host_parameters=sum(p.numel() for p in backend.hooks.model.parameters()),
+            host_flops=host_flops,
+            parameters=backend.catalog.parameters(),
+            flops=seed_flops.numpy(),
+            kinds=backend.catalog.kinds(config.env.at_once),
+        )
         super().__init__(
             config,
             backend.spec,
@@ -155,10 +150,6 @@ class LoopEnv(SlotVectorEnv):
         self.loop.finish_epoch()
         self._remember()
         return self._result(self.rules, idle)[0]
-
-    def note_removed(self, slot: str, words: str) -> None:
-        """Remembers the last seed that was removed from ``slot``, with the reason."""
-        self.removed[slot] = words
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from esper.agents.ppo.update import UpdateStats
 from esper.compare.analysis import ArmComparison
@@ -116,28 +117,25 @@ class RunTelemetry:
         """Reports the start of a new run."""
         config = self.config
         spec = env.action_spec
-        tier, refused = _tier(env)
-        pinned = 0 if env.execution is None else env.execution.pinned
+        pinned = 0
+        precision = None
+        if env.execution is not None:
+            pinned = env.execution.pinned
+            precision = env.config.task.precision
         self.emit(
             RunStarted(
                 task=config.task.name,
                 controller=config.run.controller,
                 seed=config.run.seed,
-                rounds=config.run.rounds,
-                n_envs=env.num_envs,
-                episode_length=env.horizon,
                 host_parameters=env.host_parameters,
                 host_flops=env.choices.host_flops,
                 slots=spec.slots,
                 blueprints=spec.blueprints,
-                tier=tier,
-                precision=None if tier is None else env.config.task.precision,
+                precision=precision,
                 micro_batches=config.task.micro_batches,
-                tier_refused=refused,
-                time=time.time(),
                 folder=str(self.files.path),
-                cublas_workspace=run_workspace(config.run.device),
                 pinned_copies=COPIES[:pinned],
+                **self._session(env),
             )
         )
         name_score(self.score, self.emit)
@@ -150,22 +148,25 @@ class RunTelemetry:
         warnings: Sequence[str],
     ) -> None:
         """Reports that the run continues after ``done`` rounds and ``epochs`` of the next one."""
-        tier, refused = _tier(env)
-        self.emit(
-            RunResumed(
-                round=done,
-                rounds=self.config.run.rounds,
-                n_envs=env.num_envs,
-                episode_length=env.horizon,
-                tier=tier,
-                tier_refused=refused,
-                time=time.time(),
-                warnings=tuple(warnings),
-                epochs=epochs,
-                cublas_workspace=run_workspace(self.config.run.device),
-            )
-        )
+        self.emit(RunResumed(round=done, warnings=tuple(warnings), epochs=epochs, **self._session(env)))
         name_score(self.score, self.emit)
+
+    def _session(self, env: SlotVectorEnv) -> dict[str, Any]:
+        """Returns the fields that the events of a start and of a resumption share."""
+        tier: str | None = None
+        refused: str | None = None
+        if env.execution is not None:
+            tier = env.execution.tier
+            refused = env.execution.refused
+        return {
+            "rounds": self.config.run.rounds,
+            "n_envs": env.num_envs,
+            "episode_length": env.horizon,
+            "tier": tier,
+            "tier_refused": refused,
+            "time": time.time(),
+            "cublas_workspace": run_workspace(self.config.run.device),
+        }
 
     def round(
         self,
@@ -257,13 +258,6 @@ class RunTelemetry:
     def close(self) -> None:
         if self.hub is not None:
             self.hub.close()
-
-
-def _tier(env: SlotVectorEnv) -> tuple[str | None, str | None]:
-    """Name of the execution tier, and why the configured one was refused (None if it was not)."""
-    if env.execution is None:
-        return None, None
-    return env.execution.tier, env.execution.refused
 
 
 def _comparison(result: ArmComparison) -> Comparison:

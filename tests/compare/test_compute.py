@@ -10,9 +10,6 @@ import pytest
 
 from esper.agents.controller import RandomController
 from esper.compare.compute import (
-    FROZEN,
-    INCUBATING,
-    LEARNING,
     ComputeMeter,
     EpochKind,
     Occupant,
@@ -39,8 +36,8 @@ FORWARD = FIRST + SECOND + HEAD
 BACKWARD = FORWARD + SECOND + HEAD  # of weights, and of inputs but for the image
 SITE = 0
 """Behind the first convolution: 3 channels of 8x8."""
-NORM = Occupant("norm", STYLES["LINEAR_ADD"], LEARNING)
-CONV = Occupant("conv_light", STYLES["LINEAR_ADD"], LEARNING)
+NORM = Occupant("norm", STYLES["LINEAR_ADD"])
+CONV = Occupant("conv_light", STYLES["LINEAR_ADD"])
 
 
 def meter(**env: Any) -> ComputeMeter:
@@ -82,7 +79,7 @@ def test_an_incubating_seed_costs_a_pass_of_the_rest_of_the_host() -> None:
     """The pass goes through the seed and the layers after it, whose weights get no gradient from it."""
     alone, _ = meter().of_epoch(EpochKind.alone(3))
     incubating = Occupant(
-        "norm", STYLES["LINEAR_ADD"], INCUBATING
+        "norm", STYLES["LINEAR_ADD"], incubating=True
     )  # of no counted operation itself
     training, _ = meter().of_epoch(kind(incubating, 0.0, 1.0))
     rest = SECOND + HEAD
@@ -93,7 +90,7 @@ def test_an_incubating_seed_costs_a_pass_of_the_rest_of_the_host() -> None:
 
 def test_straight_through_a_seed_costs_itself_only() -> None:
     alone, _ = meter().of_epoch(EpochKind.alone(3))
-    incubating = Occupant("norm", STYLES["LINEAR_ADD"], INCUBATING)
+    incubating = Occupant("norm", STYLES["LINEAR_ADD"], incubating=True)
     assert meter(incubation="ste").of_epoch(kind(incubating, 0.0, 1.0))[0] == alone
 
 
@@ -101,7 +98,9 @@ def test_a_blended_seed_costs_itself_and_a_frozen_one_less() -> None:
     alone, _ = meter().of_epoch(EpochKind.alone(3))
     learning = meter().of_epoch(kind(CONV, 1.0))[0] - alone
     frozen = (
-        meter().of_epoch(kind(Occupant("conv_light", CONV.style, FROZEN), 1.0))[0]
+        meter().of_epoch(kind(Occupant("conv_light", CONV.style, learning=False), 1.0))[
+            0
+        ]
         - alone
     )
     assert 0 < frozen < learning

@@ -255,8 +255,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a resumed loop counts anew",
             "esper/grower/env.py",
-            "        choices = choices_of(backend, counted or count(backend))\n",
-            "        choices = choices_of(backend, count(backend))\n",
+            "        host_flops, seed_flops = counted or count(backend)\n",
+            "        host_flops, seed_flops = count(backend)\n",
             "tests/grower/test_layouts.py::test_a_loop_that_is_resumed_knows_what_was_counted",
         ),
         Fault(
@@ -392,14 +392,14 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a run of another config plays as an arm",
-            "esper/compare/seed_comparison.py",
+            "esper/compare/comparison_run.py",
             "        _check_config(folder, arm.config)\n",
             "",
             "tests/compare/test_seed_comparison.py::test_a_run_of_another_config_does_not_play_as_an_arm",
         ),
         Fault(
             "a run that is finished elsewhere is trained again",
-            "esper/compare/seed_comparison.py",
+            "esper/compare/comparison_run.py",
             "        if not checkpoint.files(folder):\n",
             "        if True:\n",
             "tests/compare/test_seed_comparison.py::test_runs_that_other_machines_have_finished_play_as_they_are",

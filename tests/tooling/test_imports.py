@@ -106,7 +106,6 @@ ALLOWED["integrations"] = (*LIBRARY, "files", "grower")
 ALLOWED["compare"] = (*LIBRARY, "show", "files", "rollout", "root")
 ALLOWED["run"] = (*LIBRARY, "files", "show", "rollout", "compare", "root")
 # comparisons whose arms may be runs of their own
-ALLOWED["compare.seed_comparison"] = (*LIBRARY, "files", "compare", "run")
 ALLOWED["compare.comparison_run"] = (*LIBRARY, "files", "rollout", "compare", "run")
 ALLOWED["compare.evaluate"] = (*LIBRARY, "files", "rollout", "compare", "run")
 ROOMS = ("files", "show", "rollout", "grower", "integrations", "compare", "run")
