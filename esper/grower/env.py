@@ -151,6 +151,10 @@ class LoopEnv(SlotVectorEnv):
         self._remember()
         return self._result(self.rules, idle)[0]
 
+    def note_removed(self, slot: str, words: str) -> None:
+        """Remembers the last seed that was removed from ``slot``, with the reason."""
+        self.removed[slot] = words
+
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         state["without_seeds"] = copied(self.without_seeds)

@@ -216,7 +216,7 @@ def report(
         if change.after == SeedStage.PRUNED.name:
             cause = CAUSES.get(change.cause, change.cause)
             measured = _behind_comma(before[change.slot].measured)
-            env.removed[change.slot] = f"{change.blueprint}, {cause}{measured}"
+            env.note_removed(change.slot, f"{change.blueprint}, {cause}{measured}")
     return GrowthStep(
         epoch=epoch,
         score=float(state.accuracy[0]) / points,
