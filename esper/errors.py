@@ -9,6 +9,9 @@ from difflib import get_close_matches
 PATH_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOTDIR, errno.ELOOP)
 """Errors of paths that cannot be looked up: too long a name, or a folder that may not be entered."""
 
+MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""Errors of loading a state, or weights, of the wrong form."""
+
 
 class ConfigError(ValueError):
     """Raised for a configuration that cannot be used; the message says what would be right."""

@@ -11,10 +11,11 @@ from esper.agents.controller import Controller, NoGrowth, PerEnvController, Rand
 from esper.agents.heuristic import HeuristicController, PlateauController
 from esper.agents.plans import PlansController
 from esper.agents.script import ScriptedController, read_schedule, schedule_file
-from esper.agents.spec import FORM, SAVED, UNNAMED, ControllerSpec
+from esper.agents.spec import SAVED, ControllerSpec
 from esper.config import ConfigError, TrainingConfig
-from esper.data.user_code import refuse_untrusted, run_user_code
+from esper.data.user_code import run_user_code
 from esper.env.slot_env import SlotVectorEnv
+from esper.errors import MISFITS
 from esper.spaces.action import ActionSpec
 from esper.spaces.observation import ObservationLayout
 
@@ -66,7 +67,6 @@ def _inform(env: SlotVectorEnv, path: str) -> None:
             )
         return
     # As in controller_for().
-    from esper.files.misfits import MISFITS
     from esper.files.policy import find_policy
 
     experience = find_policy(path, without_policy=True).experience
@@ -155,32 +155,3 @@ def _made(
             f"array [{env.num_envs}], one number per env"
         )
     return controller
-
-
-def confirmed_controller(
-    recorded: str,
-    named: str | OwnController | None,
-    where: str,
-    option: str = "--controller",
-) -> str | OwnController:
-    """Returns the controller to resume with: the one ``recorded`` in the files of ``where``, which the user may have
-    ``named``.
-
-    Code is loaded only from a name, or is a callable, that the user gave. Raises ConfigError if that is missing or is
-    another controller, or if the recorded one was a callable without a name.
-    """
-    before = ControllerSpec.of(recorded)
-    if before.kind == UNNAMED:
-        raise ConfigError(
-            f"{where} cannot be resumed: its controller was the callable {before.path}, which no "
-            f"file and name lead to, so nothing shows that another callable is the same. Use a function or class of a "
-            f"file, {FORM}, for a run that is to be resumed"
-        )
-    if named is None:
-        if before.is_code:
-            raise refuse_untrusted("controller", recorded, where, option)
-        return recorded
-    now = ControllerSpec.of(named)
-    if not before.same_as(now):
-        raise ConfigError(f"{where} is a run of the controller {recorded!r}, not of {now.name!r}")
-    return named

@@ -39,7 +39,7 @@ from esper.compare.runner import (
 from esper.compare.statistics import MIN_SEEDS
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.data.task import Task
-from esper.data.user_code import confirmed_task, same_task
+from esper.data.user_code import confirmed, same_task
 from esper.env.make import EnvMaker
 from esper.env.state import Baseline
 from esper.files import checkpoint
@@ -161,10 +161,10 @@ class ComparisonRun:
         settings = files.settings(controllers)
         user_task = task if isinstance(task, Task) else None
         name = task.name if isinstance(task, Task) else task
-        confirmed = confirmed_task(settings.arms[0].config.task.name, name, str(folder))
+        named = confirmed("task", settings.arms[0].config.task.name, name, str(folder))
         arms = []
         for arm in settings.arms:
-            config = arm.config.with_values(task={"name": confirmed})
+            config = arm.config.with_values(task={"name": named})
             arms.append(replace(arm, config=config))
         return cls(
             arms,

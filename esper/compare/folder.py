@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from esper.agents.make import confirmed_controller
 from esper.agents.script import schedule_file
 from esper.agents.spec import ControllerSpec
 from esper.compare.arms import Arm
 from esper.compare.runner import HostResult, Results, Store
 from esper.config import ConfigError, TrainingConfig
-from esper.data.user_code import is_user_task
+from esper.data.user_code import confirmed, is_user_task
 from esper.files import checkpoint
 from esper.files.atomic import write_atomic, write_json
 from esper.files.policy import policy_path
@@ -111,7 +110,7 @@ class ComparisonFolder:
         """Returns a saved controller; one that is code as the user has named it again."""
         spec = ControllerSpec.of(controller)
         same = next((name for name in named if spec.same_as(ControllerSpec.of(name))), None)
-        return ControllerSpec.of(confirmed_controller(controller, same, str(self.path), "--arm")).name
+        return ControllerSpec.of(confirmed("controller", controller, same, str(self.path), "--arm")).name
 
     def follows(self, arm: Arm) -> str:
         """Returns the arm's controller, with the path of the copy that is kept here once there is one.

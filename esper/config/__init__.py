@@ -1,8 +1,7 @@
 """All parameters of a run, one file a section or two, and what reads them."""
 
-from esper.config.controllers import HeuristicConfig, PlansConfig, PlateauConfig
+from esper.config.controllers import ExperienceConfig, HeuristicConfig, PlansConfig, PlateauConfig, PPOConfig
 from esper.config.files import read_toml, set_dotted
-from esper.config.learning import ExperienceConfig, PPOConfig
 from esper.config.task import Optimizer, Precision, TaskConfig
 from esper.config.telemetry import AnomalyConfig, TrackConfig
 from esper.config.training import (

@@ -15,9 +15,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from esper.agents.spec import ControllerSpec
-from esper.config.controllers import HeuristicConfig, PlansConfig, PlateauConfig
+from esper.config.controllers import ExperienceConfig, HeuristicConfig, PlansConfig, PlateauConfig, PPOConfig
 from esper.config.files import toml_text
-from esper.config.learning import ExperienceConfig, PPOConfig
 from esper.config.task import TaskConfig
 from esper.config.telemetry import AnomalyConfig, TrackConfig
 from esper.config.types import Count, Finite, Fraction, Listed, Names, NonNegative, Positive, Section

@@ -11,10 +11,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from esper.agents.spec import FORM
+from esper.agents.spec import FORM, UNNAMED, ControllerSpec
 from esper.config import ConfigError
 
 Made = TypeVar("Made")
+Named = TypeVar("Named", bound=Callable[..., Any])
 
 
 def is_user_task(name: str) -> bool:
@@ -30,25 +31,39 @@ def refuse_untrusted(kind: str, name: str, where: str, option: str | None = None
     )
 
 
-def confirmed_task(found: str, given: str | None, where: str) -> str:
-    """Returns the task of a run whose files name ``found``, given the user's ``--task``, if any.
+def confirmed(
+    kind: str,
+    recorded: str,
+    named: str | Named | None,
+    where: str,
+    option: str | None = None,
+) -> str | Named:
+    """Returns the task or controller (``kind``) to resume with: the one ``recorded`` in the files of ``where``, as the
+    user may have ``named`` it.
 
-    Code is loaded only from a name that the user gave. Raises ConfigError if that is missing, or names another task.
+    Code is loaded only from a name, or is a callable, that the user gave. Raises ConfigError if that is missing or
+    means another task or controller, or if the recorded one was a callable without a name.
     """
-    if given is None:
-        if is_user_task(found):
-            raise refuse_untrusted("task", found, where)
-        return found
-    if not same_task(found, given):
-        raise ConfigError(f"{where} is a run of the task {found!r}, not of {given!r}")
-    return given
+    before = ControllerSpec.of(recorded)
+    if before.kind == UNNAMED:
+        raise ConfigError(
+            f"{where} cannot be resumed: its {kind} was the callable {before.path}, which no file and name lead to, so "
+            "nothing shows that another callable is the same. Use a function or class of a file, "
+            f"{FORM}, for a run that is to be resumed"
+        )
+    if named is None:
+        if before.is_code:
+            raise refuse_untrusted(kind, recorded, where, option)
+        return recorded
+    now = ControllerSpec.of(named)
+    if not before.same_as(now):
+        raise ConfigError(f"{where} is a run of the {kind} {recorded!r}, not of {now.name!r}")
+    return named
 
 
 def same_task(found: str, given: str) -> bool:
     """True if two names mean the same task; a user task's file may have moved, but its function has the same name."""
-    if is_user_task(found) and is_user_task(given):
-        return found.rpartition(":")[2] == given.rpartition(":")[2]
-    return found == given
+    return ControllerSpec.of(found).same_as(ControllerSpec.of(given))
 
 
 def run_user_code(kind: str, name: str, use: Callable[[Callable[..., Any]], Made]) -> Made:
@@ -59,16 +74,16 @@ def run_user_code(kind: str, name: str, use: Callable[[Callable[..., Any]], Made
     Raises ConfigError if there is no such file or function, if the file, the function or ``use`` raises, or if a module
     of a neighbour's name was imported from elsewhere before.
     """
-    path, _, function = name.rpartition(":")
-    if not path.endswith(".py") or not function.isidentifier():
+    spec = ControllerSpec.of(name)
+    if not spec.is_code or not spec.function.isidentifier():
         raise ConfigError(f"{kind} {name!r} is not of the form {FORM}, such as mine.py:make_{kind}")
-    file = Path(path).expanduser()
+    file = Path(spec.path).expanduser()
     if not file.is_file():
         raise ConfigError(f"{kind} {name!r}: there is no file {file}")
     try:
-        make = getattr(_run(file), function, None)
+        make = getattr(_run(file), spec.function, None)
         if not callable(make):
-            raise ConfigError(f"it has no function {function}")
+            raise ConfigError(f"it has no function {spec.function}")
         return use(make)
     except ConfigError as error:
         raise ConfigError(f"{kind} {name!r}: {error}") from error

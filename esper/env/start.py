@@ -15,8 +15,8 @@ from torch import Tensor
 from esper.config import ConfigError, TrainingConfig
 from esper.config.task import NEW, TRAINED
 from esper.data.task import Task
+from esper.errors import MISFITS
 from esper.files.grown_host import HostFiles, load_host
-from esper.files.misfits import MISFITS
 from esper.hosts.host import Host
 from esper.training.rng import seeded
 

@@ -19,8 +19,8 @@ from esper.data.objective import PAD
 from esper.data.split import Split
 from esper.data.tasks import build_host
 from esper.data.user_code import is_user_task
+from esper.errors import MISFITS
 from esper.files.atomic import json_bytes, write_together
-from esper.files.misfits import MISFITS
 from esper.hosts.graft import FOUND, GraftedHost, graft
 from esper.hosts.grown import GrownHost, KeptSeed
 from esper.hosts.host import Host

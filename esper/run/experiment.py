@@ -8,17 +8,17 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from esper.agents.make import OwnController, confirmed_controller
+from esper.agents.make import OwnController
 from esper.agents.spec import ControllerSpec
 from esper.compare.analysis import corrected
 from esper.compare.comparison import ArmResult
 from esper.compare.runner import maker_of
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.data.task import Task
-from esper.data.user_code import confirmed_task
+from esper.data.user_code import confirmed
+from esper.errors import MISFITS
 from esper.files import checkpoint
 from esper.files.claim import claimed
-from esper.files.misfits import MISFITS
 from esper.files.run_folder import CONFIG, EVENTS, RunFolder
 from esper.files.system_info import check_device
 from esper.rollout.interrupt import interrupts_wait, termination_interrupts
@@ -113,13 +113,13 @@ class Experiment(AbstractContextManager["Experiment"]):
         config = TrainingConfig.parse(read_toml(folder / CONFIG))
         user_task = task if isinstance(task, Task) else None
         name = task.name if isinstance(task, Task) else task
-        confirmed = confirmed_task(config.task.name, name, str(folder))
+        named = confirmed("task", config.task.name, name, str(folder))
         return cls(
-            config.with_values(task={"name": confirmed}),
+            config.with_values(task={"name": named}),
             folder,
             callbacks,
             user_task,
-            controller=confirmed_controller(config.run.controller, controller, str(folder)),
+            controller=confirmed("controller", config.run.controller, controller, str(folder)),
             resumed_from=newest,
             ranks=ranks,
         )

@@ -19,12 +19,13 @@ from torch import nn
 import esper
 from esper.agents.controller import EnvView, PerEnvController
 from esper.agents.heuristic import HeuristicController
-from esper.agents.make import confirmed_controller, controller_for
+from esper.agents.make import controller_for
 from esper.compare.arms import read_arms
 from esper.compare.comparison import compare_controllers
 from esper.compare.comparison_run import ComparisonRun
 from esper.compare.evaluate import evaluate_controller
 from esper.config import ConfigError, TrainingConfig
+from esper.data.user_code import confirmed
 from esper.env.make import make_env
 from esper.env.slot_env import SlotVectorEnv
 from esper.rollout.rollout import play_round
@@ -317,12 +318,12 @@ def test_a_controller_that_may_have_learned_plays_held_out_hosts(
 
 
 def test_another_controller_is_not_resumed_with() -> None:
-    assert confirmed_controller("heuristic", None, "runs/x") == "heuristic"
-    assert confirmed_controller("a.py:f", "b/a.py:f", "runs/x") == "b/a.py:f"
+    assert confirmed("controller", "heuristic", None, "runs/x") == "heuristic"
+    assert confirmed("controller", "a.py:f", "b/a.py:f", "runs/x") == "b/a.py:f"
     with pytest.raises(
         ConfigError, match=r"cannot be resumed: its controller was the callable f, "
     ):
-        confirmed_controller("callable:f", make_controller, "runs/x")
+        confirmed("controller", "callable:f", make_controller, "runs/x")
     for found, given in [
         ("heuristic", "random"),
         ("heuristic", "a.py:f"),
@@ -330,4 +331,4 @@ def test_another_controller_is_not_resumed_with() -> None:
         ("a.py:f", "a.py:g"),
     ]:
         with pytest.raises(ConfigError, match="is a run of the controller"):
-            confirmed_controller(found, given, "runs/x")
+            confirmed("controller", found, given, "runs/x")

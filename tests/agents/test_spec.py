@@ -168,7 +168,6 @@ SPLITS = re.compile(r"(?:partition|split|removeprefix|startswith)\(\(?\"[\w-]*:\
 OF_OTHERS = {
     "agents/spec.py": "the grammar",
     "compare/arms.py": "NAME:SECTION.KEY=VALUE, around the name of a controller",
-    "data/user_code.py": "functions in files, those of tasks among them",
     "files/system_info.py": "/proc/cpuinfo",
     "training/execution/cores.py": "/proc/self/cgroup",
 }

@@ -45,7 +45,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "config.task": ("config.types",),
     "config.telemetry": ("config.types",),
     "config.controllers": ("config.types",),
-    "config.learning": ("config.types",),
     "config": ("errors", "agents.spec"),
     "telemetry.text": (),
     "telemetry.event": (),
@@ -64,7 +63,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "data": ("seeds", "hosts"),
     # files of weights, which hosts may start from
     "files.atomic": ("telemetry.text",),
-    "files.misfits": (),
     "training": ("lifecycle", "seeds", "hosts", "data", "files.atomic", "config.task"),
     "files.grown_host": (
         "lifecycle",
@@ -73,7 +71,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "data",
         "training",
         "files.atomic",
-        "files.misfits",
     ),
     # what a run has learned of its seeds
     "experience": ("spaces", "lifecycle"),
@@ -92,7 +89,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
             "attribution",
             "experience",
         ),
-        *("config.task", "files.grown_host", "files.misfits"),
+        *("config.task", "files.grown_host"),
     ),
     # what decides: it knows the seam, never the env or what trains a host
     "agents": ("spaces", "lifecycle.stage"),
