@@ -22,10 +22,10 @@ from benchmarks.alternatives import require_start
 from esper.compare.controls import Control, ControlRunner, at_compute, register
 from esper.compare.runner import HostResult
 from esper.config import ConfigError
+from esper.core.place import Features
 from esper.hosts.host import Host, SegmentedHost, SiteHook, layers_of
 from esper.hosts.inputs import Inputs
 from esper.hosts.zoo import import_torchvision
-from esper.seeds.place import Features
 
 ADAPTER = "default"
 START_RANKS = 1.5

@@ -26,12 +26,12 @@ from esper.compare.controls import (
 )
 from esper.compare.runner import HostResult
 from esper.config import ConfigError
+from esper.core.place import Features, Place
 from esper.data.task import Task
 from esper.hosts.grown import KeptSeed
 from esper.hosts.host import Host, SiteHook, layers_of
 from esper.hosts.inputs import Inputs
 from esper.ops.norm_relu_pool import NormReluPool
-from esper.seeds.place import Features, Place
 from esper.training.rng import seeded
 
 NOISE = 0.01

@@ -30,9 +30,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.agents.script import ScheduleEntry, ScriptedController
 from esper.compare.statistics import Floats, compare_pairs
 from esper.config import TrainingConfig
+from esper.core.state import Baseline
 from esper.data.task import Task
 from esper.env.make import EnvMaker
-from esper.env.state import Baseline
 from esper.hosts.host import Host
 from esper.hosts.transformer import TransformerHost
 

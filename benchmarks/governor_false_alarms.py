@@ -21,7 +21,7 @@ from esper.config import TrainingConfig
 from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.system_info import summary_lines
-from esper.rollout.rollout import play_round
+from esper.run.rollout import play_round
 from esper.telemetry.event import (
     EpisodeCompleted,
     EpochCompleted,

@@ -28,14 +28,14 @@ from torch import Tensor, nn
 from benchmarks.grower_on_digits import cnn, inputs_of
 from esper.agents.controller import EnvView, PerEnvController
 from esper.config import TrainingConfig
+from esper.core.action import Op
+from esper.core.stage import SeedStage
 from esper.data.digits import load
 from esper.grower.env import LoopEnv
 from esper.grower.grower import Grower
 from esper.hosts.seed_hook import attach
 from esper.hosts.zoo import import_torchvision
-from esper.lifecycle.stage import SeedStage
-from esper.rollout.rollout import one_thread
-from esper.spaces.action import Op
+from esper.run.rollout import one_thread
 
 EPOCHS = 400
 GATES = {

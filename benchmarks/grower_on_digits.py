@@ -27,7 +27,7 @@ from esper.data.task import resolve
 from esper.env.vector_env import GrowthVectorEnv
 from esper.grower.grower import Grower
 from esper.hosts.cnn import CNNHost
-from esper.rollout.rollout import one_thread, play_round
+from esper.run.rollout import one_thread, play_round
 from esper.training.rng import RngStream, derive_seed
 
 TASK = {

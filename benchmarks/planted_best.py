@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.config import TrainingConfig
+from esper.core.action import HEADS, RELEVANT, TEMPOS, ActionSpec, Op
+from esper.core.slots import Floats
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_backend import SimParams
-from esper.lifecycle.slots import Floats
-from esper.spaces.action import HEADS, RELEVANT, TEMPOS, ActionSpec, Op
 
 Schedule = NDArray[np.int64]
 """One action per epoch, [T, 8]."""

@@ -23,7 +23,7 @@ from esper.agents.heuristic import HeuristicController
 from esper.env.planted import PlantedVectorEnv
 from esper.files.policy import find_policy
 from esper.files.system_info import describe_environment
-from esper.rollout.rollout import play_round
+from esper.run.rollout import play_round
 
 HELD_OUT = 999
 

@@ -12,7 +12,7 @@ from esper.agents.controller import RandomController
 from esper.config import TrainingConfig
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_backend import SimParams
-from esper.rollout.rollout import play_round
+from esper.run.rollout import play_round
 
 
 @dataclass(frozen=True)

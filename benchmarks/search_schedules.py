@@ -20,10 +20,10 @@ import numpy as np
 
 from esper.agents.script import ScheduleEntry, ScriptedController
 from esper.config import TrainingConfig
+from esper.core.action import ActionSpec
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
-from esper.rollout.rollout import play_round
-from esper.spaces.action import ActionSpec
+from esper.run.rollout import play_round
 
 Plan = tuple[tuple[str, str], ...]
 """(slot, blueprint) in the order of planting."""

@@ -17,13 +17,13 @@ from pathlib import Path
 import torch
 
 from esper.config import TrainingConfig
+from esper.core.ramps import STYLES
+from esper.core.site import Role
 from esper.data.task import Task, resolve
 from esper.data.tasks import load_task
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.system_info import summary_lines
 from esper.hosts.cnn import CNNHost
-from esper.lifecycle.ramps import STYLES
-from esper.seeds.site import Role
 from esper.training.snapshot import Snapshot, ValidationRecord
 
 RECORD = ValidationRecord(1.0, 50.0, 40.0, 1.5)

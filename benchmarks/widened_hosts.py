@@ -31,6 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.agents.script import ScheduleEntry, ScriptedController
 from esper.compare.statistics import Floats, compare_pairs
 from esper.config import TrainingConfig
+from esper.core.blueprints import BLUEPRINTS, source
 from esper.data import digits
 from esper.data.task import Task, resolve
 from esper.env.make import EnvMaker
@@ -40,7 +41,6 @@ from esper.files.grown_host import assemble
 from esper.hosts.cnn import CNNHost
 from esper.hosts.grown import KeptSeed
 from esper.hosts.host import Host
-from esper.seeds.blueprints import BLUEPRINTS, source
 from esper.training.execution.tiers import make_executor
 from esper.training.host_trainer import HostTrainer
 

@@ -44,7 +44,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Augmentation": "esper.data.task",
     "ConfigError": "esper.config",
-    "CounterfactualHelper": "esper.attribution.counterfactual",
+    "CounterfactualHelper": "esper.training.counterfactual",
     "Experiment": "esper.run.experiment",
     "FoundSite": "esper.hosts.find",
     "Grower": "esper.grower.grower",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import esper
 from esper.agents.controller import EnvView, PerEnvController
-from esper.spaces.action import Op
+from esper.core.action import Op
 
 EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 60
 BATCH = 32

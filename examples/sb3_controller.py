@@ -13,10 +13,10 @@ from sb3_contrib import MaskablePPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 import esper
+from esper.core.action import joint_actions
+from esper.core.mask import legal_joint_actions
 from esper.env.flat_action import FlatAction
 from esper.env.slot_env import SlotVectorEnv
-from esper.spaces.action import joint_actions
-from esper.spaces.mask import legal_joint_actions
 
 EPISODES = int(sys.argv[1]) if len(sys.argv) > 1 else 100
 LESSON = {

@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.config import TrainingConfig
+from esper.core.action import HEADS, Op
+from esper.core.blend import Seed
+from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
+from esper.core.ramps import STYLES
+from esper.core.site import Role, Site
+from esper.core.slots import MEASUREMENTS
+from esper.core.stage import SeedStage
+from esper.core.state import Baseline
 from esper.data.task import Task, resolve
 from esper.data.tasks import load_task
 from esper.env.slot_env import SlotVectorEnv
-from esper.env.state import Baseline
 from esper.env.training_backend import EnvHost
 from esper.env.vector_env import GrowthVectorEnv
 from esper.hosts.cnn import CNNHost
-from esper.lifecycle.ramps import STYLES
-from esper.lifecycle.slots import MEASUREMENTS
-from esper.lifecycle.stage import SeedStage
-from esper.seeds.blend import Seed
-from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
-from esper.seeds.site import Role, Site
-from esper.spaces.action import HEADS, Op
 from esper.telemetry.event import Event
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from esper.config import ConfigError, TrainingConfig
-from esper.lifecycle.stage import STAGES, SeedStage
-from esper.spaces.action import HEADS, RELEVANT, ActionSpec, Op
-from esper.spaces.arrays import Bools, Floats, Ints
-from esper.spaces.arrays import Float32s as Float32s
-from esper.spaces.observation import ObservationLayout
+from esper.core.action import HEADS, RELEVANT, ActionSpec, Op
+from esper.core.arrays import Bools, Floats, Ints
+from esper.core.arrays import Float32s as Float32s
+from esper.core.observation import ObservationLayout
+from esper.core.stage import STAGES, SeedStage
 
 Masks = Mapping[str, Bools]
 

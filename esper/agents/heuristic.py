@@ -6,10 +6,10 @@ import math
 
 from esper.agents.controller import EnvView, PerEnvController
 from esper.config import Durations, TrainingConfig
-from esper.lifecycle.stage import SeedStage
-from esper.spaces.action import ActionSpec, Op, nearest_tempo
-from esper.spaces.arrays import Ints
-from esper.spaces.observation import ObservationLayout
+from esper.core.action import ActionSpec, Op, nearest_tempo
+from esper.core.arrays import Ints
+from esper.core.observation import ObservationLayout
+from esper.core.stage import SeedStage
 
 SMALLEST = 1e-6
 """Min price of a seed: a seed of unknown size has a price, too."""

@@ -13,11 +13,11 @@ from esper.agents.plans import PlansController
 from esper.agents.script import ScriptedController, read_schedule, schedule_file
 from esper.agents.spec import SAVED, ControllerSpec
 from esper.config import ConfigError, TrainingConfig
+from esper.core.action import ActionSpec
+from esper.core.observation import ObservationLayout
 from esper.data.user_code import run_user_code
 from esper.env.slot_env import SlotVectorEnv
 from esper.errors import MISFITS
-from esper.spaces.action import ActionSpec
-from esper.spaces.observation import ObservationLayout
 
 OwnController = Callable[[SlotVectorEnv], Controller] | type[PerEnvController]
 """A function, conventionally called ``make_controller``, that makes a controller for the envs of a vector env; or a

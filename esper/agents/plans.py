@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from esper.agents.controller import EnvView, PerEnvController
 from esper.config import TrainingConfig
-from esper.lifecycle.stage import SeedStage
-from esper.spaces.action import ActionSpec, Op, nearest_tempo
-from esper.spaces.arrays import Ints
-from esper.spaces.observation import ObservationLayout
+from esper.core.action import ActionSpec, Op, nearest_tempo
+from esper.core.arrays import Ints
+from esper.core.observation import ObservationLayout
+from esper.core.stage import SeedStage
 
 
 class Candidate(NamedTuple):

@@ -11,10 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from esper.agents.controller import EnvView, PerEnvController
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, read_toml
-from esper.lifecycle.stage import SeedStage
-from esper.spaces.action import RELEVANT, ActionSpec, Op
-from esper.spaces.arrays import Ints
-from esper.spaces.observation import ObservationLayout
+from esper.core.action import RELEVANT, ActionSpec, Op
+from esper.core.arrays import Ints
+from esper.core.observation import ObservationLayout
+from esper.core.stage import SeedStage
 
 logger = logging.getLogger(__name__)
 

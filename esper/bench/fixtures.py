@@ -12,9 +12,9 @@ import torch
 from rich.console import Console
 
 from esper.config import TrainingConfig
+from esper.core.state import Baseline
 from esper.data.split import Split
 from esper.data.task import Task
-from esper.env.state import Baseline
 from esper.env.vector_env import GrowthVectorEnv, ignore
 from esper.files.run_folder import RunFolder
 from esper.hosts.cnn import CNNHost

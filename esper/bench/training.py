@@ -11,20 +11,20 @@ from torch import Tensor
 
 from esper.agents.make import controller_for
 from esper.agents.ppo.agent import PPOAgent
-from esper.attribution.counterfactual import CounterfactualHelper
 from esper.bench.baselines import LR, Epoch, Workload, in_processes, plain, plain_cnn, shares, tuned
 from esper.bench.case import BenchArgs, BenchPair, Case, Size
 from esper.bench.fixtures import BLOCKS, CHANNELS, CLASSES, SIDE, VALIDATION, full_telemetry, growth_env, image_task
 from esper.config import ConfigError, Optimizer
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.ramps import STYLES
+from esper.core.site import Role
 from esper.data.split import Split
 from esper.data.task import Task
 from esper.data.tasks import load_task
 from esper.env.vector_env import GrowthVectorEnv
 from esper.hosts.host import Host
-from esper.lifecycle.ramps import STYLES
-from esper.rollout.rollout import Rollout, one_thread
-from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.site import Role
+from esper.run.rollout import Rollout, one_thread
+from esper.training.counterfactual import CounterfactualHelper
 from esper.training.execution.cores import usable_cores
 from esper.training.host_training import HostTraining
 from esper.training.precision import concrete

@@ -34,9 +34,9 @@ def echo_folded(line: str, indent: int) -> None:
 def command(observation: bool, config: bool, task: str) -> None:
     """Show versions, hardware and compiled modules; or the observation or the configuration."""
     if observation:
+        from esper.core.blueprints import BLUEPRINTS
+        from esper.core.observation import ObservationLayout
         from esper.data.tasks import load_task
-        from esper.seeds.blueprints import BLUEPRINTS
-        from esper.spaces.observation import ObservationLayout
 
         loaded = load_task(task)
         host = loaded.new_host(loaded.slots)
@@ -62,8 +62,8 @@ def command(observation: bool, config: bool, task: str) -> None:
 def tasks() -> None:
     """List the tasks, blueprints and controllers."""
     from esper.agents.spec import FORM, NAMES
+    from esper.core.blueprints import BLUEPRINTS
     from esper.data.tasks import SIMULATED, TASKS
-    from esper.seeds.blueprints import BLUEPRINTS
 
     click.echo("Tasks")
     descriptions = {name: task.description for name, task in TASKS.items()}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from esper.config import ConfigError, TrainingConfig
-from esper.rollout.interrupt import SIGNALS
+from esper.run.interrupt import SIGNALS
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure

@@ -30,11 +30,11 @@ from esper.compare.runner import (
 )
 from esper.compare.statistics import MIN_SEEDS, Floats, PairedComparison, compare_pairs
 from esper.config import ConfigError, TrainingConfig
+from esper.core.state import Baseline
 from esper.data.task import Task
 from esper.env.make import EnvMaker
-from esper.env.state import Baseline
 from esper.files.system_info import describe_environment
-from esper.rollout.rollout import one_thread
+from esper.run.rollout import one_thread
 from esper.telemetry.text import trained_once
 from esper.training.rng import HELD_OUT
 

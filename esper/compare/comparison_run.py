@@ -38,17 +38,17 @@ from esper.compare.runner import (
 )
 from esper.compare.statistics import MIN_SEEDS
 from esper.config import ConfigError, TrainingConfig, read_toml
+from esper.core.state import Baseline
 from esper.data.task import Task
 from esper.data.user_code import confirmed, same_task
 from esper.env.make import EnvMaker
-from esper.env.state import Baseline
 from esper.files import checkpoint
 from esper.files.atomic import write_json
 from esper.files.claim import claimed
 from esper.files.run_folder import CONFIG, require_empty
-from esper.rollout.interrupt import termination_interrupts
-from esper.rollout.rollout import one_thread
 from esper.run.experiment import Experiment
+from esper.run.interrupt import termination_interrupts
+from esper.run.rollout import one_thread
 from esper.telemetry.event import ArmPlayed, Event, RoundCompleted, ScoreDefined
 from esper.telemetry.sink import Sink
 from esper.training.execution.ranks import RunRanks

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from esper.config.resolved import HostTrainingConfig
+from esper.core.blueprints import BlueprintRegistry
+from esper.core.ramps import BlendStyle
+from esper.core.site import Role, Site
 from esper.data.split import SAMPLE, Split
 from esper.data.task import Task
 from esper.env.training_backend import EnvHost, TrainingBackend
 from esper.hosts.example import counting
-from esper.lifecycle.ramps import BlendStyle
-from esper.seeds.blueprints import BlueprintRegistry
-from esper.seeds.site import Role, Site
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
 from esper.training.step import add_gradients, prepare_epoch

@@ -17,6 +17,7 @@ from esper.compare.compute import ComputeMeter, EpochKind, episodes, watch
 from esper.compare.runner import ArmRunner, HostResult
 from esper.config import ConfigError
 from esper.config.resolved import HostTrainingConfig
+from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.data.task import Task, resolve
 from esper.env.make import EnvMaker
 from esper.env.no_growth import no_growth_loop
@@ -26,7 +27,6 @@ from esper.files.grown_host import assemble
 from esper.hosts.grown import KeptSeed
 from esper.hosts.host import Host
 from esper.hosts.sizes import HostFamily, nearest_in_size
-from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.training.execution.tiers import make_executor
 from esper.training.host_state import copies_to_pin
 from esper.training.host_trainer import HostTrainer

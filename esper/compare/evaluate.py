@@ -23,7 +23,7 @@ from esper.env.make import EnvMaker
 from esper.files.checkpoint import State
 from esper.files.policy import SUFFIX, SavedPolicy, check_target, find_policy, policy_path, save_policy
 from esper.files.run_folder import require_empty
-from esper.rollout.rollout import one_thread, play_round
+from esper.run.rollout import one_thread, play_round
 from esper.training.execution.ranks import RunRanks
 
 TASK_SPECIFIC = ("n_envs", "episode_length", "blueprints")

@@ -23,7 +23,7 @@ from esper.files.atomic import write_atomic, write_json
 from esper.files.policy import policy_path
 from esper.files.run_folder import writable
 from esper.files.system_info import describe_environment
-from esper.rollout.interrupt import interrupts_wait
+from esper.run.interrupt import interrupts_wait
 from esper.telemetry.text import plain
 
 FORMAT = 1

@@ -17,15 +17,15 @@ from esper.agents.ppo.policy import Policy
 from esper.agents.spec import ControllerSpec
 from esper.compare.compute import ComputeMeter, episodes, watch
 from esper.config import TrainingConfig
+from esper.core.action import STYLES
+from esper.core.state import Baseline
 from esper.data.task import Task
 from esper.env.make import EnvMaker
-from esper.env.state import Baseline
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.system_info import check_devices
 from esper.hosts.grown import KeptSeed
-from esper.rollout.interrupt import interrupts_wait
-from esper.rollout.rollout import one_thread, play_round
-from esper.spaces.action import STYLES
+from esper.run.interrupt import interrupts_wait
+from esper.run.rollout import one_thread, play_round
 from esper.telemetry.event import ArmPlayed, ScoreDefined
 from esper.telemetry.score import ACCURACY, ScoreUnit
 from esper.training.execution.ranks import RunRanks

@@ -68,7 +68,7 @@ class PlansConfig(Section):
 
 
 class ExperienceConfig(Section):
-    """Prior of what a seed is worth, see :mod:`esper.experience.worth`."""
+    """Prior of what a seed is worth, see :mod:`esper.core.worth`."""
 
     worth_std: Positive = 3.0
     """Standard deviation of a seed's worth before anything is known, pp; the run estimates its own."""

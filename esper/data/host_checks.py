@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
+from esper.core.place import Features
 from esper.data.objective import PerSample, SampleObjective
 from esper.data.split import SAMPLE, Split
 from esper.data.task import Task
 from esper.hosts.host import Host
 from esper.hosts.inputs import form_of
-from esper.seeds.place import Features
 
 TRAINABLE = (torch.float32, torch.bfloat16, torch.float64)
 """Parameter dtypes that the fused optimizer supports."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from esper.attribution.shapley import Paired
-from esper.env.state import EnvState
-from esper.lifecycle.slots import Bools, Floats, Ints
+from esper.core.slots import Bools, Floats, Ints
+from esper.core.state import EnvState
 from esper.training.governor import Panic
+from esper.training.shapley import Paired
 
 Rollbacks = dict[int, tuple[Panic, int]]
 """Reason and restored epoch of each rollback, by env."""

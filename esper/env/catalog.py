@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from esper.config import ConfigError
-from esper.env.state import Choices
+from esper.core.action import ActionSpec
+from esper.core.blend import gate_parameters
+from esper.core.blueprints import Blueprint, BlueprintRegistry, choose
+from esper.core.place import Features, Place
+from esper.core.slots import Bools, Floats, Ints
+from esper.core.state import Choices
 from esper.hosts.example import counting
 from esper.hosts.host import Host, features_at, row_major
 from esper.hosts.inputs import Inputs
-from esper.lifecycle.slots import Bools, Floats, Ints
-from esper.seeds.blend import gate_parameters
-from esper.seeds.blueprints import Blueprint, BlueprintRegistry, choose
-from esper.seeds.place import Features, Place
-from esper.spaces.action import ActionSpec
 from esper.training.rng import seeded
 
 
@@ -138,7 +138,7 @@ class BlueprintCatalog:
         return flops
 
     def kinds(self, at_once: bool = False) -> Floats:
-        """Returns a description of each blueprint, [B, 6], see ``esper.spaces.observation.KINDS``.
+        """Returns a description of each blueprint, [B, 6], see ``esper.core.observation.KINDS``.
 
         ``at_once`` says whether seeds that may be a part of their host at once are. The layers of a blueprint are those
         of a body for the widest place at which it fits, so a policy can recognise a blueprint it was not trained on.

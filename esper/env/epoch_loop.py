@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.config import Durations, TrainingConfig
+from esper.core import transitions
+from esper.core.action import ALPHA_SPEEDS, ALPHA_TARGETS, HEADS, TEMPOS, Op
+from esper.core.gates import Gates, open_automatic_gates
+from esper.core.ramps import STYLE_ADDED
+from esper.core.slots import Bools, Floats, Slots
+from esper.core.state import EnvState
 from esper.env.backend import Backend
 from esper.env.reporting import Occupancy, Reporter
-from esper.env.state import EnvState
-from esper.lifecycle import transitions
-from esper.lifecycle.gates import Gates, open_automatic_gates
-from esper.lifecycle.ramps import STYLE_ADDED
-from esper.lifecycle.slots import Bools, Floats, Slots
-from esper.spaces.action import ALPHA_SPEEDS, ALPHA_TARGETS, HEADS, TEMPOS, Op
 from esper.telemetry.span import Spans
 
 Actions = NDArray[np.int64]

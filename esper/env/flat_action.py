@@ -12,10 +12,10 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from esper.core.action import ActionSpec, joint_actions
+from esper.core.arrays import Bools, Float32s, Ints
+from esper.core.mask import legal_joint_actions
 from esper.env.slot_env import Info
-from esper.spaces.action import ActionSpec, joint_actions
-from esper.spaces.arrays import Bools, Float32s, Ints
-from esper.spaces.mask import legal_joint_actions
 
 if TYPE_CHECKING:
     VectorWrapperOfActions = VectorWrapper[Float32s, Ints, Float32s, Ints, NDArray[Any]]

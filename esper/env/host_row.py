@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from esper.attribution.counterfactual import ALL_OFF, CounterfactualHelper
 from esper.config import GateConfig
-from esper.env.state import EnvState
-from esper.lifecycle import transitions
-from esper.lifecycle.slots import MEASUREMENTS, Bools, Slots
-from esper.lifecycle.stage import SeedStage
-from esper.seeds.site import Role, Site
-from esper.spaces.action import Op
+from esper.core import transitions
+from esper.core.action import Op
+from esper.core.site import Role, Site
+from esper.core.slots import MEASUREMENTS, Bools, Slots
+from esper.core.stage import SeedStage
+from esper.core.state import EnvState
+from esper.training.counterfactual import ALL_OFF, CounterfactualHelper
 from esper.training.governor import Governor, Panic
 from esper.training.metrics import HOST, GradientSummary
 from esper.training.snapshot import Restorable, Snapshot, ValidationRecord

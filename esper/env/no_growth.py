@@ -8,15 +8,15 @@ from contextlib import ExitStack, closing
 import numpy as np
 
 from esper.config.resolved import HostTrainingConfig
+from esper.core.action import ActionSpec
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.slots import Floats
+from esper.core.state import MIN_STD, Baseline
 from esper.data.task import Task
 from esper.env.catalog import BlueprintCatalog
 from esper.env.epoch_loop import EpochLoop
 from esper.env.ranked_backend import RankedBackend, spread
-from esper.env.state import MIN_STD, Baseline
 from esper.env.training_backend import TrainingBackend, make_trainings
-from esper.lifecycle.slots import Floats
-from esper.seeds.blueprints import BLUEPRINTS
-from esper.spaces.action import ActionSpec
 from esper.telemetry.span import Spans
 from esper.training.execution.multi_gpu import device_index
 from esper.training.execution.ranks import RunRanks

@@ -11,11 +11,11 @@ from gymnasium.vector import AutoresetMode
 
 from esper.config import TrainingConfig
 from esper.config.resolved import ResolvedConfig
+from esper.core.blueprints import choose
+from esper.core.gather import Gatherer
+from esper.core.state import Baseline
 from esper.env.planted_backend import PlantedBackend, SimParams
 from esper.env.slot_env import SlotVectorEnv
-from esper.env.state import Baseline
-from esper.experience.gather import Gatherer
-from esper.seeds.blueprints import choose
 from esper.telemetry.span import Spans
 
 NAME = "planted"

@@ -27,13 +27,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from esper.core.action import ActionSpec
+from esper.core.observation import KINDS
+from esper.core.ramps import STYLE_IS_GATED, STYLE_OPERATOR
+from esper.core.slots import IS_ON, Bools, Floats, Ints, Slots
+from esper.core.stage import SeedStage
+from esper.core.state import MIN_STD, Baseline, Choices, EnvState, copied
 from esper.env.backend import Backend
-from esper.env.state import MIN_STD, Baseline, Choices, EnvState, copied
-from esper.lifecycle.ramps import STYLE_IS_GATED, STYLE_OPERATOR
-from esper.lifecycle.slots import IS_ON, Bools, Floats, Ints, Slots
-from esper.lifecycle.stage import SeedStage
-from esper.spaces.action import ActionSpec
-from esper.spaces.observation import KINDS
 from esper.training.rng import RngStream, derive_seed
 
 T = TypeVar("T")
@@ -62,14 +62,14 @@ class SimParams:
     world_envs: int | None = None
     """Number of envs in a world; None: worths are drawn for each env and episode, and all share their experience."""
     world_episodes: int | None = None
-    """Number of episodes that a world lasts; see :class:`esper.experience.gather.Gatherer`."""
+    """Number of episodes that a world lasts; see :class:`esper.core.gather.Gatherer`."""
     share: tuple[float, float, float] = (1.0, 0.8, 0.9)
     """Fraction of its worth that a seed can reach, by blend operator: add, multiply, gate."""
     synergy: float = 1.0
     parameters: tuple[int, ...] = (100, 300, 600, 400)
     """Number of parameters by blueprint; a gated seed has ``gate_parameters`` more."""
     kinds: tuple[tuple[float, ...], ...] = ()
-    """The parts that each blueprint is built of, see ``esper.spaces.observation.KINDS``; empty: nothing."""
+    """The parts that each blueprint is built of, see ``esper.core.observation.KINDS``; empty: nothing."""
     fits: tuple[tuple[bool, ...], ...] = ()
     """Whether each blueprint can be planted in each slot, by slot; empty: all can be everywhere."""
     at_once: tuple[bool, ...] = ()

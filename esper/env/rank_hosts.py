@@ -10,17 +10,17 @@ import torch
 
 from esper.config import RunConfig, TrainingConfig
 from esper.config.resolved import HostTrainingConfig
+from esper.core.action import ActionSpec
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.slots import Bools, Floats, Slots
+from esper.core.state import EnvState, table_of, write_table
 from esper.data.task import DataOptions, Task
 from esper.data.tasks import load_task
 from esper.env.backend import Rollbacks
 from esper.env.catalog import BlueprintCatalog
 from esper.env.start import started
-from esper.env.state import EnvState, table_of, write_table
 from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.hosts.sizes import at_width
-from esper.lifecycle.slots import Bools, Floats, Slots
-from esper.seeds.blueprints import BLUEPRINTS
-from esper.spaces.action import ActionSpec
 from esper.telemetry.span import Spans
 from esper.training.execution.capabilities import bound_workspaces
 from esper.training.execution.ranks import RunRanks

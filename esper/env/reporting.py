@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from esper.attribution.shapley import Paired
 from esper.config import EnvConfig
+from esper.core.action import ActionSpec, Op
+from esper.core.gates import GateResult, Gates, Place, germination_gate
+from esper.core.mask import ActionMask
+from esper.core.slots import Bools, Floats, Ints, Slots
+from esper.core.stage import SeedStage
+from esper.core.state import EnvState, EpisodeRules
 from esper.env.backend import Rollbacks
-from esper.env.state import EnvState, EpisodeRules
-from esper.lifecycle.gates import GateResult, Gates, Place, germination_gate
-from esper.lifecycle.slots import Bools, Floats, Ints, Slots
-from esper.lifecycle.stage import SeedStage
-from esper.spaces.action import ActionSpec, Op
-from esper.spaces.mask import ActionMask
 from esper.telemetry.event import (
     ActionTaken,
     EpisodeCompleted,
@@ -28,6 +27,7 @@ from esper.telemetry.event import (
     SeedCut,
     StageChanged,
 )
+from esper.training.shapley import Paired
 
 
 @dataclass(frozen=True)

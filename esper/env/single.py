@@ -6,8 +6,8 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from esper.core.arrays import Bools, Float32s, Ints
 from esper.env.slot_env import Info, SlotVectorEnv, accepted_seed
-from esper.spaces.arrays import Bools, Float32s, Ints
 
 
 class SingleEnv(gymnasium.Env[Float32s, Ints]):

@@ -18,20 +18,20 @@ from numpy.typing import NDArray
 
 from esper.config import ConfigError
 from esper.config.resolved import ResolvedConfig
+from esper.core.action import HEADS, ActionSpec, Op
+from esper.core.arrays import Float32s as Float32s
+from esper.core.gather import Gatherer
+from esper.core.legal import legal_actions
+from esper.core.mask import ActionMask
+from esper.core.observation import LIMIT, ObservationLayout
+from esper.core.observe import observe
+from esper.core.reward_modes import Reward
+from esper.core.reward_terms import Transition
+from esper.core.slots import Bools, Floats, Ints
+from esper.core.state import Baseline, Choices, EpisodeRules, copied, reward_state
 from esper.env.backend import Backend, Execution
 from esper.env.epoch_loop import Actions, EpochLoop
-from esper.env.observe import observe
 from esper.env.reporting import Reporter
-from esper.env.state import Baseline, Choices, EpisodeRules, copied, reward_state
-from esper.experience.gather import Gatherer
-from esper.lifecycle.legal import legal_actions
-from esper.lifecycle.slots import Bools, Floats, Ints
-from esper.rewards.modes import Reward
-from esper.rewards.terms import Transition
-from esper.spaces.action import HEADS, ActionSpec, Op
-from esper.spaces.arrays import Float32s as Float32s
-from esper.spaces.mask import ActionMask
-from esper.spaces.observation import LIMIT, ObservationLayout
 from esper.telemetry.span import Spans
 from esper.training.rng import RngStream, derive_seed
 
@@ -86,7 +86,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
       those of the new episode; those at the end of the old one are in ``info["final_obs"]`` and ``info["final_info"]``
       (see :func:`final_entries`).
 
-    Observations are float32 [E, layout.size]; actions int64 [E, 8] in the order of ``esper.spaces.action.HEADS``;
+    Observations are float32 [E, layout.size]; actions int64 [E, 8] in the order of ``esper.core.action.HEADS``;
     ``info["action_mask"]`` marks legal actions. An illegal action is executed as WAIT and counted in
     ``info["illegal_actions"]``.
     """

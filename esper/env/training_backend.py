@@ -13,20 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.attribution.counterfactual import CounterfactualHelper, max_configurations
-from esper.attribution.shapley import Paired
 from esper.config.resolved import HostTrainingConfig
+from esper.core.action import STYLES
+from esper.core.ramps import STYLES as BLEND_STYLES
+from esper.core.site import GerminationFailed
+from esper.core.slots import Bools, Floats, Ints
+from esper.core.state import EnvState
 from esper.data.task import Task
 from esper.env.backend import Backend, Rollbacks
 from esper.env.catalog import BlueprintCatalog
 from esper.env.host_row import Governance, assign_roles, record_seeds, record_validation
-from esper.env.state import EnvState
-from esper.lifecycle.ramps import STYLES as BLEND_STYLES
-from esper.lifecycle.slots import Bools, Floats, Ints
-from esper.seeds.site import GerminationFailed
-from esper.spaces.action import STYLES
 from esper.telemetry.span import Spans
 from esper.telemetry.timer import CUDATimer
+from esper.training.counterfactual import CounterfactualHelper, max_configurations
 from esper.training.execution.multi_gpu import device_index
 from esper.training.governor import Governor, Panic
 from esper.training.host_state import host_state, load_host_state
@@ -34,6 +33,7 @@ from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import HOST, EpochMetrics, count_not_finite, make_metrics
 from esper.training.rng import seeded
+from esper.training.shapley import Paired
 from esper.training.start import give_starts
 from esper.training.validate import Evaluation, committed_configuration, evaluate
 

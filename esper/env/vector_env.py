@@ -11,6 +11,9 @@ from gymnasium.vector import AutoresetMode
 
 from esper.config import TrainingConfig
 from esper.config.resolved import HostTrainingConfig
+from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
+from esper.core.slots import Floats
+from esper.core.state import Baseline, EpisodeRules
 from esper.data.host_checks import check_hosts
 from esper.data.task import Task, resolve
 from esper.env.backend import Execution
@@ -19,11 +22,8 @@ from esper.env.no_growth import measure_baseline
 from esper.env.ranked_backend import RankedBackend
 from esper.env.reporting import Reporter
 from esper.env.slot_env import SlotVectorEnv
-from esper.env.state import Baseline, EpisodeRules
 from esper.env.training_backend import TrainingBackend, make_trainings
-from esper.lifecycle.slots import Floats
 from esper.ops import _native
-from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.telemetry.event import BaselineMeasured, Event, StepsNotCaptured
 from esper.telemetry.span import Spans
 from esper.training.execution.multi_gpu import device_index

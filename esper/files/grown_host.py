@@ -15,6 +15,9 @@ import torch
 from torch import nn
 
 from esper.config import ConfigError
+from esper.core.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
+from esper.core.ramps import STYLES
+from esper.core.site import seed_of
 from esper.data.objective import PAD
 from esper.data.split import Split
 from esper.data.tasks import build_host
@@ -26,9 +29,6 @@ from esper.hosts.grown import GrownHost, KeptSeed
 from esper.hosts.host import Host
 from esper.hosts.inputs import call, logits_of
 from esper.hosts.layout import Layout
-from esper.lifecycle.ramps import STYLES
-from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.seeds.site import seed_of
 from esper.training.host_training import HostTraining
 from esper.training.rng import seeded
 

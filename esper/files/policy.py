@@ -23,13 +23,13 @@ from torch import Tensor
 from esper.agents.ppo.policy import Policy
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig, read_toml
+from esper.core.action import ActionSpec
+from esper.core.observation import ObservationLayout
+from esper.core.worth import Experience
 from esper.env.slot_env import SlotVectorEnv
 from esper.errors import MISFITS
-from esper.experience.worth import Experience
 from esper.files import checkpoint
 from esper.files.atomic import write_atomic
-from esper.spaces.action import ActionSpec
-from esper.spaces.observation import ObservationLayout
 from esper.telemetry.text import plain
 
 FORMAT = 4

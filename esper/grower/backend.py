@@ -15,29 +15,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.attribution.counterfactual import ALL_OFF, CounterfactualHelper
-from esper.attribution.shapley import Paired
 from esper.config import ConfigError, Durations
 from esper.config.resolved import ResolvedConfig
+from esper.core.action import STYLES, ActionSpec
+from esper.core.blend import Seed
+from esper.core.blueprints import BlueprintRegistry
+from esper.core.place import Features
+from esper.core.ramps import STYLES as BLEND_STYLES
+from esper.core.site import GerminationFailed, PlantedSeed, Role, Site
+from esper.core.slots import Bools, Floats, Ints
+from esper.core.state import EnvState
 from esper.env.backend import Backend
 from esper.env.catalog import BlueprintCatalog
 from esper.env.host_row import Governance, assign_roles, record_seeds, record_validation
-from esper.env.state import EnvState
 from esper.grower.layouts import mixes_positions, obstacle
 from esper.grower.optimizer import SeedGroups
 from esper.grower.report import Evaluate, Score, read_score, warning_of_unit
 from esper.grower.sites import SiteHooks
 from esper.hosts.host import kept_modes
-from esper.lifecycle.ramps import STYLES as BLEND_STYLES
-from esper.lifecycle.slots import Bools, Floats, Ints
-from esper.seeds.blend import Seed
-from esper.seeds.blueprints import BlueprintRegistry
-from esper.seeds.place import Features
-from esper.seeds.site import GerminationFailed, PlantedSeed, Role, Site
-from esper.spaces.action import STYLES, ActionSpec
+from esper.training.counterfactual import ALL_OFF, CounterfactualHelper
 from esper.training.governor import Governor, Panic
 from esper.training.metrics import HOST, GradientSummary, SeedGradientCollector, count_not_finite, finite_buffers
 from esper.training.rng import RngStream, SeedDraws, derive_seed, kept_generators, seeded
+from esper.training.shapley import Paired
 
 MAX_NOISE = 0.01
 """Difference of two scores of one network, in percentage points, that is not mentioned."""

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from esper.agents.controller import Controller, PerEnvController, log_prob_of
 from esper.config.resolved import ResolvedConfig
+from esper.core.action import Op
+from esper.core.blueprints import BlueprintRegistry
+from esper.core.state import Baseline, Choices, EpisodeRules, copied
 from esper.env.catalog import BlueprintCatalog
 from esper.env.reporting import Reporter
 from esper.env.slot_env import Float32s, Info, SlotVectorEnv, accepted_actions, info_of
-from esper.env.state import Baseline, Choices, EpisodeRules, copied
 from esper.grower.backend import LoopBackend
 from esper.grower.layouts import count_operations
 from esper.grower.optimizer import SeedGroups
 from esper.grower.sites import SiteHooks
-from esper.seeds.blueprints import BlueprintRegistry
-from esper.spaces.action import Op
 from esper.telemetry.event import Event
 from esper.telemetry.span import Spans
 

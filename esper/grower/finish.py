@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.config import ConfigError
+from esper.core.blueprints.source import RANKS
 from esper.grower.sites import SiteHooks
 from esper.hosts.example import cloned, coarsest_dtype, difference, outputs_for
 from esper.hosts.seed_hook import CONTAINER, COPIES, SeedHook, container_of, drop_container, hooks_of, keep, unregister
 from esper.hosts.seed_state import note_seeds
 from esper.hosts.widen import GrownInModel, merge_all, merge_sources
-from esper.seeds.blueprints.source import RANKS
 
 POWERS = {
     "momentum_buffer": 1,

@@ -18,6 +18,9 @@ from esper.agents.make import OwnController, controller_for, loaded
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig
 from esper.config.resolved import ResolvedConfig
+from esper.core.action import Op
+from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry, choose
+from esper.core.place import Place
 from esper.grower.env import Counted, LoopEnv, open_env
 from esper.grower.finish import finish, networks_of
 from esper.grower.layouts import find_sites, infer_layouts, require_reached
@@ -32,9 +35,6 @@ from esper.hosts.layout import Layout
 from esper.hosts.seed_hook import require_finished
 from esper.hosts.sources import SitePath
 from esper.hosts.widen import warn_unmerged
-from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
-from esper.seeds.place import Place
-from esper.spaces.action import Op
 from esper.telemetry.event import ActionTaken, Event
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from esper.config import Durations
-from esper.lifecycle.stage import SeedStage
-from esper.spaces.action import TEMPOS
+from esper.core.action import TEMPOS
+from esper.core.stage import SeedStage
 from esper.telemetry.event import CAUSES, ActionTaken, Event, GovernorRollback, StageChanged
 
 if TYPE_CHECKING:

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.config import ConfigError
+from esper.core.blend import Seed
+from esper.core.place import SEQUENCES, Features, Place
+from esper.core.site import PlantedSeed, Site
 from esper.hosts.between import Between, place_of
 from esper.hosts.example import tensors_in
 from esper.hosts.graft import FOUND, check_features
@@ -31,9 +34,6 @@ from esper.hosts.seed_hook import (
     without_vacant_hooks,
 )
 from esper.hosts.sources import SitePath
-from esper.seeds.blend import Seed
-from esper.seeds.place import SEQUENCES, Features, Place
-from esper.seeds.site import PlantedSeed, Site
 from esper.training.delta import delta_of, straight_through
 from esper.training.rng import SeedDraws, kept_generators
 from esper.training.shadow import ShadowBuffers, copied_buffers

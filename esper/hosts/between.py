@@ -10,13 +10,13 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from esper.core.blueprints.source import PER_CHANNEL, Applied, Extensible
+from esper.core.place import Place
 from esper.hosts.example import tensors_in
 from esper.hosts.gated import gated_of
 from esper.hosts.layout import Layout
 from esper.hosts.seed_hook import own_children
 from esper.hosts.sources import SitePath
-from esper.seeds.blueprints.source import PER_CHANNEL, Applied, Extensible
-from esper.seeds.place import Place
 
 Part = Mapping[str, Any]
 """One layer, as JSON: ``{"path": ...}`` of a submodule, or ``{"function": ..., "options": {...}}`` of torch."""

@@ -9,9 +9,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from esper.core.place import Place
 from esper.hosts.host import SegmentedHost, SiteSpan, Step, row_major
 from esper.ops.norm_relu_pool import NormReluPool
-from esper.seeds.place import Place
 
 FUSED_CHANNELS = 8
 """Vector width, in channels, of the fused BatchNorm, ReLU and pool; hosts with fewer channels are faster without it."""

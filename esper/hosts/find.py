@@ -13,6 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
+from esper.core.blend import Seed
+from esper.core.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry, source
+from esper.core.place import Place, words_of
+from esper.core.ramps import BlendOperator
+from esper.core.site import seed_of
 from esper.hosts.between import find_between, place_of
 from esper.hosts.example import coarsest_dtype, counting, difference, outputs_of
 from esper.hosts.gated import gated_of
@@ -21,11 +26,6 @@ from esper.hosts.layout import Layout, LayoutInference, causal_where_measured, c
 from esper.hosts.seed_hook import attach, own_children
 from esper.hosts.sources import SitePath
 from esper.hosts.widen import merge_all
-from esper.lifecycle.ramps import BlendOperator
-from esper.seeds.blend import Seed
-from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry, source
-from esper.seeds.place import Place, words_of
-from esper.seeds.site import seed_of
 
 Kind = Literal["residual", "widen", "lora"]
 

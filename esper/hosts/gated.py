@@ -11,7 +11,7 @@ from esper.hosts.seed_hook import own_children
 
 
 class Gated(nn.Module):
-    """A gated module as a layer that grows by units, see ``esper.seeds.blueprints.source.Extensible``.
+    """A gated module as a layer that grows by units, see ``esper.core.blueprints.source.Extensible``.
 
     Some of its linear layers compute its units, and one reads them. How units are computed is left to the module's own
     forward method.

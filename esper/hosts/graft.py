@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
+from esper.core.place import LAYOUTS, Features, Place
 from esper.hosts.between import Between, Part, find_between, place_of
 from esper.hosts.find import chosen_sites, slots_of
 from esper.hosts.host import Host, SiteHook, kept_modes, row_major
 from esper.hosts.inputs import Inputs, as_inputs, call, features_of, logits_of, with_features
 from esper.hosts.layout import Layout, LayoutInference, causal_where_measured, check_channels, check_module, layout_of
 from esper.hosts.sources import SitePath, SourceFrame, hook_site
-from esper.seeds.place import LAYOUTS, Features, Place
 
 Sites = Mapping[str, str] | Sequence[str]
 """Where slots lie: by their names, in order, or ``"auto"``."""

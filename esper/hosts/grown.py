@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from esper.core.place import Features
 from esper.hosts.host import Host, SiteHook, row_major
 from esper.hosts.inputs import Inputs
-from esper.seeds.place import Features
 
 
 @dataclass(frozen=True)

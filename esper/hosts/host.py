@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
+from esper.core.place import Features, Place
 from esper.hosts.inputs import Inputs, gathered
-from esper.seeds.place import Features, Place
 
 Run = Callable[[nn.Module, Tensor], Tensor]
 """Runs a segment on its input features and returns its output."""

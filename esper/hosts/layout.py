@@ -15,9 +15,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from esper.config import ConfigError
+from esper.core.place import LAYOUTS, SEQUENCES, SPATIAL
 from esper.hosts.inputs import features_of, with_features
 from esper.hosts.sources import SitePath
-from esper.seeds.place import LAYOUTS, SEQUENCES, SPATIAL
 
 
 @dataclass(frozen=True)

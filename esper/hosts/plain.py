@@ -17,6 +17,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from esper.config import ConfigError
+from esper.core.blend import Seed
+from esper.core.place import SPATIAL, Features
+from esper.core.ramps import BlendOperator
 from esper.hosts.example import as_it_is, coarsest_dtype, difference, outputs_of
 from esper.hosts.graft import GraftedHost
 from esper.hosts.grown import GrownHost
@@ -36,10 +39,7 @@ from esper.hosts.seed_hook import (
 from esper.hosts.seed_state import note_seeds
 from esper.hosts.sources import SitePath
 from esper.hosts.widen import GrownInHost, merge_all, merge_sources, warn_unmerged
-from esper.lifecycle.ramps import BlendOperator
 from esper.ops.norm_relu_pool import NormReluPool
-from esper.seeds.blend import Seed
-from esper.seeds.place import SPATIAL, Features
 
 
 def plain(network: nn.Module, example: Any, merge: bool = False) -> nn.Module:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
+from esper.core.blend import Seed
 from esper.hosts.inputs import features_of, with_features
 from esper.hosts.sources import SitePath, SourceFrame, hook_site
-from esper.seeds.blend import Seed
 
 CONTAINER = "grown_seeds"
 """Name of the submodule that registers the seeds."""

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
+from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
+from esper.core.ramps import STYLES
+from esper.core.site import seed_of
 from esper.hosts.between import Between, place_of
 from esper.hosts.layout import Layout
 from esper.hosts.seed_hook import (
@@ -29,9 +32,6 @@ from esper.hosts.seed_hook import (
     unregister,
 )
 from esper.hosts.sources import SitePath
-from esper.lifecycle.ramps import STYLES
-from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
-from esper.seeds.site import seed_of
 
 NEEDS = "esper.integrations.pretrained.from_pretrained"
 """The function that loads a grown model."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from esper.core.place import Place
 from esper.hosts.host import SegmentedHost, SiteSpan, Step
-from esper.seeds.place import Place
 
 INIT_STD = 0.02
 

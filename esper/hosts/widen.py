@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from esper.core.blend import Seed
+from esper.core.blueprints.source import INSTANCE_NORMS, MERGED, Extensible, inputs_of, is_transposed, width_of
+from esper.core.place import Place
 from esper.hosts.between import Between, place_of
 from esper.hosts.layout import Layout
 from esper.hosts.seed_hook import SeedHook, forget, hooks_of, path_of, recipe_in, register, unregister
-from esper.seeds.blend import Seed
-from esper.seeds.blueprints.source import INSTANCE_NORMS, MERGED, Extensible, inputs_of, is_transposed, width_of
-from esper.seeds.place import Place
 
 if TYPE_CHECKING:
     from esper.hosts.grown import GrownHost
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 import copy
 
+from esper.core.blend import ChannelScale
+from esper.core.ramps import BlendOperator
 from esper.hosts.seed_hook import drop_container
-from esper.lifecycle.ramps import BlendOperator
-from esper.seeds.blend import ChannelScale
 
 INPUTS = ("in_features", "in_channels", "nx")
 """Attributes in which layers note the width of their inputs; ``nx`` is that of Hugging Face's ``Conv1D``."""

@@ -11,11 +11,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from esper.config import ConfigError
+from esper.core.blueprints import BLUEPRINTS
 from esper.grower.grower import Grower
 from esper.grower.report import GrowthStep
 from esper.hosts.graft import Sites
 from esper.hosts.seed_state import add_seeds, take_seeds
-from esper.seeds.blueprints import BLUEPRINTS
 
 AVERAGES = ("StochasticWeightAveraging", "WeightAveraging")
 """Callbacks that replace the module's weights by averages, which seeds have no part in."""

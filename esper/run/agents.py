@@ -27,8 +27,8 @@ from esper.config.resolved import ResolvedConfig
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.files.checkpoint import State, policy_state
-from esper.rollout.pretrain import pretrain
-from esper.rollout.rollout import Floats, Rollout, Round
+from esper.run.pretrain import pretrain
+from esper.run.rollout import Floats, Rollout, Round
 from esper.telemetry.event import AgentValidated, Event, PracticeRound
 from esper.training.rng import HELD_OUT
 

@@ -14,8 +14,8 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.files import checkpoint
 from esper.files.grown_host import committed_network, export
 from esper.files.run_folder import RunFolder
-from esper.rollout.interrupt import interrupts_wait
-from esper.rollout.rollout import Round
+from esper.run.interrupt import interrupts_wait
+from esper.run.rollout import Round
 
 
 class Checkpoints:

@@ -21,8 +21,8 @@ from esper.files import checkpoint
 from esper.files.claim import claimed
 from esper.files.run_folder import CONFIG, EVENTS, RunFolder
 from esper.files.system_info import check_device
-from esper.rollout.interrupt import interrupts_wait, termination_interrupts
-from esper.rollout.rollout import one_thread
+from esper.run.interrupt import interrupts_wait, termination_interrupts
+from esper.run.rollout import one_thread
 from esper.run.telemetry import RunSummary, RunTelemetry
 from esper.run.tracking import check_trackers
 from esper.run.trainer import Stopped, Trainer

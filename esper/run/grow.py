@@ -15,21 +15,21 @@ from esper.agents.make import OwnController
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.config.resolved import ResolvedConfig
+from esper.core.action import Op
+from esper.core.gates import GATES, Gates
+from esper.core.stage import SeedStage
 from esper.data.task import Task
 from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files import checkpoint
 from esper.files.grown_host import committed_network, export
 from esper.files.run_folder import CONFIG, EVENTS
-from esper.lifecycle.gates import GATES, Gates
-from esper.lifecycle.stage import SeedStage
-from esper.rollout.rollout import one_thread
 from esper.run.experiment import Experiment
 from esper.run.grown import Grown
+from esper.run.rollout import one_thread
 from esper.run.telemetry import RunSummary
 from esper.show.live import progress_sink
 from esper.show.view import RunView
-from esper.spaces.action import Op
 from esper.telemetry.event import (
     ActionTaken,
     BaselineMeasured,

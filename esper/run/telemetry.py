@@ -16,7 +16,7 @@ from esper.config.resolved import ResolvedConfig
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.training_backend import copies_held
 from esper.files.run_folder import RunFolder
-from esper.rollout.rollout import Round
+from esper.run.rollout import Round
 from esper.run.tracking import tracking_sinks
 from esper.telemetry.anomaly import AnomalyDetector
 from esper.telemetry.event import (

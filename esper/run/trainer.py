@@ -7,14 +7,14 @@ from dataclasses import asdict
 
 from esper.agents.make import OwnController
 from esper.compare.comparison import ArmResult
+from esper.core.state import Baseline
 from esper.env.make import EnvMaker
-from esper.env.state import Baseline
 from esper.files import checkpoint
 from esper.files.run_folder import RunFolder
-from esper.rollout.interrupt import interrupts_wait
-from esper.rollout.rollout import Collector
 from esper.run.agents import LEARNERS, Agent, FixedAgent
 from esper.run.checkpointing import BestHost, Checkpoints
+from esper.run.interrupt import interrupts_wait
+from esper.run.rollout import Collector
 from esper.run.telemetry import RunTelemetry
 from esper.telemetry.event import Event, RanksWaited
 from esper.training.execution.ranks import joint_seconds

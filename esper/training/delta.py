@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from esper.seeds.blend import pass_through
-from esper.seeds.place import Features
-from esper.seeds.site import Site
+from esper.core.blend import pass_through
+from esper.core.place import Features
+from esper.core.site import Site
 
 if TYPE_CHECKING:
     from esper.training.precision import Arithmetic

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from esper.config import RunConfig
-from esper.lifecycle.ramps import STYLES
+from esper.core.blueprints import BlueprintRegistry
+from esper.core.ramps import STYLES
 from esper.ops.adamw import AdamW
-from esper.seeds.blueprints import BlueprintRegistry
 from esper.training.host_training import HostTraining
 from esper.training.snapshot import cpu_copy, fill
 

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 from esper.config.resolved import HostTrainingConfig, ResolvedTask
 from esper.config.task import Freeze
+from esper.core.blend import Seed
+from esper.core.blueprints import Blueprint
+from esper.core.ramps import BlendStyle
+from esper.core.site import PlantedSeed, Role, Site, guard_group_norm
 from esper.data.split import Split
 from esper.data.task import Task
 from esper.hosts.grown import GrownHost
 from esper.hosts.host import Host, features_at, layers_of
-from esper.lifecycle.ramps import BlendStyle
 from esper.ops.adamw import AdamW
 from esper.ops.sgd import SGD
-from esper.seeds.blend import Seed
-from esper.seeds.blueprints import Blueprint
-from esper.seeds.site import PlantedSeed, Role, Site, guard_group_norm
 from esper.training.batches import BatchLoader
 from esper.training.metrics import HOST, EpochMetrics, SeedGradientCollector, finite_buffers
 from esper.training.precision import Arithmetic

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from esper.core.blend import Seed
 from esper.data.rng import GLOBAL_GENERATORS
 from esper.hosts.host import kept_modes
-from esper.seeds.blend import Seed
 from esper.training.shadow import ShadowBuffers
 
 HELD_OUT = 2**31

@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from esper.core.blend import Seed
+from esper.core.site import Site
 from esper.ops.adamw import AdamW
 from esper.ops.sgd import SGD
-from esper.seeds.blend import Seed
-from esper.seeds.site import Site
 from esper.training.shadow import ShadowBuffers
 
 

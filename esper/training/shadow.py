@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
 
-from esper.seeds.blend import Seed
+from esper.core.blend import Seed
 
 
 class ShadowBuffers:

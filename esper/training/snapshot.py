@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from esper.seeds.site import Role, Site
+from esper.core.site import Role, Site
 
 
 @dataclass(frozen=True)

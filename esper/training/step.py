@@ -13,12 +13,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from esper.core.blend import blend
+from esper.core.place import Features
+from esper.core.site import Role
 from esper.hosts.host import SiteHook
 from esper.ops.grad_stats import GradStats, grad_stats
 from esper.ops.optimizer import step_all
-from esper.seeds.blend import blend
-from esper.seeds.place import Features
-from esper.seeds.site import Role
 from esper.training.batches import upload
 from esper.training.delta import delta_of, straight_through
 from esper.training.executor import Cancelled

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from esper.core.blend import blend
+from esper.core.place import Features
+from esper.core.site import Site
 from esper.data.split import Split
 from esper.hosts.host import kept_modes
 from esper.ops.accumulators import ACCUMULATOR_FIELDS
-from esper.seeds.blend import blend
-from esper.seeds.place import Features
-from esper.seeds.site import Site
 from esper.training.batches import upload
 from esper.training.delta import delta_of
 from esper.training.host_training import HostTraining

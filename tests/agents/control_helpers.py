@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.agents.controller import Controller, PerEnvController
+from esper.core.action import ActionSpec, Op
+from esper.core.mask import ActionMask
+from esper.core.observation import BASE, PER_SLOT, ObservationLayout, symlog
+from esper.core.stage import STAGES, SeedStage
 from esper.env.slot_env import SlotVectorEnv
-from esper.lifecycle.stage import STAGES, SeedStage
-from esper.spaces.action import ActionSpec, Op
-from esper.spaces.mask import ActionMask
-from esper.spaces.observation import BASE, PER_SLOT, ObservationLayout, symlog
-from tests.spaces.spaces_helpers import one_observation
+from tests.core.spaces_helpers import one_observation
 
 S = SeedStage
 

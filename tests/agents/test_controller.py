@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from esper.agents.controller import EnvView, NoGrowth, RandomController
-from esper.spaces.action import HEADS, RELEVANT, Op
+from esper.core.action import HEADS, RELEVANT, Op
 from tests.agents.control_helpers import LAYOUT, SPEC, S, World, run
+from tests.core.spaces_helpers import one_observation
 from tests.env.planted_helpers import planted
-from tests.spaces.spaces_helpers import one_observation
 
 
 def test_a_view_reads_the_observation_by_name() -> None:

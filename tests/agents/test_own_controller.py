@@ -28,8 +28,8 @@ from esper.config import ConfigError, TrainingConfig
 from esper.data.user_code import confirmed
 from esper.env.make import make_env
 from esper.env.slot_env import SlotVectorEnv
-from esper.rollout.rollout import play_round
 from esper.run.experiment import Experiment
+from esper.run.rollout import play_round
 from tests.core_helpers import digits, tiny_config
 
 PLANTED = TrainingConfig.parse(
@@ -235,7 +235,7 @@ def played(controller: Any, folder: Path, **keywords: Any) -> Any:
 
 
 def interrupted(controller: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from esper.rollout.rollout import Collector
+    from esper.run.rollout import Collector
 
     play, calls = Collector.play, []
 

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 from esper.agents.controller import EnvView
 from esper.agents.heuristic import PlateauController
 from esper.config import TrainingConfig
+from esper.core.action import Op
 from esper.env.planted import PlantedVectorEnv
-from esper.rollout.rollout import play_round
-from esper.spaces.action import Op
+from esper.run.rollout import play_round
 from tests.agents.control_helpers import LAYOUT, SPEC, S, World
 
 WINDOW = 15

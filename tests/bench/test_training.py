@@ -12,16 +12,16 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from esper.attribution.counterfactual import CounterfactualHelper
 from esper.bench import training
 from esper.bench.case import BenchArgs, BenchPair, load_case
 from esper.bench.fixtures import full_telemetry, growth_env, image_task
 from esper.bench.training import HostOf, Steps, blend, samples_of, short
 from esper.config import ConfigError
+from esper.core.site import Role
 from esper.data.split import Split
 from esper.data.tasks import load_task
-from esper.seeds.site import Role
 from esper.telemetry.event import Event
+from esper.training.counterfactual import CounterfactualHelper
 from esper.training.validate import evaluate
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from esper.config import TrainingConfig, describe_fields
-from esper.seeds.blueprints import BLUEPRINTS
+from esper.core.blueprints import BLUEPRINTS
 
 Esper = Callable[..., Any]
 
@@ -105,8 +105,8 @@ def test_info_prints_every_parameter_with_its_meaning(esper: Esper) -> None:
 
 
 def test_info_prints_every_entry_of_the_observation(esper: Esper) -> None:
+    from esper.core.observation import ObservationLayout
     from esper.data.tasks import load_task
-    from esper.spaces.observation import ObservationLayout
 
     task = load_task("digits")
     host = task.new_host(task.slots)

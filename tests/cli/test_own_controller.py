@@ -46,7 +46,7 @@ def test_a_run_plays_an_own_controller_and_prints_the_resume_command(
 def test_a_resumed_run_names_it_again(
     esper: Esper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from esper.rollout.rollout import Collector
+    from esper.run.rollout import Collector
 
     def stopped(self: Collector) -> Any:
         raise OSError("the power went")

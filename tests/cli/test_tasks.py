@@ -10,9 +10,9 @@ import pytest
 
 from esper.agents.spec import NAMES
 from esper.config import ConfigError
+from esper.core.blueprints import BLUEPRINTS
 from esper.data.tasks import SIMULATED, TASKS
 from esper.files.grown_host import load_host
-from esper.seeds.blueprints import BLUEPRINTS
 from tests.cli.conftest import MINE, TASK, TWO_EPOCHS, Esper, executed
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -97,7 +97,7 @@ def test_a_run_of_a_users_task_asks_for_it_again(esper: Esper) -> None:
 
 
 def test_resuming_a_users_task(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
-    from esper.rollout.rollout import Collector
+    from esper.run.rollout import Collector
 
     Path("mine.py").write_text(MINE)
     arguments = (

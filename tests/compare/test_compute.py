@@ -17,13 +17,13 @@ from esper.compare.compute import (
     watch,
 )
 from esper.config import TrainingConfig
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.ramps import STYLES
 from esper.data.task import resolve
 from esper.data.tasks import load_task
 from esper.env.vector_env import GrowthVectorEnv
 from esper.hosts.example import counting
-from esper.lifecycle.ramps import STYLES
-from esper.rollout.rollout import play_round
-from esper.seeds.blueprints import BLUEPRINTS
+from esper.run.rollout import play_round
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.step import train_epoch

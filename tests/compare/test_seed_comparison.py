@@ -18,8 +18,8 @@ from esper.compare.comparison_run import ComparisonRun
 from esper.config import ConfigError, TrainingConfig
 from esper.config.files import read_toml
 from esper.files import checkpoint
-from esper.rollout.rollout import Collector, Rollout
 from esper.run.experiment import Experiment
+from esper.run.rollout import Collector, Rollout
 from esper.telemetry.event import RoundCompleted
 from tests.run.rank_helpers import ranks_of
 

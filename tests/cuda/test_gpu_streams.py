@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.config import TrainingConfig
-from esper.lifecycle.stage import SeedStage
+from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
+from esper.core.stage import SeedStage
 from esper.run.experiment import Experiment
-from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.training import step as host_step
 from esper.training.execution.gpu import Gpu
 from esper.training.execution.graph_cache import WAITS

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.spaces.action import Op
+from esper.core.action import Op
 from tests.grower.loops import LENIENT, do, plant, same, script
 
 pytestmark = pytest.mark.cuda

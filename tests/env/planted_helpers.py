@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from esper.agents.controller import Controller
 from esper.config import TrainingConfig
+from esper.core.action import Op
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_backend import SimParams
-from esper.spaces.action import Op
 
 Step = tuple[NDArray[np.float32], NDArray[np.float64], dict[str, Any]]
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from esper.core.action import Op
+from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
+from esper.core.site import GerminationFailed, Role
+from esper.core.stage import SeedStage as S
 from esper.hosts.widen import merge
-from esper.lifecycle.stage import SeedStage as S
-from esper.rollout.pretrain import practice_env
-from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
-from esper.seeds.site import GerminationFailed, Role
-from esper.spaces.action import Op
+from esper.run.pretrain import practice_env
 from esper.telemetry.event import StageChanged
 from esper.training.host_training import HostTraining, _make_optimizer
 from esper.training.seed_pool import ParameterGroup

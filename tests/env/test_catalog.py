@@ -7,11 +7,11 @@ import pytest
 from torch import nn
 
 from esper.config import ConfigError
+from esper.core.action import ActionSpec
+from esper.core.blend import gate_parameters
+from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
+from esper.core.place import Place
 from esper.env.catalog import BlueprintCatalog
-from esper.seeds.blend import gate_parameters
-from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
-from esper.seeds.place import Place
-from esper.spaces.action import ActionSpec
 
 PLACES = [Place("r0c0", 8), Place("r0c1", 16)]
 SPEC = ActionSpec(("r0c0", "r0c1"), ("norm", "conv_light", "attention"))

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from esper.agents.ppo.agent import PPOAgent
 from esper.config import ConfigError, Durations, PPOConfig, TrainingConfig
+from esper.core.stage import SeedStage as S
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_backend import SimParams
 from esper.env.vector_env import GrowthVectorEnv
-from esper.lifecycle.stage import SeedStage as S
-from esper.rollout.rollout import play_round
+from esper.run.rollout import play_round
 from esper.telemetry.event import EpisodeCompleted
 from tests.core_helpers import (
     DAMAGE,

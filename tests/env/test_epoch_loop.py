@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from torch.profiler import ProfilerActivity, profile
 
+from esper.core.action import Op
 from esper.env.vector_env import GrowthVectorEnv
-from esper.spaces.action import Op
 from esper.telemetry.event import Event
 from tests.core_helpers import digits, flat_baseline, rig, tiny_config, wait_actions
 from tests.training.test_host_trainer import streamed

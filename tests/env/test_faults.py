@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.core.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
+from esper.core.stage import SeedStage
 from esper.data.split import Split
-from esper.lifecycle.stage import SeedStage
-from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.telemetry.event import GovernorRollback, SeedCut
 from esper.training.host_training import HostTraining
 from tests.core_helpers import (

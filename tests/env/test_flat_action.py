@@ -12,10 +12,10 @@ from gymnasium.vector import VectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from numpy.typing import NDArray
 
+from esper.core.action import HEADS, RELEVANT, ActionSpec, Op, joint_actions
+from esper.core.mask import legal_joint_actions
 from esper.env.flat_action import FlatAction, FlatActionVector
 from esper.env.slot_env import SlotVectorEnv
-from esper.spaces.action import HEADS, RELEVANT, ActionSpec, Op, joint_actions
-from esper.spaces.mask import legal_joint_actions
 
 PLANTED = ActionSpec(("r0c0", "r1c0", "r2c0"), ("fern", "moss", "oak", "vine"))
 

@@ -8,10 +8,10 @@ import pytest
 from torch import Tensor
 
 from esper.agents.controller import RandomController
+from esper.core.action import Op
+from esper.core.stage import SeedStage
 from esper.data.split import Split
 from esper.env.vector_env import GrowthVectorEnv
-from esper.lifecycle.stage import SeedStage
-from esper.spaces.action import Op
 from esper.telemetry.event import Event, StageChanged
 from esper.training.host_training import HostTraining
 from esper.training.seed_pool import SeedPool

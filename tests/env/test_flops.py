@@ -11,19 +11,19 @@ import torch
 from torch import nn
 
 from esper.config import ConfigError, TrainingConfig
+from esper.core.action import ActionSpec, Op
+from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
+from esper.core.place import Features, Place
+from esper.core.reward_terms import rent_price
+from esper.core.slots import Slots
+from esper.core.stage import SeedStage as S
+from esper.core.state import Choices, EpisodeRules
 from esper.env.catalog import BlueprintCatalog
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_backend import SimParams
-from esper.env.state import Choices, EpisodeRules
-from esper.lifecycle.slots import Slots
-from esper.lifecycle.stage import SeedStage as S
-from esper.rewards.terms import rent_price
-from esper.rollout.pretrain import practice_env
-from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
-from esper.seeds.place import Features, Place
-from esper.spaces.action import ActionSpec, Op
+from esper.run.pretrain import practice_env
+from tests.core.grown import made
 from tests.core_helpers import flat_baseline, rig, tiny_config
-from tests.lifecycle.grown import made
 
 PLACES = [
     Place("r0c0", 6),

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from esper.config import TrainingConfig
+from esper.core.action import Op
+from esper.core.site import Role
+from esper.core.stage import SeedStage
 from esper.data.tasks import load_task
 from esper.env.host_row import assign_roles, role_of
 from esper.env.vector_env import GrowthVectorEnv
-from esper.lifecycle.stage import SeedStage
-from esper.seeds.site import Role
-from esper.spaces.action import Op
 from esper.telemetry.event import GovernorRollback
 from esper.training.metrics import GradientSummary
 from tests.core_helpers import DAMAGE, flat_baseline, rig, same_bits, tensors_of

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper.lifecycle.stage import SeedStage
+from esper.core.stage import SeedStage
 from esper.telemetry.event import ActionTaken, GateEvaluated, StageChanged
 from esper.training import step as host_step
 from esper.training.host_training import HostTraining

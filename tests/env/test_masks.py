@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from esper.spaces.action import Op
+from esper.core.action import Op
+from tests.core.blueprints.test_cnn import FORMULAS
 from tests.core_helpers import rig
-from tests.seeds.blueprints.test_cnn import FORMULAS
 
 
 def test_masks_of_heads_are_joined_as_other_libraries_read_them() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from esper.core.state import MIN_STD, Baseline
 from esper.data.task import resolve
 from esper.env.no_growth import FIRST_INDEX, measure_baseline
-from esper.env.state import MIN_STD, Baseline
 from esper.training.execution.workers import WorkerExecutor
 from tests.core_helpers import digits, rig, tiny_config
 

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 import esper
 from esper.config import TrainingConfig
+from esper.core.stage import SeedStage
 from esper.data.objective import class_accuracy, class_losses
 from esper.data.split import Split
 from esper.data.task import Task
 from esper.env.vector_env import GrowthVectorEnv
-from esper.lifecycle.stage import SeedStage
 from esper.telemetry.event import EpochCompleted, GovernorRollback
 from tests.core_helpers import digits, flat_baseline, plant_in, tiny_config
 
@@ -90,7 +90,7 @@ def played(
             "norm" if env.training[0].host.topology == "cnn" else "mlp_small",
             stage=SeedStage.HOLDING,
         )
-        wait = env.action_spec.encode(esper.spaces.action.Op.WAIT)[None]
+        wait = env.action_spec.encode(esper.core.action.Op.WAIT)[None]
         for _ in range(steps):
             env.step(wait)
     return env, events

@@ -12,14 +12,14 @@ from esper.agents.controller import Controller, NoGrowth, RandomController
 from esper.agents.heuristic import HeuristicController
 from esper.agents.script import ScriptedController, read_schedule, shipped_schedule
 from esper.config import ConfigError, TrainingConfig
+from esper.core.action import HEADS, Op
+from esper.core.observation import LIMIT
+from esper.core.stage import SeedStage
 from esper.data.tasks import load_task
 from esper.env.make import make_env
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_backend import SimParams
-from esper.lifecycle.stage import SeedStage
-from esper.rollout.rollout import play_round
-from esper.spaces.action import HEADS, Op
-from esper.spaces.observation import LIMIT
+from esper.run.rollout import play_round
 from tests.env.planted_helpers import life, planted, play
 
 QUIET = SimParams(noise=0.0, paired_noise=0.0)

@@ -9,10 +9,10 @@ import pytest
 
 from esper.agents.controller import NoGrowth
 from esper.config import TrainingConfig
+from esper.core.action import Op
+from esper.core.stage import SeedStage
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_backend import PlantedBackend, SimParams
-from esper.lifecycle.stage import SeedStage
-from esper.spaces.action import Op
 from tests.env.planted_helpers import life, planted, play
 
 QUIET = SimParams(noise=0.0, paired_noise=0.0)

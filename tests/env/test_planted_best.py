@@ -14,12 +14,12 @@ from benchmarks.planted_best import Best, Schedule, best_return, edits, play
 from benchmarks.planted_score import PlantedScale, planted_scale
 from esper.agents.heuristic import HeuristicController
 from esper.config import TrainingConfig
+from esper.core.action import Op
+from esper.core.reward_modes import MODES
+from esper.core.state import Floats
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_backend import SimParams
-from esper.env.state import Floats
-from esper.rewards.modes import MODES
-from esper.rollout.rollout import play_round
-from esper.spaces.action import Op
+from esper.run.rollout import play_round
 
 HORIZON = 24
 """Enough for three seeds, one after the other; the search takes half as long as at 30 epochs."""

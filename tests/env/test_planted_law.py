@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from esper.agents.controller import NoGrowth
+from esper.core.action import Op
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_backend import SimParams
-from esper.spaces.action import Op
 from tests.env.planted_helpers import life, planted, play
 
 QUIET = SimParams(noise=0.0, paired_noise=0.0)

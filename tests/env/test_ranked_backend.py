@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from esper.env.state import EnvState, table_of, write_changes, write_table
-from esper.lifecycle.slots import Slots
+from esper.core.slots import Slots
+from esper.core.state import EnvState, table_of, write_changes, write_table
 
 ROWS = slice(1, 4)
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from esper.agents.controller import RandomController
-from esper.lifecycle.stage import SeedStage
-from esper.spaces.action import HEADS, RELEVANT, Op, joint_actions
-from esper.spaces.mask import legal_joint_actions
+from esper.core.action import HEADS, RELEVANT, Op, joint_actions
+from esper.core.mask import legal_joint_actions
+from esper.core.stage import SeedStage
 from esper.telemetry.event import ActionTaken
 from tests.core_helpers import Rig, rig
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from esper.agents.controller import RandomController
-from esper.attribution.counterfactual import ALL_OFF
-from esper.lifecycle.stage import SeedStage
-from esper.rewards.modes import MODES, POTENTIALS
+from esper.core.reward_modes import MODES, POTENTIALS
+from esper.core.stage import SeedStage
+from esper.training.counterfactual import ALL_OFF
 from tests.core_helpers import DAMAGE, rig
 from tests.selection import slow_except
 

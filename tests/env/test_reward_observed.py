@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from esper.agents.controller import Controller, RandomController
 from esper.agents.script import ScriptedController, read_schedule, shipped_schedule
 from esper.config import Durations, RewardConfig, TrainingConfig
+from esper.core.reward_modes import MODES
 from esper.env.planted import PlantedVectorEnv
 from esper.env.slot_env import SlotVectorEnv
-from esper.rewards.modes import MODES
 from tests.core_helpers import DAMAGE, rig
 from tests.selection import slow_except
 

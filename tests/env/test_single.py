@@ -15,12 +15,12 @@ import stable_baselines3.common.env_checker
 from stable_baselines3.common.env_util import make_vec_env
 
 from esper.config import TrainingConfig
+from esper.core.action import Op
 from esper.env.flat_action import FlatAction
 from esper.env.make import make_env
 from esper.env.planted import PlantedVectorEnv
 from esper.env.single import SingleEnv, of_env
 from esper.env.slot_env import final_entries
-from esper.spaces.action import Op
 
 TASKS: dict[str, dict[str, Any]] = {
     "planted": {"task": "planted"},

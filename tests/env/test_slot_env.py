@@ -14,11 +14,11 @@ from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 from numpy.typing import NDArray
 
 from esper.config import TrainingConfig
+from esper.core.action import Op
 from esper.env.planted import PlantedVectorEnv
 from esper.env.single import SingleEnv
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv
-from esper.spaces.action import Op
 from tests.core_helpers import digits, flat_baseline, tiny_config, wait_actions
 
 SAME, DISABLED = AutoresetMode.SAME_STEP, AutoresetMode.DISABLED

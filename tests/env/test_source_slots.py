@@ -12,15 +12,15 @@ from torch import nn
 import esper
 from esper.agents.script import ScheduleEntry, ScriptedController
 from esper.config import ConfigError
+from esper.core.action import STYLES
+from esper.core.ramps import BlendOperator
+from esper.core.stage import SeedStage as S
 from esper.data.digits import build_mlp, load_table
 from esper.data.task import resolve
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.grown_host import committed_network, export, load_host
 from esper.hosts.host import Host
-from esper.lifecycle.ramps import BlendOperator
-from esper.lifecycle.stage import SeedStage as S
-from esper.rollout.pretrain import practice_env
-from esper.spaces.action import STYLES
+from esper.run.pretrain import practice_env
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
 from esper.training.validate import evaluate

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from numpy.typing import NDArray
 
+from esper.core.action import Op
+from esper.core.stage import LIVING, ON, TRANSITIONS, SeedStage
 from esper.data.split import Split
 from esper.data.task import Task
 from esper.env.vector_env import GrowthVectorEnv
-from esper.lifecycle.stage import LIVING, ON, TRANSITIONS, SeedStage
-from esper.spaces.action import Op
 from esper.telemetry.event import (
     ActionTaken,
     Event,

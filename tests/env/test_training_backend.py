@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from esper.core.stage import SeedStage
 from esper.env.training_backend import EnvHost
-from esper.lifecycle.stage import SeedStage
 from esper.training.execution.workers import WorkerExecutor
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining

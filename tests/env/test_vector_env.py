@@ -9,9 +9,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from esper.agents.controller import RandomController
 from esper.config import ConfigError
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.stage import SeedStage
 from esper.env.vector_env import GrowthVectorEnv
-from esper.lifecycle.stage import SeedStage
-from esper.seeds.blueprints import BLUEPRINTS
 from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted
 from esper.telemetry.record import stable_record
 from tests.core_helpers import (

@@ -23,8 +23,8 @@ from esper.env.make import make_env
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_backend import SimParams
 from esper.files import checkpoint
-from esper.rollout.rollout import play_round
 from esper.run.experiment import Experiment
+from esper.run.rollout import play_round
 from esper.telemetry.event import RunResumed
 from tests.run.run_helpers import (
     Does,

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from esper.agents.script import SCHEDULES, encode, read_schedule
 from esper.config import ConfigError, TrainingConfig, read_toml, set_dotted
+from esper.core.action import ActionSpec
+from esper.core.stage import SeedStage
 from esper.data.task import resolve
 from esper.data.tasks import load_task
 from esper.files.grown_host import committed_network, export, load_host
-from esper.lifecycle.stage import SeedStage
 from esper.show.live import short_form
 from esper.show.page import report_html
 from esper.show.read import open_run
-from esper.spaces.action import ActionSpec
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
 from tests.core_helpers import plant, tiny_config

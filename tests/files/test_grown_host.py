@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from esper.config import ConfigError, TrainingConfig
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.ramps import STYLES
 from esper.data.task import resolve
 from esper.data.tasks import load_task
 from esper.files.grown_host import accuracy, committed_network, export, load_host
-from esper.lifecycle.ramps import STYLES
 from esper.run.experiment import Experiment
-from esper.seeds.blueprints import BLUEPRINTS
 from esper.telemetry.event import EpisodeCompleted, Event
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics

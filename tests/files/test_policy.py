@@ -29,9 +29,9 @@ from esper.files.policy import (
     find_policy,
     save_policy,
 )
-from esper.rollout.rollout import play_round
 from esper.run.experiment import Experiment
 from esper.run.grow import grow
+from esper.run.rollout import play_round
 from tests.core_helpers import digits
 from tests.run.run_helpers import (
     Does,

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from esper.agents.controller import EnvView, PerEnvController
 from esper.agents.make import OwnController
 from esper.config import TrainingConfig
+from esper.core.action import Op
 from esper.grower.env import LoopEnv
 from esper.grower.grower import Grower
 from esper.grower.report import GrowthStep
-from esper.spaces.action import Op
 
 SITES = {"r0c0": "body.0", "r0c1": "body.2"}
 SAMPLES, BATCH = 64, 16

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.core.blueprints import BLUEPRINTS
 from esper.grower.grower import Grower
-from esper.seeds.blueprints import BLUEPRINTS
 from tests.grower.loops import (
     GROW,
     LENIENT,

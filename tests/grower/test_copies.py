@@ -12,8 +12,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import esper
+from esper.core.action import Op
 from esper.hosts.seed_hook import CONTAINER, hooks_of
-from esper.spaces.action import Op
 from tests.grower.loops import (
     GROW,
     LENIENT,

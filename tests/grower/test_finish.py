@@ -12,10 +12,10 @@ from torch.optim.swa_utils import AveragedModel
 
 import esper
 from esper.config import ConfigError
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.place import Place
 from esper.grower.finish import finish, merge_in_loop, networks_of
 from esper.hosts.seed_hook import CONTAINER, hooks_of
-from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.place import Place
 from tests.grower.loops import GROWS, LENIENT, Loop, X, net
 from tests.grower.test_sources import KINDS, LORA, WIDEN, loop_of, outputs
 

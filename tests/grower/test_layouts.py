@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 import esper
 from esper.config import ConfigError
-from esper.env.state import Choices
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.place import Place
+from esper.core.ramps import BlendOperator
+from esper.core.site import seed_of as seed_at
+from esper.core.state import Choices
 from esper.grower.layouts import mixes_positions, obstacle
-from esper.lifecycle.ramps import BlendOperator
-from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.place import Place
-from esper.seeds.site import seed_of as seed_at
 from tests.grower.loops import LENIENT, Loop, net, same, script, weights
 from tests.hosts.grown_modules import seed_of
 

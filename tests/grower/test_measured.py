@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from esper.agents.controller import EnvView, PerEnvController
 from esper.config import TrainingConfig
+from esper.core.action import Op
+from esper.core.stage import SeedStage
 from esper.grower.grower import Grower
 from esper.grower.report import GrowthStep
-from esper.lifecycle.stage import SeedStage
-from esper.spaces.action import Op
 from esper.telemetry.event import EpochCompleted, Event
 from tests.grower.loops import LENIENT, X, Y, scores
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.core.action import Op
 from esper.grower.optimizer import ParamGroupMatcher
 from esper.hosts.sources import SitePath
-from esper.spaces.action import Op
 from tests.grower.loops import (
     GROW,
     Loop,

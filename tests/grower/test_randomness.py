@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from esper.seeds.blueprints import BLUEPRINTS
-from esper.spaces.action import Op
+from esper.core.action import Op
+from esper.core.blueprints import BLUEPRINTS
 from esper.training.rng import SeedDraws, kept_generators
 from tests.grower.loops import Loop, X, Y, do, net, plant, same, script, weights
 

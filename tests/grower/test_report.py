@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from esper.core.action import Op
+from esper.core.stage import SeedStage
 from esper.grower.report import warning_of_unit
-from esper.lifecycle.stage import SeedStage
-from esper.spaces.action import Op
 from tests.grower.loops import LENIENT, Loop, do, plant, scores, script, stages
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.core.action import Op
+from esper.core.blueprints import BLUEPRINTS
 from esper.grower import gradients
 from esper.grower.sites import PassHook
-from esper.seeds.blueprints import BLUEPRINTS
-from esper.spaces.action import Op
 from tests.grower.loops import (
     BATCH,
     SAMPLES,

@@ -14,9 +14,9 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 import esper
+from esper.core.action import Op
 from esper.grower.grower import Grower
 from esper.hosts.seed_hook import CONTAINER, hooks_of
-from esper.spaces.action import Op
 from tests.grower.loops import (
     LENIENT,
     Loop,

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from esper.core.blend import Seed
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.ramps import BlendOperator
 from esper.hosts.seed_hook import attach
-from esper.lifecycle.ramps import BlendOperator
-from esper.seeds.blend import Seed
-from esper.seeds.blueprints import BLUEPRINTS
 
 
 def seed_of(

@@ -5,12 +5,12 @@ import itertools
 import pytest
 import torch
 
+from esper.core.blend import Seed
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.ramps import STYLES
 from esper.data.digits import build_host
 from esper.hosts.cnn import CNNHost
 from esper.hosts.grown import GrownHost, KeptSeed
-from esper.lifecycle.ramps import STYLES
-from esper.seeds.blend import Seed
-from esper.seeds.blueprints import BLUEPRINTS
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
+from esper.core.blend import Seed
+from esper.core.blueprints import BLUEPRINTS
 from esper.hosts.find import (
     MOST,
     FoundSite,
@@ -20,8 +22,6 @@ from esper.hosts.find import (
     samples_of,
     table_of,
 )
-from esper.seeds.blend import Seed
-from esper.seeds.blueprints import BLUEPRINTS
 from tests.grower.loops import same, weights
 from tests.hosts.layout_models import CASES, made
 

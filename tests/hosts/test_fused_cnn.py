@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.place import Features
+from esper.core.stage import SeedStage as S
 from esper.data.split import Split
 from esper.files.grown_host import committed_network
 from esper.hosts import cnn
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft
-from esper.lifecycle.stage import SeedStage as S
 from esper.ops.norm_relu_pool import NormReluPool
-from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.place import Features
 from esper.training.snapshot import Snapshot, ValidationRecord
 from esper.training.validate import evaluate
 from tests.core_helpers import plant, same_bits, tensors_of, train, unmeasured_fossils

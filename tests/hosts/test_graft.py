@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.config import ConfigError
+from esper.core.place import Features
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import GraftedHost, graft
 from esper.hosts.inputs import Arguments
-from esper.seeds.place import Features
 
 X = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 SITES = {"r0c0": "first.1", "r0c1": "second"}

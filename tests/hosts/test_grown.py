@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.place import Features
 from esper.files.grown_host import assemble
 from esper.hosts.cnn import CNNHost
 from esper.hosts.grown import GrownHost, KeptSeed
-from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.place import Features
 
 KEPT = {
     "r0c0": KeptSeed("conv_light", "LINEAR_ADD", 1.0),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from esper.core.place import Place
 from esper.hosts.host import SegmentedHost, kept_modes
-from esper.seeds.place import Place
 
 
 def test_a_host_needs_one_segment_more_than_sites() -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.lifecycle.ramps import BlendOperator
-from esper.seeds.blend import Seed
+from esper.core.blend import Seed
+from esper.core.ramps import BlendOperator
 from tests.hosts.grown_modules import grown, require_same, seed_of
 
 

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 
 import esper
 from esper.agents.script import ScheduleEntry, ScriptedController
+from esper.core.action import Op
+from esper.core.blueprints import BLUEPRINTS
 from esper.data.task import Task
 from esper.env.make import EnvMaker
 from esper.files.grown_host import committed_network, export, load_host
 from esper.hosts.seed_state import add_seeds, take_seeds
-from esper.seeds.blueprints import BLUEPRINTS
-from esper.spaces.action import Op
 from tests.grower.loops import LENIENT, do, plant, script
 from tests.hosts.layout_models import CASES, CLASSES, Case, made
 

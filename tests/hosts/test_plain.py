@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 import esper
 from esper.config import ConfigError
+from esper.core.blend import Seed
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.ramps import BlendOperator
 from esper.files.grown_host import assemble
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft
@@ -23,9 +26,6 @@ from esper.hosts.grown import GrownHost, KeptSeed
 from esper.hosts.host import Host
 from esper.hosts.seed_hook import hooks_of
 from esper.hosts.transformer import TransformerHost
-from esper.lifecycle.ramps import BlendOperator
-from esper.seeds.blend import Seed
-from esper.seeds.blueprints import BLUEPRINTS
 from tests.grower.loops import Loop
 from tests.hosts.grown_modules import grown, require_same, seed_of, without_esper
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 import esper
 from esper.config import ConfigError
+from esper.core.ramps import BlendOperator
+from esper.core.site import guard_group_norm
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft
 from esper.hosts.grown import GrownHost, KeptSeed
-from esper.lifecycle.ramps import BlendOperator
-from esper.seeds.site import guard_group_norm
 from tests.hosts.grown_modules import grown, require_same, seed_of, without_esper
 
 X8 = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.core.blend import Seed
+from esper.core.ramps import BlendOperator
 from esper.hosts.seed_hook import (
     CONTAINER,
     GrownSeeds,
@@ -25,8 +27,6 @@ from esper.hosts.seed_hook import (
     without_vacant_hooks,
 )
 from esper.hosts.sources import SitePath
-from esper.lifecycle.ramps import BlendOperator
-from esper.seeds.blend import Seed
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import esper
 from esper.config import ConfigError
+from esper.core.place import Features
 from esper.hosts.sources import SitePath, SourceFrame, hook_site
-from esper.seeds.place import Features
 
 
 @pytest.mark.parametrize(

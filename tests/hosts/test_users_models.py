@@ -104,7 +104,7 @@ def test_refused_seeds_are_reported(tmp_path: Path) -> None:
         def forward(self, h: Tensor) -> Tensor:
             return h[:, :, 1:]
 
-    from esper.seeds.blueprints import BLUEPRINTS
+    from esper.core.blueprints import BLUEPRINTS
 
     registered = dict(BLUEPRINTS._table)
     BLUEPRINTS.register("cnn", "bad", parameters=lambda channels: 0)(

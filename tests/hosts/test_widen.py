@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
+from esper.core.blueprints import BLUEPRINTS
 from esper.files.grown_host import assemble
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft
 from esper.hosts.grown import GrownHost, KeptSeed
 from esper.hosts.host import Host
 from esper.hosts.transformer import TransformerHost
-from esper.seeds.blueprints import BLUEPRINTS
 from tests.hosts.grown_modules import without_esper
 
 IMAGES = torch.randn(6, 1, 12, 12)

@@ -9,10 +9,10 @@ import torch
 
 import esper
 from esper.config import ConfigError
+from esper.core.blend import Seed
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.ramps import BlendOperator
 from esper.hosts.zoo import SITES, torchvision_host
-from esper.lifecycle.ramps import BlendOperator
-from esper.seeds.blend import Seed
-from esper.seeds.blueprints import BLUEPRINTS
 from tests.run.test_grow import SCHEDULE
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import esper
+from esper.core.ramps import BlendOperator
 from esper.hosts.graft import graft
 from esper.hosts.seed_hook import attach
-from esper.lifecycle.ramps import BlendOperator
 from tests.grower.loops import GROWS, LENIENT, plant, script
 from tests.hosts.grown_modules import seed_of
 from tests.hosts.test_plain import without_esper

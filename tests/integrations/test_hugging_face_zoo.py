@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import esper
-from esper.spaces.action import Op
+from esper.core.action import Op
 from tests.grower.loops import LENIENT, do, plant, script
 
 transformers = pytest.importorskip(

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import esper
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.ramps import BlendOperator
 from esper.hosts.cnn import CNNHost
 from esper.hosts.grown import GrownHost, KeptSeed
 from esper.hosts.transformer import TransformerHost
-from esper.lifecycle.ramps import BlendOperator
-from esper.seeds.blueprints import BLUEPRINTS
 from tests.grower.loops import Loop
 from tests.hosts.grown_modules import seed_of
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.spaces.action import Op
+from esper.core.action import Op
 from tests.grower.loops import (
     Loop,
     do,

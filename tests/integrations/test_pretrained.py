@@ -22,9 +22,9 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+from esper.core.action import Op
 from esper.hosts.seed_hook import attach, hooks_of
 from esper.integrations.pretrained import from_pretrained
-from esper.spaces.action import Op
 from tests.grower.loops import LENIENT, do, plant, script
 from tests.hosts.grown_modules import seed_of
 

@@ -85,16 +85,16 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/training/validate.py",
             "    alphas = training.tried[first : first + len(configurations)]",
             "    alphas = training.tried[:1].expand(len(configurations), -1)",
-            "tests/attribution/test_counterfactual.py::test_one_pass_gives_the_results_of_a_pass_per_configuration",
+            "tests/training/test_counterfactual.py::test_one_pass_gives_the_results_of_a_pass_per_configuration",
         ),
     ],
     "H6": [
         Fault(
             "an unknown blueprint is an error without the known ones",
-            "esper/seeds/blueprints/registry.py",
+            "esper/core/blueprints/registry.py",
             "known = [other.name for other in self._of(topology)]",
             'known = ["some"]',
-            "tests/seeds/blueprints/test_registry.py::test_an_unknown_blueprint_lists_the_known_ones",
+            "tests/core/blueprints/test_registry.py::test_an_unknown_blueprint_lists_the_known_ones",
         ),
     ],
     "H7": [

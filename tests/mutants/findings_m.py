@@ -8,7 +8,7 @@ MUTANTS: dict[str, list[Fault]] = {
     "M1": [
         Fault(
             "a table of stages is written as conditions",
-            "esper/lifecycle/transitions.py",
+            "esper/core/transitions.py",
             "def fossilize(slots: Slots, where: Bools) -> None:",
             "def _after(stage: SeedStage) -> SeedStage:\n    if stage is SeedStage.GERMINATED:\n        r"
             "eturn SeedStage.TRAINING\n    elif stage is SeedStage.TRAINING:\n        return SeedStage.BL"
@@ -143,11 +143,11 @@ MUTANTS: dict[str, list[Fault]] = {
     "M13": [
         Fault(
             "a reset leaves the results of before",
-            "esper/attribution/counterfactual.py",
+            "esper/training/counterfactual.py",
             "        self.correct: NDArray[np.float64] = np.zeros((0, 0))\n        self.counts",
             '        self.correct: NDArray[np.float64] = getattr(self, "correct", np.zeros((0, 0)))\n   '
             "     self.counts",
-            "tests/attribution/test_counterfactual.py::test_reset_forgets_the_matrix",
+            "tests/training/test_counterfactual.py::test_reset_forgets_the_matrix",
         ),
     ],
     "M14": [
@@ -179,7 +179,7 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/config/training.py",
             'self.reward.mode.startswith("loss_") and self.env.baseline_episodes < 2:',
             'self.reward.mode.startswith("loss_") and self.env.baseline_episodes < 1:',
-            "tests/rewards/test_loss_family.py::test_a_loss_mode_needs_hosts_to_measure_a_standard_deviation_from",
+            "tests/core/test_loss_family.py::test_a_loss_mode_needs_hosts_to_measure_a_standard_deviation_from",
         ),
     ],
     "M16": [

@@ -88,10 +88,10 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a delta comes back in the order of the seed",
-            "esper/seeds/blend.py",
+            "esper/core/blend.py",
             "return delta.permute(self.back)",
             "return delta.permute(self.order)",
-            "tests/seeds/test_topologies.py::test_features_in_another_order_get_the_same_delta_in_that_order",
+            "tests/core/test_topologies.py::test_features_in_another_order_get_the_same_delta_in_that_order",
         ),
         Fault(
             "a plain copy forgets the order of the dimensions",

@@ -99,10 +99,10 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a norm on channels-last features is torch's own",
-            "esper/seeds/site.py",
+            "esper/core/site.py",
             "            guard_group_norm(seed)\n",
             "",
-            "tests/seeds/test_site.py::test_every_seed_is_guarded_wherever_it_is_planted",
+            "tests/core/test_site.py::test_every_seed_is_guarded_wherever_it_is_planted",
         ),
         Fault(
             "nothing is said of a score in another unit",
@@ -129,7 +129,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a branch of the tree forgets its sources",
-            "esper/seeds/place.py",
+            "esper/core/place.py",
             "return Features(h, source, dict(self.earlier))",
             "return Features(h, source)",
             "tests/training/test_sources.py::test_every_configuration_of_the_tree_is_that_configuration_run_by_itself",
@@ -143,15 +143,15 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a widening is not zero at birth",
-            "esper/seeds/blueprints/source.py",
+            "esper/core/blueprints/source.py",
             '    nn.init.zeros_(last.get_parameter("weight"))\n',
             "",
-            "tests/seeds/blueprints/test_source.py::test_a_new_seed_changes_no_bit_at_any_alpha_and_has_the_parameters_"
+            "tests/core/blueprints/test_source.py::test_a_new_seed_changes_no_bit_at_any_alpha_and_has_the_parameters_"
             "that_it_states",
         ),
         Fault(
             "a blueprint that does not fit is legal",
-            "esper/env/state.py",
+            "esper/core/state.py",
             "fits & (choices.parameters <= left[:, None, None])",
             "choices.parameters <= left[:, None, None]",
             "tests/env/test_source_slots.py::test_each_slot_is_offered_the_blueprints_that_fit",
@@ -184,15 +184,15 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/training/host_training.py",
             "        if blueprint.copies is not None:\n",
             "        if False:\n",
-            "tests/seeds/blueprints/test_depth.py::test_a_copy_begins_with_the_weights_and_the_optimizer_state_of_its_"
+            "tests/core/blueprints/test_depth.py::test_a_copy_begins_with_the_weights_and_the_optimizer_state_of_its_"
             "originals",
         ),
         Fault(
             "a copy is the blocks once more, beside themselves",
-            "esper/seeds/blueprints/source.py",
+            "esper/core/blueprints/source.py",
             "        return self.blocks(h) - h  # type",
             "        return self.blocks(h)  # type",
-            "tests/seeds/blueprints/test_depth.py::test_a_stack_is_all_blocks_twice",
+            "tests/core/blueprints/test_depth.py::test_a_stack_is_all_blocks_twice",
         ),
         Fault(
             "the rate of a seed does not rise",
@@ -226,21 +226,21 @@ MUTANTS: dict[str, list[Fault]] = {
     "operations": [
         Fault(
             "the budget of operations does not hold",
-            "esper/env/state.py",
+            "esper/core/state.py",
             "            within &= choices.flops <= flops_left[:, None, None]\n",
             "            pass\n",
             "tests/env/test_flops.py::test_a_budget_in_flops_limits_what_is_planted",
         ),
         Fault(
             "rent in operations is rent in parameters",
-            "esper/env/state.py",
+            "esper/core/state.py",
             '        if reward.rent_in == "flops":\n',
             "        if False:\n",
             "tests/env/test_flops.py::test_rent_in_flops_is_for_what_seeds_compute",
         ),
         Fault(
             "rent in operations is that of seeds at alpha 1",
-            "esper/env/state.py",
+            "esper/core/state.py",
             "        (slots.alpha * flops).sum(axis=1),\n",
             "        flops.sum(axis=1),\n",
             "tests/env/test_flops.py::test_rent_in_flops_is_for_what_seeds_compute",
@@ -283,7 +283,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a Grower scores the model without each kept seed",
-            "esper/attribution/counterfactual.py",
+            "esper/training/counterfactual.py",
             "(blended if lean else self.on)",
             "self.on",
             "tests/grower/test_measured.py::test_a_step_evaluates_at_most_two_networks_and_one_for_each_living_seed",
@@ -472,14 +472,14 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "an interaction leaves out the network without both",
-            "esper/attribution/counterfactual.py",
+            "esper/training/counterfactual.py",
             "total += joint - mine - its + none",
             "total += joint - mine - its",
-            "tests/attribution/test_counterfactual.py::test_interactions_by_hand",
+            "tests/training/test_counterfactual.py::test_interactions_by_hand",
         ),
         Fault(
             "rent is not divided by the horizon",
-            "esper/rewards/terms.py",
+            "esper/core/reward_terms.py",
             "rent_rate(t.after.weighted_share, config) / t.horizon",
             "rent_rate(t.after.weighted_share, config)",
             "tests/env/test_reward_observed.py::test_rewards_of_planted_follow_from_what_is_observed",

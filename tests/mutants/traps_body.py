@@ -40,7 +40,7 @@ MUTANTS: dict[str, list[Fault]] = {
     "trap 3": [
         Fault(
             "a rollback is never punished",
-            "esper/rewards/terms.py",
+            "esper/core/reward_terms.py",
             "np.where(t.rolled_back, -config.rollback_penalty, 0.0)",
             "np.where(t.rolled_back & ~np.asarray(t.terminated), -config.rollback_penalty, 0.0)",
             "tests/env/test_env_host.py::test_a_panic_in_the_last_epoch_is_punished_too",
@@ -67,14 +67,14 @@ MUTANTS: dict[str, list[Fault]] = {
     "trap 6": [
         Fault(
             "the scale of a seed has no gradient",
-            "esper/seeds/blend.py",
+            "esper/core/blend.py",
             "        return x * self.weight\n",
             "        return x * self.weight.detach()\n",
-            "tests/seeds/test_liveness.py::test_every_parameter_of_every_blueprint_is_alive_within_two_steps",
+            "tests/core/test_liveness.py::test_every_parameter_of_every_blueprint_is_alive_within_two_steps",
         ),
         Fault(
             "a seed that never passes its gate stays",
-            "esper/lifecycle/gates.py",
+            "esper/core/gates.py",
             "    cut(slots, due & ~passed & stuck)\n",
             "",
             "tests/env/test_lifecycle.py::test_a_seed_that_blocks_an_automatic_g2_is_pruned_in_the_end",
@@ -92,17 +92,17 @@ MUTANTS: dict[str, list[Fault]] = {
     "trap 8": [
         Fault(
             "a seed is born at the scale of the features",
-            "esper/seeds/blend.py",
+            "esper/core/blend.py",
             "AT_BIRTH = 0.1",
             "AT_BIRTH = 1.0",
-            "tests/seeds/test_liveness.py::test_a_seed_keeps_the_shape_and_is_born_smaller_than_the_features",
+            "tests/core/test_liveness.py::test_a_seed_keeps_the_shape_and_is_born_smaller_than_the_features",
         ),
         Fault(
             "an embargo takes twice its epochs",
-            "esper/lifecycle/transitions.py",
+            "esper/core/transitions.py",
             "slots.epochs_in_stage >= needed)",
             "slots.epochs_in_stage >= 2 * needed)",
-            "tests/lifecycle/test_transitions.py::test_cooldown_is_one_embargo_one_and_each_tick_counts_once",
+            "tests/core/test_transitions.py::test_cooldown_is_one_embargo_one_and_each_tick_counts_once",
         ),
     ],
     "trap 9": [
@@ -226,26 +226,26 @@ MUTANTS: dict[str, list[Fault]] = {
     "trap 20": [
         Fault(
             "an action that its gate refused is charged as done",
-            "esper/rewards/terms.py",
+            "esper/core/reward_terms.py",
             "np.where(refused, config.refused_cost, cost)",
             "cost",
-            "tests/rewards/test_terms.py::test_the_cost_of_an_action_depends_on_its_outcome",
+            "tests/core/test_reward_terms.py::test_the_cost_of_an_action_depends_on_its_outcome",
         ),
     ],
     "trap 21": [
         Fault(
             "the potential of a stage is that of the first slot",
-            "esper/rewards/terms.py",
+            "esper/core/reward_terms.py",
             "    for slot in range(state.stage.shape[-1]):  #",
             "    for slot in range(1):  #",
-            "tests/rewards/test_terms.py::test_the_stage_potential_is_the_sum_over_all_slots",
+            "tests/core/test_reward_terms.py::test_the_stage_potential_is_the_sum_over_all_slots",
         ),
         Fault(
             "the last potential of an episode is not taken back",
-            "esper/rewards/modes.py",
+            "esper/core/reward_modes.py",
             "np.where(transition.terminated, 0.0, value)",
             "np.where(transition.terminated, value, value)",
-            "tests/rewards/test_telescoping.py::test_potential_terms_of_an_episode_telescope_to_zero",
+            "tests/core/test_telescoping.py::test_potential_terms_of_an_episode_telescope_to_zero",
         ),
     ],
     "trap 22": [
@@ -258,16 +258,16 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "a truncated episode is paid the outcome",
-            "esper/rewards/terms.py",
+            "esper/core/reward_terms.py",
             "    return np.where(t.terminated, gained / config.benefit_scale, 0.0)",
             "    return np.asarray(gained / config.benefit_scale)",
-            "tests/rewards/test_telescoping.py::test_the_outcome_is_paid_at_termination_only",
+            "tests/core/test_telescoping.py::test_the_outcome_is_paid_at_termination_only",
         ),
     ],
     "trap 23": [
         Fault(
             "rent is that of the step before",
-            "esper/rewards/terms.py",
+            "esper/core/reward_terms.py",
             "    return -rent_rate(t.after.weighted_share,",
             "    return -rent_rate(t.before.weighted_share,",
             "tests/env/test_reward_observed.py::test_rewards_of_planted_follow_from_what_is_observed",
@@ -285,7 +285,7 @@ MUTANTS: dict[str, list[Fault]] = {
     "trap 25": [
         Fault(
             "acting costs more than it can bring",
-            "esper/rewards/terms.py",
+            "esper/core/reward_terms.py",
             "    return -np.where(op == Op.WAIT, 0.0,",
             "    return -1000 * np.where(op == Op.WAIT, 0.0,",
             "tests/env/test_planted_best.py::test_under_every_mode_the_best_return_beats_waiting",
@@ -328,10 +328,10 @@ MUTANTS: dict[str, list[Fault]] = {
     "trap 29": [
         Fault(
             "a falling loss is charged",
-            "esper/rewards/terms.py",
+            "esper/core/reward_terms.py",
             "    gained = t.after.baseline_loss - t.after.committed_loss",
             "    gained = t.after.committed_loss - t.after.baseline_loss",
-            "tests/rewards/test_loss_family.py::test_a_fall_of_the_tracked_loss_is_paid_and_not_charged",
+            "tests/core/test_loss_family.py::test_a_fall_of_the_tracked_loss_is_paid_and_not_charged",
         ),
     ],
     "trap 30": [

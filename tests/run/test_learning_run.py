@@ -22,9 +22,9 @@ from esper.data.tasks import load_task
 from esper.env.make import EnvMaker, make_env
 from esper.files import checkpoint
 from esper.files.policy import find_policy
-from esper.rollout.rollout import play_round
 from esper.run.agents import VALIDATION, PPORun
 from esper.run.experiment import Experiment
+from esper.run.rollout import play_round
 from esper.run.telemetry import RunSummary
 from esper.show.read import open_run
 from esper.telemetry.event import (

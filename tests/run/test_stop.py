@@ -273,7 +273,7 @@ def test_a_run_stopped_while_it_loads_its_checkpoint_writes_nothing(
         log.write(b'{"event": "Epoch')
     before = {path: path.read_bytes() for path in (tmp_path / "r").iterdir()}
     target = {
-        "play": "esper.rollout.rollout.Rollout.load_state_dict",
+        "play": "esper.run.rollout.Rollout.load_state_dict",
         "cut_logs": "esper.files.run_folder.RunFolder.cut_logs",
     }
     with monkeypatch.context() as patch:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from esper.spaces.action import HEADS
+from esper.core.action import HEADS
 from esper.telemetry.event import (
     AnomalyDetected,
     Comparison,

@@ -17,12 +17,12 @@ from esper.agents.make import make_controller
 from esper.cli.main import group
 from esper.config import TrainingConfig
 from esper.config.files import set_dotted
+from esper.core.action import ActionSpec
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.observation import ObservationLayout
 from esper.data.task import resolve
 from esper.data.tasks import load_task
 from esper.run.experiment import Experiment
-from esper.seeds.blueprints import BLUEPRINTS
-from esper.spaces.action import ActionSpec
-from esper.spaces.observation import ObservationLayout
 from tests.tooling.imported_names import missing_imports
 
 ROOT = Path(__file__).resolve().parents[2]

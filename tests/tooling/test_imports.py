@@ -53,46 +53,30 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "telemetry.timer": (),
     "telemetry": (),
     # the seam: both sides import it
-    "lifecycle.stage": (),
-    "spaces": ("lifecycle.stage",),
-    # the lifecycle of seeds, in arrays
-    "lifecycle": ("spaces",),
+    "core.arrays": (),
+    "core.stage": (),
+    "core.action": ("core.arrays",),
+    "core.mask": ("core.action", "core.arrays"),
+    "core.observation": ("core.action", "core.arrays", "core.stage"),
+    # what growing is, in arrays and modules
+    "core": (),
     # what trains a host
-    "seeds": ("lifecycle",),
-    "hosts": ("lifecycle", "seeds"),
-    "data": ("seeds", "hosts"),
+    "hosts": ("core",),
+    "data": ("core", "hosts"),
     # files of weights, which hosts may start from
     "files.atomic": ("telemetry.text",),
-    "training": ("lifecycle", "seeds", "hosts", "data", "files.atomic", "config.task"),
-    "files.grown_host": (
-        "lifecycle",
-        "seeds",
-        "hosts",
-        "data",
-        "training",
-        "files.atomic",
-    ),
-    # what a run has learned of its seeds
-    "experience": ("spaces", "lifecycle"),
+    "training": ("core", "hosts", "data", "files.atomic", "config.task"),
+    "files.grown_host": ("core", "hosts", "data", "training", "files.atomic"),
     # the env
-    "rewards": ("spaces", "lifecycle.stage"),
-    "attribution": ("seeds", "training"),
-    "env": (
-        *(
-            "spaces",
-            "lifecycle",
-            "seeds",
-            "hosts",
-            "data",
-            "training",
-            "rewards",
-            "attribution",
-            "experience",
-        ),
-        *("config.task", "files.grown_host"),
-    ),
+    "env": ("core", "hosts", "data", "training", "config.task", "files.grown_host"),
     # what decides: it knows the seam, never the env or what trains a host
-    "agents": ("spaces", "lifecycle.stage"),
+    "agents": (
+        "core.action",
+        "core.arrays",
+        "core.mask",
+        "core.observation",
+        "core.stage",
+    ),
 }
 LIBRARY = tuple(ALLOWED)
 # runs, and what is made of them
@@ -100,15 +84,19 @@ ALLOWED["files"] = (*LIBRARY, "root")
 ALLOWED["show"] = (*LIBRARY, "files")
 # a controller by its name, which may be a saved agent or a user's file
 ALLOWED["agents.make"] = (*LIBRARY, "files")
-ALLOWED["rollout"] = (*LIBRARY, "files")
+# rounds of hosts, which comparisons play, too
+ALLOWED["run.interrupt"] = ()
+ALLOWED["run.rollout"] = (*LIBRARY, "files", "run.interrupt")
+ALLOWED["run.pretrain"] = (*LIBRARY, "files", "run.interrupt", "run.rollout")
+PLAY = ("run.interrupt", "run.rollout")
 ALLOWED["grower"] = (*LIBRARY, "files")
 ALLOWED["integrations"] = (*LIBRARY, "files", "grower")
-ALLOWED["compare"] = (*LIBRARY, "show", "files", "rollout", "root")
-ALLOWED["run"] = (*LIBRARY, "files", "show", "rollout", "compare", "root")
+ALLOWED["compare"] = (*LIBRARY, "show", "files", *PLAY, "root")
+ALLOWED["run"] = (*LIBRARY, "files", "show", *PLAY, "compare", "root")
 # comparisons whose arms may be runs of their own
-ALLOWED["compare.comparison_run"] = (*LIBRARY, "files", "rollout", "compare", "run")
-ALLOWED["compare.evaluate"] = (*LIBRARY, "files", "rollout", "compare", "run")
-ROOMS = ("files", "show", "rollout", "grower", "integrations", "compare", "run")
+ALLOWED["compare.comparison_run"] = (*LIBRARY, "files", "compare", "run")
+ALLOWED["compare.evaluate"] = (*LIBRARY, "files", "compare", "run")
+ROOMS = ("files", "show", "grower", "integrations", "compare", "run")
 ALLOWED["cli"] = (*LIBRARY, *ROOMS, "root")
 ALLOWED["bench"] = (*LIBRARY, *ROOMS, "root")
 ALLOWED["root"] = (*LIBRARY, *ROOMS)
@@ -126,7 +114,7 @@ def row_of(module: str) -> str | None:
 
 
 def module_of(path: Path) -> str:
-    """``esper/seeds/site.py`` is ``seeds.site``, ``seeds/__init__.py`` is ``seeds``, and `esper` itself ``root``."""
+    """``esper/core/site.py`` is ``seeds.site``, ``seeds/__init__.py`` is ``seeds``, and `esper` itself ``root``."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "root"
 
@@ -134,7 +122,7 @@ def module_of(path: Path) -> str:
 def imported(tree: ast.AST, package: tuple[str, ...]) -> list[tuple[int, str]]:
     """(line, module without ``esper.``) of every import of Esper, lazy ones in functions too.
 
-    ``package`` is where relative imports start: ("esper", "seeds") for a module of `esper.seeds`.
+    ``package`` is where relative imports start: ("esper", "seeds") for a module of `esper.core`.
     """
     found: list[tuple[int, str]] = []
     for node in ast.walk(tree):
@@ -150,7 +138,7 @@ def imported(tree: ast.AST, package: tuple[str, ...]) -> list[tuple[int, str]]:
 
 
 def without_prefix(name: str) -> str:
-    """``esper.lifecycle.stage`` is ``lifecycle.stage``; ``esper``, or a name in it that has no row, is the root."""
+    """``esper.core.stage`` is ``core.stage``; ``esper``, or a name in it that has no row, is the root."""
     inner = name.removeprefix("esper").removeprefix(".")
     return inner if row_of(inner) else "root"
 
@@ -235,7 +223,6 @@ NOT_IN_GROWER = (
         "compare",
         "files",
         "integrations",
-        "rollout",
         "run",
         "show",
     ),
@@ -272,7 +259,7 @@ def test_what_a_grower_loads_knows_nothing_of_runs() -> None:
         module for module in loaded if not (PACKAGE / module.replace(".", "/")).is_dir()
     ]
     assert len(files) <= GROWER_FILES
-    assert {"env.slot_env", "grower.sites", "seeds.site"} <= set(files)
+    assert {"env.slot_env", "grower.sites", "core.site"} <= set(files)
 
 
 def closure(root: str) -> list[str]:
@@ -388,7 +375,7 @@ def test_the_table_itself_points_one_way() -> None:
 
 @pytest.mark.parametrize("package", ["agents", "agents.spec"])
 def test_controllers_never_import_training(package: str) -> None:
-    for name in ("env", "training", "hosts", "data", "rewards", "attribution"):
+    for name in ("env", "training", "hosts", "data", "core.site", "core.slots"):
         assert not any(
             covers(may, name) or covers(name, may) for may in ALLOWED[package]
         )
@@ -406,16 +393,16 @@ def test_controllers_never_import_training(package: str) -> None:
         ("env.vector_env", "from esper.telemetry.hub import TelemetryHub"),
         ("env.vector_env", "import esper"),
         ("training.governor", "from esper.env import signals"),
-        ("seeds.site", "from esper.hosts.cnn import ConvHost"),
-        ("spaces.mask", "from esper.lifecycle.slots import Slots"),
-        ("spaces.mask", "from esper.lifecycle import SeedStage"),
-        ("lifecycle.slots", "from esper.seeds.site import Site"),
-        ("lifecycle.stage", "from esper.spaces.action import Op"),
-        ("agents.heuristic", "from esper.lifecycle.gates import GATES"),
+        ("core.site", "from esper.hosts.cnn import ConvHost"),
+        ("core.mask", "from esper.core.slots import Slots"),
+        ("core.mask", "from esper.core import SeedStage"),
+        ("core.slots", "from esper.hosts.host import Host"),
+        ("core.stage", "from esper.core.action import Op"),
+        ("agents.heuristic", "from esper.core.gates import GATES"),
         ("telemetry.event", "from esper import config"),
         ("telemetry.event", "from esper.telemetry import hub"),
         ("telemetry.span", "from esper.telemetry.event import Event"),
-        ("config", "from .lifecycle import stage"),
+        ("config", "from .core import stage"),
         ("config.files", "from esper.config import TrainingConfig"),
         ("run.experiment", "from esper.cli import run"),
         ("files.checkpoint", "from esper.compare import statistics"),
@@ -434,7 +421,7 @@ def test_a_wrong_import_is_caught(module: str, source: str) -> None:
     [
         (
             "agents.heuristic",
-            "from esper.lifecycle.stage import SeedStage\nfrom esper.spaces import action",
+            "from esper.core.stage import SeedStage\nfrom esper.core import action",
         ),
         (
             "env.vector_env",
@@ -446,12 +433,12 @@ def test_a_wrong_import_is_caught(module: str, source: str) -> None:
             "env.vector_env",
             "from ..training import governor\nfrom . import signals\nfrom .signals import Signals",
         ),
-        ("spaces.mask", "import esper.lifecycle.stage"),
+        ("core.observation", "import esper.core.stage"),
         (
-            "lifecycle.legal",
-            "from esper.spaces.mask import ActionMask\nfrom esper.lifecycle.stage import SeedStage",
+            "core.legal",
+            "from esper.core.mask import ActionMask\nfrom esper.core.stage import SeedStage",
         ),
-        ("seeds.site", "from esper.lifecycle.ramps import BlendStyle"),
+        ("core.site", "from esper.core.ramps import BlendStyle"),
         ("config", "from esper.config.files import read_toml"),
         (
             "training.governor",
@@ -470,12 +457,12 @@ def test_a_right_import_passes(module: str, source: str) -> None:
 
 
 def test_relative_imports_of_a_package_start_in_the_package() -> None:
-    assert violations("seeds", "from .site import Site", is_package=True) == []
-    assert len(violations("seeds", "from ..env import signals", is_package=True)) == 1
+    assert violations("core", "from .site import Site", is_package=True) == []
+    assert len(violations("core", "from ..env import signals", is_package=True)) == 1
     assert (
         violations(
             "root",
-            "from .lifecycle import stage\nfrom .config import TrainingConfig",
+            "from .core import stage\nfrom .config import TrainingConfig",
             is_package=True,
         )
         == []

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from esper.config import Durations, TrainingConfig
-from esper.lifecycle.gates import GATES, Gates
-from esper.lifecycle.ramps import STYLES
-from esper.lifecycle.slots import Slots
-from esper.lifecycle.stage import LIVING, SeedStage
-from esper.spaces.action import HEADS, RELEVANT, ActionSpec, Op
+from esper.core.action import HEADS, RELEVANT, ActionSpec, Op
+from esper.core.gates import GATES, Gates
+from esper.core.ramps import STYLES
+from esper.core.slots import Slots
+from esper.core.stage import LIVING, SeedStage
 
 PAGE = (Path(__file__).parents[2] / "docs" / "env.md").read_text(encoding="utf-8")
 SPEC = ActionSpec(("r0c0",), ("norm",))

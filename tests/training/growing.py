@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import TrainingConfig
+from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
+from esper.core.ramps import STYLES
+from esper.core.site import Role, Site
+from esper.core.stage import SeedStage
 from esper.data.split import Split
 from esper.data.task import Augmentation, Task, resolve
 from esper.data.tasks import load_task
 from esper.hosts.cnn import CNNHost
 from esper.hosts.host import Host
 from esper.hosts.transformer import TransformerHost
-from esper.lifecycle.ramps import STYLES
-from esper.lifecycle.stage import SeedStage
 from esper.ops.stage_batch import normalisation_table
-from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
-from esper.seeds.site import Role, Site
 from esper.training.execution.streams import StreamExecutor
 from esper.training.executor import Executor
 from esper.training.host_trainer import HostTrainer

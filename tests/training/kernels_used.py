@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.config import TrainingConfig
+from esper.core.stage import SeedStage
 from esper.data.task import Augmentation, resolve
-from esper.lifecycle.stage import SeedStage
 from esper.ops.norm_relu_pool import NormReluPool
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.lifecycle.stage import SeedStage
-from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.seeds.site import Site
+from esper.core.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
+from esper.core.site import Site
+from esper.core.stage import SeedStage
 from esper.telemetry.event import GovernorRollback, SeedCut, StageChanged
 from esper.training.validate import evaluate
 from tests.core_helpers import (

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.place import Features
-from esper.seeds.site import Site
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.place import Features
+from esper.core.site import Site
 from esper.training.step import blending
 from tests.core_helpers import (
     digits,

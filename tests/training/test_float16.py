@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.lifecycle.stage import SeedStage as S
-from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
+from esper.core.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
+from esper.core.stage import SeedStage as S
 from esper.telemetry.event import GovernorRollback, SeedCut
 from esper.training.execution.workers import WorkerExecutor
 from esper.training.executor import HostError

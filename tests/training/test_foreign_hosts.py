@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.attribution.counterfactual import CounterfactualHelper
 from esper.config import ConfigError
+from esper.core.place import Place
+from esper.core.stage import SeedStage as S
 from esper.data.host_checks import check_hosts
 from esper.data.objective import PAD
 from esper.data.split import Split
 from esper.data.task import Task, resolve
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
-from esper.lifecycle.stage import SeedStage as S
 from esper.ops.cross_entropy import cross_entropy
-from esper.seeds.place import Place
+from esper.training.counterfactual import CounterfactualHelper
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
 from esper.training.validate import evaluate

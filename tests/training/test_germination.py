@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.lifecycle.ramps import STYLES
-from esper.lifecycle.stage import SeedStage
-from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.seeds.site import GerminationFailed, Role, Site
+from esper.core.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
+from esper.core.ramps import STYLES
+from esper.core.site import GerminationFailed, Role, Site
+from esper.core.stage import SeedStage
 from esper.telemetry.event import ActionTaken
 from esper.training.host_training import HostTraining
 from tests.core_helpers import make_training, plant, rig, same_bits, tensors_of, train

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.config import Durations, GovernorConfig, TrainingConfig
-from esper.lifecycle.stage import SeedStage
-from esper.seeds.site import Role
+from esper.core.site import Role
+from esper.core.stage import SeedStage
 from esper.training.governor import Governor, Panic
 from esper.training.host_training import HostTraining
 from esper.training.snapshot import ValidationRecord

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from esper.config import ConfigError, RunConfig, TrainingConfig
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.stage import SeedStage
 from esper.env.training_backend import copies_held
-from esper.lifecycle.stage import SeedStage
-from esper.seeds.blueprints import BLUEPRINTS
 from esper.training.governor import Governor
 from esper.training.host_state import (
     MIB,

@@ -11,10 +11,10 @@ import torch
 from esper.agents.make import make_controller
 from esper.config import TrainingConfig
 from esper.config.task import Freeze
+from esper.core.stage import SeedStage as S
 from esper.data.tasks import build_host
 from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv
-from esper.lifecycle.stage import SeedStage as S
 from esper.training.host_training import freeze
 from tests.core_helpers import plant, train
 from tests.training.byte_images import byte_digits

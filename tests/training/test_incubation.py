@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.lifecycle.ramps import STYLES
-from esper.lifecycle.stage import SeedStage
-from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.site import Site
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.ramps import STYLES
+from esper.core.site import Site
+from esper.core.stage import SeedStage
 from esper.training.step import blending, prepare_epoch, train_step
 from esper.training.validate import evaluate
 from tests.core_helpers import (

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
+from esper.core.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
+from esper.core.ramps import STYLES
+from esper.core.site import Place, Role
+from esper.core.stage import SeedStage as S
 from esper.data.objective import PAD
 from esper.data.split import Split
 from esper.data.task import Task
 from esper.hosts.host import Host, SegmentedHost
-from esper.lifecycle.ramps import STYLES
-from esper.lifecycle.stage import SeedStage as S
-from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.seeds.site import Place, Role
 from esper.training import rng as randomness
 from esper.training.host_training import HostTraining
 from esper.training.rng import OwnedDropout

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import esper
+from esper.core.stage import SeedStage as S
 from esper.data.host_checks import check_hosts
 from esper.env.vector_env import GrowthVectorEnv
-from esper.lifecycle.stage import SeedStage as S
 from esper.ops.grad_stats import grad_stats
 from esper.ops.sgd import SGD
 from esper.training.host_training import HostTraining

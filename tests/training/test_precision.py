@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.place import Features, Place
+from esper.core.stage import SeedStage as S
 from esper.data.split import Split
 from esper.data.task import Task, resolve
 from esper.env.vector_env import GrowthVectorEnv
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
 from esper.hosts.transformer import TransformerHost
-from esper.lifecycle.stage import SeedStage as S
-from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.place import Features, Place
 from esper.training import precision
 from esper.training.host_training import HostTraining
 from esper.training.precision import concrete

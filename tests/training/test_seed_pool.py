@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.lifecycle.ramps import BlendOperator
-from esper.lifecycle.stage import SeedStage
-from esper.seeds.blend import Seed
+from esper.core.blend import Seed
+from esper.core.ramps import BlendOperator
+from esper.core.stage import SeedStage
 from esper.training.host_training import HostTraining
 from esper.training.seed_pool import ParameterGroup, SeedPool
 from esper.training.step import prepare_epoch

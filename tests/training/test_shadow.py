@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from esper.lifecycle.ramps import BlendOperator
-from esper.seeds.blend import Seed
+from esper.core.blend import Seed
+from esper.core.ramps import BlendOperator
 from esper.training.shadow import ShadowBuffers, copied_buffers
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.lifecycle.stage import SeedStage
-from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
+from esper.core.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
+from esper.core.stage import SeedStage
 from esper.training.host_training import HostTraining
 from esper.training.snapshot import (
     Snapshot,

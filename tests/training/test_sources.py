@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from esper.core.place import Features, Place
+from esper.core.stage import SeedStage as S
 from esper.data.split import Split
 from esper.data.task import Task, resolve
 from esper.hosts.graft import GraftedHost, graft
 from esper.hosts.host import Host, SegmentedHost, SiteSpan
-from esper.lifecycle.stage import SeedStage as S
-from esper.seeds.place import Features, Place
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
 from esper.training.step import add_gradients, prepare_epoch

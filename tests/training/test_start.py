@@ -262,7 +262,7 @@ def test_training_goes_on_until_half_a_schedule_gains_less_than_the_margin(
 
 
 def no_baseline() -> Any:
-    from esper.env.state import Baseline
+    from esper.core.state import Baseline
 
     return Baseline((0.0,) * 3, (0.0,) * 3, 1.0, 1)
 

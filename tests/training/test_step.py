@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.lifecycle.stage import SeedStage
-from esper.seeds.site import Role
+from esper.core.site import Role
+from esper.core.stage import SeedStage
 from esper.training import step as host_step
 from esper.training.host_training import HostTraining
 from esper.training.step import prepare_epoch

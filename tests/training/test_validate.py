@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from esper.attribution.counterfactual import CounterfactualHelper
+from esper.core.place import Features, Place
+from esper.core.stage import SeedStage as S
 from esper.data.objective import PAD
 from esper.data.task import Task
 from esper.env.training_backend import EnvHost
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
-from esper.lifecycle.stage import SeedStage as S
 from esper.ops.accumulators import ACCUMULATOR_FIELDS
-from esper.seeds.place import Features, Place
+from esper.training.counterfactual import CounterfactualHelper
 from esper.training.execution.workers import WorkerExecutor
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from esper.lifecycle.ramps import STYLES
-from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.site import Role
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.ramps import STYLES
+from esper.core.site import Role
 from esper.training import step as host_step
 from esper.training.host_state import host_state, load_host_state
 from esper.training.host_training import HostTraining

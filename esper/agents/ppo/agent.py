@@ -19,9 +19,9 @@ from esper.agents.ppo.normalization import RewardNormalizer
 from esper.agents.ppo.policy import Policy
 from esper.agents.ppo.update import PolicyOutput, UpdateStats, imitation_loss, mean_over, ppo_loss, update_policy
 from esper.config import PPOConfig
+from esper.core.action import HEADS, ActionSpec
+from esper.core.observation import ObservationLayout
 from esper.ops.optimizer import Adam
-from esper.spaces.action import HEADS, ActionSpec
-from esper.spaces.observation import ObservationLayout
 
 
 class PPOAgent(Policy):

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from esper.config import PPOConfig
-from esper.spaces.action import ALPHA_TARGETS, HEADS, RELEVANT, ActionSpec, Op
-from esper.spaces.observation import BASE, PER_CHOICE, PER_SLOT, split
+from esper.core.action import ALPHA_TARGETS, HEADS, RELEVANT, ActionSpec, Op
+from esper.core.observation import BASE, PER_CHOICE, PER_SLOT, split
 
 Masks = Mapping[str, Tensor]
 State = tuple[Tensor, Tensor]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.config import PPOConfig
-from esper.spaces.observation import BASE, PER_CHOICE, PER_SLOT, FeatureKind, split
+from esper.core.observation import BASE, PER_CHOICE, PER_SLOT, FeatureKind, split
 
 MIN_VARIANCE = 1e-8
 """Variance above which an entry of the observation is normalised."""

@@ -14,8 +14,8 @@ from esper.agents.controller import Float32s, Masks
 from esper.agents.ppo.network import Decision, PolicyNetwork, Scene, State, counter_uniforms
 from esper.agents.ppo.normalization import ObservationStatistics
 from esper.config import PPOConfig
-from esper.spaces.action import HEADS, ActionSpec
-from esper.spaces.observation import ObservationLayout
+from esper.core.action import HEADS, ActionSpec
+from esper.core.observation import ObservationLayout
 
 
 class Policy:

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.core.place import Features
 from esper.data.split import Split
 from esper.hosts.graft import GraftedHost
 from esper.hosts.host import Host, Run, SegmentedHost, kept_modes, run_segment
 from esper.ops import _native
-from esper.seeds.place import Features
 from esper.training.executor import Executor
 from esper.training.host_training import HostTraining
 from esper.training.rng import has_dropout, seeded

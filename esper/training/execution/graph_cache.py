@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.seeds.site import PlantedSeed, Role, Site
+from esper.core.site import PlantedSeed, Role, Site
 from esper.training.execution.gpu import Captured, Gpu
 from esper.training.executor import ran_out
 from esper.training.host_training import HostTraining, feed_of

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from esper.agents.ppo.buffer import gae
-from esper.spaces.action import HEADS, RELEVANT, Op
+from esper.core.action import HEADS, RELEVANT, Op
 from tests.agents.ppo.toy import (
     NOTHING,
     Toy,

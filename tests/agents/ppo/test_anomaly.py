@@ -17,7 +17,7 @@ import torch
 from esper.agents.ppo.agent import PPOAgent
 from esper.agents.ppo.update import UpdateStats
 from esper.config import AnomalyConfig, ConfigError, TrainingConfig
-from esper.spaces.action import HEADS, Op
+from esper.core.action import HEADS, Op
 from esper.telemetry.anomaly import KINDS, AnomalyDetector
 from esper.telemetry.event import AnomalyDetected, PolicyUpdated
 from tests.agents.ppo.toy import Toy, learned_well, make_agent, play

@@ -10,7 +10,7 @@ from esper.agents.ppo.normalization import (
     RunningMeanStd,
 )
 from esper.config import PPOConfig
-from esper.spaces.observation import (
+from esper.core.observation import (
     BASE,
     PER_CHOICE,
     PER_SLOT,

@@ -6,7 +6,7 @@ from benchmarks.planted_score import planted_scale
 from esper.agents.ppo.agent import PPOAgent
 from esper.config import PPOConfig, TrainingConfig
 from esper.env.planted import PlantedVectorEnv
-from esper.rollout.rollout import play_round
+from esper.run.rollout import play_round
 
 HELD_OUT = 999
 

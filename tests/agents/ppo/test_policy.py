@@ -8,8 +8,8 @@ from esper.agents.ppo.agent import PPOAgent
 from esper.agents.ppo.network import FREE_HEADS, PolicyNetwork
 from esper.agents.ppo.policy import Policy
 from esper.config import PPOConfig
-from esper.spaces.action import ALPHA_TARGETS, HEADS, RELEVANT, ActionSpec, Op
-from esper.spaces.observation import ObservationLayout
+from esper.core.action import ALPHA_TARGETS, HEADS, RELEVANT, ActionSpec, Op
+from esper.core.observation import ObservationLayout
 
 SPEC = ActionSpec(("r0c0", "r0c1"), ("first", "second", "third"))
 LAYOUT = ObservationLayout(SPEC.slots, SPEC.blueprints, horizon=6)

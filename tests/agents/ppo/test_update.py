@@ -21,7 +21,7 @@ from esper.agents.ppo.update import (
 )
 from esper.config import PPOConfig, TrainingConfig
 from esper.env.planted import PlantedVectorEnv
-from esper.rollout.rollout import play_round
+from esper.run.rollout import play_round
 
 HEALTHY = PPOConfig().healthy_gradients
 

@@ -8,8 +8,8 @@ import torch
 from esper.agents.ppo.agent import PPOAgent
 from esper.agents.ppo.update import UpdateStats
 from esper.config import PPOConfig
-from esper.spaces.action import HEADS, ActionSpec, Op
-from esper.spaces.observation import KINDS, ObservationLayout
+from esper.core.action import HEADS, ActionSpec, Op
+from esper.core.observation import KINDS, ObservationLayout
 
 SPEC = ActionSpec(("r0c0", "r0c1", "r1c0"), ("first", "second", "third", "fourth"))
 LAYOUT = ObservationLayout(SPEC.slots, SPEC.blueprints, horizon=6)

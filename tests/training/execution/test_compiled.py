@@ -15,6 +15,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.core.action import Op
+from esper.core.place import Place
+from esper.core.stage import SeedStage
 from esper.data.tasks import load_task
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.grown_host import committed_network, export, load_host
@@ -22,9 +25,6 @@ from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
 from esper.hosts.transformer import TransformerHost
-from esper.lifecycle.stage import SeedStage
-from esper.seeds.place import Place
-from esper.spaces.action import Op
 from esper.telemetry.event import StepsNotCaptured
 from esper.training.execution import compiled
 from esper.training.execution.compiled import CompiledRun, compile_host, compiled_run

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from esper.lifecycle.stage import SeedStage
+from esper.core.stage import SeedStage
 from esper.training.executor import HostError
 from esper.training.host_training import HostTraining
 from tests.selection import slow_except

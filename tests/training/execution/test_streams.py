@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.lifecycle.stage import SeedStage
-from esper.seeds.blueprints import BLUEPRINTS
+from esper.core.blueprints import BLUEPRINTS
+from esper.core.stage import SeedStage
 from esper.training.execution.graph_cache import REPLACES, WAITS
 from esper.training.execution.streams import WARM_UP
 from esper.training.execution.workers import WorkerExecutor

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from esper.lifecycle.stage import SeedStage
+from esper.core.stage import SeedStage
 from esper.training import step as host_step
 from esper.training.execution.streams import WARM_UP
 from esper.training.execution.workers import WorkerExecutor

@@ -1,1 +1,0 @@
-"""Credit assignment to seeds: counterfactual contributions, interactions and Shapley values."""

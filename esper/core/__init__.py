@@ -1,0 +1,1 @@
+"""The core of growing, in arrays and modules: actions, observations, the lifecycle of seeds, blueprints, rewards."""

@@ -1,0 +1,260 @@
+"""The observation: a flat float32 vector whose entries are named here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from esper.core.action import Op
+from esper.core.arrays import Float32s, Floats
+from esper.core.stage import STAGES
+
+LIMIT = 1e4
+"""Values are clamped to ±LIMIT and NaN becomes 0, so observations are finite even if the host is not."""
+
+
+class FeatureKind(Enum):
+    CONTINUOUS = "continuous"
+    """Normalised by the agent."""
+    FLAG = "flag"
+    """0 or 1."""
+    INDEX = "index"
+    """The index of a name."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One entry of the observation."""
+
+    name: str
+    kind: FeatureKind
+    meaning: str
+
+
+HISTORY = 5
+"""Number of past epochs of validation loss and accuracy in the observation."""
+
+C = FeatureKind.CONTINUOUS
+FLAG = FeatureKind.FLAG
+INDEX = FeatureKind.INDEX
+
+BASE: tuple[Feature, ...] = (
+    Feature("epoch", C, "epochs done / horizon"),
+    # A fraction does not identify the last action if episode lengths differ.
+    Feature("epochs_left", C, "symlog of the epochs that are left"),
+    Feature("train_loss", C, "symlog of the training loss of the epoch"),
+    Feature("validation_loss", C, "symlog of the validation loss"),
+    Feature("train_accuracy", C, "training accuracy of the epoch, fraction"),
+    Feature("validation_accuracy", C, "validation accuracy, everything on, fraction"),
+    *(Feature(f"loss_{i}_ago", C, f"symlog of the validation loss {i} epochs ago") for i in range(1, HISTORY + 1)),
+    *(Feature(f"accuracy_{i}_ago", C, f"validation accuracy {i} epochs ago, fraction") for i in range(1, HISTORY + 1)),
+    Feature("best_accuracy", C, "best validation accuracy of the episode, fraction"),
+    Feature("epochs_since_best", C, "epochs since the best / horizon"),
+    *(Feature(f"count_{stage.name.lower()}", C, f"slots in {stage.name} / slots") for stage in STAGES),
+    *(Feature(f"last_op_{op.name.lower()}", FLAG, f"the last action was {op.name}") for op in Op),
+    Feature("gates_passed", C, "slots whose next gate is passed / slots"),
+    Feature("last_op_succeeded", FLAG, "the last action was executed, not refused"),
+    Feature("rolled_back", FLAG, "the governor rolled back in the last epoch"),
+    Feature("host_parameters", C, "ln(1 + parameters of the host) / 10"),
+    Feature("added_parameters", C, "parameters of all seeds / budget"),
+    Feature("fossil_parameters", C, "parameters of fossils / budget"),
+    Feature("host_flops", C, "ln(1 + operations of a forward pass of the host, a sample) / 20"),
+    Feature("added_flops", C, "ln(1 + operations of all seeds / those of the host)"),
+    Feature("rent", C, "rent paid this epoch, times the horizon"),
+    Feature("seeds_left", C, "seeds left under the cap / cap"),
+    Feature("committed_accuracy", C, "validation accuracy with fossils only, fraction"),
+    Feature("all_off_accuracy", C, "validation accuracy with every seed off, fraction"),
+    Feature("baseline_accuracy", C, "no-growth baseline at this epoch, fraction"),
+    Feature("baseline_next", C, "no-growth baseline at the next epoch, fraction"),
+    # Losses in the unit of the rewards: standard deviations (sd) of the no-growth baseline's final loss.
+    Feature("loss_lead", C, "symlog of no-growth loss minus validation loss, everything on, sd"),
+    Feature("committed_loss_lead", C, "symlog of no-growth loss minus validation loss with fossils only, sd"),
+    Feature("all_off_loss_lead", C, "symlog of no-growth loss minus validation loss with every seed off, sd"),
+    Feature("baseline_loss", C, "symlog of the no-growth loss at this epoch, sd"),
+    Feature("baseline_loss_next", C, "symlog of the no-growth loss at the next epoch, sd"),
+    Feature("rollbacks", C, "rollbacks used / allowed"),
+    Feature("anomaly_pending", FLAG, "the governor saw an anomaly in the last check"),
+    Feature("potential", C, "stored potential of the reward"),
+    Feature("experience", C, "ln(1 + episodes that the experience is of)"),
+    Feature("worth_scale", C, "symlog of the typical worth of a seed by that experience, pp"),
+)
+
+PER_SLOT: tuple[Feature, ...] = (
+    *(Feature(f"stage_{stage.name.lower()}", FLAG, f"the slot is {stage.name}") for stage in STAGES),
+    Feature("alpha", C, "alpha now"),
+    Feature("alpha_target", C, "where alpha is going"),
+    Feature("alpha_mode", C, "-1 falling, 0 holding, 1 rising"),
+    Feature("alpha_progress", C, "how much of the ramp is done, fraction"),
+    Feature("alpha_velocity", C, "change of alpha in the last epoch"),
+    Feature("incubation_target", C, "target alpha of the trial and of the first ramp"),
+    Feature("trial", C, "trial accuracy of an incubating seed minus without it, clamped to 10 pp, / 10"),
+    Feature("trial_error", C, "paired standard error of the trial, pp / 10"),
+    Feature("contribution", C, "accuracy with the seed minus without it, clamped to 10 pp, / 10"),
+    Feature("contribution_change", C, "change of the contribution since it was last measured, pp / 10"),
+    Feature("contribution_error", C, "paired standard error of the contribution, pp / 10"),
+    Feature("contribution_measured", FLAG, "the contribution was measured for this seed"),
+    Feature("epochs_since_measured", C, "epochs since the contribution was measured / horizon"),
+    Feature("interaction", C, "summed interaction with the other seeds that are on, clamped to 10 pp, / 10"),
+    Feature("gradient_norm", C, "symlog of the seed's gradient norm"),
+    Feature("gradient_ratio", C, "symlog of the seed's to the host's gradient, per element"),
+    Feature("gradient_health", C, "0 to 1"),
+    Feature("vanishing", C, "fraction of vanishing gradient tensors"),
+    Feature("exploding", C, "fraction of exploding gradient tensors"),
+    Feature("epochs_in_stage", C, "epochs in this stage / horizon"),
+    Feature("age", C, "epochs since germination / horizon"),
+    Feature("parameters", C, "ln(1 + parameters of the seed) / 10"),
+    Feature("flops", C, "ln(1 + operations of the seed / those of the host)"),
+    Feature("gate_score", C, "fraction of the next gate's checks that hold"),
+    Feature("gate_passed", FLAG, "the next gate would open"),
+    Feature("fading", FLAG, "the seed is being removed"),
+    Feature("blueprint", INDEX, "0 for none, else 1 + the blueprint's index"),
+)
+
+PER_CHOICE: tuple[Feature, ...] = (
+    Feature("worth", C, "worth to act on, in typical worths: drawn from the posterior in training, else the mean"),
+    Feature("profit", C, "that worth minus the rent of such a seed for a whole episode, in typical worths"),
+    Feature("pays", FLAG, "the profit is above 0"),
+    Feature("worth_mean", C, "mean of the worth by experience, in typical worths"),
+    Feature("worth_error", C, "posterior standard deviation of the worth, in typical worths"),
+    Feature("kept", C, "ln(1 + episodes in which such a seed was kept)"),
+    Feature("size", C, "ln(1 + parameters of such a seed) / 10"),
+    Feature("size_share", C, "ln(1 + parameters of such a seed / parameters of the host)"),
+    Feature("flops_share", C, "ln(1 + operations of such a seed / those of the host)"),
+    Feature("layers", C, "weight matrices and kernels of the blueprint / 4"),
+    Feature("spatial", C, "fraction of its parameters in kernels of more than one position"),
+    Feature("elementwise", C, "fraction of its parameters in vectors, as in a normalisation"),
+    Feature("reads_source", FLAG, "it reads earlier features than those to which it adds"),
+    Feature("zero_at_birth", FLAG, "a new one changes nothing"),
+    Feature("at_once", FLAG, "it is a part of its host in the epoch in which it is planted"),
+)
+"""Entries of each (slot, blueprint), a seed that could be planted."""
+KINDS = (
+    "layers",
+    "spatial",
+    "elementwise",
+    "reads_source",
+    "zero_at_birth",
+    "at_once",
+)
+"""Entries that describe a blueprint by what it is built of and how it begins."""
+
+
+def symlog(x: Floats | float) -> Floats:
+    """sign(x) · ln(1 + |x|): keeps small values and compresses large ones."""
+    return np.copysign(np.log1p(np.abs(x)), x)
+
+
+def clamp_pp(x: Floats | float | None) -> Floats:
+    """Clamps percentage points to ±10 and divides by 10; 0 if not measured (NaN or None)."""
+    known = np.nan_to_num(
+        np.asarray(x, dtype=np.float64),
+        nan=0.0,
+        posinf=10.0,
+        neginf=-10.0,
+    )
+    return np.asarray(np.clip(known, -10.0, 10.0) / 10)
+
+
+@dataclass(frozen=True)
+class ObservationLayout:
+    """Names and positions of the entries for a host with these slots (row-major), blueprints and horizon (epochs).
+
+    First come the entries of the host, then those of each slot, then those of each (slot, blueprint).
+    """
+
+    slots: tuple[str, ...]
+    blueprints: tuple[str, ...]
+    horizon: int
+
+    @cached_property
+    def entries(self) -> tuple[Feature, ...]:
+        # The order is that of the vectors, see the class.
+        entries = [*BASE]
+        for slot in self.slots:
+            entries += _named_after(slot, PER_SLOT)
+        for slot in self.slots:
+            for blueprint in self.blueprints:
+                entries += _named_after(f"{slot}/{blueprint}", PER_CHOICE)
+        return tuple(entries)
+
+    @cached_property
+    def index(self) -> Mapping[str, int]:
+        return MappingProxyType({entry.name: place for place, entry in enumerate(self.entries)})
+
+    @property
+    def size(self) -> int:
+        of_slot = len(PER_SLOT) + len(self.blueprints) * len(PER_CHOICE)
+        return len(BASE) + len(self.slots) * of_slot
+
+    def vectors(
+        self,
+        base: Mapping[str, Any],
+        per_slot: Mapping[str, Any],
+        per_choice: Mapping[str, Any],
+    ) -> Float32s:
+        """Builds observations, float32 [E, size], from values by name.
+
+        ``base`` are [E], ``per_slot`` [E, S], and ``per_choice`` [E, S, B] or broadcast to that.
+
+        The result is always finite. Raises KeyError if a name is missing.
+        """
+        # What is missing is a KeyError: no entry stays empty.
+        envs = len(base["epoch"])
+        hosts = np.empty((envs, len(BASE)))
+        for place, entry in enumerate(BASE):
+            hosts[:, place] = base[entry.name]
+
+        slots = np.empty((envs, len(self.slots), len(PER_SLOT)))
+        for place, entry in enumerate(PER_SLOT):
+            slots[:, :, place] = per_slot[entry.name]
+
+        choices = np.empty((envs, len(self.slots), len(self.blueprints), len(PER_CHOICE)))
+        for place, entry in enumerate(PER_CHOICE):
+            choices[..., place] = per_choice[entry.name]
+
+        parts = (
+            hosts,
+            slots.reshape(envs, -1),
+            choices.reshape(envs, -1),
+        )
+        vectors = np.concatenate(parts, axis=1)
+        # Clipping would leave NaN.
+        np.nan_to_num(
+            vectors,
+            copy=False,
+            nan=0.0,
+            posinf=LIMIT,
+            neginf=-LIMIT,
+        )
+        return np.clip(vectors, -LIMIT, LIMIT).astype(np.float32)
+
+    def read(self, observation: Float32s, name: str) -> Float32s:
+        """Returns one entry [...] of observations [..., size]. Raises KeyError if the layout has no such name."""
+        return observation[..., self.index[name]]
+
+
+def _named_after(place: str, features: tuple[Feature, ...]) -> list[Feature]:
+    """Returns the features of a slot or a choice under the names that they have in the whole vector."""
+    return [replace(feature, name=f"{place}/{feature.name}") for feature in features]
+
+
+def split(observation: Tensor, slots: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Splits observations [..., size] of hosts with S slots into entries by what they describe.
+
+    Returns those of the host [..., BASE], of its slots [..., S, PER_SLOT], and of the seeds that could be planted
+    [..., S, B, PER_CHOICE].
+    """
+    lead = observation.shape[:-1]
+    first_slot = len(BASE)
+    first_choice = first_slot + slots * len(PER_SLOT)
+    base = observation[..., :first_slot]
+    per_slot = observation[..., first_slot:first_choice].reshape(*lead, slots, len(PER_SLOT))
+    per_choice = observation[..., first_choice:].reshape(*lead, slots, -1, len(PER_CHOICE))
+    return base, per_slot, per_choice

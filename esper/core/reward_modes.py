@@ -1,0 +1,145 @@
+"""Reward modes: the terms that each mode pays. The reward is their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from esper.config import RewardConfig
+from esper.core import reward_terms as terms
+from esper.core.arrays import Bools, Floats
+from esper.core.reward_terms import Flag, RewardState, Transition, Value
+
+Term = Callable[[Transition, RewardConfig], Floats]
+Potential = Callable[[RewardState, RewardConfig, int], Value]
+
+
+def _stage_potential(
+    state: RewardState,
+    config: RewardConfig,
+    dwell: int,
+) -> Value:
+    return config.stage_potential * terms.stage_potential(state, dwell, config)
+
+
+def _contribution_potential(
+    state: RewardState,
+    config: RewardConfig,
+    _dwell: int,
+) -> Value:
+    return config.contribution_potential * terms.contribution_potential(state)
+
+
+def _loss_contribution_potential(
+    state: RewardState,
+    config: RewardConfig,
+    _dwell: int,
+) -> Value:
+    return config.loss_contribution_potential * terms.loss_contribution_potential(state)
+
+
+POTENTIALS: Mapping[str, Potential] = MappingProxyType(
+    {
+        "stage_potential": _stage_potential,
+        "contribution_potential": _contribution_potential,
+        "loss_contribution_potential": _loss_contribution_potential,
+    }
+)
+_TERMS: tuple[Term, ...] = (
+    terms.benefit,
+    terms.loss_benefit,
+    terms.rent,
+    terms.action_cost,
+    terms.advantage,
+    terms.fossil_cost,
+    terms.governor,
+)
+TERMS: Mapping[str, Term] = MappingProxyType({term.__name__: term for term in _TERMS})
+MODES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "shaped": (
+            "benefit",
+            "rent",
+            "stage_potential",
+            "contribution_potential",
+            "action_cost",
+            "governor",
+        ),
+        "simplified": ("benefit", "stage_potential", "action_cost", "governor"),
+        "advantage": ("advantage", "rent", "governor"),
+        "sparse": ("benefit", "fossil_cost", "governor"),
+        "loss_shaped": (
+            "loss_benefit",
+            "rent",
+            "stage_potential",
+            "loss_contribution_potential",
+            "action_cost",
+            "governor",
+        ),
+        "loss_sparse": ("loss_benefit", "fossil_cost", "governor"),
+    }
+)
+
+
+class Reward:
+    """Rewards of E envs: computes the terms of its mode and keeps the previous step's potential Φ between calls.
+
+    Φ is 0 at reset and at termination, so the discounted potential terms of an episode that terminates sum to exactly
+    zero. One that cannot be told, NaN, stays as it was. If ``n_envs`` is None, it is the reward of one env, in scalars.
+    """
+
+    def __init__(
+        self,
+        config: RewardConfig,
+        dwell: int,
+        n_envs: int | None = None,
+    ) -> None:
+        self.config = config
+        self.dwell = dwell
+        self.names = MODES[config.mode]
+        shape = () if n_envs is None else (n_envs,)
+        self.stored = {name: np.zeros(shape) for name in self.names if name in POTENTIALS}
+
+    def reset(self, mask: Bools | None = None) -> None:
+        """Starts episodes in the envs of ``mask`` bool [E]; None for all."""
+        for potential in self.stored.values():
+            if mask is None:
+                potential[...] = 0.0
+            else:
+                potential[mask] = 0.0
+
+    @property
+    def potential(self) -> Floats:
+        """Sum [E] of the previous step's potentials."""
+        return sum(self.stored.values(), np.zeros(()))
+
+    def pay(self, transition: Transition, active: Flag = True) -> dict[str, Floats]:
+        """Returns the terms of this step by name, float64 [E] each; the reward is their sum.
+
+        Envs that are not ``active`` (bool [E]) made no step: their terms are 0 and their Φ is unchanged.
+        """
+        paid: dict[str, Floats] = {}
+        for name in self.names:
+            term = self._term(name, transition, active)
+            paid[name] = np.where(active, term, 0.0)
+        return paid
+
+    def _term(
+        self,
+        name: str,
+        transition: Transition,
+        active: Flag,
+    ) -> Floats:
+        """Returns a term of this step; if it is that of a potential, stores the present one for the next step."""
+        if name in TERMS:
+            return TERMS[name](transition, self.config)
+        # γΦ(s') − Φ(s), with Φ(s') = 0 at a termination, and Φ(s') = Φ(s) if it cannot be told.
+        before = self.stored[name]
+        value = POTENTIALS[name](transition.after, self.config, self.dwell)
+        value = np.where(np.isnan(value), before, value)
+        value = np.where(transition.terminated, 0.0, value)
+        after = np.where(active, value, before)
+        self.stored[name] = after
+        return self.config.gamma * after - before

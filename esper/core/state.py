@@ -1,0 +1,252 @@
+"""The state of many envs as arrays, and the rules by which masks, observations and rewards follow from it.
+
+E envs, S slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.config import TrainingConfig
+from esper.core.observation import HISTORY
+from esper.core.reward_terms import RewardState
+from esper.core.slots import FLAG, FLOAT, INT, Arrays, Bools, Floats, Ints, Slots
+
+MIN_STD = 1e-3
+"""Min standard deviation of the final loss."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Curves by epochs done, 0 to T; accuracy is pp on the validation split."""
+
+    accuracy: tuple[float, ...]
+    loss: tuple[float, ...]
+    final_loss_std: float
+    """Standard deviation over hosts of the last loss, at least 1e-3."""
+    episodes: int
+
+    def in_stds(self, loss: Floats) -> Floats:
+        """Losses [...] in standard deviations of the final loss.
+
+        Losses are clipped at the baseline's worst one, that of the untrained host; non-finite ones count as that, which
+        keeps rewards finite.
+        """
+        return np.asarray(self._clipped(loss) / self.final_loss_std)
+
+    def gain_by_loss(self, loss: Floats) -> Floats:
+        """Returns the gain in accuracy that ``loss`` [...] stands for, pp: its distance below the final loss, times the
+        range of the accuracies over that of the losses of hosts left alone; 0 if their loss never moved.
+
+        Losses are clipped as in :meth:`in_stds`.
+        """
+        moved = float(np.ptp(self.loss))
+        worth = 0.0
+        if moved > 0:
+            worth = float(np.ptp(self.accuracy)) / moved
+        below = self.loss[-1] - self._clipped(loss)
+        return np.asarray(below * worth)
+
+    def _clipped(self, loss: Floats) -> Floats:
+        # Of a number and NaN, fmin takes the number.
+        return np.fmin(loss, max(self.loss))
+
+    def check(self, horizon: int) -> None:
+        """Raises ValueError when the curves are not those of an episode of ``horizon`` epochs."""
+        points = horizon + 1
+        if len(self.accuracy) != points or len(self.loss) != points:
+            raise ValueError(
+                f"the baseline has {len(self.accuracy) - 1} epochs, the episode {horizon}: measure it again"
+            )
+
+
+@dataclass
+class EnvState(Arrays):
+    """The state of envs, [E]; accuracies in pp."""
+
+    slots: Slots
+    done: Bools = field(metadata={**FLAG, "empty": True})
+    """True between the end of an episode and the start of the next."""
+    truncated: Bools = field(metadata=FLAG)
+    episode: Ints = field(metadata={**INT, "empty": -1})
+    """Number of the current episode: 0 for the first under the run seed, -1 before it."""
+    epoch: Ints = field(metadata=INT)
+    train_loss: Floats = field(metadata=FLOAT)
+    train_accuracy: Floats = field(metadata=FLOAT)
+    loss: Floats = field(metadata=FLOAT)
+    """Validation loss with everything on."""
+    accuracy: Floats = field(metadata=FLOAT)
+    committed: Floats = field(metadata=FLOAT)
+    """Accuracy with fossils only."""
+    all_off: Floats = field(metadata=FLOAT)
+    """Accuracy with every seed off; NaN, as its loss, in an epoch of an ``esper.Grower`` that does not measure it."""
+    committed_loss: Floats = field(metadata=FLOAT)
+    """Validation loss with fossils only."""
+    all_off_loss: Floats = field(metadata=FLOAT)
+    loss_ago: Floats = field(metadata={**FLOAT, "shape": (HISTORY,)})
+    """Losses one epoch ago, two, ..., [E, HISTORY]; the first value if the history is shorter."""
+    accuracy_ago: Floats = field(metadata={**FLOAT, "shape": (HISTORY,)})
+    best_accuracy: Floats = field(metadata=FLOAT)
+    epochs_since_best: Ints = field(metadata=INT)
+    last_op: Ints = field(metadata=INT)
+    succeeded: Bools = field(metadata={**FLAG, "empty": True})
+    rolled_back: Bools = field(metadata=FLAG)
+    rollbacks: Ints = field(metadata=INT)
+    anomaly_pending: Bools = field(metadata=FLAG)
+    potential: Floats = field(metadata=FLOAT)
+    """The potential Φ stored by the reward."""
+    total_reward: Floats = field(metadata=FLOAT)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Sizes and costs of a host and of the seeds that could be planted in it: S slots, B blueprints."""
+
+    host_parameters: int
+    host_flops: float
+    """Floating-point operations of a forward pass of the host without seeds, a sample; 0 if unknown."""
+    parameters: Ints
+    """Number of parameters of each blueprint in each slot with its largest blend style, [S, B]; 0 where it does not
+    fit."""
+    flops: Floats
+    """Floating-point operations of a forward pass of such a seed, a sample, [S, B]."""
+    kinds: Floats
+    """The kind of each blueprint, [B, kinds]; see ``esper.core.observation.KINDS``."""
+
+    def in_hosts(self, flops: Floats) -> Floats:
+        """Returns operations as multiples of those of the host; 0 if the latter are unknown."""
+        if not self.host_flops:
+            return np.zeros_like(flops)
+        return flops / self.host_flops
+
+    def flops_of(self, slots: Slots) -> Floats:
+        """Returns the operations of each seed in ``slots``, [E, S]; 0 for an empty slot."""
+        of_seed = self.flops[np.arange(len(self.flops)), slots.blueprint]
+        return np.where(slots.occupied, of_seed, 0.0)
+
+
+@dataclass(frozen=True)
+class EpisodeRules:
+    """Inputs of masks, observations and rewards that are the same for all envs and the whole run."""
+
+    config: TrainingConfig
+    baseline: Baseline
+    horizon: int
+    choices: Choices
+
+    @property
+    def budget(self) -> float:
+        """Max parameters that seeds may add."""
+        return self.config.env.parameter_budget * self.choices.host_parameters
+
+    def affordable(self, slots: Slots) -> Bools:
+        """Returns the blueprints that fit in each slot and within what is left of the budgets, [E, S, B]."""
+        choices = self.choices
+        fits = choices.parameters > 0
+        left = self.budget - slots.parameters.sum(axis=1)
+        within = fits & (choices.parameters <= left[:, None, None])
+        if self.config.env.flop_budget is not None:
+            flop_budget = self.config.env.flop_budget * choices.host_flops
+            flops_left = flop_budget - choices.flops_of(slots).sum(axis=1)
+            within &= choices.flops <= flops_left[:, None, None]
+        return np.asarray(within)
+
+    def share(self, parameters: Floats | Ints, flops: Floats) -> Floats:
+        """Returns the size of seeds in sizes of the host, in that of both which rent is paid in."""
+        reward = self.config.reward
+        if reward.rent_in == "flops":
+            return self.choices.in_hosts(flops)
+        return parameters / max(self.choices.host_parameters, reward.rent_host_floor)
+
+    @cached_property
+    def _accuracies(self) -> Floats:
+        return np.array(self.baseline.accuracy)
+
+    @cached_property
+    def _losses(self) -> Floats:
+        return self.baseline.in_stds(np.array(self.baseline.loss))
+
+    def baseline_at(self, epoch: Ints, ahead: int = 0) -> Floats:
+        """Returns b_t at these epochs, or ``ahead`` epochs later, pp; the last value beyond the horizon."""
+        return self._accuracies[np.minimum(epoch + ahead, self.horizon)]
+
+    def baseline_loss_at(self, epoch: Ints, ahead: int = 0) -> Floats:
+        """Returns the no-growth loss at these epochs, or ``ahead`` later, in standard deviations of the final one."""
+        return self._losses[np.minimum(epoch + ahead, self.horizon)]
+
+
+def reward_state(state: EnvState, rules: EpisodeRules) -> RewardState:
+    """Copies the inputs of rewards, [E] each, so that later changes do not affect them."""
+    slots = state.slots
+    baseline = rules.baseline
+    flops = rules.choices.flops_of(slots)
+    share = rules.share(
+        (slots.alpha * slots.parameters).sum(axis=1),
+        (slots.alpha * flops).sum(axis=1),
+    )
+    # A loss that is NaN beside an accuracy is a bad one, and both are NaN if they were not measured.
+    measured = ~np.isnan(state.all_off)
+    all_off_loss = np.where(measured, baseline.in_stds(state.all_off_loss), np.nan)
+    return RewardState(
+        accuracy=state.accuracy.copy(),
+        committed=state.committed.copy(),
+        all_off=state.all_off.copy(),
+        baseline=rules.baseline_at(state.epoch),
+        loss=baseline.in_stds(state.loss),
+        committed_loss=baseline.in_stds(state.committed_loss),
+        all_off_loss=all_off_loss,
+        baseline_loss=rules.baseline_loss_at(state.epoch),
+        weighted_share=share,
+        fossil_parameters=slots.fossil_parameters,
+        stage=slots.stage.copy(),
+        epochs_in_stage=slots.epochs_in_stage.copy(),
+    )
+
+
+def copied(values: NDArray[Any]) -> Tensor:
+    """Copies an array to a tensor, which can be loaded from a file without running code."""
+    return torch.from_numpy(np.array(values))
+
+
+def table_of(state: EnvState, rows: slice) -> Floats:
+    """Returns a copy of all values of these envs, float64 [rows, values]; flags and integers are exact in it."""
+    columns = []
+    for values in _all_arrays(state):
+        of_rows = values[rows]
+        columns.append(of_rows.reshape(len(of_rows), -1).astype(np.float64))
+    return np.concatenate(columns, axis=1)
+
+
+def write_table(state: EnvState, rows: slice, table: Floats) -> None:
+    """Overwrites all values of these envs with those of a table of :func:`table_of`."""
+    column = 0
+    for values in _all_arrays(state):
+        end = column + values[0].size
+        values[rows] = table[:, column:end].reshape(-1, *values.shape[1:])
+        column = end
+
+
+def _all_arrays(state: EnvState) -> list[NDArray[Any]]:
+    """Returns the arrays of envs and of their slots, in the order of a table's columns."""
+    return [*state.arrays().values(), *state.slots.arrays().values()]
+
+
+def write_changes(
+    state: EnvState,
+    rows: slice,
+    before: Floats,
+    after: Floats,
+) -> None:
+    """Writes the values of these envs that differ, bit for bit, between two tables, and leaves all others."""
+    # As integers, since NaN is equal to NaN then.
+    table = table_of(state, rows)
+    changed = before.view(np.int64) != after.view(np.int64)
+    table[changed] = after[changed]
+    write_table(state, rows, table)

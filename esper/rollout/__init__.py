@@ -1,1 +1,0 @@
-"""Rollouts: a controller plays episodes in every env."""

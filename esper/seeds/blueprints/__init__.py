@@ -1,8 +1,0 @@
-"""Blueprints: recipes for seeds, by topology and name."""
-
-from esper.seeds.blueprints import cnn, source, transformer
-from esper.seeds.blueprints.registry import BLUEPRINTS, Blueprint, BlueprintRegistry, choose
-
-source.register_in(BLUEPRINTS)
-
-__all__ = ["BLUEPRINTS", "Blueprint", "BlueprintRegistry", "choose", "cnn", "source", "transformer"]

@@ -1,1 +1,0 @@
-"""The interface between env and controller: actions, masks and observations."""

@@ -1,0 +1,338 @@
+"""Blueprints that read a source: what they compute, where they fit, and the wider network that they stand for."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from esper.core.blueprints import BLUEPRINTS, Blueprint, source
+from esper.core.blueprints.source import is_elementwise
+from esper.core.place import Features, Place
+from esper.core.ramps import BlendOperator
+from esper.core.site import seed_of
+from esper.hosts.cnn import CNNHost
+from esper.hosts.host import SegmentedHost
+from esper.hosts.transformer import TransformerHost
+
+HOSTS: dict[str, Callable[[], SegmentedHost]] = {
+    "plain": lambda: CNNHost(1, 10, base=3, blocks=2, pool_last=False),
+    "one row": lambda: CNNHost(1, 10, base=4, blocks=3, rows=1),
+    "fused": lambda: CNNHost(1, 10, base=8, blocks=3),
+    "text": lambda: TransformerHost(11, 8, layers=4, heads=2, block=6, slots=2),
+}
+
+
+def made(kind: str) -> tuple[SegmentedHost, Tensor]:
+    """A host with all slots, and inputs."""
+    torch.manual_seed(0)
+    host = HOSTS[kind]()
+    host.use_slots(["all"])
+    if kind == "text":
+        return host, torch.randint(0, 11, (4, 6))
+    return host, torch.randn(16, 1, 16, 16)
+
+
+def offered(host: SegmentedHost) -> list[tuple[int, str]]:
+    """Every site with a source, and every blueprint that fits there."""
+    return [
+        (number, name)
+        for number, place in enumerate(host.sites)
+        for name in BLUEPRINTS.names(host.topology, [place])
+        if place.has_source
+    ]
+
+
+def grown(
+    host: SegmentedHost,
+    x: Tensor,
+    number: int,
+    seed: nn.Module | None,
+    alpha: float = 1.0,
+) -> Tensor:
+    def hook(site: int, at: Features) -> Tensor:
+        return (
+            torch.add(at.h, seed(at.source), alpha=alpha)
+            if site == number and seed is not None
+            else at.h
+        )
+
+    return host.forward_with_hook(x, hook)
+
+
+@pytest.mark.parametrize("kind", HOSTS)
+def test_a_new_seed_changes_no_bit_at_any_alpha_and_has_the_parameters_that_it_states(
+    kind: str,
+) -> None:
+    host, x = made(kind)
+    assert {name for _, name in offered(host)} >= {"widen_quarter", "widen_whole"}
+    for training in (True, False):
+        host.train(training)
+        wanted = grown(copy.deepcopy(host), x, 0, None)
+        for number, name in offered(host):
+            blueprint, place = BLUEPRINTS.get(host.topology, name), host.sites[number]
+            seed = seed_of(blueprint, BlendOperator.GATE, place).train(training)
+            assert seed.operator is BlendOperator.ADD
+            for alpha in (0.0, 0.5, 1.0):
+                assert torch.equal(
+                    grown(copy.deepcopy(host), x, number, seed, alpha), wanted
+                ), (place.name, name)
+            assert sum(p.numel() for p in seed.parameters()) == blueprint.size(place)
+
+
+@pytest.mark.parametrize("kind", HOSTS)
+def test_every_parameter_learns_within_two_steps(kind: str) -> None:
+    """In the first step only the last factor has a gradient."""
+    host, x = made(kind)
+    y = torch.randint(0, 10, (4, 6) if kind == "text" else (16,))
+    for number, name in offered(host):
+        seed = seed_of(
+            BLUEPRINTS.get(host.topology, name), BlendOperator.ADD, host.sites[number]
+        )
+        optimizer, alive = torch.optim.SGD(seed.parameters(), 0.1), set[str]()
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.cross_entropy(
+                grown(host, x, number, seed).flatten(0, -2), y.flatten()
+            ).backward()
+            alive |= {
+                key
+                for key, p in seed.named_parameters()
+                if p.grad is not None and float(p.grad.norm()) > 0
+            }
+            optimizer.step()
+        # A bias before BatchNorm would have none; and a shift of all keys changes no attention.
+        assert alive == dict(seed.named_parameters()).keys(), (
+            host.sites[number].name,
+            name,
+        )
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Linear(12, 20),
+        nn.Conv2d(12, 20, 3, stride=2, padding=1),
+        nn.Conv1d(12, 20, 5, padding=2, bias=False),
+    ],
+)
+def test_a_lora_is_a_change_of_the_layers_weights(layer: nn.Module) -> None:
+    place = Place("r0c0", 20, True, (layer,))
+    seed = seed_of(BLUEPRINTS.get("cnn", "lora_2"), BlendOperator.ADD, place)
+    down, up = seed.body  # type: ignore[misc]
+    nn.init.normal_(up.weight)
+    shape = {nn.Linear: (4, 12), nn.Conv2d: (4, 12, 9, 9), nn.Conv1d: (4, 12, 9)}[
+        type(layer)
+    ]
+    x = torch.randn(shape)
+    changed = copy.deepcopy(layer)
+    product = up.weight.flatten(1) @ down.weight.flatten(1)
+    changed.weight.data += product.view_as(changed.weight)  # type: ignore[operator, union-attr, arg-type]
+    torch.testing.assert_close(changed(x), layer(x) + seed(x), rtol=1e-4, atol=1e-5)
+    assert torch.linalg.matrix_rank(product) == 2
+
+
+def widenings(place: Place) -> tuple[str, ...]:
+    """The widenings among the blueprints that fit at a place."""
+    return tuple(
+        name for name in BLUEPRINTS.names("mlp", [place]) if name in source.SHARES
+    )
+
+
+REFUSED = {
+    "one layer": ((nn.Linear(4, 4),), "two layers"),
+    "a norm over all": (
+        (nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)),
+        "LayerNorm, in which units depend",
+    ),
+    "groups": ((nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=4)), "groups"),
+    "computed": (
+        (nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4)),
+        "neither|computed",
+    ),
+    "recurrent": (
+        (nn.GRU(4, 4), nn.Linear(4, 4)),
+        "GRU is neither a linear layer nor a convolution",
+    ),
+    "folded": (
+        (nn.Linear(4, 6), nn.ReLU(), nn.Linear(4, 4)),
+        "no multiple of the 6 units",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_layers_that_cannot_be_widened_have_a_reason(name: str) -> None:
+    layers, reason = REFUSED[name]
+    place = Place("r0c0", 4, True, layers)
+    found = BLUEPRINTS.get("cnn", "widen_whole").obstacle(place)
+    assert found is not None
+    assert any(part in found for part in reason.split("|")), found
+    assert widenings(place) == ()
+
+
+@pytest.mark.parametrize(
+    ("width", "wanted"),
+    [
+        (3, (1, 2, 3)),
+        (1, (1, 1, 1)),
+        (16, (8, 8, 16)),
+        (64, (16, 32, 64)),
+        (10, (2, 5, 10)),
+    ],
+)
+def test_a_width_that_is_a_multiple_of_eight_grows_by_eights(
+    width: int, wanted: tuple[int, ...]
+) -> None:
+    layer = nn.Linear(4, width)
+    assert (
+        tuple(source.units_of(share, layer) for share in source.SHARES.values())
+        == wanted
+    )
+
+
+def test_equal_widenings_are_offered_once() -> None:
+    place = Place("r0c0", 4, True, (nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4)))
+    assert widenings(place) == ("widen_quarter", "widen_whole")
+    assert (
+        BLUEPRINTS.get("mlp", "widen_half").obstacle(place)
+        == "it is widen_quarter here: 8 more units"
+    )
+
+
+def test_a_place_without_a_source_is_offered_what_reads_the_sink_and_others_are_not() -> (
+    None
+):
+    residual, own = (
+        Place("r0c0", 4),
+        Place("r0c1", 4, True, (nn.Linear(4, 4), nn.Linear(4, 4))),
+    )
+    assert BLUEPRINTS.names("mlp", [residual]) == BLUEPRINTS.names("mlp")
+    reading = BLUEPRINTS.names("mlp", [own])
+    assert widenings(own) == ("widen_quarter", "widen_half", "widen_whole")
+    assert set(reading).isdisjoint(BLUEPRINTS.names("mlp"))
+    assert BLUEPRINTS.names("mlp", [residual, own]) == (
+        *BLUEPRINTS.names("mlp"),
+        *reading,
+    )
+
+
+def test_a_blueprint_of_ones_own_reads_a_source_by_one_argument() -> None:
+    registry = BLUEPRINTS.copy()
+
+    @registry.register(
+        "mlp", "gated", parameters=lambda place: 4 * place.channels, reads_source=True
+    )
+    def gated(place: Place) -> nn.Module:
+        """A linear path."""
+        return nn.Linear(4, place.channels, bias=False)
+
+    place = Place("r0c0", 5, True, (nn.Linear(4, 3), nn.Linear(3, 5)))
+    blueprint = registry.get("mlp", "gated")
+    assert isinstance(blueprint, Blueprint)
+    assert "gated" in registry.names("mlp", [place])
+    assert "gated" not in registry.names("mlp")
+    assert (blueprint.size(place), blueprint.body(place)(torch.ones(2, 4)).shape) == (
+        20,
+        (2, 5),
+    )
+
+
+def test_a_blueprint_of_ones_own_reads_channels_last_features_and_says_where_it_does_not_fit() -> (
+    None
+):
+    registry = BLUEPRINTS.copy()
+
+    @registry.register(
+        "cnn",
+        "path",
+        lambda place: 4 * place.channels,
+        True,
+        obstacle=lambda place: place.obstacle or None,
+    )
+    def path(place: Place) -> nn.Module:
+        return nn.Linear(4, place.channels, bias=False)
+
+    place = Place(
+        "r2c0", 5, True, (nn.Linear(4, 3), nn.Linear(3, 5)), order=(0, 3, 1, 2)
+    )
+    seed = seed_of(registry.get("cnn", "path"), BlendOperator.ADD, place)
+    assert seed(torch.ones(2, 6, 7, 4)).shape == (2, 6, 7, 5)
+    unknown = Place("r2c1", 5, True, obstacle="add reads it")
+    assert "path" in registry.names("cnn", [place])
+    assert "path" not in registry.names("cnn", [unknown])
+    assert registry.misfit("cnn", [unknown], "path") == "r2c1: add reads it"
+
+
+def test_new_layers_are_drawn_as_the_hosts_own() -> None:
+    host, _ = made("text")
+    place = next(place for place in host.sites if place.name == "r1c0")
+    torch.manual_seed(0)
+    widened = BLUEPRINTS.get("transformer", "widen_whole").body(place)
+    std = float(widened[0].weight.std())  # type: ignore[index, union-attr, operator, arg-type]
+    assert math.isclose(std, 0.02, rel_tol=0.2)
+    assert float(widened[0].bias.abs().max()) == 0  # type: ignore[index, union-attr, operator, arg-type]
+
+
+class Swish(nn.Module):
+    """An activation as libraries write their own."""
+
+    def __init__(self, beta: float = 1.0) -> None:
+        super().__init__()
+        self.beta = beta
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(self.beta * x)
+
+
+class OwnDropout(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 0.5, self.training)
+
+
+class Reversed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flip(-1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "wanted"),
+    [
+        (Swish(), True),
+        (nn.GELU(), True),
+        (nn.Softmax(dim=-1), False),
+        (nn.LayerNorm(4, elementwise_affine=False), False),
+        (nn.PReLU(), False),
+        (OwnDropout(), False),
+        (Reversed(), False),
+        (nn.Flatten(), False),
+        (nn.Bilinear(4, 4, 4), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_activations_of_other_libraries_are_found_by_trying_them(
+    layer: nn.Module, wanted: bool
+) -> None:
+    assert is_elementwise(layer) is wanted
+
+
+def test_an_activation_is_tried_with_its_hooks() -> None:
+    layer = nn.ReLU()
+    layer.register_forward_hook(lambda _layer, _args, output: output.clone())
+    assert is_elementwise(layer)
+    layer.register_forward_hook(lambda _layer, _args, output: output.flip(-1))
+    assert not is_elementwise(layer)
+
+
+def test_a_widening_takes_over_an_activation_of_ones_own() -> None:
+    layers = (nn.Linear(5, 8), Swish(2.0), nn.Linear(8, 3))
+    place = Place("r2c0", 3, True, layers)
+    body = BLUEPRINTS.get("mlp", "widen_half").body(place)
+    assert isinstance(body[1], Swish)  # type: ignore[index]
+    assert body[1].beta == 2.0  # type: ignore[index]
+    assert body[1] is not layers[1]  # type: ignore[index]

@@ -1,0 +1,159 @@
+"""Observations of an env: always finite, and true to the state."""
+
+import math
+
+import numpy as np
+import pytest
+
+from esper.agents.controller import RandomController
+from esper.core.stage import STAGES, SeedStage
+from tests.core_helpers import DAMAGE, EASY_GATES, Rig, rig
+from tests.selection import slow_except
+
+S = SeedStage
+
+
+def check(world: Rig) -> None:
+    space = world.env.single_observation_space
+    for index, row in enumerate(world.observation):
+        assert np.isfinite(row).all()
+        assert space.contains(row)
+        for slot in world.env.action_spec.slots:
+            flags = [
+                world.value(f"{slot}/stage_{stage.name.lower()}", index)
+                for stage in STAGES
+            ]
+            assert sum(flags) == 1
+            assert STAGES[flags.index(1)] is world.slot(slot, index).stage
+        counts = [world.value(f"count_{stage.name.lower()}", index) for stage in STAGES]
+        assert sum(counts) == pytest.approx(1)
+        epoch, horizon = world.training(index).epoch, world.env.horizon
+        assert world.value("epoch", index) == pytest.approx(epoch / horizon)
+        assert world.value("epochs_left", index) == pytest.approx(
+            math.log1p(horizon - epoch)
+        )
+        assert world.value("rent", index) == pytest.approx(rent(world, index), rel=1e-5)
+
+
+def rent(world: Rig, index: int) -> float:
+    weighted = sum(slot.alpha * slot.parameters for slot in world.training(index).sites)
+    return min(0.2 * math.log(1 + weighted / 277), 0.6)
+
+
+@pytest.mark.parametrize("rent_rate", [0.0, 0.05, 0.4])
+def test_the_profit_of_a_seed_is_its_worth_minus_the_rent_of_an_episode(
+    rent_rate: float,
+) -> None:
+    with rig(horizon=8, reward={"rent_rate": rent_rate, "benefit_scale": 5.0}) as world:
+        seen = {
+            entry: world.value(f"r0c1/conv_light/{entry}")
+            for entry in ("worth", "profit", "pays", "size_share")
+        }
+        rent = 5 * min(
+            rent_rate * seen["size_share"], 0.6
+        )  # size_share is ln(1 + parameters / 277)
+        scale = float(
+            world.env.gatherer.scale[0]
+        )  # worths and profits are shown in this unit
+        assert seen["profit"] == pytest.approx(seen["worth"] - rent / scale, rel=1e-5)
+        assert seen["pays"] == (seen["profit"] > 0)
+
+
+@pytest.mark.finding("L8")
+def test_the_average_of_gradient_ratios_has_the_decay_of_the_config() -> None:
+    ratios: dict[float, list[float]] = {}
+    for decay in (0.0, 0.75, 1.0):
+        gates = {**EASY_GATES, "gradient_ratio_decay": decay}
+        with rig(horizon=8, env={"gates": gates}) as world:
+            world.grow("r0c0", S.TRAINING)
+            found = ratios.setdefault(decay, [])
+            for _ in range(4):
+                found.append(float(world.slot("r0c0").gradient_ratio or 0))
+                world.step()
+    first, *later = ratios[
+        0.0
+    ]  # what each epoch measured: training does not depend on how it is averaged
+    assert first > 0
+    assert len(set(later)) == 3
+    assert ratios[1.0] == [first] * 4
+    average = first
+    for measured, found in zip(later, ratios[0.75][1:], strict=True):
+        average = 0.75 * average + 0.25 * measured
+        assert found == pytest.approx(average, rel=1e-9)
+
+
+@pytest.mark.parametrize("damage", slow_except(["NaN weight"], DAMAGE))
+def test_an_observation_is_finite_whatever_happens_to_the_host(damage: str) -> None:
+    with rig(n_envs=2, horizon=14, governor={"max_rollbacks": 10}) as world:
+        chooser = RandomController(
+            world.env.action_spec, world.env.layout, 2, run_seed=5
+        )
+        chooser.begin()
+        for step in range(14):
+            if step in (3, 4, 9):
+                DAMAGE[damage](world.training(0))
+            world.step(
+                dict(
+                    enumerate(chooser.act(world.observation, world.info["action_mask"]))
+                )
+            )
+            check(world)
+            assert np.isfinite(world.rewards).all()
+
+
+def test_the_rent_in_the_observation_is_what_is_paid() -> None:
+    with rig(horizon=8) as world:
+        world.grow("r0c1", S.HOLDING)
+        assert world.value("rent") == pytest.approx(
+            -8 * float(world.info["reward_terms"]["rent"][0]), rel=1e-5
+        )
+        # conv_light on 6 channels: 9·36 + 18 = 342 parameters at alpha 1
+        assert world.value("rent") == pytest.approx(
+            0.05 * math.log(1 + 342 / 277), rel=1e-5
+        )
+        assert world.value("added_parameters") == pytest.approx(342 / 2770, rel=1e-5)
+        assert world.value("fossil_parameters") == 0
+        world.do("FOSSILIZE", "r0c1")
+        assert world.value("fossil_parameters") == pytest.approx(342 / 2770, rel=1e-5)
+
+
+def test_history_baseline_and_contribution() -> None:
+    with rig(horizon=8) as world:
+        accuracies = [world.value("validation_accuracy")]
+        world.grow("r0c0", S.HOLDING)
+        now = world.measurement()
+        helper = world.host().counterfactual
+        assert world.value("baseline_accuracy") == pytest.approx(0.1)
+        assert world.value("committed_accuracy") == pytest.approx(now.committed / 100)
+        paired = helper.contribution("r0c0")
+        assert paired is not None
+        assert paired.difference == pytest.approx(now.accuracy - now.all_off)
+        assert world.value("r0c0/contribution") == pytest.approx(
+            np.clip(paired.difference, -10, 10) / 10, abs=1e-6
+        )
+        assert world.value("r0c0/contribution_measured") == 1
+        assert world.value("r0c0/epochs_since_measured") == 0
+        assert world.value("r1c0/contribution_measured") == 0
+        before = world.value("validation_accuracy")
+        world.step()
+        assert world.value("accuracy_1_ago") == pytest.approx(before)
+        assert world.value("accuracy_5_ago") == pytest.approx(accuracies[0], abs=0.5)
+        assert world.value("best_accuracy") >= world.value("validation_accuracy")
+
+
+def test_an_interaction_is_kept_while_it_is_not_measured_again() -> None:
+    """It is measured every second epoch; in between, the last value stays."""
+    with rig(
+        horizon=20, env={"counterfactual_every": 2}, task={"samples_per_epoch": 256}
+    ) as world:
+        world.grow("r0c0", S.HOLDING)
+        world.grow("r0c1", S.HOLDING)
+        measured: list[float] = []
+        kept: list[float] = []
+        world.step()
+        for _ in range(4):
+            for values in (measured, kept):
+                world.step()
+                values.append(world.slot("r0c0").interaction)
+        assert any(measured)
+        assert kept == measured
