@@ -206,7 +206,7 @@ def test_a_captured_adamw_step_reads_new_coefficients_of_each_optimizer() -> Non
 
     graph, _ = captured(step)
     done = [
-        optimizer.state_of(p)[0].item()
+        optimizer.state_of(p, optimizer.param_groups[0])[2].item()
         for optimizer, p in zip(optimizers, params, strict=True)
     ]
     for coefficients in ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (1.0, 0.0)):
@@ -214,7 +214,10 @@ def test_a_captured_adamw_step_reads_new_coefficients_of_each_optimizer() -> Non
         graph.replay()
         for index, (optimizer, p) in enumerate(zip(optimizers, params, strict=True)):
             done[index] += coefficients[index]
-            assert optimizer.state_of(p)[0].item() == done[index]
+            assert (
+                optimizer.state_of(p, optimizer.param_groups[0])[2].item()
+                == done[index]
+            )
             torch.testing.assert_close(
                 p.detach().cpu(), torch.full((2, 3), 1 - 0.25 * done[index])
             )

@@ -38,7 +38,7 @@ def addresses(training: HostTraining) -> dict[str, int]:
 @pytest.mark.trap(36)
 @pytest.mark.trap(39)
 def test_an_env_has_one_stream_for_warming_up_capturing_and_launching() -> None:
-    """Epochs, validations and new captures after a change of parts write the host's memory on that stream."""
+    """Epochs and validations, captured and replayed, write the host's memory on that stream."""
     gpu = FakeGpu()
     streams: dict[int, set[object]] = {}
 
@@ -46,10 +46,7 @@ def test_an_env_has_one_stream_for_warming_up_capturing_and_launching() -> None:
         streams.setdefault(training.index, set()).add(gpu.current)
 
     with growing(gpu) as made:
-        for parts in (1, 2):
-            made.trainer.policy.restore(
-                parts
-            )  # what was captured for another number of parts is dropped
+        for _ in range(2):
             for envs in (made.hosts[::-1], made.hosts):
                 made.executor.run(work, envs)
                 with gpu.watched() as seen:
