@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.conv import _ConvNd
 
 from esper.config import ConfigError
 from esper.core.place import LAYOUTS, SEQUENCES, SPATIAL
@@ -287,7 +285,22 @@ def check_channels(where: str, module: nn.Module, h: Tensor) -> None:
         )
 
 
-CHANNELS_FIRST = (_ConvNd, _NormBase, nn.GroupNorm)
+CHANNELS_FIRST = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+    nn.GroupNorm,
+)
 """Layers with their channels before the positions."""
 CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.RNNBase, nn.MultiheadAttention)
 """Layers with their channels behind the positions."""
