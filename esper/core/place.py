@@ -22,7 +22,7 @@ class Place:
     layers: tuple[nn.Module, ...] = field(default=(), compare=False)
     """Layers of the host from the source to the sink, in order, if they are known."""
     obstacle: str = field(default="", compare=False)
-    """The reason why there are layers that are not known; "": there is none."""
+    """The reason for unknown layers of the place; empty if they are known."""
     group: tuple[nn.Module, ...] = field(default=(), compare=False)
     """Blocks of the host right before the sink, in order, that return features of the shape that they read."""
     stack: tuple[nn.Module, ...] = field(default=(), compare=False)

@@ -285,7 +285,7 @@ def _named(slots: set[Any]) -> str:
 
 
 def _of_optimizer(schedule: Any, optimizer: Optimizer) -> Any:
-    """Returns the object in ``schedule`` that sets rates of ``optimizer``. Raises ConfigError if there is none."""
+    """Returns the object in ``schedule`` that sets rates of ``optimizer``; ConfigError without such an object."""
     inner = schedule
     while inner is not None and not _is_of(getattr(inner, "optimizer", None), optimizer):
         inner = getattr(inner, "scheduler", None)

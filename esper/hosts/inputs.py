@@ -159,7 +159,7 @@ def features_of(output: object) -> object:
 
 
 def source_of(inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:
-    """Returns the first tensor of a submodule's inputs. Raises TypeError if there is none."""
+    """Returns the first tensor of a submodule's inputs. Raises TypeError if no input is a tensor."""
     for value in (*inputs, *named.values()):
         if isinstance(value, Tensor):
             return value

@@ -232,7 +232,7 @@ def blueprints(view: RunView) -> list[Block]:
     heads = ["blueprint", *COUNTS, score.gap_label("contribution"), "parameters"]
     words = (
         f"Contribution: {score.name} with the seed minus {score.name} without it when it was kept, mean: how much "
-        "hosts lean on the seed, which is more than what planting it won. Those never kept are only in the sum."
+        "hosts lean on the seed, which exceeds the gain from planting it. Seeds never kept are only in the sum."
     )
     return _table("Seeds by blueprint, all rounds", heads, rows, words, (0, 1, 2, 8))
 

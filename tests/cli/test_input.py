@@ -98,7 +98,7 @@ RUN: dict[str, tuple[Any, ...]] = {
         ("--controller", "checkpoint:gone"),
         "no checkpoint at gone",
     ),
-    "checkpoint that is none": (
+    "file that is not a checkpoint": (
         ("--controller", "checkpoint:/dev/null"),
         "/dev/null is not a checkpoint",
     ),

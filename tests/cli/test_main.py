@@ -130,7 +130,7 @@ def test_a_config_that_begins_with_a_byte_order_mark_is_read(
         '\ufeff[task]\nname = "planted"\n[run]\nrounds = -1\n', encoding="utf-8"
     )
     assert "run.rounds" in esper("run", "--config", str(file)).err, (
-        "it was read as far as to the value that is wrong"
+        "the config was parsed up to the invalid value"
     )
 
 

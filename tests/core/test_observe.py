@@ -37,7 +37,8 @@ def check(world: Rig) -> None:
 
 def rent(world: Rig, index: int) -> float:
     weighted = sum(slot.alpha * slot.parameters for slot in world.training(index).sites)
-    return min(0.2 * math.log(1 + weighted / 277), 0.6)
+    rate = world.env.config.reward.rent_rate
+    return min(rate * math.log(1 + weighted / 277), 0.6)
 
 
 @pytest.mark.parametrize("rent_rate", [0.0, 0.05, 0.4])

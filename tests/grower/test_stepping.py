@@ -161,7 +161,7 @@ def test_a_schedule_goes_on_as_without_seeds_and_kept_seeds_follow(name: str) ->
 
 
 class Own:
-    """A schedule that is none of torch's."""
+    """A custom schedule, not a class of torch."""
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer, self.base, self.epoch = (
