@@ -47,7 +47,7 @@ def modules(decision: cuda.CudaDecision) -> list[Extension]:
     found = [
         CppExtension(
             "esper._C",
-            ["csrc/library.cpp", *_sources("csrc/cpu/*.cpp")],
+            ["csrc/library.cpp", *_sources("csrc/cpu/*.cpp"), *_sources("csrc/tape/*.cpp")],
             extra_compile_args={"cxx": [*CXX_FLAGS, TORCH_TARGET]},
             **shared,
         ),

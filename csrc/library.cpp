@@ -96,6 +96,13 @@ STABLE_TORCH_LIBRARY(esper, m) {
         "adamw_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, "
         "Tensor(d!)[] steps, int[] group_of, Tensor[] lr, float[] weight_decay, Tensor? coef, Tensor? grad_scale, "
         "Tensor? found_inf, float beta1, float beta2, float eps) -> ()");
+
+    // A batch through a network that is given as a list of layers, and back: writes the output [B, ...] and, with a
+    // gradient of it, the gradients of tensors and of the input. See csrc/tape/tape.h.
+    m.def(
+        "tape_pass_(Tensor shapes, Tensor code, Tensor constants, Tensor(a!)[] tensors, Tensor(b!)[] gradients, "
+        "int[] gradient_of, Tensor input, Tensor(c!) output, Tensor? output_gradient, Tensor(d!)? input_gradient, "
+        "bool training) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(esper, CompositeExplicitAutograd, m) {

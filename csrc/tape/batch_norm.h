@@ -1,0 +1,170 @@
+// BatchNorm of [B, C, H, W] or [B, C], with a ReLU behind it if there is one.
+//
+// numbers: weight, bias, running mean, running variance, number of batches (an int64 tensor); each -1 if there is none;
+// whether its statistics are the running ones while others learn; whether a ReLU follows.
+// constants: eps, momentum (NaN: the cumulative average).
+#pragma once
+
+#include <cmath>
+
+#include "machine.h"
+
+namespace esper::tape {
+namespace {
+
+struct BatchNorm {
+    explicit BatchNorm(const Instruction& i)
+        : weight(i.number[0]),
+          bias(i.number[1]),
+          mean(i.number[2]),
+          variance(i.number[3]),
+          batches(i.number[4]),
+          fixed(i.number[5] != 0),
+          relu(i.number[6] != 0),
+          eps(i.constant[0]),
+          momentum(i.constant[1]) {}
+    int64_t weight, bias, mean, variance, batches;
+    bool fixed, relu;
+    double eps, momentum;
+
+    template <typename Real>
+    bool of_batch(const Machine<Real>& machine) const {
+        return mean < 0 || (machine.training && !fixed);
+    }
+};
+
+// Sums body(lanes at an offset) over all samples and positions of a channel, group by group in float64. Lanes without a
+// sample count nothing.
+template <typename Real, typename Body>
+ESPER_INLINE double channel_sum(const Machine<Real>& machine, const Value<Real>& value, int64_t channel,
+                                const Body& body) {
+    double sum = 0;
+    for (int64_t g = 0; g < machine.groups; ++g) {
+        Lanes<Real> lanes = splat(Real{});
+        for_rows(value, [&](int64_t offset, int64_t elements) __attribute__((always_inline)) {
+            const int64_t first = value.at(g, channel) + offset;
+            for (int64_t i = 0; i < elements; i += kLanes) lanes = lanes + body(first + i);
+        });
+        sum += static_cast<double>(total(only(lanes, machine.count(g))));
+    }
+    return sum;
+}
+
+template <typename Real>
+void batch_norm_forward(Machine<Real>& machine, const Instruction& instruction) {
+    const BatchNorm layer(instruction);
+    const Value<Real>& in = machine.value(instruction.input);
+    const Value<Real>& out = machine.value(instruction.output);
+    Real* saved = machine.kept(instruction, 2 * in.channels);
+    const auto n = static_cast<double>(machine.samples * in.positions());
+    const bool of_batch = layer.of_batch(machine);
+    const bool updates = of_batch && machine.training && layer.mean >= 0;
+    double momentum = layer.momentum;
+    if (updates && layer.batches >= 0) {
+        auto* batches = static_cast<int64_t*>(machine.tensors[static_cast<size_t>(layer.batches)].data);
+        *batches += 1;
+        if (std::isnan(momentum)) momentum = 1.0 / static_cast<double>(*batches);
+    }
+    for (int64_t c = 0; c < in.channels; ++c) {
+        double mean, variance;
+        if (of_batch) {
+            mean = channel_sum(machine, in, c, [&](int64_t at) __attribute__((always_inline)) { return load(in.data + at); }) / n;
+            const Lanes<Real> centre = splat(static_cast<Real>(mean));
+            variance = channel_sum(machine, in, c, [&](int64_t at) __attribute__((always_inline)) {
+                           const Lanes<Real> x = load(in.data + at) - centre;
+                           return x * x;
+                       }) / n;
+        } else {
+            mean = static_cast<double>(machine.data(layer.mean)[c]);
+            variance = static_cast<double>(machine.data(layer.variance)[c]);
+        }
+        if (updates) {
+            Real& running_mean = machine.data(layer.mean)[c];
+            Real& running_variance = machine.data(layer.variance)[c];
+            running_mean = static_cast<Real>((1 - momentum) * static_cast<double>(running_mean) + momentum * mean);
+            running_variance = static_cast<Real>((1 - momentum) * static_cast<double>(running_variance) +
+                                                 momentum * (variance * n / (n - 1)));
+        }
+        const double deviation = 1 / std::sqrt(variance + layer.eps);
+        saved[c] = static_cast<Real>(mean);
+        saved[in.channels + c] = static_cast<Real>(deviation);
+        const Real weight = layer.weight < 0 ? Real{1} : machine.data(layer.weight)[c];
+        const Real bias = layer.bias < 0 ? Real{} : machine.data(layer.bias)[c];
+        const Lanes<Real> scale = splat(saved[in.channels + c] * weight);
+        const Lanes<Real> centre = splat(saved[c]);
+        const Lanes<Real> shift = splat(bias);
+        for (int64_t g = 0; g < machine.groups; ++g) {
+            for (int64_t y = 0; y < in.height; ++y) {
+                const Real* from = in.data + in.at(g, c) + y * in.row();
+                Real* to = out.data + out.at(g, c) + y * out.row();
+                for (int64_t x = 0; x < in.width * kLanes; x += kLanes) {
+                    const Lanes<Real> result = fma(load(from + x) - centre, scale, shift);
+                    store(layer.relu ? relu(result) : result, to + x);
+                }
+            }
+        }
+    }
+}
+
+template <typename Real>
+void batch_norm_backward(Machine<Real>& machine, const Instruction& instruction) {
+    const BatchNorm layer(instruction);
+    Value<Real>& in = machine.value(instruction.input);
+    const Value<Real>& out = machine.value(instruction.output);
+    const Real* saved = machine.kept(instruction, 2 * in.channels);
+    const auto n = static_cast<double>(machine.samples * in.positions());
+    for (int64_t c = 0; c < in.channels; ++c) {
+        const Real weight = layer.weight < 0 ? Real{1} : machine.data(layer.weight)[c];
+        const Lanes<Real> centre = splat(saved[c]);
+        const Real deviation = saved[in.channels + c];
+        double sum = 0, product = 0;  // of the gradient, and of gradient times centred input
+        for (int64_t g = 0; g < machine.groups; ++g) {
+            Lanes<Real> sums = splat(Real{}), products = splat(Real{});
+            for (int64_t y = 0; y < in.height; ++y) {
+                const Real* x = in.data + in.at(g, c) + y * in.row();
+                const Real* result = out.data + out.at(g, c) + y * out.row();
+                Real* gradient = out.gradient + out.at(g, c) + y * out.row();
+                for (int64_t i = 0; i < in.width * kLanes; i += kLanes) {
+                    Lanes<Real> d = load(gradient + i);
+                    if (layer.relu) {
+                        d = relu_gradient(load(result + i), d);
+                        store(d, gradient + i);
+                    }
+                    sums = sums + d;
+                    products = fma(d, load(x + i) - centre, products);
+                }
+            }
+            sum += static_cast<double>(total(sums));
+            product += static_cast<double>(total(only(products, machine.count(g))));
+        }
+        if (layer.weight >= 0 && machine.gradient(layer.weight) != nullptr) {
+            machine.gradient(layer.weight)[c] = static_cast<Real>(product * static_cast<double>(deviation));
+        }
+        if (layer.bias >= 0 && machine.gradient(layer.bias) != nullptr) {
+            machine.gradient(layer.bias)[c] = static_cast<Real>(sum);
+        }
+        if (!in.needed) continue;
+        const Lanes<Real> scale = splat(deviation * weight);
+        Lanes<Real> mean = splat(Real{}), slope = splat(Real{});
+        if (layer.of_batch(machine)) {
+            mean = splat(static_cast<Real>(sum / n));
+            slope = splat(static_cast<Real>(product / n * static_cast<double>(deviation * deviation)));
+        }
+        for (int64_t g = 0; g < machine.groups; ++g) {
+            const int64_t count = machine.count(g);
+            for (int64_t y = 0; y < in.height; ++y) {
+                const int64_t from = in.at(g, c) + y * in.row();
+                const Real* gradient = out.gradient + out.at(g, c) + y * out.row();
+                for (int64_t i = 0; i < in.width * kLanes; i += kLanes) {
+                    const Lanes<Real> x = load(in.data + from + i) - centre;
+                    const Lanes<Real> d = load(gradient + i) - mean - x * slope;
+                    give(only(d * scale, count), in.gathered, in.gradient + from + i);
+                }
+            }
+        }
+    }
+    if (in.needed) in.gathered = true;
+}
+
+}  // namespace
+}  // namespace esper::tape

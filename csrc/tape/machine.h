@@ -1,0 +1,93 @@
+// What a tape computes on: the planes of its values, in one piece of memory.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "lanes.h"
+
+namespace esper::tape {
+namespace {
+
+// Features [B, C, H, W] as [B / 16][C][H][W][16]; a vector [B, D] has positions of 1 × 1.
+//
+// Each plane has a border of zeros, which convolutions read beyond the edge, and 16 numbers more, without which the
+// planes of channels would share sets of the cache.
+template <typename Real>
+struct Value {
+    int64_t channels = 0;
+    int64_t height = 0;
+    int64_t width = 0;
+    int64_t border = 0;
+    Real* data = nullptr;
+    Real* gradient = nullptr;
+    bool needed = false;    // whether its gradient is wanted
+    bool gathered = false;  // whether its gradient has been written in this pass, so that more is added
+
+    int64_t row() const { return (width + 2 * border) * kLanes; }
+    int64_t plane() const { return (height + 2 * border) * row() + (height * width > 1 ? kLanes : 0); }
+    int64_t group() const { return channels * plane(); }
+    int64_t positions() const { return height * width; }
+    // Offset of position (0, 0) in a plane.
+    int64_t origin() const { return border * row() + border * kLanes; }
+    int64_t at(int64_t g, int64_t c) const { return g * group() + c * plane() + origin(); }
+};
+
+template <typename Real>
+struct Machine {
+    std::vector<Value<Real>> values;
+    std::vector<Tensor> tensors;
+    std::vector<Instruction> code;
+    int64_t samples = 0;
+    int64_t groups = 0;
+    bool training = false;     // batch norms use the statistics of the batch and update their own
+    std::vector<Real> packed;  // weights in the order in which a layer reads them
+    std::vector<std::vector<Real>> saved;  // by instruction: what its backward pass reads again
+
+    // Samples in group g.
+    int64_t count(int64_t g) const { return std::min<int64_t>(kLanes, samples - g * kLanes); }
+
+    Real* data(int64_t tensor) const { return static_cast<Real*>(tensors[static_cast<size_t>(tensor)].data); }
+    Real* gradient(int64_t tensor) const { return static_cast<Real*>(tensors[static_cast<size_t>(tensor)].gradient); }
+    Value<Real>& value(int64_t number) { return values[static_cast<size_t>(number)]; }
+    // Numbers that instruction `i` keeps from its forward for its backward pass.
+    Real* kept(const Instruction& i, int64_t count) {
+        std::vector<Real>& numbers = saved[static_cast<size_t>(&i - code.data())];
+        if (static_cast<int64_t>(numbers.size()) < count) numbers.resize(static_cast<size_t>(count));
+        return numbers.data();
+    }
+};
+
+// Calls body(offset, elements) for each row of a plane, or once for a plane without a border, which is one row.
+template <typename Real, typename Body>
+ESPER_INLINE void for_rows(const Value<Real>& value, const Body& body) {
+    if (value.border == 0) return body(static_cast<int64_t>(0), value.height * value.row());
+    for (int64_t y = 0; y < value.height; ++y) body(y * value.row(), value.width * kLanes);
+}
+
+// Writes the gradient at a position, or adds to what is known of it.
+template <typename Real>
+ESPER_INLINE void give(const Lanes<Real>& gradient, bool adds, Real* at) {
+    store(adds ? load(at) + gradient : gradient, at);
+}
+
+// Adds to the gradient of a value, or writes it if it is the first that is known of it: body(group, channel, y, x) gives
+// the lanes of a position.
+template <typename Real, typename Body>
+ESPER_INLINE void give_gradient(Machine<Real>& machine, Value<Real>& value, const Body& body) {
+    for (int64_t g = 0; g < machine.groups; ++g) {
+        for (int64_t c = 0; c < value.channels; ++c) {
+            Real* plane = value.gradient + value.at(g, c);
+            for (int64_t y = 0; y < value.height; ++y) {
+                for (int64_t x = 0; x < value.width; ++x) {
+                    Real* at = plane + y * value.row() + x * kLanes;
+                    give(body(g, c, y, x), value.gathered, at);
+                }
+            }
+        }
+    }
+    value.gathered = true;
+}
+
+}  // namespace
+}  // namespace esper::tape

@@ -1,0 +1,23 @@
+// The passes of a tape for AVX-512.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "kernels.h"
+
+#if defined(ESPER_CPU_LEVELS)
+// After all headers of the standard library, of which other files must not get code for this instruction set. GCC 12
+// defines no macro for a pragma.
+#include <immintrin.h>
+#define ESPER_LEVEL 4
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi,bmi2")
+#pragma GCC optimize("fp-contract=off")
+
+#include "passes.h"
+
+void esper::tape::pass_v4(const Pass& pass, bool is_double) {
+    pass_on(pass, is_double);
+}
+#endif

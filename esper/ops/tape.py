@@ -1,0 +1,330 @@
+"""A network as a tape: a list of layers on numbered values, which compiled code runs forward and backward.
+
+A tape has one input and no branches but sums and products with earlier values, which is what hosts with seeds need. It
+keeps the network's own tensors: they are read and written in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.ops import _native
+
+_native.not_differentiable("tape_pass_", in_place=True)
+
+LAYERS = (
+    "convolution",
+    "batch_norm",
+    "group_norm",
+    "activation",
+    "max_pool",
+    "average_pool",
+    "flatten",
+    "scale",
+    "multiply",
+    "add",
+)
+"""Kinds of layers, in the order of csrc/tape/tape.h."""
+NUMBERS = 16
+"""Columns of a program: layer, input, second input, output, and the numbers of the layer."""
+MAX_TAPS = 128
+"""Largest size of a convolution's kernel."""
+
+ACTIVATIONS: dict[type[nn.Module], int] = {
+    nn.ReLU: 0,
+    nn.LeakyReLU: 1,
+    nn.ELU: 2,
+    nn.GELU: 3,
+    nn.SiLU: 5,
+    nn.Tanh: 6,
+    nn.Sigmoid: 7,
+}
+"""Kinds of activations, in the order of csrc/tape/elementwise.h; 4 is GELU with tanh."""
+
+Shape = tuple[int, int, int]
+"""Channels, height and width of a value; a vector [B, D] is (D, 1, 1)."""
+
+
+class Unsupported(Exception):
+    """A layer that no tape can run; the message says which, and why."""
+
+
+class Tape:
+    """A program that is being written, and the tensors of its network.
+
+    Args:
+        shape: of the input, without the batch.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.shapes: list[Shape] = [shape]
+        self.code: list[list[int]] = []
+        self.constants: list[tuple[float, float]] = []
+        self.tensors: list[Tensor] = []
+        self._numbers: dict[int, int] = {}  # by the id of a tensor
+
+    def tensor(self, tensor: Tensor | None) -> int:
+        """Returns the number of a tensor of the network, -1 for None."""
+        if tensor is None:
+            return -1
+        number = self._numbers.get(id(tensor))
+        if number is None:
+            number = len(self.tensors)
+            self._numbers[id(tensor)] = number
+            self.tensors.append(tensor)
+        return number
+
+    def emit(
+        self,
+        layer: str,
+        value: int,
+        shape: Shape,
+        numbers: Sequence[int] = (),
+        constants: tuple[float, float] = (0.0, 0.0),
+        other: int = -1,
+    ) -> int:
+        """Appends a layer that reads ``value``; returns the number of its output, which has ``shape``."""
+        self.shapes.append(shape)
+        output = len(self.shapes) - 1
+        row = [LAYERS.index(layer), value, other, output, *numbers]
+        row += [0] * (NUMBERS - len(row))
+        self.code.append(row)
+        self.constants.append(constants)
+        return output
+
+    def add(self, module: nn.Module, value: int) -> int:
+        """Appends a module that reads ``value``; returns its output. Raises Unsupported."""
+        if type(module) is nn.Sequential:
+            return self.add_all(module, value)
+        write = WRITERS.get(type(module))
+        if write is None:
+            raise Unsupported(f"{type(module).__name__} has no compiled form")
+        return write(self, module, value)
+
+    def add_all(self, modules: Iterable[nn.Module], value: int) -> int:
+        """Appends modules that follow one another; a ReLU behind a norm becomes a part of the norm."""
+        for module in modules:
+            joins = type(module) is nn.ReLU and self.code and self.code[-1][3] == value
+            column = RELU_COLUMN.get(LAYERS[self.code[-1][0]]) if joins else None
+            if column is not None and not self.code[-1][column]:
+                self.code[-1][column] = 1
+            else:
+                value = self.add(module, value)
+        return value
+
+    def program(self) -> Program:
+        """Returns the finished program."""
+        return Program(self)
+
+
+class Program:
+    """A tape as the operator takes it.
+
+    Attributes:
+        tensors: those of the network.
+        gradients: of the tensors that learn, in the layout of the tensors; each pass backward overwrites them.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        self.shapes = torch.tensor(tape.shapes, dtype=torch.int64)
+        self.code = torch.tensor(tape.code, dtype=torch.int64).view(-1, NUMBERS)
+        self.constants = torch.tensor(tape.constants, dtype=torch.float64).view(-1, 2)
+        self.tensors = [tensor.detach() for tensor in tape.tensors]
+        self.gradients: list[Tensor] = []
+        self.gradient_of: list[int] = []
+        for tensor in tape.tensors:
+            learns = isinstance(tensor, nn.Parameter) and tensor.requires_grad
+            self.gradient_of.append(len(self.gradients) if learns else -1)
+            if learns:
+                self.gradients.append(torch.zeros_like(tensor, requires_grad=False))
+        self.output_shape = tape.shapes[-1]
+
+    def run(
+        self,
+        x: Tensor,
+        output_gradient: Tensor | None = None,
+        input_gradient: Tensor | None = None,
+        training: bool = True,
+    ) -> Tensor:
+        """Runs a batch forward, and backward if there is a gradient of the output.
+
+        Args:
+            x: inputs [B, ...] in the dtype of the network, float32 or float64.
+            output_gradient: of the output, [B, C, H, W].
+            input_gradient: is filled with the gradient of ``x``, in its shape.
+            training: whether batch norms use the statistics of the batch, and update their own.
+
+        Returns:
+            the output [B, C, H, W].
+        """
+        output = x.new_empty((len(x), *self.output_shape))
+        torch.ops.esper.tape_pass_(
+            self.shapes,
+            self.code,
+            self.constants,
+            self.tensors,
+            self.gradients,
+            self.gradient_of,
+            x.detach().contiguous(),
+            output,
+            None if output_gradient is None else output_gradient.contiguous(),
+            input_gradient,
+            training,
+        )
+        return output
+
+
+Writer = Callable[[Tape, Any, int], int]
+WRITERS: dict[type[nn.Module], Writer] = {}
+"""What appends a module of each type to a tape."""
+RELU_COLUMN = {"batch_norm": 10, "group_norm": 7}
+"""Column of a program that says whether a ReLU follows."""
+
+
+def writes(*types: type[nn.Module]) -> Callable[[Writer], Writer]:
+    """Registers what appends modules of exactly these ``types`` to a tape."""
+
+    def register(writer: Writer) -> Writer:
+        WRITERS.update(dict.fromkeys(types, writer))
+        return writer
+
+    return register
+
+
+def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
+    if isinstance(value, int):
+        return value, value
+    first, second = value
+    return first, second
+
+
+@writes(nn.Conv2d)
+def _convolution(tape: Tape, module: nn.Conv2d, value: int) -> int:
+    kernel = _pair(module.kernel_size)
+    stride = _pair(module.stride)
+    dilation = _pair(module.dilation)
+    if isinstance(module.padding, str) or module.padding_mode != "zeros":
+        raise Unsupported("a Conv2d whose padding is not a number of zeros has no compiled form")
+    if module.groups not in (1, module.in_channels) or (module.groups > 1 and module.out_channels != module.in_channels):
+        raise Unsupported("a Conv2d with groups of several channels has no compiled form")
+    if math.prod(kernel) > MAX_TAPS:
+        raise Unsupported(f"a Conv2d with more than {MAX_TAPS} weights a channel has no compiled form")
+    padding = _pair(module.padding)
+    sizes = []
+    for axis, length in enumerate(tape.shapes[value][1:]):
+        sizes.append((length + 2 * padding[axis] - dilation[axis] * (kernel[axis] - 1) - 1) // stride[axis] + 1)
+    weight = tape.tensor(module.weight)
+    bias = tape.tensor(module.bias)
+    numbers = [weight, bias, *kernel, *stride, *padding, *dilation, module.groups]
+    return tape.emit("convolution", value, (module.out_channels, sizes[0], sizes[1]), numbers)
+
+
+@writes(nn.Linear)
+def _linear(tape: Tape, module: nn.Linear, value: int) -> int:
+    if tape.shapes[value][1:] != (1, 1):
+        raise Unsupported("a Linear over positions has no compiled form")
+    numbers = [tape.tensor(module.weight), tape.tensor(module.bias), 1, 1, 1, 1, 0, 0, 1, 1, 1]
+    return tape.emit("convolution", value, (module.out_features, 1, 1), numbers)
+
+
+@writes(nn.BatchNorm1d, nn.BatchNorm2d)
+def _batch_norm(tape: Tape, module: nn.BatchNorm2d, value: int) -> int:
+    numbers = [
+        tape.tensor(module.weight),
+        tape.tensor(module.bias),
+        tape.tensor(module.running_mean),
+        tape.tensor(module.running_var),
+        tape.tensor(module.num_batches_tracked),
+        int(not module.training),
+    ]
+    momentum = math.nan if module.momentum is None else module.momentum
+    return tape.emit("batch_norm", value, tape.shapes[value], numbers, (module.eps, momentum))
+
+
+@writes(nn.GroupNorm)
+def _group_norm(tape: Tape, module: nn.GroupNorm, value: int) -> int:
+    numbers = [tape.tensor(module.weight), tape.tensor(module.bias), module.num_groups]
+    return tape.emit("group_norm", value, tape.shapes[value], numbers, (module.eps, 0.0))
+
+
+@writes(nn.LayerNorm)
+def _layer_norm(tape: Tape, module: nn.LayerNorm, value: int) -> int:
+    if (*module.normalized_shape, 1, 1) != tape.shapes[value]:
+        raise Unsupported("a LayerNorm over positions has no compiled form")
+    numbers = [tape.tensor(module.weight), tape.tensor(module.bias), 1]
+    return tape.emit("group_norm", value, tape.shapes[value], numbers, (module.eps, 0.0))
+
+
+@writes(*ACTIVATIONS)
+def _activation(tape: Tape, module: nn.Module, value: int) -> int:
+    kind = ACTIVATIONS[type(module)]
+    slope = 0.0
+    if isinstance(module, nn.GELU) and module.approximate == "tanh":
+        kind += 1
+    elif isinstance(module, nn.LeakyReLU):
+        slope = module.negative_slope
+    elif isinstance(module, nn.ELU):
+        slope = module.alpha
+    return tape.emit("activation", value, tape.shapes[value], [kind], (slope, 0.0))
+
+
+@writes(nn.MaxPool2d, nn.AvgPool2d)
+def _pool(tape: Tape, module: nn.MaxPool2d | nn.AvgPool2d, value: int) -> int:
+    kernel = _pair(module.kernel_size)
+    stride = _pair(module.stride)
+    padding = _pair(module.padding)
+    channels, *lengths = tape.shapes[value]
+    sizes = []
+    for axis, length in enumerate(lengths):
+        room = length + 2 * padding[axis] - kernel[axis]
+        windows = room // stride[axis] + 1
+        # A window may stick out, but not begin in the padding behind the input.
+        if module.ceil_mode and room % stride[axis] and windows * stride[axis] < length + padding[axis]:
+            windows += 1
+        sizes.append(windows)
+    counts_padding = 0
+    layer = "max_pool"
+    if isinstance(module, nn.AvgPool2d):
+        if module.divisor_override is not None:
+            raise Unsupported("an AvgPool2d with divisor_override has no compiled form")
+        layer = "average_pool"
+        counts_padding = int(module.count_include_pad)
+    elif module.return_indices or _pair(module.dilation) != (1, 1):
+        raise Unsupported("a MaxPool2d with dilation or indices has no compiled form")
+    numbers = [*kernel, *stride, *padding, counts_padding]
+    return tape.emit(layer, value, (channels, sizes[0], sizes[1]), numbers)
+
+
+@writes(nn.AdaptiveAvgPool2d)
+def _global_mean(tape: Tape, module: nn.AdaptiveAvgPool2d, value: int) -> int:
+    channels, height, width = tape.shapes[value]
+    if module.output_size not in (1, (1, 1)):
+        raise Unsupported("an AdaptiveAvgPool2d to several positions has no compiled form")
+    return tape.emit("average_pool", value, (channels, 1, 1), [height, width, height, width, 0, 0, 0])
+
+
+@writes(nn.Flatten)
+def _flatten(tape: Tape, module: nn.Flatten, value: int) -> int:
+    if module.start_dim != 1 or module.end_dim not in (-1, 3):
+        raise Unsupported("a Flatten of other than all features has no compiled form")
+    channels, height, width = tape.shapes[value]
+    if (height, width) == (1, 1):
+        return value
+    return tape.emit("flatten", value, (channels * height * width, 1, 1))
+
+
+@writes(nn.Identity)
+def _identity(tape: Tape, module: nn.Identity, value: int) -> int:
+    return value
+
+
+@writes(nn.Dropout, nn.Dropout1d, nn.Dropout2d)
+def _dropout(tape: Tape, module: nn.Dropout, value: int) -> int:
+    if module.p > 0 and module.training:
+        raise Unsupported("dropout has no compiled form")
+    return value
