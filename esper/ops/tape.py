@@ -210,7 +210,9 @@ def _convolution(tape: Tape, module: nn.Conv2d, value: int) -> int:
     dilation = _pair(module.dilation)
     if isinstance(module.padding, str) or module.padding_mode != "zeros":
         raise Unsupported("a Conv2d whose padding is not a number of zeros has no compiled form")
-    if module.groups not in (1, module.in_channels) or (module.groups > 1 and module.out_channels != module.in_channels):
+    if module.groups not in (1, module.in_channels) or (
+        module.groups > 1 and module.out_channels != module.in_channels
+    ):
         raise Unsupported("a Conv2d with groups of several channels has no compiled form")
     if math.prod(kernel) > MAX_TAPS:
         raise Unsupported(f"a Conv2d with more than {MAX_TAPS} weights a channel has no compiled form")

@@ -1,0 +1,293 @@
+"""Layers of a tape, forward and backward, beside PyTorch's over random sizes."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.ops.tape import Tape, Unsupported
+
+Shape = tuple[int, ...]
+Make = Callable[[int], nn.Module]
+
+
+def chain(*layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(*layers)
+
+
+IMAGES: dict[str, Make] = {
+    "convolution 1": lambda c: nn.Conv2d(c, c + 3, 1),
+    "convolution 3": lambda c: nn.Conv2d(c, c + 1, 3, padding=1, bias=False),
+    "convolution 5": lambda c: nn.Conv2d(c, 7, 5, padding=2),
+    "without padding": lambda c: nn.Conv2d(c, 2, 2),
+    "stride 2": lambda c: nn.Conv2d(c, c + 2, 3, stride=2, padding=1),
+    "stride 3, kernel 2": lambda c: nn.Conv2d(c, 5, 2, stride=3, padding=1),
+    "dilation": lambda c: nn.Conv2d(c, 4, 3, padding=2, dilation=2),
+    "rectangle": lambda c: nn.Conv2d(c, 3, (1, 3), stride=(2, 1), padding=(0, 1)),
+    "depthwise": lambda c: nn.Conv2d(c, c, 3, padding=1, groups=c),
+    "depthwise, stride 2": lambda c: nn.Conv2d(c, c, 3, stride=2, padding=1, groups=c),
+    "batch norm": lambda c: nn.BatchNorm2d(c),
+    "batch norm, cumulative": lambda c: nn.BatchNorm2d(c, momentum=None),
+    "batch norm, no statistics": lambda c: nn.BatchNorm2d(c, track_running_stats=False),
+    "batch norm, not affine": lambda c: nn.BatchNorm2d(c, affine=False),
+    "batch norm, relu": lambda c: chain(nn.BatchNorm2d(c), nn.ReLU()),
+    "group norm": lambda c: nn.GroupNorm(1, c),
+    "group norm, groups": lambda c: nn.GroupNorm(c, c),
+    "group norm, relu": lambda c: chain(nn.GroupNorm(1, c), nn.ReLU()),
+    "max pool": lambda c: nn.MaxPool2d(2),
+    "max pool, overlapping": lambda c: nn.MaxPool2d(3, stride=2, padding=1),
+    "max pool, ceiling": lambda c: nn.MaxPool2d(2, ceil_mode=True),
+    "average pool": lambda c: nn.AvgPool2d(2),
+    "average pool, ceiling": lambda c: nn.AvgPool2d(
+        3, stride=2, padding=1, ceil_mode=True
+    ),
+    "average pool, without padding": lambda c: nn.AvgPool2d(
+        3, 2, 1, count_include_pad=False
+    ),
+    "global mean": lambda c: chain(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+    "flatten": lambda c: chain(nn.Conv2d(c, 2, 1), nn.Flatten()),
+    "relu": lambda c: nn.ReLU(),
+    "leaky relu": lambda c: nn.LeakyReLU(0.1),
+    "elu": lambda c: nn.ELU(0.7),
+    "gelu": lambda c: nn.GELU(),
+    "gelu, tanh": lambda c: nn.GELU("tanh"),
+    "silu": lambda c: nn.SiLU(),
+    "tanh": lambda c: nn.Tanh(),
+    "sigmoid": lambda c: nn.Sigmoid(),
+}
+
+VECTORS: dict[str, Make] = {
+    "linear": lambda c: nn.Linear(c, c + 5),
+    "linear, no bias": lambda c: nn.Linear(c, 3, bias=False),
+    "layer norm": lambda c: nn.LayerNorm(c),
+    "batch norm of vectors": lambda c: nn.BatchNorm1d(c),
+    "mlp": lambda c: chain(nn.Linear(c, 16), nn.SiLU(), nn.Linear(16, 3)),
+}
+
+
+def on_tape(network: nn.Module, shape: Shape) -> tuple[Tape, int]:
+    channels, height, width = (*shape, 1, 1)[:3]
+    tape = Tape((channels, height, width))
+    return tape, tape.add(network, 0)
+
+
+def differences(network: nn.Module, x: Tensor) -> list[float]:
+    """Returns the differences between a tape and eager PyTorch: of the output, all gradients and buffers, relative to
+    the largest number of each, or to 1."""
+    eager = copy.deepcopy(network)
+    tape, _ = on_tape(network, tuple(x.shape[1:]))
+    program = tape.program()
+    leaf = x.clone().requires_grad_()
+    expected = eager(leaf)
+    gradient = torch.randn_like(expected)
+    expected.backward(gradient)
+
+    input_gradient = torch.full_like(x, 9)
+    output = program.run(x, gradient, input_gradient, network.training)
+    assert leaf.grad is not None
+    pairs = [(output.view_as(expected), expected), (input_gradient, leaf.grad)]
+    for mine, other in zip(network.parameters(), eager.parameters(), strict=True):
+        assert other.grad is not None
+        number = program.gradient_of[tape.tensor(mine)]
+        pairs.append((program.gradients[number], other.grad))
+    pairs += list(zip(network.buffers(), eager.buffers(), strict=True))
+    found = []
+    for mine, other in pairs:
+        size = other.detach().double().abs().max().clamp(min=1)
+        found.append(
+            float((mine.double() - other.detach().double()).abs().max() / size)
+        )
+    return found
+
+
+def sizes(seed: int) -> tuple[int, int, int, int]:
+    """Returns random numbers of samples, channels, rows and columns: groups that are not full, odd and small sizes."""
+    numbers = random.Random(seed)
+    return (
+        numbers.randint(2, 40),
+        numbers.randint(1, 67),
+        numbers.randint(2, 9),
+        numbers.randint(2, 9),
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", [*IMAGES, *VECTORS])
+def test_a_layer_equals_pytorch(name: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    samples, channels, height, width = sizes(seed + 10 * len(name))
+    make = IMAGES.get(name) or VECTORS[name]
+    shape = (channels, height, width) if name in IMAGES else (channels,)
+    network = make(channels).double()
+    x = torch.randn(samples, *shape, dtype=torch.float64)
+    assert max(differences(network, x)) < 1e-10
+    assert max(differences(network.eval(), x)) < 1e-10
+
+
+def small_network() -> nn.Sequential:
+    return chain(
+        nn.Conv2d(2, 3, 3, padding=1, bias=False),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(3, 6, 3, padding=1),
+        nn.GroupNorm(2, 6),
+        nn.GELU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 4),
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-11)]
+)
+def test_a_network_equals_pytorch_in_both_precisions(
+    dtype: torch.dtype, bound: float
+) -> None:
+    torch.manual_seed(0)
+    assert (
+        max(
+            differences(
+                small_network().to(dtype), torch.randn(37, 2, 7, 9, dtype=dtype)
+            )
+        )
+        < bound
+    )
+
+
+def test_weights_in_channels_last_are_read_and_their_gradients_written_by_their_strides() -> (
+    None
+):
+    torch.manual_seed(0)
+    network = (
+        nn.Conv2d(4, 5, 3, padding=1).double().to(memory_format=torch.channels_last)
+    )  # type: ignore[call-overload]
+    assert (
+        max(differences(network, torch.randn(5, 4, 6, 6, dtype=torch.float64))) < 1e-12
+    )
+
+
+def test_the_first_of_equal_numbers_is_the_largest() -> None:
+    network = nn.MaxPool2d(2)
+    x = torch.zeros(17, 1, 4, 4)
+    x[:, :, 2:] = float("-inf")
+    assert max(differences(network, x.clamp(min=-1))) == 0
+    tape, _ = on_tape(network, (1, 4, 4))
+    gradient = torch.zeros_like(x)
+    tape.program().run(x, torch.ones(17, 1, 2, 2), gradient)
+    expected = torch.zeros(4, 4)
+    expected[::2, ::2] = 1
+    assert torch.equal(gradient, expected.expand_as(gradient))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", [*IMAGES, *VECTORS])
+def test_a_number_that_is_not_finite_comes_out_as_in_pytorch(
+    name: str, bad: float
+) -> None:
+    torch.manual_seed(0)
+    channels = 4
+    network = (IMAGES.get(name) or VECTORS[name])(channels)
+    eager = copy.deepcopy(network)
+    x = torch.randn(19, channels, *((5, 6) if name in IMAGES else ()))
+    x[3, 1] = bad
+    leaf = x.clone().requires_grad_()
+    expected = eager(leaf)
+    expected.backward(torch.ones_like(expected))
+    assert leaf.grad is not None
+    tape, _ = on_tape(network, tuple(x.shape[1:]))
+    gradient = torch.zeros_like(x)
+    output = tape.program().run(x, torch.ones_like(expected), gradient)
+    assert torch.equal(output.view_as(expected).isfinite(), expected.isfinite())
+    assert torch.equal(gradient.isfinite(), leaf.grad.isfinite())
+
+
+def test_what_is_frozen_has_no_gradient() -> None:
+    network = chain(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    network[0].requires_grad_(False)
+    tape, _ = on_tape(network, (3,))
+    program = tape.program()
+    assert [gradient.shape for gradient in program.gradients] == [(2, 4), (2,)]
+    x = torch.randn(5, 3, dtype=torch.float64)
+    network(x).sum().backward()
+    program.run(x, torch.ones(5, 2, dtype=torch.float64))
+    for mine, parameter in zip(program.gradients, network[2].parameters(), strict=True):
+        torch.testing.assert_close(mine, parameter.grad)
+
+
+def test_values_that_are_read_twice_gather_both_gradients() -> None:
+    """h + 0.5 f(h) · sigmoid(mean f(h)), as seeds with a gate are blended."""
+    torch.manual_seed(0)
+    body = nn.Conv2d(3, 3, 3, padding=1).double()
+    tape = Tape((3, 5, 4))
+    f = tape.add(body, 0)
+    mean = tape.add(nn.AdaptiveAvgPool2d(1), f)
+    gate = tape.add(nn.Sigmoid(), mean)
+    delta = tape.emit("multiply", f, (3, 5, 4), other=gate)
+    alpha = torch.tensor([9.0, 0.5], dtype=torch.float64)
+    tape.emit("add", 0, (3, 5, 4), [tape.tensor(alpha), 1], other=delta)
+    program = tape.program()
+
+    x = torch.randn(18, 3, 5, 4, dtype=torch.float64, requires_grad=True)
+    h = body(x)
+    expected = x + 0.5 * h * torch.sigmoid(h.mean(dim=(2, 3), keepdim=True))
+    gradient = torch.randn_like(expected)
+    expected.backward(gradient)
+    input_gradient = torch.empty_like(x.detach())
+    torch.testing.assert_close(
+        program.run(x, gradient, input_gradient), expected.detach()
+    )
+    torch.testing.assert_close(input_gradient, x.grad)
+    torch.testing.assert_close(program.gradients[0], body.weight.grad)
+
+
+@pytest.mark.parametrize(
+    ("layer", "word"),
+    [
+        (nn.Conv2d(4, 4, 3, groups=2), "groups"),
+        (nn.Conv2d(4, 4, 3, padding_mode="reflect"), "padding"),
+        (nn.Bilinear(2, 2, 2), "Bilinear"),
+        (nn.Dropout(0.5), "dropout"),
+    ],
+)
+def test_a_layer_without_a_compiled_form_is_named(layer: nn.Module, word: str) -> None:
+    with pytest.raises(Unsupported, match=word):
+        on_tape(layer, (4, 6, 6))
+
+
+def wrong_programs() -> list[tuple[str, int, int]]:
+    """Columns of a convolution's row that are set to a wrong number, with a word of the message."""
+    return [
+        ("no such layer", 0, 99),
+        ("earlier value", 1, 5),
+        ("next value", 3, 7),
+        ("not there", 4, 3),
+        ("wrong shape", 6, 2),
+        ("wrong kernel", 8, 0),
+        ("groups of several", 14, 2),
+    ]
+
+
+@pytest.mark.parametrize(("words", "column", "number"), wrong_programs())
+def test_a_wrong_program_is_refused_before_it_reads_anything(
+    words: str, column: int, number: int
+) -> None:
+    tape, _ = on_tape(nn.Conv2d(4, 3, 3), (4, 5, 5))
+    tape.code[0][column] = number
+    with pytest.raises(RuntimeError, match=words):
+        tape.program().run(torch.zeros(2, 4, 5, 5))
+
+
+def test_a_batch_of_another_shape_or_dtype_is_refused() -> None:
+    tape, _ = on_tape(nn.Conv2d(4, 3, 3), (4, 5, 5))
+    program = tape.program()
+    with pytest.raises(RuntimeError, match="expected 2 times 4 × 5 × 5"):
+        program.run(torch.zeros(2, 4, 5, 6))
+    with pytest.raises(RuntimeError, match="dtype of the network"):
+        program.run(torch.zeros(2, 4, 5, 5, dtype=torch.float64))
