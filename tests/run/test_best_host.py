@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.run.interrupted_runs import interrupted
 
 from esper.env.vector_env import GrowthVectorEnv
 from esper.run import checkpointing
 from esper.run.checkpointing import BestHost
 from esper.run.experiment import Experiment
-from tests.run.interrupted_runs import interrupted
 from tests.run.run_helpers import (
     Does,
     stable_log,

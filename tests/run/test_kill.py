@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.run.test_stop import growing
 
 from esper.config import ConfigError, TrainingConfig
 from esper.files import checkpoint
 from tests.cli.child import start
 from tests.run.run_helpers import kinds, learning, play, same_run, tiny
-from tests.run.test_stop import growing
 
 
 def killed_at(size: int, *arguments: str, folder: Path) -> bool:
