@@ -55,7 +55,7 @@ CONFIGS = {
     "two rounds an update": lambda: learning(
         "planted", rounds=4, ppo={"episodes_per_update": 4}
     ),
-    "compared": lambda: learning("planted", rounds=1, evaluation_pairs=4),
+    "compared": lambda: learning("planted", rounds=1, evaluation_pairs=2),
 }
 """Simulated hosts of four epochs: a step each, and four more of the hosts left alone where nothing is learned."""
 
