@@ -18,7 +18,7 @@ from esper.grower.sites import SiteHooks
 from esper.hosts.example import cloned, coarsest_dtype, difference, outputs_for
 from esper.hosts.seed_hook import CONTAINER, COPIES, SeedHook, container_of, drop_container, hooks_of, keep, unregister
 from esper.hosts.seed_state import note_seeds
-from esper.hosts.widen import GrownInModel, merge_all, merge_sources
+from esper.hosts.widen import merge_all, merge_sources, seeds_of_model
 
 POWERS = {
     "momentum_buffer": 1,
@@ -186,13 +186,12 @@ def merge_in_loop(
     Returns the reason for each seed that stays, by path.
     """
     before = dict(model.named_parameters())
-    versions = {parameter: parameter._version for parameter in before.values()}
     averages = POWERS.keys() & chain.from_iterable(optimizer.state.values())
     twins = {key: _twin(model, optimizer, key) for key in averages}
     reasons = merge_all(model, difference)
     states = {}
     for key, twin in twins.items():
-        merge_sources(GrownInModel(twin), lambda: None, stay=reasons)
+        merge_sources(twin, seeds_of_model(twin), lambda: None, stay=reasons)
         states[key] = dict(twin.named_parameters())
     new_for: dict[nn.Parameter, nn.Parameter] = {}
     for name, new in model.named_parameters():
@@ -206,8 +205,6 @@ def merge_in_loop(
             new_for[old] = new
             values = {key: twin_parameters[name].data for key, twin_parameters in states.items()}
             _move_state(optimizer, old, new, values)
-        elif new._version != versions[old] and not _averages_gradients(optimizer, old):
-            optimizer.state.pop(old, None)
     gone = set(before.values())  # all parameters of a merged seed, which make up its group
     groups = []
     for group in optimizer.param_groups:

@@ -158,8 +158,6 @@ class SiteHooks:
         """Whether no parameter of the model has a gradient."""
         self.finding = False
         """Whether the present passes look for sites, in any mode; set by :func:`esper.grower.layouts.find_sites`."""
-        self.see: Callable[[str, Tensor], None] | None = None
-        """Called with the features at each site; set by :func:`esper.grower.layouts.infer_layouts`."""
         self._alphas: Mapping[str, float] | None = None
         self._shadowed: str | None = None
         self._checked: set[str] = set()
@@ -323,8 +321,6 @@ class SiteHooks:
         if name not in self._checked:
             self._check(name, module, h)
         assert isinstance(h, Tensor)
-        if self.see is not None:
-            self.see(name, h)
         site = self.sites[name]
         training = self.model.training  # not the submodule's, which is in eval mode if it is frozen
         probing = self._takes_probe(name)
@@ -347,7 +343,7 @@ class SiteHooks:
         site = self.sites.get(name)
         if site is None or site.seed is not None or name not in self.learned:
             return False
-        return self.see is None and not self.frozen and not self._takes_probe(name)
+        return not self.frozen and not self._takes_probe(name)
 
     def _takes_probe(self, name: str) -> bool:
         """Whether the present pass is the first one of the epoch whose features are kept for slot ``name``."""
