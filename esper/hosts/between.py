@@ -18,8 +18,7 @@ from esper.core.place import Place
 from esper.hosts.example import tensors_in
 from esper.hosts.inputs import features_of, source_of
 from esper.hosts.layout import CHANNELS, Layout, LayoutInference, causal_where_measured, layout_of
-from esper.hosts.seed_hook import own_children
-from esper.hosts.sources import SitePath
+from esper.hosts.seed_hook import SitePath, own_children
 
 Part = Mapping[str, Any]
 """One layer, as JSON: ``{"path": ...}`` of a submodule, or ``{"function": ..., "options": {...}}`` of torch."""

@@ -21,8 +21,7 @@ from esper.core.site import seed_of
 from esper.hosts.between import Between, Run, Trace, gated_of, layers_of, place_of
 from esper.hosts.example import coarsest_dtype, counting, difference, outputs_of
 from esper.hosts.layout import Layout, check_module
-from esper.hosts.seed_hook import attach, own_children
-from esper.hosts.sources import SitePath
+from esper.hosts.seed_hook import SitePath, attach, own_children
 from esper.hosts.widen import merge_all
 
 Kind = Literal["residual", "widen", "lora"]
@@ -360,8 +359,8 @@ def trial_merges(
 ) -> list[str]:
     """Returns the paths of those ``places`` whose seeds become a part of the layers of a copy of ``model``.
 
-    ``inside`` has their layers. The trial has a seed with random weights at each place, and compares the outputs of the copy with those of its wider
-    layers: once, with all seeds merged, and only if they differ after each seed.
+    ``inside`` has the layers at each. The trial has a seed with random weights at each place, and compares the outputs
+    of the copy with those of its wider layers: once, with all seeds merged, and only if they differ after each seed.
     """
     if not places:
         return []

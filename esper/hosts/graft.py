@@ -19,7 +19,7 @@ from esper.hosts.find import chosen_sites, slots_of
 from esper.hosts.host import Host, SiteHook, kept_modes, row_major
 from esper.hosts.inputs import Inputs, as_inputs, call, features_of, logits_of, with_features
 from esper.hosts.layout import Layout, check_channels, check_module, require_features
-from esper.hosts.sources import SitePath, SourceFrame, hook_site
+from esper.hosts.seed_hook import SitePath, SourceFrame, hook_site
 
 Sites = Mapping[str, str] | Sequence[str]
 """Where slots lie: by their names, in order, or ``"auto"``."""

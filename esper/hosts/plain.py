@@ -28,6 +28,7 @@ from esper.hosts.inputs import logits_of
 from esper.hosts.seed_hook import (
     CONTAINER,
     GrownSeeds,
+    SitePath,
     attach,
     container_of,
     free_name,
@@ -37,7 +38,6 @@ from esper.hosts.seed_hook import (
     unregister,
 )
 from esper.hosts.seed_state import note_seeds
-from esper.hosts.sources import SitePath
 from esper.hosts.widen import merge_all, merge_sources, seeds_of_host, warn_unmerged
 from esper.ops.norm_relu_pool import NormReluPool
 

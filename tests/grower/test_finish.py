@@ -14,7 +14,8 @@ import esper
 from esper.config import ConfigError
 from esper.core.blueprints import BLUEPRINTS
 from esper.core.place import Place
-from esper.grower.finish import finish, merge_in_loop, networks_of
+from esper.grower.finish import finish, merge_in_loop
+from esper.grower.sites import network_of
 from esper.hosts.seed_hook import CONTAINER, hooks_of
 from tests.grower.loops import GROWS, LENIENT, Loop, X, net
 from tests.grower.test_sources import KINDS, LORA, WIDEN, loop_of, outputs
@@ -23,9 +24,10 @@ from tests.grower.test_sources import KINDS, LORA, WIDEN, loop_of, outputs
 def test_an_average_is_given_with_its_wrapper_or_as_a_copy() -> None:
     model = net()
     average, copied = AveragedModel(model), copy.deepcopy(model)
-    assert networks_of([average, copied], model) == [average.module, copied]
+    assert network_of(average, model) is average.module
+    assert network_of(copied, model) is copied
     with pytest.raises(ConfigError, match="parameters are not those of the model"):
-        networks_of([nn.Linear(2, 2)], model)
+        network_of(nn.Linear(2, 2), model)
 
 
 def test_an_average_that_lacks_a_kept_seed_is_said_at_the_end() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.hosts.between import Between, Trace, layers_of
-from esper.hosts.sources import SitePath
+from esper.hosts.seed_hook import SitePath
 
 
 class Net(nn.Module):

@@ -16,17 +16,12 @@ from esper.core.blend import Seed
 from esper.core.ramps import BlendOperator
 from esper.hosts.seed_hook import (
     CONTAINER,
-    GrownSeeds,
-    SeedHook,
     attach,
     container_of,
     home_of,
     hooks_of,
     key_of,
-    register,
-    without_vacant_hooks,
 )
-from esper.hosts.sources import SitePath
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -253,14 +248,3 @@ def test_names_of_earlier_seeds_are_not_taken_again() -> None:
         "grown_seeds.r0c0_3",
         "grown_seeds.r0c0_2",
     ]
-
-
-def test_hooks_without_a_seed_are_cleared_away() -> None:
-    model = Block()
-    register(model, SitePath("first"), SeedHook("r0c0"))
-    container_of(model)
-    wanted = model(X)
-    without_vacant_hooks(model)
-    assert not model.first._forward_hooks
-    assert not any(isinstance(module, GrownSeeds) for module in model.modules())
-    assert torch.equal(model(X), wanted)
