@@ -82,12 +82,6 @@ def test_only_the_first_tensor_of_a_tuple_grows_and_arguments_are_passed_on() ->
     assert state == "state"
 
 
-def test_nested_submodules_both_grow() -> None:
-    model = nn.Sequential(nn.Sequential(nn.Identity()))
-    attach(model, {"0": ("r0c0", doubled(), 1.0), "0.0": ("r0c1", doubled(), 0.5)})
-    torch.testing.assert_close(model(X), 3 * 2 * X)
-
-
 def test_a_grown_submodule_keeps_identity_class_attributes_and_keys() -> None:
     model = Block()
     first, keys = model.first, list(model.state_dict())
@@ -170,6 +164,7 @@ def test_hooks_that_are_added_in_a_new_process_replace_no_seed(tmp_path: Any) ->
     assert done.stdout.strip() == "True", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_grown_network_is_exported_with_any_number_of_samples(strict: bool) -> None:
     model = grown(Block(), "first").eval()
@@ -203,23 +198,6 @@ def test_a_layer_that_is_shared_does_not_hold_the_container() -> None:
     relu = nn.ReLU()
     model = nn.Sequential(nn.Linear(4, 4), relu, nn.Linear(4, 4), relu)
     assert home_of(model) is model[2]
-
-
-def test_a_module_with_two_names_grows_once() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(4, 4)
-            self.stages = nn.ModuleList([self.first, nn.Linear(4, 4)])
-
-        def forward(self, x: Tensor) -> Tensor:
-            for stage in self.stages:
-                x = stage(x)
-            return x
-
-    model = Net()
-    plain = model.stages[1](2 * model.first(X))
-    torch.testing.assert_close(grown(model, "first")(X), plain)
 
 
 def test_a_network_that_runs_all_children_of_a_module_computes_the_same() -> None:
