@@ -8,12 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from esper.ops.accumulators import Accumulators, accumulate_
-from esper.ops.adamw import AdamW
 from esper.ops.cross_entropy import cross_entropy, cross_entropy_into
 from esper.ops.grad_stats import grad_stats
 from esper.ops.norm_relu_pool import NormReluPool, norm_relu_pool
-from esper.ops.optimizer import step_all
-from esper.ops.sgd import SGD
+from esper.ops.optimizer import SGD, AdamW, step_all
 from esper.ops.stage_batch import normalisation_table, stage_images
 from tests.cuda.test_cross_entropy import (
     assert_equals_twin as assert_equals_cross_entropy_twin,
