@@ -11,12 +11,22 @@ from tests.ops.test_grad_stats import (  # noqa: F401  the tests run with this k
     assert_equals_twin,
     gradient,
     test_dtypes_may_differ_between_gradients,
-    test_entries_whose_squares_do_not_fit_float32,
     test_groups_with_none_and_empty_members,
     test_nan_and_inf_are_counted_and_make_the_group_unusable,
     test_sizes_around_vectors_and_chunks,
     test_storage_of_every_kind,
 )
+from tests.ops.test_grad_stats import (
+    test_entries_whose_squares_do_not_fit_float32 as entries_do_not_fit,
+)
+
+
+@pytest.mark.trap(42)
+@pytest.mark.parametrize("value", [1e20, 1e-45])
+def test_entries_whose_squares_do_not_fit_float32(
+    device: KernelDevice, value: float
+) -> None:
+    entries_do_not_fit(device, value)
 
 
 @pytest.mark.parametrize(
