@@ -169,8 +169,7 @@ class Grower:
             # Only a loop that has a folder needs to know of files of runs.
             from esper.grower.log import LoopLog
 
-            log = LoopLog(folder, type(model).__name__, controller, points)
-            self.log = log
+            self.log = log = LoopLog(folder, type(model).__name__, controller, points)
             self._listeners.insert(0, log.emit)
             self.hooks.passes.before_first = lambda: log.create(self.config)
         self._events: list[Event] = []

@@ -1,4 +1,4 @@
-"""What one forward pass of a model shows: its submodules, their layouts, and the layers between two of them."""
+"""One recorded forward pass of a model: its submodules, their layouts, and the layers between two of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Between:
 
 
 @dataclass
-class Run:
+class ModuleRun:
     """A submodule in a pass. Of several runs, its tensors are those of the last one."""
 
     inputs: Tensor | None = None
@@ -81,7 +81,7 @@ class Trace(TorchFunctionMode):
         super().__init__()
         self.model = model
         self.run = run
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, ModuleRun] = {}
         """The submodules that have run, by path, in the order in which they end."""
         self.calls: list[Call] = []
         self._paths = {module: path for path, module in model.named_modules()}
@@ -100,7 +100,7 @@ class Trace(TorchFunctionMode):
             if whole:
                 self._layers.update(filter(is_layer, self._paths))
                 hooks.enter_context(self)
-            self.results = run()
+            self.results: Any = run()
 
     def layout(self, where: str, site: SitePath, batch: int | None) -> Layout:
         """Returns the layout of the features at a sink, for ``batch`` samples if that is known.
@@ -185,7 +185,7 @@ class Trace(TorchFunctionMode):
         path = self._paths[module]
         h = features_of(output)
         self._inference.note(module, h)
-        run = self.runs.pop(path, Run())
+        run = self.runs.pop(path, ModuleRun())
         self.runs[path] = run  # behind those that ended before
         run.count += 1
         if path in self._kept:
@@ -229,7 +229,7 @@ class Trace(TorchFunctionMode):
 
     def _number(self, tensor: Tensor) -> int:
         self._count += 1
-        return int(self._numbers.setdefault(tensor, self._count))
+        return int(self._numbers.setdefault(tensor, self._count))  # type: ignore[no-untyped-call]
 
 
 ELEMENTWISE = {

@@ -18,7 +18,7 @@ from esper.core.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry, sour
 from esper.core.place import Place, words_of
 from esper.core.ramps import BlendOperator
 from esper.core.site import seed_of
-from esper.hosts.between import Between, Run, Trace, gated_of, layers_of, place_of
+from esper.hosts.between import Between, ModuleRun, Trace, gated_of, layers_of, place_of
 from esper.hosts.example import coarsest_dtype, counting, difference, outputs_of
 from esper.hosts.layout import Layout, check_module
 from esper.hosts.seed_hook import SitePath, attach, own_children
@@ -285,7 +285,7 @@ def _of_attention(model: nn.Module, path: str) -> bool:
 def _describe(
     path: str,
     place: Place,
-    runs: Mapping[str, Run],
+    runs: Mapping[str, ModuleRun],
     samples: int | None,
     registry: BlueprintRegistry,
 ) -> FoundSite | None:
