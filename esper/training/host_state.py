@@ -15,7 +15,7 @@ from torch import Tensor
 from esper.config import RunConfig
 from esper.core.blueprints import BlueprintRegistry
 from esper.core.ramps import STYLES
-from esper.ops.adamw import AdamW
+from esper.ops.optimizer import AdamW
 from esper.training.host_training import HostTraining
 from esper.training.snapshot import cpu_copy, fill
 
