@@ -118,6 +118,7 @@ def _import_ops(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_missing_cpu_module_names_the_repair(tmp_path: Path) -> None:
     _copy_of_package(tmp_path, without="_C")
     done = _import_ops(tmp_path)
