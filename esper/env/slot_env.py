@@ -29,10 +29,11 @@ from esper.core.reward_modes import Reward
 from esper.core.reward_terms import Transition
 from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import Baseline, Choices, EpisodeRules, copied, reward_state
-from esper.env.backend import Backend, Execution
+from esper.env.backend import Backend
 from esper.env.epoch_loop import Actions, EpochLoop
 from esper.env.reporting import Reporter
 from esper.telemetry.span import Spans
+from esper.training.executor import Execution
 from esper.training.rng import RngStream, derive_seed
 
 Info = dict[str, Any]

@@ -318,7 +318,6 @@ def validate(training: HostTraining) -> None:
         training,
         training.task.validation,
         configurations_of(training),
-        None,
         training.totals,
     )
 

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 from torch import nn
 
@@ -21,7 +20,6 @@ from esper.data.tasks import build_host, load_task
 from esper.env.make import EnvMaker
 from esper.env.start import started
 from esper.env.vector_env import GrowthVectorEnv
-from esper.files.grown_host import accuracy
 from esper.hosts.host import Host
 from esper.training import start
 from esper.training.execution.tiers import make_executor
@@ -187,15 +185,6 @@ def test_other_settings_or_other_data_are_another_training(
     )  # of an env and of the baseline, twice
 
 
-def test_settings_of_the_run_do_not_change_the_training_before_it(
-    tmp_path: Path,
-) -> None:
-    for rate in (0.1, 0.2):
-        with env_of(short(1), task={"start": "trained", "learning_rate": rate}) as env:
-            env.reset(seed=3)
-    assert len(list((tmp_path / "starts").iterdir())) == 3
-
-
 def test_a_precision_and_auto_that_stands_for_it_are_one_training(
     tmp_path: Path,
 ) -> None:
@@ -283,16 +272,6 @@ def test_a_host_that_diverges_before_it_starts_is_an_error_that_says_what_to_cha
         ),
     ):
         env.reset(seed=3)
-
-
-def test_a_started_host_scores_what_the_trained_one_scored() -> None:
-    with env_of(short()) as env:
-        env.reset(seed=3)
-        file = start._file_of(start._untrained(env.training[0]))
-        trained = env.task.from_new_weights().new_host(["all"]).eval()
-        trained.load_state_dict(safetensors.torch.load_file(file))
-        validation = env.task.validation
-        assert accuracy(trained, validation.x, validation.y) == env.state.accuracy[0]
 
 
 def test_hosts_may_be_trained_on_another_task_before() -> None:
