@@ -19,8 +19,7 @@ from esper.data.split import Split
 from esper.data.task import Task
 from esper.hosts.grown import GrownHost
 from esper.hosts.host import Host, features_at, layers_of
-from esper.ops.adamw import AdamW
-from esper.ops.sgd import SGD
+from esper.ops.optimizer import SGD, AdamW
 from esper.training.batches import BatchLoader
 from esper.training.metrics import HOST, EpochMetrics, SeedGradientCollector, finite_buffers
 from esper.training.precision import Arithmetic

@@ -440,13 +440,6 @@ MUTANTS: dict[str, list[Fault]] = {
             "(mount / part for part in (place,))",
             "tests/training/execution/test_cores.py::test_the_smallest_quota_above_the_process_counts",
         ),
-        Fault(
-            "a tracker may ask in the terminal",
-            "esper/telemetry/sinks/tracker.py",
-            "    sys.stdin = io.StringIO()\n",
-            "",
-            "tests/telemetry/test_tracker.py::test_a_tracker_has_no_terminal_to_ask_in",
-        ),
     ],
     "numbers": [
         Fault(

@@ -11,7 +11,7 @@ from esper.core.stage import SeedStage as S
 from esper.data.host_checks import check_hosts
 from esper.env.vector_env import GrowthVectorEnv
 from esper.ops.grad_stats import grad_stats
-from esper.ops.sgd import SGD
+from esper.ops.optimizer import SGD
 from esper.training.host_training import HostTraining
 from esper.training.snapshot import Snapshot, ValidationRecord
 from esper.training.step import prepare_epoch, step_groups, train_step
