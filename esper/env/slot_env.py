@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -33,8 +33,10 @@ from esper.env.backend import Backend
 from esper.env.epoch_loop import Actions, EpochLoop
 from esper.env.reporting import Reporter
 from esper.telemetry.span import Spans
-from esper.training.executor import Execution
 from esper.training.rng import RngStream, derive_seed
+
+if TYPE_CHECKING:
+    from esper.training.executor import Execution
 
 Info = dict[str, Any]
 """The info dict of a vector env: arrays [E, ...], and dicts of these."""

@@ -154,6 +154,7 @@ class RunTelemetry:
         if env.execution is not None:
             tier = env.execution.tier
             refused = env.execution.refused
+        on_gpu = any(device.type == "cuda" for device in devices_of(self.config.run.device))
         return {
             "rounds": self.config.run.rounds,
             "n_envs": env.num_envs,
@@ -161,7 +162,7 @@ class RunTelemetry:
             "tier": tier,
             "tier_refused": refused,
             "time": time.time(),
-            "cublas_workspace": workspace_setting() if "cuda" in self.config.run.device else None,
+            "cublas_workspace": workspace_setting() if on_gpu else None,
         }
 
     def round(

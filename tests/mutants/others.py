@@ -197,8 +197,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "the rate of a seed does not rise",
             "esper/training/warmup.py",
-            "            self.rate.mul_((self._done / self.steps).clamp(max=1))\n",
-            "",
+            "            torch.mul(self._scheduled, share, out=self.rate)\n",
+            "            self.rate.copy_(self._scheduled)\n",
             "tests/training/test_warmup.py::test_a_seed_has_a_rate_of_its_own_that_rises_after_planting",
         ),
         Fault(

@@ -1,4 +1,4 @@
-"""What is reported of the devices of a machine, and the workspaces of cuBLAS."""
+"""The report on the devices of a machine, and the workspaces of cuBLAS."""
 
 from __future__ import annotations
 
