@@ -321,22 +321,22 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "what reads the units of a layer beside the next one is not seen",
             "esper/hosts/between.py",
-            "        if part is None or self.reached or len(used) > 1 or used[0] is not self.tensors[-1]:",
-            "        if part is None:",
+            "call.part is not None and not reached and read == chain[-1:]",
+            "call.part is not None",
             "tests/hosts/test_between.py::test_units_that_a_layer_beside_the_next_one_reads_are_no_chain",
         ),
         Fault(
             "a merge forgets alpha",
             "esper/hosts/widen.py",
-            "    merged = rows + alpha * rows @ matrix",
-            "    merged = rows + rows @ matrix",
+            "rows + hook.alpha * matrix.T @ rows",
+            "rows + matrix.T @ rows",
             "tests/hosts/test_merge.py::test_a_lora_is_merged_into_the_linear_layer_before_it",
         ),
         Fault(
             "a merge that changes the output stays",
             "esper/hosts/widen.py",
-            "    if change is None:\n        forget(model, seed)\n        return None",
-            "    forget(model, seed)\n    if change is None or change:\n        return None",
+            "    if found is None:\n        return None",
+            "    if found is None or found:\n        return None",
             "tests/hosts/test_merge.py::test_a_layer_whose_weights_a_function_uses_stays_and_others_are_merged",
         ),
         Fault(
