@@ -25,6 +25,7 @@ from esper.core.ramps import STYLES as BLEND_STYLES
 from esper.core.site import GerminationFailed, PlantedSeed, Role, Site
 from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import EnvState
+from esper.data.rng import kept_generators
 from esper.env.backend import Backend
 from esper.env.catalog import BlueprintCatalog
 from esper.env.host_row import Governance, assign_roles, record_seeds, record_validation
@@ -36,7 +37,7 @@ from esper.hosts.host import kept_modes
 from esper.training.counterfactual import ALL_OFF, CounterfactualHelper
 from esper.training.governor import Governor, Panic
 from esper.training.metrics import HOST, GradientSummary, SeedGradientCollector, count_not_finite, finite_buffers
-from esper.training.rng import RngStream, SeedDraws, derive_seed, kept_generators, seeded
+from esper.training.rng import RngStream, SeedDraws, derive_seed, seeded
 from esper.training.shapley import Paired
 
 MAX_NOISE = 0.01

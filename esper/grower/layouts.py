@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from esper.config import ConfigError
 from esper.core.blend import Seed
 from esper.core.place import SEQUENCES, Place
+from esper.data.rng import kept_generators
 from esper.grower.sites import SiteHooks
 from esper.hosts.between import Trace
 from esper.hosts.example import cloned, counting, outputs_for
 from esper.hosts.host import kept_modes
 from esper.hosts.layout import Layout
-from esper.training.rng import kept_generators
 
 logger = logging.getLogger(__name__)
 
