@@ -23,16 +23,14 @@ from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry, choose
 from esper.core.place import Place
 from esper.grower.backend import LoopBackend
 from esper.grower.env import Counted, LoopEnv
-from esper.grower.finish import finish
 from esper.grower.gradients import Ranks, plain_model
 from esper.grower.layouts import find_sites, infer_layouts, require_reached
 from esper.grower.optimizer import SeedGroups, SeedOptions
 from esper.grower.report import Evaluate, GrowthStep, report, slots_of, why_nothing
 from esper.grower.sites import SiteHooks, network_of
 from esper.hosts.between import Between
-from esper.hosts.graft import Sites, check_sites, named_sites
-from esper.hosts.host import row_major
-from esper.hosts.layout import Layout
+from esper.hosts.find import Sites, named_sites
+from esper.hosts.layout import Layout, check_sites
 from esper.hosts.seed_hook import SitePath, require_finished
 from esper.hosts.widen import warn_unmerged
 from esper.telemetry.event import ActionTaken, Event
@@ -129,7 +127,7 @@ class Grower:
     ) -> None:
         model, ranks = plain_model(model)
         named = named_sites(model, sites, example)
-        check_sites(model, named, topology)
+        self.slots = check_sites(model, named, topology)
         require_finished(model)
         followers = [network_of(average, model) for average in averages or ()]
         options = SeedOptions(lr_factor, warmup_steps, weight_decay)
@@ -147,7 +145,6 @@ class Grower:
         self._loaded_controller = loaded(controller)
         self.blueprints = (blueprints or BLUEPRINTS).copy()
         self.paths = {name: SitePath.parse(text) for name, text in named.items()}
-        self.slots = row_major(named)
         _check_blueprints(self.config.env.blueprints, self.blueprints, self.paths, topology)
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)
         self.incubation = incubation
@@ -256,6 +253,8 @@ class Grower:
             raise RuntimeError("grower.step() was never called, so nothing has grown; call it after each epoch")
         if not self.kept:
             logger.warning(why_nothing(self.env))
+        from esper.grower.finish import finish  # no loop needs it before
+
         self.env.backend.host.drop_unkept()
         warn_unmerged(finish(self.hooks, self.groups.optimizer if merge else None))
         self.env.close()

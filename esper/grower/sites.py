@@ -18,9 +18,8 @@ from esper.core.place import SEQUENCES, Features
 from esper.core.site import Site
 from esper.hosts.between import Between, place_of
 from esper.hosts.example import tensors_in
-from esper.hosts.graft import FOUND, check_features
 from esper.hosts.inputs import features_of, with_features
-from esper.hosts.layout import Layout
+from esper.hosts.layout import FOUND, Layout, check_features
 from esper.hosts.seed_hook import (
     CONTAINER,
     COPIES,
@@ -167,9 +166,9 @@ class SiteHooks:
         self.origin = uuid.uuid4().hex
         """Identifies this growth in copies of the model."""
         COPIES[self.origin] = WeakSet()
+        self.prepare_epoch()
         self.passes = PassHook(model)
         self.follow(model)
-        self.prepare_epoch()
 
     def follow(self, network: nn.Module) -> None:
         """Adds the hooks to the model itself, or to an average of its weights, which then has the seeds, too."""
