@@ -22,9 +22,8 @@ from esper.core.action import Op
 from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry, choose
 from esper.core.place import Place
 from esper.grower.backend import LoopBackend
-from esper.grower.env import Counted, LoopEnv
+from esper.grower.env import Counted, LoopEnv, infer_layouts, probe_untrained, require_reached
 from esper.grower.gradients import Ranks, plain_model
-from esper.grower.layouts import find_sites, infer_layouts, require_reached
 from esper.grower.optimizer import SeedGroups, SeedOptions
 from esper.grower.report import Evaluate, GrowthStep, report, slots_of, why_nothing
 from esper.grower.sites import SiteHooks, network_of
@@ -183,7 +182,7 @@ class Grower:
             raise RuntimeError("grower.start() comes once, before the first epoch is trained")
         self.config = _resolved(self.config, self.horizon)  # one more decision
         self.started = True
-        find_sites(self.hooks, evaluate)
+        probe_untrained(self.hooks, evaluate)
         return self._decide(evaluate)
 
     def step(self, evaluate: Evaluate) -> GrowthStep:

@@ -121,7 +121,7 @@ class SiteHooks:
     Args:
         model: the network; its parameters, buffers and state_dict stay as they are until growth ends.
         paths: where each slot lies, by its name, see :class:`SitePath`.
-        topology: layout of the features, as in ``esper.graft``; None: ``esper.grower.layouts`` infers it.
+        topology: layout of the features, as in ``esper.graft``; None: ``esper.grower.env`` infers it.
         straight_through: whether incubating seeds learn in every training pass; else in :meth:`shadowing` passes.
     """
 
@@ -156,7 +156,7 @@ class SiteHooks:
         self.frozen = False
         """Whether no parameter of the model has a gradient."""
         self.finding = False
-        """Whether the present passes look for sites, in any mode; set by :func:`esper.grower.layouts.find_sites`."""
+        """Whether the present passes look for sites, in any mode; set by :func:`esper.grower.env.probe_untrained`."""
         self._alphas: Mapping[str, float] | None = None
         self._shadowed: str | None = None
         self._checked: set[str] = set()
