@@ -203,9 +203,7 @@ class Grower:
         """Lets the controller act on the model as it is after ``epochs`` more epochs."""
         env = self._opened()
         # One decision followed each earlier epoch, and one came before the first if the loop was started early.
-        decisions = self.epoch
-        if self.started:
-            decisions += epochs
+        decisions = self.epoch + self.started * epochs
         env.backend.score(evaluate, decisions, self.epoch + epochs)  # first, because it may raise
         observation = env.end_epoch() if decisions else env.begin()
         self.epoch += epochs
