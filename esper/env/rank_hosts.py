@@ -25,7 +25,7 @@ from esper.telemetry.span import Spans
 from esper.training.execution.capabilities import bound_workspaces
 from esper.training.execution.ranks import RunRanks
 from esper.training.execution.tiers import make_executor, prepare_hosts
-from esper.training.host_state import copies_to_pin, host_state
+from esper.training.host_state import host_state
 from esper.training.host_trainer import HostTrainer
 
 Epoch = tuple[Floats, Floats, Rollbacks]
@@ -64,10 +64,8 @@ class RankHosts(TrainingBackend):
             prepare_hosts(run, training, executor)
             host = training[0].host
             catalog = BlueprintCatalog(host.topology, host.sites, BLUEPRINTS.copy(), group.spec)
-            largest = catalog.max_parameters(group.config.env.parameter_budget * host.parameter_count)
-            pinned = copies_to_pin(run, training, largest)
             trainer = HostTrainer(task, training, executor)
-            super().__init__(trainer, catalog, Spans(), pinned, group.governed)
+            super().__init__(trainer, catalog, Spans(), group.governed)
         except BaseException:
             executor.close()
             raise

@@ -30,6 +30,7 @@ from esper.core.ramps import STYLES as BLEND_STYLES
 from esper.core.site import GerminationFailed, PlantedSeed, Role, Site
 from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import EnvState
+from esper.data.rng import kept_generators
 from esper.env.backend import Backend
 from esper.env.catalog import BlueprintCatalog
 from esper.env.host_row import Governance, assign_roles, record_seeds, record_validation
@@ -41,7 +42,7 @@ from esper.hosts.layout import Layout
 from esper.training.counterfactual import ALL_OFF, CounterfactualHelper
 from esper.training.governor import Governor, Panic
 from esper.training.metrics import HOST, SeedGradientCollector, count_not_finite, finite_buffers
-from esper.training.rng import RngStream, SeedDraws, derive_seed, kept_generators, seeded
+from esper.training.rng import RngStream, SeedDraws, derive_seed, seeded
 from esper.training.shapley import Paired
 
 MASKS = ("attention_mask", "padding_mask", "key_padding_mask", "src_key_padding_mask")

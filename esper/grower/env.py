@@ -16,6 +16,7 @@ from esper.agents.controller import Controller, PerEnvController, log_prob_of
 from esper.config import ConfigError
 from esper.core.action import Op
 from esper.core.state import Baseline, Choices, EpisodeRules, copied
+from esper.data.rng import kept_generators
 from esper.env.reporting import Reporter
 from esper.env.slot_env import Float32s, Info, SlotVectorEnv, accepted_actions, info_of
 from esper.grower.backend import LoopBackend
@@ -25,7 +26,6 @@ from esper.hosts.example import cloned, counting, outputs_for
 from esper.hosts.host import kept_modes
 from esper.telemetry.event import Event
 from esper.telemetry.span import Spans
-from esper.training.rng import kept_generators
 
 logger = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from esper.config import ConfigError
 from esper.core.blend import Seed
 from esper.core.place import SEQUENCES, Features
 from esper.core.site import Site
+from esper.data.rng import kept_generators
 from esper.hosts.between import Between, place_of
 from esper.hosts.example import tensors_in
 from esper.hosts.inputs import features_of, with_features
@@ -34,7 +35,7 @@ from esper.hosts.seed_hook import (
     without_copied_hooks,
 )
 from esper.training.delta import delta_of, straight_through
-from esper.training.rng import SeedDraws, kept_generators
+from esper.training.rng import SeedDraws
 from esper.training.shadow import ShadowBuffers, copied_buffers
 
 MAX_PROBE = 8

@@ -54,7 +54,7 @@ class HostTraining:
         self.totals = totals
         """Sums of this host's passes."""
         self.arithmetic = Arithmetic(config.task.precision or task.precision, self.device)
-        self.warmup = WarmUp(config, self.device)
+        self.warmup = WarmUp(config, config.task.warmup_epochs, self.device)
         self.rate = self.warmup.rate  # a scalar that steps read on the device
         with seeded(0):  # overwritten by reset
             self.host = task.new_host(config.env.slots).to(self.device)
@@ -65,8 +65,6 @@ class HostTraining:
         own_dropout(self.host, self.draws)
         guard_group_norm(self.host)
         self.sample = task.sample
-        self.calibration = task.calibration_inputs() if config.env.recalibrate else None
-        """Inputs for estimating BatchNorm's statistics in counterfactuals; None without ``env.recalibrate``."""
         self.host.probe(self.sample)
         self.host_draws_globally = draws_globally(self.host, self.sample)
         self.global_seeds: set[str] = set()

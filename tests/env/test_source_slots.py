@@ -23,7 +23,6 @@ from esper.hosts.host import Host
 from esper.run.pretrain import practice_env
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
-from esper.training.validate import evaluate
 from tests.core_helpers import digits, make_training, plant, rig, tiny_config, train
 
 
@@ -103,34 +102,6 @@ def test_simulated_hosts_for_practice_offer_in_each_slot_what_real_ones_do() -> 
     assert (info["action_mask"]["slot_blueprint"][0] == (real > 0)).all()
 
 
-def test_calibration_estimates_the_statistics_of_seeds_too_and_leaves_their_own_as_they_were() -> (
-    None
-):
-    training = make_training(tiny_config(env={"slots": ["all"], "recalibrate": True}))
-    seed = plant(training, "r2c0", "widen_whole", stage=S.HOLDING).seed
-    assert seed is not None
-    torch.nn.init.normal_(seed.body[-1].weight)  # type: ignore[index, arg-type]
-    norm = seed.body[1]  # type: ignore[index]
-    assert training.calibration is not None
-    configuration = tuple(float(site.seed is not None) for site in training.sites)
-
-    def loss(configuration: tuple[float, ...], calibrate: torch.Tensor | None) -> float:
-        return float(
-            evaluate(
-                training, training.task.validation, [configuration], calibrate
-            ).loss
-        )
-
-    found: list[float] = []
-    for mean in (0.0, 1.0):
-        norm.running_mean.fill_(mean)
-        found += [
-            loss(configuration, calibrate) for calibrate in (None, training.calibration)
-        ]
-        assert bool((norm.running_mean == mean).all())
-    (as_it_is, calibrated), (shifted, again) = found[:2], found[2:]
-    assert as_it_is != shifted
-    assert calibrated == again
 
 
 def test_a_blueprint_that_fits_nowhere_is_refused() -> None:

@@ -228,7 +228,7 @@ def test_the_fused_operator_serves_every_host_with_every_seed(
                         "samples_per_epoch": 16,
                         "batch_size": 16,
                     },
-                    env={"incubation": incubation, "recalibrate": stage is S.HOLDING},
+                    env={"incubation": incubation},
                 )
                 for slot in env.sites:
                     plant(env, slot.name, blueprint, style, stage)
@@ -237,7 +237,7 @@ def test_the_fused_operator_serves_every_host_with_every_seed(
                 few = Split(
                     task.validation.x[:8], task.validation.y[:8], task.validation.table
                 )
-                evaluate(env, few, [on, (0.0, *on[1:])], env.calibration)
+                evaluate(env, few, [on, (0.0, *on[1:])])
 
 
 # Files, copies and snapshots

@@ -108,9 +108,9 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a rollback restores weights only",
             "esper/training/snapshot.py",
-            "        self.copies.restore(training.network_tensors(self.measured))",
-            "        self.copies.restore((n, t) for n, t in training.network_tensors(self.measured) if "
-            '"momentum" not in n)',
+            "        fill(training.network_tensors(self.measured), self.tensors)",
+            "        fill(((n, t) for n, t in training.network_tensors(self.measured) if "
+            '"momentum" not in n), self.tensors)',
             "tests/env/test_host_row.py::test_a_rollback_restores_bit_for_bit",
         ),
     ],

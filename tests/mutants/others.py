@@ -78,7 +78,7 @@ MUTANTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "evaluate moves the random numbers of the host",
-            "esper/training/rng.py",
+            "esper/data/rng.py",
             "        random.setstate(python)\n        np.random.set_state(numpy)",
             "        np.random.set_state(numpy)",
             "tests/grower/test_randomness.py::test_all_generators_are_restored_also_after_an_error",
@@ -197,8 +197,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "the rate of a seed does not rise",
             "esper/training/warmup.py",
-            "            self.rate.mul_((self._done / self.steps).clamp(max=1))\n",
-            "",
+            "            torch.mul(self._scheduled, share, out=self.rate)\n",
+            "            self.rate.copy_(self._scheduled)\n",
             "tests/training/test_warmup.py::test_a_seed_has_a_rate_of_its_own_that_rises_after_planting",
         ),
         Fault(

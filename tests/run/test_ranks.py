@@ -62,7 +62,7 @@ CONFIGS = {
         "random", run={"rounds": 1}, env={"n_envs": 2, "episode_length": 20}
     ),
     "automatic": lambda: growing(
-        "random", env={"auto_advance": ["G1", "G2", "G3"], "recalibrate": True}
+        "random", env={"auto_advance": ["G1", "G2", "G3"]}
     ),
 }
 

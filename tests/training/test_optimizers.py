@@ -61,20 +61,6 @@ def test_momentum_is_there_from_the_start_in_the_layout_of_the_weights(
     assert all(bool(buffer.any()) for buffer in momenta(training))
 
 
-@pytest.mark.parametrize("task", [digits, byte_digits])
-def test_a_reset_zeroes_momentum_where_it_lies(task: object) -> None:
-    training = training_of(task())  # type: ignore[operator]
-    optimizer, places = (
-        training.host_group.optimizer,
-        [buffer.data_ptr() for buffer in momenta(training)],
-    )
-    train(training)
-    training.reset(0, 1)
-    assert training.host_group.optimizer is optimizer
-    assert [buffer.data_ptr() for buffer in momenta(training)] == places
-    assert not any(bool(buffer.any()) for buffer in momenta(training))
-
-
 @pytest.mark.trap(40)
 def test_host_and_seeds_read_one_rate_on_the_device() -> None:
     training = training_of(digits())
