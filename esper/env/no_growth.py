@@ -15,7 +15,7 @@ from esper.core.state import MIN_STD, Baseline
 from esper.data.task import Task
 from esper.env.catalog import BlueprintCatalog
 from esper.env.epoch_loop import EpochLoop
-from esper.env.ranked_backend import RankedBackend, spread
+from esper.env.rank_hosts import RankedBackend
 from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.telemetry.span import Spans
 from esper.training.execution.multi_gpu import device_index
@@ -78,7 +78,7 @@ def measure_baseline(
         hosts: TrainingBackend | RankedBackend = local
         if ranks is not None:
             hosts = RankedBackend(ranks, local, config, indices)
-            opened.enter_context(spread(hosts))
+            opened.callback(hosts.release)
 
         horizons = [training[0].horizon] * count
         loop = EpochLoop(hosts, config, horizons, len(catalog.spec.slots), None, spans)

@@ -19,7 +19,7 @@ from esper.data.task import Task, resolve
 from esper.env.backend import Execution
 from esper.env.catalog import BlueprintCatalog
 from esper.env.no_growth import measure_baseline
-from esper.env.ranked_backend import RankedBackend
+from esper.env.rank_hosts import RankedBackend
 from esper.env.reporting import Reporter
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.training_backend import TrainingBackend, make_trainings
