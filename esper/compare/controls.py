@@ -98,7 +98,7 @@ class ControlRunner(ArmRunner):
             closing(HostTrainer(self.task, training, executor)) as trainer,
         ):
             pinned = copies_to_pin(self.local_run, training)
-            loop, alone = no_growth_loop(trainer, training[0].host.slot_names, pinned)
+            loop, alone = no_growth_loop(trainer, pinned)
             watch(alone)
             loop.state.episode[:] = number - 1  # the next episode is that of this round
             *_, state = loop.without_growth(self.run_seed)

@@ -30,14 +30,14 @@ FIRST_INDEX = 1_000_000
 
 def no_growth_loop(
     trainer: HostTrainer,
-    slots: tuple[str, ...],
     pinned: int = 0,
 ) -> tuple[EpochLoop, TrainingBackend]:
     """Returns a phase loop for the hosts of ``trainer``, each with the horizon of its own config, and its backend."""
     spans = Spans()
-    hosts = TrainingBackend(trainer, _no_blueprints(trainer), spans, pinned)
+    catalog = _no_blueprints(trainer)
+    hosts = TrainingBackend(trainer, catalog, spans, pinned)
     horizons = [host.horizon for host in trainer.hosts]
-    return EpochLoop(hosts, trainer.hosts[0].config, horizons, len(slots), None, spans), hosts
+    return EpochLoop(hosts, trainer.hosts[0].config, horizons, catalog.spec, spans), hosts
 
 
 def _no_blueprints(trainer: HostTrainer) -> BlueprintCatalog:
@@ -81,7 +81,7 @@ def measure_baseline(
             opened.callback(hosts.release)
 
         horizons = [training[0].horizon] * count
-        loop = EpochLoop(hosts, config, horizons, len(catalog.spec.slots), None, spans)
+        loop = EpochLoop(hosts, config, horizons, catalog.spec, spans)
         accuracies: list[Floats] = []
         losses: list[Floats] = []
         for state in loop.without_growth(run_seed):

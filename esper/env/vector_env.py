@@ -20,7 +20,6 @@ from esper.env.backend import Execution
 from esper.env.catalog import BlueprintCatalog
 from esper.env.no_growth import measure_baseline
 from esper.env.rank_hosts import RankedBackend
-from esper.env.reporting import Reporter
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.ops import _native
@@ -98,10 +97,6 @@ class GrowthVectorEnv(SlotVectorEnv):
         spec = catalog.spec
         choices = catalog.choices(host, first.sample, config.env.at_once)
 
-        self.reporter = None
-        if emit is not ignore:
-            self.reporter = Reporter(self._emit, spec, config.env, n_envs)
-
         spans = Spans(marks=config.run.mark_phases)
         self.executor = make_executor(run, *(task.device for task in self.tasks))
         tier = prepare_hosts(run, self.training, self.executor)
@@ -120,7 +115,7 @@ class GrowthVectorEnv(SlotVectorEnv):
             spans,
             choices,
             autoreset_mode,
-            self.reporter,
+            None if emit is ignore else self._emit,
         )
         self.baseline = baseline
         self.execution = Execution(tier.name, tier.refused, pinned)

@@ -16,7 +16,6 @@ from esper.core.action import Op
 from esper.core.blueprints import BlueprintRegistry
 from esper.core.state import Baseline, Choices, EpisodeRules, copied
 from esper.env.catalog import BlueprintCatalog
-from esper.env.reporting import Reporter
 from esper.env.slot_env import Float32s, Info, SlotVectorEnv, accepted_actions, info_of
 from esper.grower.backend import LoopBackend
 from esper.grower.layouts import count_operations
@@ -59,7 +58,7 @@ def open_env(
     places = [site.place for site in hooks.sites.values()]
     spec = BlueprintCatalog.select(hooks.topology, places, blueprints, config.env.blueprints).spec
     backend = LoopBackend(hooks, groups, spec, blueprints, config, points, governed)
-    return LoopEnv(config, backend, baseline, Reporter(emit, spec, config.env, n_envs=1), counted)
+    return LoopEnv(config, backend, baseline, emit, counted)
 
 
 class LoopEnv(SlotVectorEnv):
@@ -74,7 +73,7 @@ class LoopEnv(SlotVectorEnv):
         backend: the model.
         baseline: scores (pp) of a loop without growth at each of the T + 1 observations, or at all but the first, which
             is then measured; None if there is none.
-        reporter: receives what happens.
+        emit: receives events of what happens.
         counted: the operations of the model and of seeds, as ``state_dict`` gave them; None counts them.
     """
 
@@ -86,7 +85,7 @@ class LoopEnv(SlotVectorEnv):
         config: ResolvedConfig,
         backend: LoopBackend,
         baseline: tuple[float, ...] | None,
-        reporter: Reporter,
+        emit: Callable[[Event], None],
         counted: Counted | None = None,
     ) -> None:
         self.backend: LoopBackend = backend
@@ -104,10 +103,9 @@ class LoopEnv(SlotVectorEnv):
             backend,
             Spans(marks=False),
             choices,
-            reporter=reporter,
+            emit=emit,
         )
         self.configure(learns=False)  # one episode
-        self.reporter = reporter
         self.known = baseline
         self.removed: dict[str, str] = {}
         """The last seed that was removed from each slot, in words."""
@@ -137,7 +135,8 @@ class LoopEnv(SlotVectorEnv):
     def _joins(self, controller: Controller, observation: Float32s) -> bool:
         """Executes an action; returns whether a rule planted a seed that is a part of the model at once."""
         actions = controller.act(observation, self.mask.heads(self.action_spec))
-        self.reporter.expect(log_prob_of(controller, self.num_envs))
+        assert self.loop.reporter is not None
+        self.loop.reporter.expect(log_prob_of(controller, self.num_envs))
         kept = int(self.state.slots.fossil.sum())
         self.loop.begin_epoch(accepted_actions(self, actions))
         if int(actions[0, 0]) != Op.GERMINATE or not isinstance(controller, PerEnvController):

@@ -153,7 +153,7 @@ def tracked(*losses: tuple[float, float]) -> Iterator[EnvState]:
     """The state of the env after each epoch of a scripted host; the first losses are those before any training."""
     hosts, config = ScriptedHosts(*losses), TrainingConfig()
     loop = EpochLoop(
-        hosts, config, [len(losses) - 1], len(hosts.law.slots), None, Spans(marks=False)
+        hosts, config, [len(losses) - 1], hosts.law.spec, Spans(marks=False)
     )
     return itertools.islice(loop.without_growth(0), 1, None)
 

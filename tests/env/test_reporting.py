@@ -104,7 +104,7 @@ def test_masked_choices_are_those_that_no_legal_action_continues_with() -> None:
 def test_an_action_without_a_probability_has_none_in_its_event() -> None:
     """A log-probability belongs to one step: the next step, which has none, does not inherit it."""
     with rig() as world:
-        reporter = world.env.reporter
+        reporter = world.env.loop.reporter
         assert reporter is not None
         reporter.log_prob = np.array([-1.5])
         world.do("GERMINATE", "r0c0", "norm")

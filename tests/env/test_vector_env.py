@@ -164,7 +164,7 @@ def test_seeds_pass_their_gates_without_any_sink() -> None:
     with worlds[0] as heard, worlds[1] as deaf, worlds[2] as mute:
         deaf.events.clear()
         deaf.env.emit = lambda _event: None
-        mute.env.loop.reporter = mute.env.reporter = (
+        mute.env.loop.reporter = (
             None  # as in an env that is made without anyone to tell
         )
         for world in (heard, deaf, mute):
