@@ -110,6 +110,7 @@ def test_a_truncated_return_with_its_bootstrap_is_the_one_without_potentials(
     paid = play(reward, episode, terminated=False)
     last = sum(
         float(POTENTIALS[name](episode[-1][0], reward.config, DWELL))
+        * getattr(reward.config, name)
         for name in reward.stored
     )
     assert float(reward.potential) == pytest.approx(last, abs=1e-12)
