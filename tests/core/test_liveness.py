@@ -1,7 +1,5 @@
 """Every blueprint with every operator: finite, small at birth, and every parameter learns within two steps of it."""
 
-import itertools
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -99,30 +97,6 @@ def test_a_seed_keeps_the_shape_and_is_born_smaller_than_the_features(
             size = float(delta.square().mean().sqrt())
             reference = float(h.square().mean().sqrt())
             assert 0 < size <= bound * reference, (width, scale)
-
-
-@pytest.mark.parametrize(("topology", "name"), CASES)
-def test_a_seed_keeps_the_shape_of_features_one_wide(topology: str, name: str) -> None:
-    for operator in BlendOperator:
-        h = features(topology, 1)
-        assert make(topology, name, operator, 1)(h).shape == h.shape
-
-
-@pytest.mark.parametrize(("topology", "name"), CASES)
-def test_a_body_keeps_no_running_statistics_and_no_relu_may_be_born_dead(
-    topology: str, name: str
-) -> None:
-    for width in WIDTHS:
-        modules = list(BLUEPRINTS.get(topology, name).build(width).modules())
-        normalised = 0
-        for module in modules:
-            assert not isinstance(module, nn.modules.batchnorm._BatchNorm)
-            layers = list(module.children())
-            for before, after in itertools.pairwise(layers):
-                if isinstance(after, nn.ReLU):
-                    assert isinstance(before, nn.GroupNorm)
-                    normalised += 1
-        assert normalised == sum(isinstance(module, nn.ReLU) for module in modules)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)

@@ -14,7 +14,6 @@ from esper.config import ConfigError, TrainingConfig
 from esper.core.action import ActionSpec, Op
 from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.core.place import Features, Place
-from esper.core.reward_terms import rent_price
 from esper.core.slots import Slots
 from esper.core.stage import SeedStage as S
 from esper.core.state import Choices, EpisodeRules
@@ -67,16 +66,6 @@ def test_the_operations_of_seeds_are_those_of_their_weights_where_they_are_used(
     assert found.tolist() == [[2 * weights, 0], [0, 2 * (5 * 4 + 4 * 6)]]
 
 
-def test_a_convolution_computes_at_every_position() -> None:
-    spec = ActionSpec(("r0c0",), ("conv_light",))
-    for side in (4, 8):
-        features = {"r0c0": Features.at_sink(torch.zeros(2, 3, side, side))}
-        found = BlueprintCatalog("cnn", [Place("r0c0", 3)], BLUEPRINTS, spec).flops(
-            features
-        )
-        assert found.tolist() == [[2 * 9 * 3 * 3 * side * side]]
-
-
 def test_a_body_that_cannot_run_counts_as_nothing_and_is_refused_only_when_it_is_planted() -> (
     None
 ):
@@ -88,13 +77,6 @@ def test_a_body_that_cannot_run_counts_as_nothing_and_is_refused_only_when_it_is
     spec = ActionSpec(("r0c0",), ("wrong",))
     catalog = BlueprintCatalog("mlp", [Place("r0c0", 5)], registry, spec)
     assert catalog.flops(features) == 0
-
-
-def test_counting_draws_nothing_global() -> None:
-    torch.manual_seed(1)
-    before = torch.random.get_rng_state()
-    with rig(env={"slots": ["all"]}):
-        assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_the_env_knows_the_operations_of_its_hosts_and_shows_them() -> None:
@@ -132,18 +114,6 @@ def test_rent_in_flops_is_for_what_seeds_compute() -> None:
         )
 
 
-def test_profits_subtract_the_rent_in_flops() -> None:
-    with rig(reward={"rent_in": "flops", "rent_rate": 0.2}) as world:
-        share = 2 * 9 * 3 * 3 * 64 / HOST_FLOPS
-        price = rent_price(share, world.env.config.reward) / float(
-            world.env.gatherer.scale[0]
-        )
-        worth, profit = (
-            world.value(f"r0c0/conv_light/{name}") for name in ("worth", "profit")
-        )
-        assert worth - profit == pytest.approx(price, rel=1e-4)
-
-
 @pytest.mark.parametrize(
     ("budget", "planted", "possible"),
     [
@@ -159,13 +129,6 @@ def test_a_budget_in_flops_limits_what_is_planted(
 ) -> None:
     found = rules(env={"flop_budget": budget}).affordable(holding(*planted))
     assert found[0, 1].tolist() == possible
-
-
-def test_both_budgets_hold() -> None:
-    found = rules(env={"flop_budget": 0.5, "parameter_budget": 0.5}).affordable(
-        holding(-1, -1)
-    )
-    assert not found.any()
 
 
 def test_the_mask_of_an_env_keeps_the_budget_in_flops() -> None:

@@ -54,13 +54,6 @@ def test_the_id_is_known_once_both_are_imported(first: str, tmp_path: Path) -> N
     )
 
 
-@pytest.mark.slow
-def test_the_namespace_works_even_if_esper_was_imported_first(tmp_path: Path) -> None:
-    make = f"gymnasium.make_vec('esper.env:{ID}', num_envs=2, task='planted')"
-    script = f"import esper, gymnasium\nprint({make}.num_envs)"
-    assert run_python(script, tmp_path) == "2"
-
-
 def test_importing_esper_imports_no_library_and_changes_no_import(
     tmp_path: Path,
 ) -> None:

@@ -114,50 +114,6 @@ def test_an_env_does_not_depend_on_how_many_there_are() -> None:
         np.testing.assert_array_equal(a[1], b[1][:3])
 
 
-def test_an_ended_env_idles_until_it_is_reset_and_leaves_the_others_alone() -> None:
-    env = planted(2, horizon=3)
-    env.reset(seed=0)
-    for _ in range(3):
-        last, _, terminated, truncated, _ = env.step(waits(env))
-    assert terminated.all()
-    assert not truncated.any()
-    grow = np.stack([env.action_spec.encode(Op.GERMINATE, "r0c0", "fern")] * 2)
-    observation, rewards, terminated, _, info = env.step(grow)
-    assert info["idle"].all()
-    assert terminated.all()
-    assert rewards.tolist() == [0, 0]
-    np.testing.assert_array_equal(observation, last)
-    assert not any(term.any() for term in info["reward_terms"].values())
-
-    observation, info = env.reset(options={"reset_mask": np.array([True, False])})
-    assert info["idle"].tolist() == [False, True]
-    np.testing.assert_array_equal(observation[1], last[1])
-    assert env.layout.read(observation, "epoch").tolist() == [0, 1]
-    first_episode = play(
-        planted(2, horizon=3), NoGrowth(env.action_spec, env.layout, 2)
-    )[0][0]
-    assert (observation[0] != first_episode[0]).any(), (
-        "the second episode has noise of its own"
-    )
-    observation, rewards, terminated, _, info = env.step(grow)
-    assert terminated.tolist() == [False, True]
-    assert env.state.slots.stage[:, 0].tolist() == [
-        SeedStage.GERMINATED,
-        SeedStage.DORMANT,
-    ]
-    np.testing.assert_array_equal(observation[1], last[1])
-
-
-def test_observations_are_finite_and_in_their_space_whatever_is_done() -> None:
-    env = planted(16, env={"one_incubating": False})
-    random = np.random.default_rng(0)
-    env.reset(seed=0)
-    for _ in range(env.horizon):
-        observation = env.step(random.integers(env.action_spec.sizes, size=(16, 8)))[0]
-        assert np.isfinite(observation).all()
-        assert observation in env.observation_space
-
-
 def test_gate_two_refuses_a_harmful_seed_and_charges_for_it() -> None:
     env = planted(1, law=QUIET)
     env.reset(seed=0)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
+from gymnasium.wrappers.vector import DictInfoToList
 from numpy.typing import NDArray
 
 from esper.config import TrainingConfig
@@ -249,52 +248,6 @@ def test_the_seed_reaches_gymnasiums_own_generator(make: Make) -> None:
     env = make(1, 2)
     env.reset(seed=7)
     assert env.np_random_seed == 7
-
-
-# Before 1.4 the wrapper leaves out what the first step of every episode but the first earns in this mode.
-COUNTS_ALL_STEPS = tuple(map(int, gymnasium.__version__.split(".")[:2])) >= (1, 4)
-SAME_COUNTED = pytest.param(
-    SAME, marks=pytest.mark.skipif(not COUNTS_ALL_STEPS, reason="needs Gymnasium 1.4")
-)
-
-
-@pytest.mark.parametrize("mode", [SAME_COUNTED, DISABLED])
-def test_gymnasiums_episode_statistics_are_sums_of_rewards(
-    make: Make, mode: AutoresetMode
-) -> None:
-    """Env 1 is reset after one epoch, so that episodes end at different times; each env plays two."""
-    env = RecordEpisodeStatistics(make(3, 3, mode))
-    env.reset(seed=0)
-    returns, lengths = np.zeros(3), np.zeros(3, dtype=np.int64)
-    finished = []
-    for step in range(8):
-        if step == 1:
-            env.reset(options={"reset_mask": np.array([False, True, False])})
-            returns[1] = lengths[1] = 0
-        actions = germinate(env.unwrapped) if step % 2 else wait_actions(3)
-        _, rewards, terminated, _, info = env.step(actions)
-        returns += rewards
-        lengths += 1
-        assert ("episode" in info) == terminated.any()
-        if terminated.any():
-            assert info["_episode"].tolist() == terminated.tolist()
-            np.testing.assert_allclose(
-                info["episode"]["r"][terminated], returns[terminated]
-            )
-            assert (
-                info["episode"]["l"][terminated].tolist()
-                == lengths[terminated].tolist()
-            )
-            finished += [
-                (float(returns[i]), int(lengths[i])) for i in np.flatnonzero(terminated)
-            ]
-            returns[terminated] = lengths[terminated] = 0
-            if mode is DISABLED:
-                env.reset(options={"reset_mask": terminated})
-    assert [length for _, length in finished] == [3] * 6
-    assert len({value for value, _ in finished}) > 1
-    np.testing.assert_allclose(env.return_queue, [value for value, _ in finished])
-    assert list(env.length_queue) == [3] * 6
 
 
 def test_what_a_run_decides_is_set_by_name_and_the_rest_stays(make: Make) -> None:

@@ -20,7 +20,6 @@ from esper.data.task import resolve
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.grown_host import committed_network, export, load_host
 from esper.hosts.host import Host
-from esper.run.pretrain import practice_env
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
 from esper.training.validate import evaluate
@@ -89,18 +88,6 @@ def test_a_schedule_that_plants_where_nothing_fits_is_refused_at_once() -> None:
         "schedule, epoch 3: blueprint 'norm' does not fit in slot r2c0, where these do: widen_quarter, widen_half, "
         "widen_whole"
     )
-
-
-def test_simulated_hosts_for_practice_offer_in_each_slot_what_real_ones_do() -> None:
-    with rig(env={"slots": ["r0c0", "r2"]}) as world:
-        config = tiny_config(env={"slots": ["r0c0", "r2"]})
-        simulated = practice_env(world.env, config)
-        real = world.env.prepare().choices.parameters
-    assert ((simulated.choices.parameters > 0) == (real > 0)).all()
-    whole = simulated.action_spec.blueprints.index("widen_whole")
-    assert simulated.law.parameters[whole] == int(real[1:, whole].mean())
-    _, info = simulated.reset(seed=0)
-    assert (info["action_mask"]["slot_blueprint"][0] == (real > 0)).all()
 
 
 def test_calibration_estimates_the_statistics_of_seeds_too_and_leaves_their_own_as_they_were() -> (

@@ -82,15 +82,6 @@ def test_an_agent_that_learns_well_gives_no_warning() -> None:
 # --- Probability ratios
 
 
-def test_an_absurd_learning_rate_moves_probabilities_too_far() -> None:
-    found: set[str] = set()
-    for rate in (0.1, 0.3):
-        agent = make_agent(64, learning_rate=rate, prior=2.0)
-        kinds = [look(learned(agent)) for _ in range(4)]
-        found |= {kind for each in kinds for kind in each}
-    assert {"ratio_exploded", "ratio_collapsed"} <= found
-
-
 # --- Entropy
 
 
