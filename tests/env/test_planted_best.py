@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from benchmarks.planted_best import Best, best_return, edits, play
 from benchmarks.planted_score import PlantedScale, planted_scale
@@ -36,6 +34,7 @@ def best() -> Best:
     return best_return(config())
 
 
+@pytest.mark.slow
 def test_no_single_edit_of_the_best_beats_it() -> None:
     env = PlantedVectorEnv(config())
     neighbours = np.array(list(edits(best().schedule, env.action_spec)))
@@ -43,6 +42,7 @@ def test_no_single_edit_of_the_best_beats_it() -> None:
     assert play(neighbours, config()).max() <= best().discounted + 1e-12
 
 
+@pytest.mark.slow
 def test_the_best_plants_the_best_blueprint_in_each_slot_in_order_of_worth() -> None:
     env = PlantedVectorEnv(config())
     planted = [
@@ -54,26 +54,7 @@ def test_the_best_plants_the_best_blueprint_in_each_slot_in_order_of_worth() -> 
     assert (best().schedule[:, 0] == Op.FOSSILIZE).sum() == 3
 
 
-def test_a_schedule_is_worth_what_an_env_pays_for_it() -> None:
-    """Noise has mean zero, and the best schedule's gates open with it: its mean return is the one without noise."""
-    env = PlantedVectorEnv(config(n_envs=256))
-
-    class Replay:
-        def begin(self) -> None:
-            self.epoch = -1
-
-        def act(self, _observation: Any, _masks: Any) -> NDArray[np.int64]:
-            self.epoch += 1
-            return np.tile(best().schedule[self.epoch], (256, 1))
-
-    returns = play_round(env, Replay(), seed=0).returns
-    kept = (env.state.slots.fossil).sum(axis=1) == (
-        best().schedule[:, 0] == Op.FOSSILIZE
-    ).sum()
-    assert kept.mean() > 0.8, "noise seldom shuts a gate"
-    assert returns[kept].mean() == pytest.approx(best().discounted, abs=0.02)
-
-
+@pytest.mark.slow
 @pytest.mark.trap(25)
 @pytest.mark.parametrize("mode", MODES)
 def test_under_every_mode_the_best_return_beats_waiting(mode: str) -> None:

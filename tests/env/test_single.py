@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
@@ -19,23 +18,6 @@ from esper.env.flat_action import FlatAction
 from esper.env.planted import PlantedVectorEnv
 from esper.env.single import SingleEnv, of_env
 
-TASKS: dict[str, dict[str, Any]] = {
-    "planted": {"task": "planted"},
-    "digits": {
-        "episode_length": 3,
-        "baseline_episodes": 1,
-        "samples_per_epoch": 64,
-        "batch_size": 32,
-    },
-}
-
-
-@pytest.fixture(params=TASKS)
-def env(request: pytest.FixtureRequest) -> Iterator[SingleEnv]:
-    made = gymnasium.make("esper/Growth-v0", **TASKS[request.param])
-    yield made.unwrapped
-    made.close()
-
 
 def planted(horizon: int = 50, seed: int = 0) -> SingleEnv:
     tables = {"env": {"n_envs": 1, "episode_length": horizon}, "run": {"seed": seed}}
@@ -45,7 +27,8 @@ def planted(horizon: int = 50, seed: int = 0) -> SingleEnv:
 @pytest.mark.parametrize(
     "checker", [gymnasium.utils.env_checker, stable_baselines3.common.env_checker]
 )
-def test_the_checkers_find_nothing_to_warn_of(env: SingleEnv, checker: Any) -> None:
+def test_the_checkers_find_nothing_to_warn_of(checker: Any) -> None:
+    env = gymnasium.make("esper/Growth-v0", task="planted").unwrapped
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         checker.check_env(env)

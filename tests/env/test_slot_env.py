@@ -45,13 +45,14 @@ def simulated(
     return PlantedVectorEnv(config, autoreset_mode=mode)
 
 
-@pytest.fixture(params=[trained, simulated])
+@pytest.fixture
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    """Envs of one kind, closed after the test."""
+    """Envs of one kind, simulated ones by default, closed after the test."""
+    kind = getattr(request, "param", simulated)
     with ExitStack() as stack:
 
         def made(*arguments: Any, **keywords: Any) -> SlotVectorEnv:
-            env: SlotVectorEnv = request.param(*arguments, **keywords)
+            env: SlotVectorEnv = kind(*arguments, **keywords)
             stack.callback(env.close)
             return env
 
@@ -95,6 +96,7 @@ def test_an_unknown_autoreset_mode_is_refused_with_the_known_ones(mode: Any) -> 
         PlantedVectorEnv(autoreset_mode=mode)
 
 
+@pytest.mark.parametrize("make", [trained, simulated], indirect=True)
 def test_same_step_is_disabled_with_a_reset_after_every_end(make: Make) -> None:
     """SAME_STEP returns the same bits as DISABLED with a reset right after each end."""
     auto, manual = make(3, 3, SAME), make(3, 3)
@@ -210,6 +212,7 @@ def test_envs_that_end_at_different_times(make: Make) -> None:
     ][1] == set()
 
 
+@pytest.mark.parametrize("make", [trained, simulated], indirect=True)
 def test_returned_arrays_belong_to_the_caller(make: Make) -> None:
     env, untouched = make(2, 2, SAME), make(2, 2, SAME)
     env.reset(seed=0)
@@ -271,6 +274,7 @@ def test_episodes_continue_after_those_that_are_named(make: Make) -> None:
     assert env.state.episode.tolist() == [3, 5]
 
 
+@pytest.mark.parametrize("make", [trained, simulated], indirect=True)
 def test_only_hosts_in_training_have_an_execution(make: Make) -> None:
     env = make(1, 1)
     if not isinstance(env, GrowthVectorEnv):

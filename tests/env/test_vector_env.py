@@ -158,13 +158,13 @@ def test_env_0_does_not_depend_on_how_many_envs_there_are() -> None:
 
 def test_the_number_of_workers_changes_no_bit_and_no_event() -> None:
     records = []
-    for lanes in (1, 2, 3):
-        with rig(n_envs=3, horizon=8, run={"lanes": lanes}) as world:
-            seen = play(world, 8)
+    for lanes in (1, 2):
+        with rig(n_envs=3, horizon=6, run={"lanes": lanes}) as world:
+            seen = play(world, 6)
             records.append(([stable_record(event) for event in world.events], seen))
-    for events, seen in records[1:]:
-        assert events == records[0][0]
-        same_play(seen, records[0][1])
+    (events, seen), (others, again) = records
+    assert events == others
+    same_play(seen, again)
 
 
 def test_reset_with_a_seed_reproduces_a_run_from_its_first_observation_on() -> None:
