@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.core.blend import ChannelScale, Seed
-from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry
+from esper.core.blend import Seed
+from esper.core.blueprints import BLUEPRINTS
 from esper.core.ramps import BlendOperator
 
 TOPOLOGIES = ("cnn", "transformer", "encoder", "mlp")
@@ -115,36 +115,3 @@ def test_a_seed_is_finite_on_features_of_zeros(topology: str) -> None:
                 p.grad is not None and bool(torch.isfinite(p.grad).all())
                 for p in seed.parameters()
             )
-
-
-def zero_convolution(channels: int) -> nn.Module:
-    convolution = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-    nn.init.zeros_(convolution.weight)
-    return nn.Sequential(
-        convolution, nn.GroupNorm(1, channels), nn.ReLU(), ChannelScale(channels, 1, 1)
-    )
-
-
-def zero_lora(channels: int) -> nn.Module:
-    down, up = nn.Linear(channels, 8, bias=False), nn.Linear(8, channels, bias=False)
-    nn.init.zeros_(up.weight)
-    nn.init.zeros_(down.weight)
-    return nn.Sequential(down, up, ChannelScale(channels))
-
-
-@pytest.mark.trap(6)
-def test_a_dead_parameter_is_found() -> None:
-    torch.manual_seed(0)
-    registry = BlueprintRegistry()
-    registry.register("cnn", "zero", parameters=lambda c: 9 * c * c + 3 * c)(
-        zero_convolution
-    )
-    registry.register("mlp", "zero", parameters=lambda d: 17 * d)(zero_lora)
-    for topology, dead in (
-        ("cnn", {"body.0.weight"}),
-        ("mlp", {"body.0.weight", "body.1.weight"}),
-    ):
-        seed = Seed(
-            registry.get(topology, "zero").build(16), BlendOperator.ADD, 16, topology
-        )
-        assert dead <= dead_after_two_steps(seed, topology, 16)

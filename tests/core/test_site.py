@@ -161,6 +161,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_every_seed_is_guarded_wherever_it_is_planted() -> None:
     done = subprocess.run([sys.executable, "-c", SEEDS], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, "done")

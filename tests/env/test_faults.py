@@ -154,6 +154,7 @@ FAULTS: dict[str, Callable[[HostTraining], None]] = {
 }
 
 
+@pytest.mark.finding("H1")
 @pytest.mark.parametrize("fossil", [False, True], ids=["living seed", "fossil"])
 @pytest.mark.parametrize(
     "fault", slow_except(["NaN weight", "NaN in one training batch"], FAULTS)

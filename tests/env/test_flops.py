@@ -20,9 +20,8 @@ from esper.core.state import Choices, EpisodeRules
 from esper.env.catalog import BlueprintCatalog
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_backend import SimParams
-from esper.run.pretrain import practice_env
 from tests.core.grown import made
-from tests.core_helpers import flat_baseline, rig, tiny_config
+from tests.core_helpers import flat_baseline, rig
 
 PLACES = [
     Place("r0c0", 6),
@@ -156,18 +155,6 @@ def test_prices_in_flops_need_a_host_whose_operations_are_known(
 def test_shares_of_a_host_whose_operations_are_not_known_are_zero() -> None:
     unknown = rules(host_flops=0.0)
     assert not unknown.choices.in_hosts(unknown.choices.flops).any()
-
-
-def test_simulated_hosts_for_practice_cost_what_real_ones_do() -> None:
-    with rig(env={"slots": ["r0", "r2"]}) as world:
-        real = world.env.prepare().choices
-        simulated = practice_env(
-            world.env, tiny_config(env={"slots": ["r0", "r2"]})
-        ).choices
-    assert simulated.host_flops == real.host_flops
-    fits = real.parameters > 0
-    mean = real.flops.sum(axis=0) / fits.sum(axis=0)
-    np.testing.assert_allclose(simulated.flops, np.where(fits, mean, 0))
 
 
 def test_a_planted_seed_costs_two_operations_for_each_parameter_unless_its_law_says_otherwise() -> (

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import DictInfoToList
 from numpy.typing import NDArray
 
 from esper.config import TrainingConfig
 from esper.core.action import Op
 from esper.env.planted import PlantedVectorEnv
-from esper.env.single import SingleEnv
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv
 from tests.core_helpers import digits, flat_baseline, tiny_config, wait_actions
@@ -138,44 +137,6 @@ def test_same_step_is_disabled_with_a_reset_after_every_end(make: Make) -> None:
         np.testing.assert_array_equal(auto.action_masks(), manual.action_masks())
 
 
-def test_the_layout_is_that_of_gymnasiums_own_vector_env(make: Make) -> None:
-    ours = make(2, 2, SAME)
-    theirs = SyncVectorEnv(
-        [lambda: SingleEnv(make(1, 2)) for _ in range(2)], autoreset_mode=SAME
-    )
-    infos = []
-    for env in (ours, theirs):
-        env.reset(seed=0)
-        for _ in range(2):
-            *_, info = env.step(germinate(ours))
-        infos.append(info)
-
-    def layout(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: layout(inner) for key, inner in value.items()}
-        return value.shape, value.dtype
-
-    assert layout(infos[0]["final_info"]) == layout(infos[1]["final_info"])
-    finals = {key for key in infos[1] if "final" in key}
-    assert finals == {key for key in infos[0] if "final" in key}
-    assert layout({key: infos[0][key] for key in finals}) == layout(
-        {key: infos[1][key] for key in finals}
-    )
-    # Env 0 is the same env in both.
-    for path in (
-        ("validation_accuracy",),
-        ("action_mask", "op_slot"),
-        ("reward_terms", "action_cost"),
-    ):
-        a, b = infos[0]["final_info"], infos[1]["final_info"]
-        for key in path:
-            a, b = a[key], b[key]
-        np.testing.assert_array_equal(a[0], b[0])
-    assert set(infos[0]) == {
-        key for key in infos[1] if not key.startswith("_") or "final" in key
-    }, "what every env has needs no mask of its own"
-
-
 def test_envs_that_end_at_different_times(make: Make) -> None:
     env = make(2, 4, SAME)
     env.reset(seed=0)
@@ -262,16 +223,6 @@ def test_what_a_run_decides_is_set_by_name_and_the_rest_stays(make: Make) -> Non
     assert (env.baseline, env.run_seed, env.gatherer.learns) == (before[0], 5, False)
     env.configure(baseline=flat_baseline(2))
     assert env.prepare().baseline == flat_baseline(2)
-
-
-def test_episodes_continue_after_those_that_are_named(make: Make) -> None:
-    env = make(2, 1)
-    env.continue_after(6)
-    env.reset()
-    assert env.state.episode.tolist() == [7, 7]
-    env.continue_after(np.array([2, 4]))
-    env.reset()
-    assert env.state.episode.tolist() == [3, 5]
 
 
 @pytest.mark.parametrize("make", [trained, simulated], indirect=True)

@@ -183,16 +183,6 @@ def test_reset_with_a_seed_reproduces_a_run_from_its_first_observation_on() -> N
         assert differing == []
 
 
-def test_the_first_observation_of_an_episode_knows_nothing_of_the_last_one() -> None:
-    with rig(horizon=2) as world:
-        assert (world.value("train_loss"), world.value("train_accuracy")) == (0, 0)
-        world.step()
-        world.step()
-        assert world.value("train_loss") > 0
-        world.reset()
-        assert (world.value("train_loss"), world.value("train_accuracy")) == (0, 0)
-
-
 def test_episodes_of_a_run_differ_and_so_do_runs() -> None:
     with rig(horizon=2) as world:
         hosts = [tensors_of(world.training())["host.parameter.0"]]
