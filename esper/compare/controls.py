@@ -28,7 +28,6 @@ from esper.hosts.grown import KeptSeed
 from esper.hosts.host import Host
 from esper.hosts.sizes import HostFamily, nearest_in_size
 from esper.training.execution.tiers import make_executor
-from esper.training.host_state import copies_to_pin
 from esper.training.host_trainer import HostTrainer
 from esper.training.rng import seeded
 
@@ -97,8 +96,7 @@ class ControlRunner(ArmRunner):
             make_executor(self.local_run, self.task.device) as executor,
             closing(HostTrainer(self.task, training, executor)) as trainer,
         ):
-            pinned = copies_to_pin(self.local_run, training)
-            loop, alone = no_growth_loop(trainer, pinned)
+            loop, alone = no_growth_loop(trainer)
             watch(alone)
             loop.state.episode[:] = number - 1  # the next episode is that of this round
             *_, state = loop.without_growth(self.run_seed)

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field, field_validator
+from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from esper.config.types import Count, Finite, Fraction, NonNegative, Positive, Section, listed
 
+logger = logging.getLogger(__name__)
+
 Tracker = Literal["tensorboard", "wandb", "trackio"]
+GONE = {"project": "esper", "queue": 10_000, "patience": 10.0}
+"""Values of earlier versions, and their defaults."""
 
 
 class TrackConfig(Section):
-    """Trackers that show a run. They cannot slow, stop or change it: a tracker that is too slow loses events, and the
-    run reports how many."""
+    """Trackers that show a run. They cannot stop or change it: a tracker that fails is dropped and reported."""
 
     to: tuple[Tracker, ...] = ()
-    """Trackers of the run: tensorboard (files in the run folder, `tensorboard --logdir runs`), wandb, trackio."""
-    project: str = "esper"
-    """Name of the project in wandb and trackio."""
-    queue: Count = 10_000
-    """Max events in the queue of each tracker; events that arrive while it is full are dropped and counted."""
-    patience: NonNegative = 10.0
-    """Max seconds that the end of the run waits for each tracker to write the events in its queue."""
+    """Trackers of the run: tensorboard (files in the run folder, `tensorboard --logdir runs`); wandb or trackio, in a
+    Python program that has an active run of theirs."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_queues(cls, given: Any) -> Any:
+        """Ignores values that run folders of earlier versions have."""
+        if not isinstance(given, dict):
+            return given
+        kept = dict(given)
+        for name, default in GONE.items():
+            if kept.pop(name, default) != default:
+                logger.warning("track.%s is ignored: trackers have no queue, and wandb.init() names the project", name)
+        return kept
 
     @field_validator("to", mode="before")
     @classmethod

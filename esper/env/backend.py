@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,18 +15,6 @@ from esper.training.shapley import Paired
 
 Rollbacks = dict[int, tuple[Panic, int]]
 """Reason and restored epoch of each rollback, by env."""
-
-
-@dataclass(frozen=True)
-class Execution:
-    """The execution of training steps, as a run reports it."""
-
-    tier: str
-    """eager, compiled or graph."""
-    refused: str | None
-    """The reason that it is not the tier that the config names; None if it is, or if the config says auto."""
-    pinned: int
-    """Snapshots of each host in pinned CPU memory, the older first, for a limit on GPU memory."""
 
 
 class Backend(ABC):

@@ -30,12 +30,11 @@ FIRST_INDEX = 1_000_000
 
 def no_growth_loop(
     trainer: HostTrainer,
-    pinned: int = 0,
 ) -> tuple[EpochLoop, TrainingBackend]:
     """Returns a phase loop for the hosts of ``trainer``, each with the horizon of its own config, and its backend."""
     spans = Spans()
     catalog = _no_blueprints(trainer)
-    hosts = TrainingBackend(trainer, catalog, spans, pinned)
+    hosts = TrainingBackend(trainer, catalog, spans)
     horizons = [host.horizon for host in trainer.hosts]
     return EpochLoop(hosts, trainer.hosts[0].config, horizons, catalog.spec, spans), hosts
 
@@ -58,7 +57,7 @@ def measure_baseline(
     ``tasks`` is the task on each of the devices of ``executor``; ``ranks`` are those that hosts are spread over.
     """
     count = config.env.baseline_episodes
-    config = config.with_values(env={"stop_on": [], "recalibrate": False})  # whole episodes, with running statistics
+    config = config.with_values(env={"stop_on": []})  # whole episodes
     indices = range(FIRST_INDEX, FIRST_INDEX + count)
     # This rank has the first hosts.
     mine = indices

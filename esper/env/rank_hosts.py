@@ -33,7 +33,7 @@ from esper.training.execution.capabilities import bound_workspaces
 from esper.training.execution.ranks import RunRanks
 from esper.training.execution.tiers import make_executor, prepare_hosts
 from esper.training.executor import RankFailed, RankLost
-from esper.training.host_state import copies_to_pin, host_state, load_host_state
+from esper.training.host_state import host_state, load_host_state
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.shapley import Paired
@@ -69,10 +69,8 @@ class RankHosts(TrainingBackend):
             prepare_hosts(run, training, executor)
             host = training[0].host
             catalog = BlueprintCatalog(host.topology, host.sites, BLUEPRINTS.copy(), spec)
-            largest = catalog.max_parameters(config.env.parameter_budget * host.parameter_count)
-            pinned = copies_to_pin(run, training, largest)
             trainer = HostTrainer(task, training, executor)
-            super().__init__(trainer, catalog, Spans(), pinned, governed)
+            super().__init__(trainer, catalog, Spans(), governed)
         except BaseException:
             executor.close()
             raise

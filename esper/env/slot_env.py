@@ -9,7 +9,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -30,11 +30,14 @@ from esper.core.reward_modes import Reward
 from esper.core.reward_terms import Transition
 from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import Baseline, Choices, EpisodeRules, copied, reward_state
-from esper.env.backend import Backend, Execution
+from esper.env.backend import Backend
 from esper.env.epoch_loop import Actions, EpochLoop
 from esper.telemetry.event import Event
 from esper.telemetry.span import Spans
 from esper.training.rng import RngStream, derive_seed
+
+if TYPE_CHECKING:
+    from esper.training.executor import Execution
 
 Info = dict[str, Any]
 """The info dict of a vector env: arrays [E, ...], and dicts of these."""

@@ -139,7 +139,6 @@ class EnvHost:
             training,
             training.task.validation,
             plan,
-            training.calibration,
             training.totals,
         )
 
@@ -270,7 +269,6 @@ class TrainingBackend(Backend):
     Args:
         catalog: the seeds that can be planted; hosts of one task have the same sites.
         spans: the phases, among which training times of GPUs are moved.
-        pinned: number of snapshots of each host that lie in pinned CPU memory if hosts are on a GPU, the older first.
         governed: whether bad hosts are rolled back.
     """
 
@@ -279,7 +277,6 @@ class TrainingBackend(Backend):
         trainer: HostTrainer,
         catalog: BlueprintCatalog,
         spans: Spans,
-        pinned: int = 0,
         governed: bool = True,
     ) -> None:
         self.trainer = trainer
@@ -292,12 +289,7 @@ class TrainingBackend(Backend):
             task = training.task
             # The loss of a guess is known for classes only.
             classes = task.classes if task.loss == "cross_entropy" else None
-            governor = Governor(
-                training.config.governor,
-                training.durations,
-                classes,
-                pinned,
-            )
+            governor = Governor(training.config.governor, training.durations, classes)
             self.hosts.append(EnvHost(training, governor, catalog.spec.slots, row))
         devices = dict.fromkeys(training.device for training in trainer.hosts)
         self.clock = PhaseClock(spans, devices)
@@ -431,7 +423,7 @@ class TrainingBackend(Backend):
 
 
 def copies_held(hosts: TrainingBackend) -> list[Counter[str]]:
-    """Bytes of the copies that are kept of each host, by where they lie: ``cpu``, ``cuda:0``, ... or ``pinned``."""
+    """Bytes of the copies that are kept of each host, by where they lie: ``cpu``, ``cuda:0``, ..."""
     return [host.governor.held() for host in hosts.hosts]
 
 

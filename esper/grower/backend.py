@@ -17,7 +17,7 @@ from torch import Tensor
 
 from esper.config import ConfigError, Durations
 from esper.config.resolved import ResolvedConfig
-from esper.core.action import STYLES, ActionSpec
+from esper.core.action import STYLES
 from esper.core.blend import Seed
 from esper.core.blueprints import BlueprintRegistry
 from esper.core.place import Features
@@ -25,6 +25,7 @@ from esper.core.ramps import STYLES as BLEND_STYLES
 from esper.core.site import GerminationFailed, PlantedSeed, Role, Site
 from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import EnvState
+from esper.data.rng import kept_generators
 from esper.env.backend import Backend
 from esper.env.catalog import BlueprintCatalog
 from esper.env.host_row import Governance, assign_roles, record_seeds, record_validation
@@ -36,7 +37,7 @@ from esper.hosts.host import kept_modes
 from esper.training.counterfactual import ALL_OFF, CounterfactualHelper
 from esper.training.governor import Governor, Panic
 from esper.training.metrics import HOST, GradientSummary, SeedGradientCollector, count_not_finite, finite_buffers
-from esper.training.rng import RngStream, SeedDraws, derive_seed, kept_generators, seeded
+from esper.training.rng import RngStream, SeedDraws, derive_seed, seeded
 from esper.training.shapley import Paired
 
 MAX_NOISE = 0.01
@@ -131,45 +132,42 @@ class LoopWarnings:
 
     def __init__(self, points: float) -> None:
         self.points = points
-        self.unit = False
-        """Whether the user knows of a score in another unit."""
-        self.scale = False
-        """Whether the user knows of gradients that look scaled."""
         self.repeated = False
         """Whether one network has been scored twice, which shows the noise in scores."""
+        self._said: set[str] = set()
 
     def of_unit(self, mean: float) -> None:
         """Warns if scores have another unit than ``points`` says."""
-        words = None if self.unit else warning_of_unit(mean, self.points)
+        words = warning_of_unit(mean, self.points)
         if words is not None:
-            self.unit = True
-            warnings.warn(words, stacklevel=6)
+            self._say("unit", words)
 
     def of_noise(self, first: Score, again: Score) -> None:
         """Warns if ``evaluate`` has returned two scores for one network."""
         self.repeated = True
         noise = abs(first.mean - again.mean)
         if noise * self.points > MAX_NOISE:
-            warnings.warn(
+            self._say(
+                "noise",
                 f"evaluate returned {first.mean:g}, and then {again.mean:g} for the same network: differences between "
                 "networks that are not larger are noise. Score all of them on the same samples, in eval mode",
-                stacklevel=6,
             )
 
     def of_scale(self, summaries: dict[str, GradientSummary]) -> None:
         """Warns if a seed has gradients as large as those of a scaled loss."""
         for name, summary in summaries.items():
             host = summaries[HOST]
-            if name == HOST or not host.norm > 0 or self.scale:
-                continue
-            ratio = summary.ratio_to(host)
-            if ratio > MAX_RATIO:
-                self.scale = True
-                warnings.warn(
-                    f"the gradients of the seed in slot {name} are {ratio:.3g} times those of the model: if a "
-                    "GradScaler scales the loss, pass it to the Grower as scaler=",
-                    stacklevel=6,
+            if name != HOST and host.norm > 0 and summary.ratio_to(host) > MAX_RATIO:
+                self._say(
+                    "scale",
+                    f"the gradients of the seed in slot {name} are {summary.ratio_to(host):.3g} times those of the "
+                    "model: if a GradScaler scales the loss, pass it to the Grower as scaler=",
                 )
+
+    def _say(self, kind: str, words: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            warnings.warn(words, stacklevel=7)
 
 
 class LoopBackend(Backend):
@@ -178,7 +176,6 @@ class LoopBackend(Backend):
     Args:
         hooks: the seeds in the model.
         groups: their parameter groups.
-        spec: names of slots and blueprints in actions.
         blueprints: what seeds are built from.
         config: the seed of new weights, and the counterfactuals.
         points: percentage points in a unit of the score.
@@ -189,7 +186,6 @@ class LoopBackend(Backend):
         self,
         hooks: SiteHooks,
         groups: SeedGroups,
-        spec: ActionSpec,
         blueprints: BlueprintRegistry,
         config: ResolvedConfig,
         points: float,
@@ -197,14 +193,14 @@ class LoopBackend(Backend):
     ) -> None:
         self.hooks = hooks
         self.groups = groups
-        self.spec = spec
         self.blueprints = blueprints
         self.config = config
         self.points = points
-        self.sites = [hooks.sites[name] for name in spec.slots]
+        places = [site.place for site in hooks.sites.values()]  # in execution order
+        self.spec = BlueprintCatalog.select(hooks.topology, places, blueprints, config.env.blueprints).spec
+        self.sites = [hooks.sites[name] for name in self.spec.slots]
         """Sites in the order of the arrays' slots."""
-        self.places = [site.place for site in self.sites]
-        self.catalog = BlueprintCatalog(hooks.topology, self.places, blueprints, spec)
+        self.catalog = BlueprintCatalog(hooks.topology, [site.place for site in self.sites], blueprints, self.spec)
         self.only_added = self.catalog.only_added
         self.at_once = self.catalog.at_once & config.env.at_once
         self.counterfactual = CounterfactualHelper()
@@ -216,13 +212,7 @@ class LoopBackend(Backend):
         if governed:
             durations = Durations.of(config, config.env.episode_length)
             self.governor = Governor(config.governor, durations, classes=None)
-        self.governance = Governance(
-            0,
-            self.host,
-            self.sites,
-            self.counterfactual,
-            self.governor,
-        )
+        self.governance = Governance(0, self.host, self.sites, self.counterfactual, self.governor)
         # The owners of gradients are the host and the seed of each site.
         self.gradient_stats = SeedGradientCollector(1 + len(self.sites), groups.host[0].device)
         groups.gradient_stats = self.gradient_stats
@@ -246,12 +236,7 @@ class LoopBackend(Backend):
             fitting = partial(self._require_fitting, site.name)
             try:
                 with seeded(self._seed(RngStream.SEED)):
-                    seed = site.plant(
-                        recipe,
-                        BLEND_STYLES[operator],
-                        self.hooks.probes[site.name],
-                        fitting,
-                    )
+                    seed = site.plant(recipe, BLEND_STYLES[operator], self.hooks.probes[site.name], fitting)
             except GerminationFailed as failure:
                 failures[row] = str(failure)
                 continue
@@ -338,14 +323,7 @@ class LoopBackend(Backend):
         summaries = self.gradient_stats.summaries(packed)
         if self.groups.scaler is None:
             self.warnings.of_scale(summaries)
-        record_seeds(
-            state.slots,
-            0,
-            self.spec.slots,
-            self.counterfactual,
-            summaries,
-            self.config.env.gates,
-        )
+        record_seeds(state.slots, 0, self.spec.slots, self.counterfactual, summaries, self.config.env.gates)
 
     def _score(
         self,

@@ -11,16 +11,11 @@ import torch
 from torch import Tensor
 
 from esper.agents.controller import Controller, PerEnvController, log_prob_of
-from esper.config.resolved import ResolvedConfig
 from esper.core.action import Op
-from esper.core.blueprints import BlueprintRegistry
 from esper.core.state import Baseline, Choices, EpisodeRules, copied
-from esper.env.catalog import BlueprintCatalog
 from esper.env.slot_env import Float32s, Info, SlotVectorEnv, accepted_actions, info_of
 from esper.grower.backend import LoopBackend
 from esper.grower.layouts import count_operations
-from esper.grower.optimizer import SeedGroups
-from esper.grower.sites import SiteHooks
 from esper.telemetry.event import Event
 from esper.telemetry.span import Spans
 
@@ -43,24 +38,6 @@ def count(backend: LoopBackend) -> Counted:
     return count_operations(hooks), torch.from_numpy(seeds * rows[:, None])
 
 
-def open_env(
-    hooks: SiteHooks,
-    groups: SeedGroups,
-    blueprints: BlueprintRegistry,
-    config: ResolvedConfig,
-    points: float,
-    governed: bool,
-    baseline: tuple[float, ...] | None,
-    emit: Callable[[Event], None],
-    counted: Counted | None,
-) -> LoopEnv:
-    """Makes the env of a model whose sites are known; see :class:`LoopBackend` and :class:`LoopEnv`."""
-    places = [site.place for site in hooks.sites.values()]
-    spec = BlueprintCatalog.select(hooks.topology, places, blueprints, config.env.blueprints).spec
-    backend = LoopBackend(hooks, groups, spec, blueprints, config, points, governed)
-    return LoopEnv(config, backend, baseline, emit, counted)
-
-
 class LoopEnv(SlotVectorEnv):
     """One model, E = 1. :meth:`begin` and :meth:`end_epoch` follow an epoch of training, :meth:`play` precedes one.
 
@@ -69,7 +46,6 @@ class LoopEnv(SlotVectorEnv):
     measured is that of the epoch before.
 
     Args:
-        config: with ``env.episode_length`` epochs, the number of decisions.
         backend: the model.
         baseline: scores (pp) of a loop without growth at each of the T + 1 observations, or at all but the first, which
             is then measured; None if there is none.
@@ -82,13 +58,13 @@ class LoopEnv(SlotVectorEnv):
 
     def __init__(
         self,
-        config: ResolvedConfig,
         backend: LoopBackend,
         baseline: tuple[float, ...] | None,
         emit: Callable[[Event], None],
-        counted: Counted | None = None,
+        counted: Counted | None,
     ) -> None:
         self.backend: LoopBackend = backend
+        config = backend.config
         host_flops, seed_flops = counted or count(backend)
         choices = Choices(
             host_parameters=sum(p.numel() for p in backend.hooks.model.parameters()),
@@ -97,14 +73,7 @@ class LoopEnv(SlotVectorEnv):
             flops=seed_flops.numpy(),
             kinds=backend.catalog.kinds(config.env.at_once),
         )
-        super().__init__(
-            config,
-            backend.spec,
-            backend,
-            Spans(marks=False),
-            choices,
-            emit=emit,
-        )
+        super().__init__(config, backend.spec, backend, Spans(marks=False), choices, emit=emit)
         self.configure(learns=False)  # one episode
         self.known = baseline
         self.removed: dict[str, str] = {}

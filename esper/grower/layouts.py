@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +19,12 @@ from torch import Tensor, nn
 from esper.config import ConfigError
 from esper.core.blend import Seed
 from esper.core.place import SEQUENCES, Place
+from esper.data.rng import kept_generators
 from esper.grower.sites import SiteHooks
-from esper.hosts.between import find_between
+from esper.hosts.between import Trace
 from esper.hosts.example import cloned, counting, outputs_for
 from esper.hosts.host import kept_modes
-from esper.hosts.layout import Layout, LayoutInference, causal_where_measured, layout_of
-from esper.training.rng import kept_generators
+from esper.hosts.layout import Layout
 
 logger = logging.getLogger(__name__)
 
@@ -56,47 +57,23 @@ def infer_layouts(hooks: SiteHooks) -> None:
 
     Raises ConfigError if the model cannot run on the last batch in eval mode.
     """
-    with_source = {name: path for name, path in hooks.paths.items() if path.source is not None}
-    wanted = with_source if hooks.declared is not None else hooks.paths
+    wanted = hooks.paths
+    if hooks.declared is not None:
+        wanted = {name: path for name, path in wanted.items() if path.source is not None}
     if not wanted or hooks.passes.last is None:
         return
-    inference = LayoutInference()
-    seen: dict[str, Tensor] = {}
-    layouts: dict[str, Layout] = {}
-
-    def see(name: str, h: Tensor) -> None:
-        seen[name] = h
-        layouts[name] = layout_of(
-            name,
-            hooks.paths[name],
-            h,
-            hooks.declared,
-            inference,
-            hooks.passes.samples,
-        )
-
     try:
-        hooks.see = see
-        with inference.watching(hooks.model):
-            between = find_between(hooks.model, with_source, lambda: run_last(hooks))
-        hooks.see = None
-        if hooks.declared is None:
-            at_sinks = {}
-            for name, path in wanted.items():
-                if path.source is None:
-                    at_sinks[name] = (path.sink, layouts[name])
-            layouts |= causal_where_measured(hooks.model, at_sinks, lambda: run_last(hooks))
+        trace = Trace(hooks.model, partial(run_last, hooks), list(wanted.values()))
+        layouts = trace.layouts(wanted, hooks.declared, hooks.passes.samples)
     except ConfigError as error:
         places = ", ".join(map(str, wanted.values()))
         raise ConfigError(
             f"what lies at {places} is looked up in a pass of the last batch in eval mode, which fails: {error}; "
             "sites that read their sink need no pass if topology= says what they return"
         ) from error
-    finally:
-        hooks.see = None
-    for name in wanted:
-        layout = layouts[name]
-        hooks.place(name, layout.width_of(seen[name]), layout, between.get(name))
+    for name, path in wanted.items():
+        between = None if path.source is None else trace.between(path)
+        hooks.place(name, trace.width(path.sink, layouts[name]), layouts[name], between)
 
 
 def count_operations(hooks: SiteHooks) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from esper.config import ConfigError
 from esper.core.place import LAYOUTS, SEQUENCES, SPATIAL
 from esper.hosts.inputs import features_of, with_features
-from esper.hosts.sources import SitePath
 
 
 @dataclass(frozen=True)
@@ -45,84 +44,81 @@ class LayoutInference:
     """The layers of a pass that show by their kind where features have their channels."""
 
     def __init__(self) -> None:
-        self._latest: Tensor | None = None
+        self._latest: object = None
         """Output of the layer that ran last."""
         self._seen: list[tuple[bool, int, int]] = []
         """Of each layer that has run: whether layers of its kind have channels before the positions, the channels that
         it returns, and the rank of its output."""
 
-    @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
-        """Notes the layers that run in a block."""
-        with ExitStack() as hooks:
-            for layer in model.modules():
-                if isinstance(layer, (*CHANNELS_FIRST, *CHANNELS_LAST)):
-                    hooks.callback(layer.register_forward_hook(self._note).remove)
-            yield
-
-    def _note(self, layer: nn.Module, _inputs: object, output: object) -> None:
-        h = features_of(output)
+    def note(self, layer: nn.Module, h: object) -> None:
+        """Notes the features ``h`` that a layer has returned."""
+        if not isinstance(layer, CHANNELS):
+            return
         width = width_of(layer)
         if isinstance(h, Tensor) and h.dim() > 2 and width is not None:
             self._latest = h
             self._seen.append((isinstance(layer, CHANNELS_FIRST), width, h.dim()))
 
-    def layout_of(self, where: str, h: Tensor, batch: int | None) -> Layout:
-        """Returns the layout of features ``h`` that were computed last, for ``batch`` samples if that is known.
+    def channels_first(self, h: object) -> bool | None:
+        """Tells whether features ``h`` that were computed last have their channels before the positions.
 
-        The latest layer whose output may have had this layout decides. A sequence is taken for one of which each
-        position sees all; ``sees_later`` measures it. Raises ConfigError if ``h`` can hold no seed, or if it may have
-        either of two layouts, because two of its dimensions are equal.
+        The latest layer whose output may have had this layout decides. None: two dimensions are equal, and layers have
+        had either layout.
         """
-        rank = h.dim()
-        if rank == 2:
-            return Layout("mlp")
-        spatial = {2 + dims: topology for topology, dims in SPATIAL.items()}
-        if rank not in spatial:
-            raise ConfigError(f"{where} returns shape {tuple(h.shape)}; seeds need 2 to 5 dimensions")
+        if not isinstance(h, Tensor) or h.dim() < 3:
+            return False
         known = []
         for of_first, width, seen_rank in self._seen:
             before = _before(of_first, width, h)
-            if seen_rank == rank and before is not None:
+            if seen_rank == h.dim() and before is not None:
                 known.append(before)
-        first = rank != 3
-        if known:
-            first = known[-1]
         if len(set(known)) > 1 and h.shape[1] == h.shape[-1] and h is not self._latest:
-            raise ConfigError(
-                f"{where} returns shape {tuple(h.shape)}: which dimension are the channels? Use an example of another "
-                "size, or say topology="
-            )
-        if first:
-            return Layout(spatial[rank])
-        if rank > 3:
-            return Layout(spatial[rank], (0, rank - 1, *range(1, rank - 1)))
-        samples, positions, _ = h.shape
-        if batch is not None and samples == positions == batch > 1:
-            raise ConfigError(
-                f"{where} returns shape {tuple(h.shape)} for {batch} samples: which dimension are the samples? Use an "
-                "example with another number of samples, or say topology="
-            )
-        if batch is not None and samples != batch and positions == batch:
-            return Layout("encoder", (1, 0, 2))  # [T, B, D]
-        return Layout("encoder")
+            return None
+        return known[-1] if known else h.dim() != 3
 
 
-def layout_of(
-    name: str,
-    path: SitePath,
-    h: Tensor,
-    declared: str | None,
-    shapes: LayoutInference,
-    batch: int | None,
-) -> Layout:
-    """Returns the layout of features ``h`` of slot ``name``: that of the ``declared`` topology, or the one that is
-    found. Seeds with a source work on each sample and position alike, so that it need not be known which is which."""
-    if declared is not None:
-        return Layout(declared)
-    if path.source is not None:
-        batch = None
-    return shapes.layout_of(f"slot {name}: {path.sink}", h, batch)
+def layout_of(where: str, features: object, channels_first: bool | None, batch: int | None) -> Layout:
+    """Returns the layout of ``features`` for ``batch`` samples if that is known.
+
+    A sequence is taken for one of which each position sees all; ``sees_later`` measures it. Raises ConfigError if they
+    can hold no seed, or may have either of two layouts, because two of their dimensions are equal.
+    """
+    h = require_features(where, features)
+    rank = h.dim()
+    if rank == 2:
+        return Layout("mlp")
+    spatial = {2 + dims: topology for topology, dims in SPATIAL.items()}
+    if rank not in spatial:
+        raise ConfigError(f"{where} returns shape {tuple(h.shape)}; seeds need 2 to 5 dimensions")
+    if channels_first is None:
+        raise ConfigError(
+            f"{where} returns shape {tuple(h.shape)}: which dimension are the channels? Use an example of another "
+            "size, or say topology="
+        )
+    if channels_first:
+        return Layout(spatial[rank])
+    if rank > 3:
+        return Layout(spatial[rank], (0, rank - 1, *range(1, rank - 1)))
+    samples, positions, _ = h.shape
+    if batch is not None and samples == positions == batch > 1:
+        raise ConfigError(
+            f"{where} returns shape {tuple(h.shape)} for {batch} samples: which dimension are the samples? Use an "
+            "example with another number of samples, or say topology="
+        )
+    if batch is not None and samples != batch and positions == batch:
+        return Layout("encoder", (1, 0, 2))  # [T, B, D]
+    return Layout("encoder")
+
+
+def require_features(where: str, h: object) -> Tensor:
+    """Returns features ``h`` as a tensor. Raises ConfigError if it is none to which a seed could add."""
+    if not isinstance(h, Tensor):
+        raise ConfigError(f"{where} returns {type(h).__name__}; a site is one tensor, or the first of a tuple")
+    if h.is_nested:
+        raise ConfigError(f"{where} returns nested tensors; set enable_nested_tensor=False")
+    if not h.is_floating_point():
+        raise ConfigError(f"{where} returns {h.dtype} of shape {tuple(h.shape)}; seeds need floating-point features")
+    return h
 
 
 def _before(first: bool, width: int, h: Tensor) -> bool | None:
@@ -304,6 +300,7 @@ CHANNELS_FIRST = (
 """Layers with their channels before the positions."""
 CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.RNNBase, nn.MultiheadAttention)
 """Layers with their channels behind the positions."""
+CHANNELS = CHANNELS_FIRST + CHANNELS_LAST
 
 
 def width_of(layer: nn.Module) -> int | None:

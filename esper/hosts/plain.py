@@ -28,6 +28,7 @@ from esper.hosts.inputs import logits_of
 from esper.hosts.seed_hook import (
     CONTAINER,
     GrownSeeds,
+    SitePath,
     attach,
     container_of,
     free_name,
@@ -37,8 +38,7 @@ from esper.hosts.seed_hook import (
     unregister,
 )
 from esper.hosts.seed_state import note_seeds
-from esper.hosts.sources import SitePath
-from esper.hosts.widen import GrownInHost, merge_all, merge_sources, warn_unmerged
+from esper.hosts.widen import merge_all, merge_sources, seeds_of_host, warn_unmerged
 from esper.ops.norm_relu_pool import NormReluPool
 
 
@@ -134,7 +134,7 @@ def _ordinary(
     inner = grown.host
     if not isinstance(inner, GraftedHost):
         if changed is not None:
-            unmerged = merge_sources(GrownInHost(grown), changed)
+            unmerged = merge_sources(grown, seeds_of_host(grown), changed)
             residual = f"its host is a {type(inner).__name__}, not a linear layer"
             for name in grown.seeds:
                 reasons[prefix + name] = unmerged.get(name, residual)

@@ -74,7 +74,6 @@ WORLDS: dict[str, Kind] = {
     **KINDS,
     "float16": Kind(float_images, precision="float16"),
     "a user's model": Kind(users),
-    "recalibrated": Kind(users),
     "cut short": Kind(float_images),
 }
 
@@ -111,7 +110,6 @@ def world(name: str, events: list[Event]) -> SlotVectorEnv:
             "env": {
                 **sizes,
                 "incubation": kind.incubation,
-                "recalibrate": name == "recalibrated",
             },
             "governor": {"snapshot_every": 2},
         }

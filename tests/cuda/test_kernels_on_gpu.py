@@ -8,17 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from esper.ops.accumulators import Accumulators, accumulate_
-from esper.ops.adamw import AdamW
 from esper.ops.cross_entropy import cross_entropy, cross_entropy_into
 from esper.ops.grad_stats import grad_stats
 from esper.ops.norm_relu_pool import NormReluPool, norm_relu_pool
-from esper.ops.optimizer import step_all
-from esper.ops.sgd import SGD
+from esper.ops.optimizer import SGD, AdamW, step_all
 from esper.ops.stage_batch import normalisation_table, stage_images
-from tests.cuda.test_cross_entropy import (
-    assert_equals_twin as assert_equals_cross_entropy_twin,
-)
-from tests.cuda.test_cross_entropy import sample
 from tests.emulation.device import GPU
 from tests.ops.norm_relu_pool_cases import (
     DTYPES,
@@ -27,6 +21,10 @@ from tests.ops.norm_relu_pool_cases import (
     by_operator,
     case,
 )
+from tests.ops.test_cross_entropy import (
+    assert_equals_twin as assert_equals_cross_entropy_twin,
+)
+from tests.ops.test_cross_entropy import sample
 
 pytestmark = pytest.mark.cuda
 
@@ -64,7 +62,7 @@ def captured(
 
 @pytest.mark.parametrize("shape", [(512, 10), (4096, 10), (64, 50_257)])
 def test_cross_entropy_does_not_sync(shape: tuple[int, int]) -> None:
-    logits, targets = sample(GPU(), *shape)
+    logits, targets = sample(*shape, on=GPU())
     logits.requires_grad_()
     accumulators = Accumulators(1, device="cuda")
     with no_sync():
@@ -163,7 +161,7 @@ def test_norm_relu_pool_runs_on_the_current_stream() -> None:
 def test_a_captured_cross_entropy_can_be_replayed_on_new_values(
     shape: tuple[int, int],
 ) -> None:
-    logits, targets = sample(GPU(), *shape)
+    logits, targets = sample(*shape, on=GPU())
     logits.requires_grad_()
     accumulators = Accumulators(1, 1, shape[0], device="cuda")
     ones = torch.ones((), device="cuda")
@@ -177,7 +175,7 @@ def test_a_captured_cross_entropy_can_be_replayed_on_new_values(
 
     graph, (stats, gradient) = captured(step)
     for replay in range(1, 4):
-        values, new_targets = sample(GPU(), *shape, seed=replay)
+        values, new_targets = sample(*shape, seed=replay, on=GPU())
         with torch.no_grad():
             logits.copy_(values)
         targets.copy_(new_targets)
@@ -292,9 +290,9 @@ def test_norm_relu_pool_of_large_shapes(
 @pytest.mark.parametrize("rows", [300, 1000])
 @pytest.mark.parametrize("classes", [4096, 4097, 9000])
 def test_cross_entropy_of_many_rows_and_classes(classes: int, rows: int) -> None:
-    assert_equals_cross_entropy_twin(*sample(GPU(), rows, classes))
+    assert_equals_cross_entropy_twin(*sample(rows, classes, on=GPU()))
     assert_equals_cross_entropy_twin(
-        *sample(GPU(), rows, classes, dtype=torch.bfloat16), label_smoothing=0.1
+        *sample(rows, classes, dtype=torch.bfloat16, on=GPU()), label_smoothing=0.1
     )
 
 
@@ -309,7 +307,7 @@ def test_grad_stats_runs_on_the_gradients_device() -> None:
 
 
 def test_cross_entropy_refuses_tensors_on_two_devices() -> None:
-    logits, targets = sample(GPU(), 8, 10)
+    logits, targets = sample(8, 10, on=GPU())
     with pytest.raises(
         RuntimeError, match="logits and targets are on different devices"
     ):

@@ -134,20 +134,6 @@ class Swapped(nn.Module):
         return self.last(self.encoder(x.transpose(0, 1)).mean(0))
 
 
-class ReturnsNothing(GraftedHost):
-    """A host of one's own whose train() returns nothing."""
-
-    def train(self, mode: bool = True) -> None:  # type: ignore[override]
-        super().train(mode)
-
-
-def test_a_host_whose_train_returns_nothing_is_accepted() -> None:
-    def build_host() -> GraftedHost:
-        return ReturnsNothing(Plain(), {"r0c0": "first"}, "mlp")
-
-    check_hosts(esper.Task("mine", 3, build_host, *splits()))
-
-
 def accepted(made: esper.Task) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 import esper
 import esper.data.task
 from esper.config import ConfigError
-from esper.data.split import Split, StreamedSplit
+from esper.data.split import Split
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
 from esper.training.validate import evaluate
@@ -32,13 +32,6 @@ def test_networks_see_each_pixel_through_the_table_of_its_channel() -> None:
     pixel = split.x[0, 0, 0].double() / 255
     values = (pixel - torch.tensor([0.2, 0.4, 0.6])) / torch.tensor([0.1, 0.2, 0.3])
     torch.testing.assert_close(split.inputs(0, 1)[0, :, 0, 0], values.float())
-
-
-def test_inputs_other_than_bytes_are_returned_unchanged() -> None:
-    x = torch.randn(5, 3)
-    split = Split(x, torch.zeros(5, dtype=torch.int64))
-    assert torch.equal(split.inputs(1, 9, torch.bfloat16), x[1:])
-    assert split.empty(2, torch.bfloat16).dtype == torch.float32
 
 
 def test_a_split_moves_with_its_table() -> None:
@@ -207,10 +200,3 @@ def test_a_bad_sample_is_named_before_any_training(change: Any, words: str) -> N
     x, y = change(X[50:70], torch.ones(20, dtype=torch.int64))
     with pytest.raises(ConfigError, match=words):
         replace(task(), validation=Rows(x, y))  # type: ignore[arg-type]
-
-
-def test_a_dataset_becomes_a_streamed_split() -> None:
-    each, data = streamed()
-    assert isinstance(each.validation, StreamedSplit)
-    assert each.validation.dataset is data
-    assert isinstance(replace(each, name="other").validation, StreamedSplit)

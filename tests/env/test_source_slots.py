@@ -19,8 +19,7 @@ from esper.data.digits import load_table
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.grown_host import committed_network, export, load_host
 from esper.hosts.host import Host
-from esper.training.validate import evaluate
-from tests.core_helpers import digits, make_training, plant, rig, tiny_config
+from tests.core_helpers import digits, make_training, rig, tiny_config
 
 
 @pytest.mark.parametrize(
@@ -85,36 +84,6 @@ def test_a_schedule_that_plants_where_nothing_fits_is_refused_at_once() -> None:
         "schedule, epoch 3: blueprint 'norm' does not fit in slot r2c0, where these do: widen_quarter, widen_half, "
         "widen_whole"
     )
-
-
-def test_calibration_estimates_the_statistics_of_seeds_too_and_leaves_their_own_as_they_were() -> (
-    None
-):
-    training = make_training(tiny_config(env={"slots": ["all"], "recalibrate": True}))
-    seed = plant(training, "r2c0", "widen_whole", stage=S.HOLDING).seed
-    assert seed is not None
-    torch.nn.init.normal_(seed.body[-1].weight)  # type: ignore[index, arg-type]
-    norm = seed.body[1]  # type: ignore[index]
-    assert training.calibration is not None
-    configuration = tuple(float(site.seed is not None) for site in training.sites)
-
-    def loss(configuration: tuple[float, ...], calibrate: torch.Tensor | None) -> float:
-        return float(
-            evaluate(
-                training, training.task.validation, [configuration], calibrate
-            ).loss
-        )
-
-    found: list[float] = []
-    for mean in (0.0, 1.0):
-        norm.running_mean.fill_(mean)
-        found += [
-            loss(configuration, calibrate) for calibrate in (None, training.calibration)
-        ]
-        assert bool((norm.running_mean == mean).all())
-    (as_it_is, calibrated), (shifted, again) = found[:2], found[2:]
-    assert as_it_is != shifted
-    assert calibrated == again
 
 
 @pytest.mark.parametrize("incubation", ["shadow", "ste"])

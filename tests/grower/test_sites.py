@@ -55,15 +55,6 @@ def test_the_inputs_of_the_last_training_pass_are_known() -> None:
     assert passes.samples == 2
 
 
-def test_work_before_the_first_pass_is_done_once() -> None:
-    model, done = Flagged(), list[int]()
-    passes = PassHook(model)
-    passes.before_first = lambda: done.append(1)
-    model(True, x=ONES)
-    model(True, x=ONES)
-    assert done == [1]
-
-
 def test_a_site_that_runs_twice_in_a_pass_is_told_from_one_in_the_backward_pass() -> (
     None
 ):
@@ -140,6 +131,7 @@ def test_a_shadow_loss_leaves_the_buffers_of_other_seeds_alone() -> None:
     assert int(batches) == int(before) + 1
 
 
+@pytest.mark.slow
 def test_a_seed_with_passes_of_its_own_is_tried_with_the_statistics_of_these() -> None:
     """BatchNorm removes a shift, unless its statistics were gathered without the seed."""
     registry = BLUEPRINTS.copy()

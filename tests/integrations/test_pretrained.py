@@ -23,10 +23,9 @@ from transformers import (
 )
 
 from esper.core.action import Op
-from esper.hosts.seed_hook import attach, hooks_of
+from esper.hosts.seed_hook import hooks_of
 from esper.integrations.pretrained import from_pretrained
 from tests.grower.loops import LENIENT, do, plant, script
-from tests.hosts.grown_modules import seed_of
 
 IDS = torch.randint(3, 50, (4, 12), generator=torch.Generator().manual_seed(0))
 GROW = {
@@ -115,26 +114,6 @@ def test_a_model_that_has_not_grown_is_loaded_as_always(tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path)
     with pytest.raises(esper.ConfigError, match="nothing has grown in"):
         from_pretrained(LlamaForCausalLM, tmp_path)
-
-
-def test_a_merged_model_is_an_ordinary_one(tmp_path: Path) -> None:
-    model = llama().eval()
-    attach(
-        model,
-        {
-            "model.layers.0.mlp.down_proj": (
-                "r0c0",
-                seed_of("lora", "transformer", width=32),
-                1.0,
-            )
-        },
-    )
-    merged: Any = esper.plain(model, IDS, merge=True)
-    merged.save_pretrained(tmp_path)
-    back = LlamaForCausalLM.from_pretrained(tmp_path).eval()
-    torch.testing.assert_close(
-        back(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-4
-    )
 
 
 @pytest.mark.parametrize("make", [llama, gpt2])

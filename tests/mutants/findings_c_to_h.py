@@ -84,7 +84,7 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "alphas of counterfactuals are those of the first configuration",
             "esper/training/validate.py",
-            "    alphas = training.tried[first : first + len(configurations)]",
+            "    alphas = training.tried[: len(configurations)]",
             "    alphas = training.tried[:1].expand(len(configurations), -1)",
             "tests/training/test_counterfactual.py::test_one_pass_gives_the_results_of_a_pass_per_configuration",
         ),

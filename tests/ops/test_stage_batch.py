@@ -1,4 +1,7 @@
-"""Staging on the CPU: bit-equal to its twin for any batch size, order and number of threads."""
+"""Staging: bit-equal to its twin for any batch size, order and number of threads.
+
+Tests that take ``device`` run on the CPU here; tests/cuda runs them with the CUDA kernels, too.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -8,6 +11,8 @@ import torch
 from torch import Tensor
 
 from esper.ops.stage_batch import normalisation_table, stage_images, stage_tokens
+from tests.cuda.cases import with_sanitizer
+from tests.emulation.device import KernelDevice
 from tests.ops.stage_batch_twin import philox, stage_images_twin
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -27,8 +32,13 @@ def dataset(
     )
 
 
-def channels_last(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.empty(shape, dtype=dtype, memory_format=torch.channels_last)
+def channels_last(
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    on: KernelDevice | None = None,
+) -> Tensor:
+    empty = torch.empty(shape, dtype=dtype, memory_format=torch.channels_last)
+    return empty.to(on.torch) if on else empty
 
 
 # --- random numbers -----------------------------------------------------------------------------------------------
@@ -96,29 +106,51 @@ def test_every_key_changes_the_draw(what: str) -> None:
 # --- images -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "size",
-    [(32, 32, 3), (8, 8, 1), (5, 7, 3), (3, 4, 4), (1, 1, 1), (6, 9, 2), (4, 4, 32)],
+IMAGES = (
+    *((32, 32, 3), (8, 8, 1), (5, 7, 3), (3, 4, 4), (1, 1, 1), (6, 9, 2)),
+    *((4, 4, 32), (224, 224, 3), (64, 64, 1)),
 )
+SANITIZED = (
+    (torch.float32, (5, 7, 3), 4, True),
+    (torch.bfloat16, (3, 4, 4), 4, True),
+    (torch.float32, (1, 1, 1), 0, False),
+    (torch.bfloat16, (4, 4, 32), 4, True),
+)
+
+
+def pairwise() -> list[tuple[torch.dtype, tuple[int, int, int], int, bool]]:
+    """Each size with both types; with and without padding, and mirrored or not."""
+    cases = list(SANITIZED)
+    for place, size in enumerate(IMAGES):
+        for number, dtype in enumerate(DTYPES):
+            padding = (0, 4, 1)[(place + number) % 3]
+            cases.append((dtype, size, padding, (place + number) % 2 == 0))
+    return list(dict.fromkeys(cases))
+
+
 @pytest.mark.parametrize(
-    ("padding", "flip"), [(0, False), (4, False), (0, True), (4, True), (1, True)]
+    ("dtype", "size", "padding", "flip"), with_sanitizer(pairwise(), SANITIZED)
 )
 def test_equals_the_twin(
-    dtype: torch.dtype, size: tuple[int, int, int], padding: int, flip: bool
+    device: KernelDevice,
+    dtype: torch.dtype,
+    size: tuple[int, int, int],
+    padding: int,
+    flip: bool,
 ) -> None:
-    images, table = dataset(20, *size)
-    indices = torch.randperm(20)
+    number = 20 if size[0] < 100 else 3
+    images, table = dataset(number, *size)
+    indices = torch.randperm(number)
     height, width, channels = size
-    out = channels_last((20, channels, height, width), dtype)
+    out = channels_last((number, channels, height, width), dtype, device)
+    moved = [part.to(device.torch) for part in (images, indices, table)]
     for seed, epoch in ((0, 0), (7, 3), (-1, 2**40), (2**63 - 1, -5)):
         options = {"seed": seed, "epoch": epoch, "padding": padding, "flip": flip}
-        returned, _ = stage_images(images, indices, table, out=out, **options)  # type: ignore[arg-type]
+        returned, _ = stage_images(*moved, out=out, **options)  # type: ignore[arg-type]
         assert returned is out
-        expected = stage_images_twin(
-            images, indices.tolist(), table, dtype=dtype, **options
-        )  # type: ignore[arg-type]
-        assert torch.equal(out, expected)
+        chosen = indices.tolist()
+        twin = stage_images_twin(images, chosen, table, dtype=dtype, **options)  # type: ignore[arg-type]
+        assert torch.equal(out.cpu(), twin)
         assert out.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -222,14 +254,16 @@ def test_the_cursor_takes_the_place_of_epoch_and_first() -> None:
         stage_images(images, indices, table, cursor=cursor, out=moving)
 
 
-def test_an_empty_batch() -> None:
-    images, table = dataset(3, 4, 4, 1)
-    out, targets = stage_images(
-        images, torch.empty(0, dtype=torch.int64), table, targets=torch.arange(3)
-    )
+@pytest.mark.sanitizer
+def test_an_empty_batch(device: KernelDevice) -> None:
+    images, table = (part.to(device.torch) for part in dataset(3, 4, 4, 1))
+    nothing = torch.empty(0, dtype=torch.int64, device=device.torch)
+    every = torch.arange(3, device=device.torch)
+    out, targets = stage_images(images, nothing, table, targets=every)
     assert out.shape == (0, 1, 4, 4)
     assert targets is not None
     assert targets.shape == (0,)
+    assert stage_tokens(every.expand(4, 3), nothing)[0].shape == (0, 2)
 
 
 def test_bfloat16_is_rounded_as_torch_rounds() -> None:
@@ -392,17 +426,21 @@ def test_wrong_tables() -> None:
 TOKEN_DTYPES = (torch.int64, torch.int32, torch.uint16, torch.uint8)
 
 
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", TOKEN_DTYPES)
-def test_rows_of_tokens_and_the_tokens_that_follow(dtype: torch.dtype) -> None:
+def test_rows_of_tokens_and_the_tokens_that_follow(
+    device: KernelDevice, dtype: torch.dtype
+) -> None:
     largest = 255 if dtype == torch.uint8 else 50_000
-    tokens = torch.randint(0, largest + 1, (12, 9))
+    tokens = torch.randint(0, largest + 1, (12, 1025))
     tokens[3] = largest
-    indices = torch.tensor([3, 11, 0, 3])
-    out, targets = stage_tokens(tokens.to(dtype), indices)
+    indices = torch.randint(0, 12, (40,))
+    moved = tokens.to(device.torch, dtype), indices.to(device.torch)
+    out, targets = stage_tokens(*moved)
     assert out.dtype == torch.int64
     assert targets is not None
-    assert torch.equal(out, tokens[indices, :-1])
-    assert torch.equal(targets, tokens[indices, 1:])
+    assert torch.equal(out.cpu(), tokens[indices, :-1])
+    assert torch.equal(targets.cpu(), tokens[indices, 1:])
 
 
 @pytest.mark.parametrize("dtype", TOKEN_DTYPES)
@@ -471,6 +509,7 @@ def test_wrong_token_arguments(changes: dict[str, Tensor | int], message: str) -
 # --- what torch asks of an operator -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     images, table = dataset(6, 4, 4, 3)
     indices = torch.arange(6)

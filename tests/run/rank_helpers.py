@@ -58,7 +58,7 @@ def serve(
             fault(hosts)
         train(hosts, *arguments)
 
-    TrainingBackend.train = faulty  # type: ignore[method-assign]
+    TrainingBackend.train = faulty  # type: ignore[assignment, method-assign]
     with RunRanks.joined(minutes) as ranks:
         assert ranks is not None
         with suppress(RankLost):

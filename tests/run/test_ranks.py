@@ -61,9 +61,7 @@ CONFIGS = {
     "fading": lambda: growing(
         "random", run={"rounds": 1}, env={"n_envs": 2, "episode_length": 20}
     ),
-    "automatic": lambda: growing(
-        "random", env={"auto_advance": ["G1", "G2", "G3"], "recalibrate": True}
-    ),
+    "automatic": lambda: growing("random", env={"auto_advance": ["G1", "G2", "G3"]}),
 }
 
 FOUR_HOSTS = [name for name in CONFIGS if name not in ("small", "fading")]

@@ -205,13 +205,6 @@ def test_the_header_names_the_tier_and_why_the_configured_one_is_not_used() -> N
     ]
 
 
-def test_the_header_lists_copies_in_pinned_memory() -> None:
-    (line,) = set(
-        printed(started(pinned_copies=("older snapshots", "newest snapshots")))
-    ) - set(printed(started()))
-    assert line == "copies of hosts in pinned memory: older snapshots, newest snapshots"
-
-
 @pytest.mark.finding("L4")
 def test_the_header_says_that_batches_are_split() -> None:
     assert not any("micro-batches" in line for line in printed(started()))

@@ -144,9 +144,9 @@ def test_every_test_for_a_gpu_has_a_step_and_every_kernel_a_file() -> None:
         *plan.kernel_files(),
         *(test.split("::")[0] for tests in selections for test in tests),
     } == files
-    assert {
-        f"tests/cuda/test_{file.stem}.py" for file in (ROOT / "csrc/cuda").glob("*.cu")
-    } <= {*plan.kernel_files()}
+    kernels = {file.stem for file in (ROOT / "csrc/cuda").glob("*.cu")}
+    kernels = kernels - {"adamw", "sgd"} | {"optimizer"}
+    assert {f"tests/cuda/test_{name}.py" for name in kernels} <= {*plan.kernel_files()}
     selected = [test for tests in selections for test in tests]
     there = [
         f"tests/cuda/{name}::{test}"

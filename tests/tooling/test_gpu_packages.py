@@ -35,7 +35,6 @@ OTHERS = {
     "hypothesis",
     "pytest_benchmark",
     "sb3_contrib",
-    "tokenizers",
     "torchvision",
 }
 

@@ -64,16 +64,6 @@ def named(
     return {name: configurations[row] for name, row in helper.row_of.items()}
 
 
-def test_nothing_blended_is_one_configuration() -> None:
-    helper = CounterfactualHelper()
-    plan = helper.plan(
-        sites((S.DORMANT, 0), (S.GERMINATED, 0), (S.PRUNED, 0)), costly=True
-    )
-    assert named(helper, plan) == {ALL_OFF: (0, 0, 0)}
-    assert helper.all_on == helper.committed == ALL_OFF
-    assert len(plan) == 1
-
-
 def test_two_blended_and_one_on_trial() -> None:
     helper = CounterfactualHelper()
     plan = helper.plan(
@@ -135,44 +125,6 @@ def test_an_interaction_of_two_is_a_costly_one_and_that_of_one_is_none_at_all(
     )
     assert helper.interaction("a") == (0.0 if known else None)
     assert set(helper.shapley()) == set("ab"[:blended])
-
-
-def test_paired_statistics_against_numpy() -> None:
-    helper = CounterfactualHelper()
-    plan = helper.plan(sites((S.HOLDING, 1.0), (S.TRAINING, 1.0)), costly=True)
-    draw = np.random.default_rng(0)
-    correct = (draw.random((len(plan), 50)) < 0.6).astype(np.uint8)
-    loss = draw.random(len(plan))
-    helper.record(correct, loss, np.ones(correct.shape[1]))
-    on, off = (
-        correct[helper.row_of[name]].astype(float) for name in (helper.all_on, ALL_OFF)
-    )
-    paired = helper.contribution("a")
-    assert paired is not None
-    assert paired.difference == pytest.approx(100 * (on.mean() - off.mean()))
-    assert paired.error == pytest.approx(100 * np.std(on - off, ddof=1) / np.sqrt(50))
-    tried = helper.trial_of("b")
-    assert tried is not None
-    assert tried.difference == pytest.approx(
-        100 * (correct[helper.row_of["b"]].mean() - on.mean())
-    )
-    assert helper.accuracy(helper.all_on) == pytest.approx(100 * on.mean())
-    assert helper.loss_of(helper.committed) == loss[helper.row_of[ALL_OFF]]
-    assert helper.contribution("b") is None
-    assert helper.trial_of("a") is None
-
-
-def test_a_paired_error_by_hand() -> None:
-    """Differences 100, 0, 0, -100 pp: mean 0, sum of squares 20000, over n - 1 = 3, root 81.65, over 2 is 40.82."""
-    helper = CounterfactualHelper()
-    helper.plan(sites((S.HOLDING, 1.0)), costly=False)
-    helper.record(
-        np.array([[1, 1, 0, 0], [0, 1, 0, 1]], dtype=np.uint8), np.zeros(2), np.ones(4)
-    )
-    paired = helper.contribution("a")
-    assert paired is not None
-    assert paired.difference == 0.0
-    assert paired.error == pytest.approx(40.8248, abs=1e-3)
 
 
 @pytest.mark.parametrize("count", [2, 3])

@@ -126,21 +126,6 @@ def test_a_grafted_host_trains_as_its_segments_do() -> None:
     assert len(set(a.loss.tolist())) == len(plan) == 3  # on, off, trial
 
 
-def test_each_configuration_of_a_grafted_host_gives_by_itself_what_it_gives_in_the_tree() -> (
-    None
-):
-    training = training_of(of(grafted()))
-    plant(training, "r0c0", stage=S.BLENDING, target=0.7)
-    plant(training, "r0c1", stage=S.HOLDING)
-    train(training, 1)
-    plan = CounterfactualHelper().plan(training.sites, costly=True)
-    together = evaluate(training, digits().validation, plan)
-    for row, configuration in enumerate(plan):
-        alone = evaluate(training, digits().validation, [configuration])
-        assert torch.equal(together.correct[row], alone.correct[0])
-        assert together.loss[row] == alone.loss[0]
-
-
 @pytest.mark.parametrize("kind", HOSTS)
 def test_random_numbers_belong_to_the_host(kind: str) -> None:
     task = of(HOSTS[kind])
@@ -238,28 +223,6 @@ def test_values_behind_padding_change_no_weight() -> None:
     train(first, 1)
     train(second, 1)
     same_bits(tensors_of(first), tensors_of(second))
-
-
-def test_a_text_host_learns() -> None:
-    training = training_of(
-        language(),
-        task={"samples_per_epoch": 96, "batch_size": 8, "learning_rate": 0.5},
-    )
-    before = evaluate(training, language().validation, [(0.0,)])
-    train(training, 6)
-    after = evaluate(training, language().validation, [(0.0,)])
-    assert after.accuracy[0] > before.accuracy[0] + 30
-    assert float(after.loss) < float(before.loss)
-
-
-def test_a_split_that_is_evaluated_in_parts_gives_the_same() -> None:
-    task = language()
-    whole = evaluate(training_of(task), task.validation, [(0.0,)])
-    parts = evaluate(
-        training_of(replace(task, evaluation_batch=7)), task.validation, [(0.0,)]
-    )
-    assert torch.equal(whole.correct, parts.correct)
-    assert float(whole.loss) == pytest.approx(float(parts.loss), rel=1e-6)
 
 
 # Wrong input

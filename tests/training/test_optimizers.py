@@ -11,7 +11,7 @@ from esper.core.stage import SeedStage as S
 from esper.data.host_checks import check_hosts
 from esper.env.vector_env import GrowthVectorEnv
 from esper.ops.grad_stats import grad_stats
-from esper.ops.sgd import SGD
+from esper.ops.optimizer import SGD
 from esper.training.host_training import HostTraining
 from esper.training.snapshot import Snapshot, ValidationRecord
 from esper.training.step import prepare_epoch, step_groups, train_step
@@ -59,20 +59,6 @@ def test_momentum_is_there_from_the_start_in_the_layout_of_the_weights(
         buffer.data_ptr() for buffer in momenta(training)
     ] == places  # a captured step finds it there
     assert all(bool(buffer.any()) for buffer in momenta(training))
-
-
-@pytest.mark.parametrize("task", [digits, byte_digits])
-def test_a_reset_zeroes_momentum_where_it_lies(task: object) -> None:
-    training = training_of(task())  # type: ignore[operator]
-    optimizer, places = (
-        training.host_group.optimizer,
-        [buffer.data_ptr() for buffer in momenta(training)],
-    )
-    train(training)
-    training.reset(0, 1)
-    assert training.host_group.optimizer is optimizer
-    assert [buffer.data_ptr() for buffer in momenta(training)] == places
-    assert not any(bool(buffer.any()) for buffer in momenta(training))
 
 
 @pytest.mark.trap(40)

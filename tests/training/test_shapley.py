@@ -28,12 +28,6 @@ def test_samples_with_more_targets_weigh_more() -> None:
     assert found.error == pytest.approx(12)
 
 
-def test_equal_shares_of_right_targets_have_no_error() -> None:
-    assert paired(
-        np.array([2.0, 1.0, 4.0]), np.array([4.0, 2.0, 8.0])
-    ).error == pytest.approx(0)
-
-
 Floats = NDArray[np.float64]
 NAMES = ("a", "b", "c", "d")
 
@@ -117,14 +111,3 @@ def test_the_helper_has_the_full_table_of_up_to_four_blended_seeds(count: int) -
     assert sum(
         value.difference for value in helper.shapley().values()
     ) == pytest.approx(whole)
-
-
-def test_no_values_unless_all_coalitions_were_measured() -> None:
-    helper = CounterfactualHelper()
-    plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * 3), costly=False)
-    helper.record(np.ones((len(plan), 4)), np.zeros(len(plan)), np.ones(4))
-    assert helper.shapley() == {}
-    plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * 5), costly=True)
-    helper.record(np.ones((len(plan), 4)), np.zeros(len(plan)), np.ones(4))
-    assert helper.shapley() == {}
-    assert CounterfactualHelper().shapley() == {}

@@ -249,19 +249,6 @@ def test_an_incubating_seed_with_a_source_changes_no_bit_of_the_host(
         )
 
 
-def test_spans_that_lie_nowhere_are_refused() -> None:
-    with pytest.raises(ValueError, match="from 2 to 1"):
-        SiteSpan(2, 1)
-    segments, sites = (
-        [nn.Identity(), nn.Identity()],
-        [Place("r0c0", 1), Place("r0c1", 1)],
-    )
-    with pytest.raises(ValueError, match=r"sinks from 1 to 2 in order, not \[2, 1\]"):
-        SegmentedHost(segments, sites, "mlp", [SiteSpan(0, 2), SiteSpan(0, 1)])
-    with pytest.raises(ValueError, match=r"not \[1, 3\]"):
-        SegmentedHost(segments, sites, "mlp", [SiteSpan(0, 1), SiteSpan(0, 3)])
-
-
 def test_a_grafted_network_gives_its_seeds_what_the_segments_of_a_host_give_theirs() -> (
     None
 ):

@@ -38,6 +38,7 @@ from tests.core_helpers import (
     train,
     wait_actions,
 )
+from tests.selection import slow_except
 from tests.training.byte_images import byte_digits
 from tests.training.test_foreign_hosts import language, of, training_of
 
@@ -81,18 +82,16 @@ def test_validation_runs_in_inference_mode_and_in_the_precision_of_training(
 
     training = training_of(of(build_host), task={"precision": dtype})
     plant(training, "r0c0", stage=S.HOLDING)
-    for calibrate in (None, training.sample):
-        seen.clear()
-        evaluate(training, digits().validation, [(1.0,), (0.0,)], calibrate)
-        assert seen
-        autocast = dtype == "bfloat16"
-        wanted = {
-            "inference": not grafted,
-            "grad": False,
-            "autocast": autocast,
-            "training": False,
-        }
-        assert all(mode == wanted for mode in seen)
+    seen.clear()
+    evaluate(training, digits().validation, [(1.0,), (0.0,)])
+    assert seen
+    wanted = {
+        "inference": not grafted,
+        "grad": False,
+        "autocast": dtype == "bfloat16",
+        "training": False,
+    }
+    assert all(mode == wanted for mode in seen)
     seen.clear()
     train(training)
     assert seen
@@ -252,11 +251,11 @@ def bits_of(envs: list[HostTraining]) -> dict[str, Tensor]:
 
 
 @pytest.mark.finding("C1")
-@pytest.mark.parametrize("kind", ["images", "bytes"])
+@pytest.mark.parametrize("kind", slow_except(["bytes"], ["images", "bytes"]))
 def test_any_number_of_workers_gives_the_bits_of_one(kind: str) -> None:
     """Trap 31: each row is zeroed and added to by its host's worker alone, in hosts with seeds of every stage."""
     found = []
-    for workers in (1, 2, 3, 7):
+    for workers in (1, 2, 7):
         envs = fleet(task=TASKS[kind]())
         with WorkerExecutor(workers) as pool:
             for _ in range(2):
@@ -268,7 +267,7 @@ def test_any_number_of_workers_gives_the_bits_of_one(kind: str) -> None:
 
 
 @pytest.mark.trap(31)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     rounds=st.lists(
         st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True),

@@ -15,7 +15,7 @@ from esper.training.execution.gpu import Gpu, without_collector
 
 waits = object.__new__(Gpu).waits  # no device is needed to watch for waits
 
-A_WHILE = 0.5
+A_WHILE = 0.1
 """Seconds that a thread waits for the other to come beside it, which must not happen."""
 
 
@@ -136,12 +136,6 @@ def test_a_user_who_asked_for_warnings_has_them(sync: SyncMode) -> None:
     assert sync.mode == 1
 
 
-def test_an_error_in_the_work_puts_the_mode_back(sync: SyncMode) -> None:
-    with pytest.raises(ZeroDivisionError):
-        waits(lambda: 1 // 0)
-    assert sync.mode == 0
-
-
 def test_the_collector_stays_off_until_each_of_two_captures_is_done() -> None:
     inside = [threading.Event(), threading.Event()]
     left = [threading.Event(), threading.Event()]
@@ -162,13 +156,3 @@ def test_the_collector_stays_off_until_each_of_two_captures_is_done() -> None:
     assert gc.isenabled()
     assert side_by_side(capture(0), capture(1)) == (True, True)
     assert gc.isenabled()
-
-
-def test_a_collector_that_was_off_stays_off() -> None:
-    gc.disable()
-    try:
-        with without_collector():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()

@@ -49,20 +49,20 @@ def launches(gpu: FakeGpu) -> list[str]:
 )
 def test_captured_hosts_grow_as_others_do_to_the_last_bit(kind: str, seed: int) -> None:
     with Growing(KINDS[kind], WorkerExecutor(1)) as plain:
-        expected = plain.episodes(2, 8, seed)
+        expected = plain.episodes(1, 6, seed)
     gpu = FakeGpu()
     with growing(gpu, kind=kind) as made:
-        assert_same(made.episodes(2, 8, seed), expected)
-        assert sum(one.times for one in gpu.captured) > 50
+        assert_same(made.episodes(1, 6, seed), expected)
+        assert sum(one.times for one in gpu.captured) > 10
         assert made.executor.reasons() == {}  # type: ignore[union-attr]
 
 
 def test_what_is_not_captured_is_queued_to_the_same_bits() -> None:
     with Growing(KINDS["float images"], WorkerExecutor(1)) as plain:
-        expected = plain.episodes(1, 6)
+        expected = plain.episodes(1, 3)
     gpu = FakeGpu()
     with growing(gpu, capture=False) as made:
-        assert_same(made.episodes(1, 6), expected)
+        assert_same(made.episodes(1, 3), expected)
     assert not gpu.captured
 
 
@@ -118,19 +118,6 @@ def test_rates_alphas_and_targets_act_without_a_new_capture() -> None:
             assert_same(
                 made.epoch(), plain.epoch()
             )  # the learning rate falls with every epoch, too
-        assert len(gpu.captured) == captured
-
-
-@pytest.mark.slow
-def test_captured_work_serves_later_rounds() -> None:
-    gpu = FakeGpu()
-    with growing(gpu) as made:
-        made.episodes(2, 8, seed=3)
-        captured = len(gpu.captured)
-        made.episodes(2, 8, seed=3)
-        assert captured < len(gpu.captured)  # validations that were seen once by then
-        captured = len(gpu.captured)
-        made.episodes(2, 8, seed=3)
         assert len(gpu.captured) == captured
 
 
@@ -190,37 +177,25 @@ def test_what_is_captured_is_dropped_all_at_once_when_there_is_too_much(
 @pytest.mark.parametrize("trouble", ["waits", "raises"])
 def test_work_that_cannot_be_captured_is_queued_and_says_why_once(trouble: str) -> None:
     with Growing(KINDS["float images"], WorkerExecutor(1)) as plain:
-        expected = plain.episodes(1, 5)
+        expected = plain.episodes(1, 3)
     gpu = FakeGpu()
     with growing(gpu) as made:
         gpu.waiting = trouble == "waits"
         gpu.refusal = (
             RuntimeError("operation not permitted") if trouble == "raises" else None
         )
-        assert_same(made.episodes(1, 5), expected)
+        assert_same(made.episodes(1, 3), expected)
         counts = made.executor.reasons()  # type: ignore[union-attr]
         assert list(counts) == [
             WAITS if trouble == "waits" else "RuntimeError: operation not permitted"
         ]
         tried = len(gpu.calls)
-        assert_same(made.episodes(1, 5), expected)
+        assert_same(made.episodes(1, 3), expected)
         fresh = [call for call in gpu.calls[tried:] if call.startswith("capture")]
         assert (
-            len(fresh) <= 2 * 5
+            len(fresh) <= 2 * 3
         )  # validations that are seen for the second time only now
     assert not gpu.captured
-
-
-def test_a_failed_capture_leaves_its_memory_behind() -> None:
-    gpu = FakeGpu()
-    with growing(gpu, n=1) as made:
-        gpu.refusal = RuntimeError("cut off")
-        made.epoch()
-        gpu.refusal = None
-        made.plant(0, "r0c0", S.HOLDING)
-        made.epoch()
-        assert len(gpu.captured) == 1
-        assert gpu.captured[0].pool is not gpu.pools[0]
 
 
 class Noisy(nn.Module):
@@ -302,21 +277,6 @@ def test_a_seed_that_does_not_take_part_yet_hinders_no_capture() -> None:
         made.plant(1, "r0c1", S.TRAINING, "dropout")
         made.trainer.epoch(made.hosts)
         assert len(gpu.captured) == 2
-
-
-def test_a_host_without_gradients_trains_as_ever() -> None:
-    gpu = FakeGpu()
-    with (
-        Growing(KINDS["float images"], WorkerExecutor(1)) as plain,
-        growing(gpu) as made,
-    ):
-        plain.reset()
-        for world in (plain, made):
-            for training in world.hosts:
-                training.host.requires_grad_(False)
-        for _ in range(2):
-            assert_same(made.epoch(), plain.epoch())
-        assert len(gpu.captured) > 1
 
 
 def test_float16_is_not_captured_and_says_why() -> None:

@@ -211,16 +211,6 @@ def test_a_capture_that_breaks_the_gpu_is_the_envs_error(
         gpu.broken = None
 
 
-def test_ctrl_c_in_a_capture_gives_its_memory_back() -> None:
-    gpu = FakeGpu()
-    with growing(gpu) as made:
-        gpu.refusal = KeyboardInterrupt()
-        with pytest.raises(KeyboardInterrupt):
-            made.trainer.epoch(made.hosts)
-        assert not gpu.failed
-        assert made.executor.reasons() == {}  # type: ignore[union-attr]
-
-
 def test_a_fault_of_the_gpu_is_the_error_of_the_env_that_met_it() -> None:
     """The fault lasts: every later call fails as well, also those that wait for streams."""
     gpu = FakeGpu()
@@ -258,20 +248,6 @@ def test_a_fault_of_the_gpu_that_no_env_met_has_a_type() -> None:
             DeviceFailed, match="as work began for env 0, 1: RuntimeError: CUDA error"
         ):
             made.executor.run(work, made.hosts)
-        gpu.broken = None
-
-
-def test_ctrl_c_is_raised_though_the_gpu_fails_after_it() -> None:
-    gpu = FakeGpu()
-
-    def work(training: HostTraining) -> None:
-        gpu.broken = FAULT
-        raise KeyboardInterrupt
-
-    with growing(gpu) as made:
-        with pytest.raises(KeyboardInterrupt) as caught:
-            made.executor.run(work, made.hosts)
-        assert len(caught.value.__notes__) == 1
         gpu.broken = None
 
 
