@@ -263,7 +263,8 @@ class RankedBackend(Backend):
             self._follow(active, state, TrainingBackend.measure, TrainingBackend.take_first_snapshots)
         self._training = False
         self.local.measure(active[self.mine], state)
-        for rows, (*_, (_, measured), governed) in self._finish():
+        for rank, (*_, (_, measured), governed) in self.ranks.finish().items():
+            rows = self.shares[rank]
             # The others have governed already, but here governing comes later.
             write_changes(state, rows, self._sent[rows.start], measured)
             self._governed[rows.start] = (measured, governed)
@@ -287,7 +288,7 @@ class RankedBackend(Backend):
         methods = [TrainingBackend.test_accuracy]
         self._start(RankHosts.follow, lambda rows: (table_of(state, rows), methods))
         accuracies = [self.local.test_accuracy(state)]
-        accuracies += [accuracy for _, [(accuracy, _)] in self._finish()]
+        accuracies += [accuracy for [(accuracy, _)] in self.ranks.finish().values()]
         return np.concatenate(accuracies)
 
     def shapley(self, env: int) -> dict[str, Paired]:
@@ -311,10 +312,10 @@ class RankedBackend(Backend):
         return training
 
     def map_hosts(self, function: Callable[[Any], list[Any]]) -> list[Any]:
-        return self._joined(TrainingBackend.map_hosts, function)
+        return _joined(self._on_all(TrainingBackend.map_hosts, function))
 
     def state_dict(self) -> Any:
-        return self._joined(TrainingBackend.state_dict)
+        return _joined(self._on_all(TrainingBackend.state_dict))
 
     def load_state_dict(self, saved: Any, state: EnvState) -> None:
         """Resumes. Raises KeyError or ValueError if ``saved`` belongs to different hosts."""
@@ -324,7 +325,7 @@ class RankedBackend(Backend):
         self._start(RankHosts.follow, lambda rows: (table_of(state, rows), methods, saved[rows]))
         self.local.load_state_dict(saved[self.mine], state)
         try:
-            self._finish()
+            self.ranks.finish()
         except RankFailed as error:
             raise ValueError(str(error)) from error
 
@@ -355,10 +356,6 @@ class RankedBackend(Backend):
         # Without any, too: else its caller would take the replies to the call before for its own.
         self.ranks.start(calls)
 
-    def _finish(self) -> list[tuple[slice, Any]]:
-        """Returns the results of the last call with their rows, in the order of hosts; none if no rank was called."""
-        return [(self.shares[rank], result) for rank, result in self.ranks.finish().items()]
-
     def _on_all(
         self,
         method: Callable[..., Any],
@@ -372,12 +369,9 @@ class RankedBackend(Backend):
             return tuple(value[rows] if isinstance(value, np.ndarray) else value for value in arguments)
 
         self._start(method, part, where)
-        mine = method(self.local, *part(self.mine))
-        return [(self.mine, mine), *self._finish()]
-
-    def _joined(self, method: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Calls ``method`` on the hosts of all ranks, and joins the lists that it returns."""
-        return list(chain(*(result for _, result in self._on_all(method, *arguments))))
+        results = [(self.mine, method(self.local, *part(self.mine)))]
+        results += [(self.shares[rank], result) for rank, result in self.ranks.finish().items()]
+        return results
 
     def _follow(
         self,
@@ -399,5 +393,10 @@ class RankedBackend(Backend):
         """Returns the result of ``method`` of the rank that has the host of env ``env``, called with the host's row."""
         of_env = np.arange(self.count) == env
         self._start(method, lambda rows: (env - rows.start,), of_env)
-        ((_, result),) = self._finish()
+        (result,) = self.ranks.finish().values()
         return result
+
+
+def _joined(results: list[tuple[slice, Any]]) -> list[Any]:
+    """Joins lists of what each host gave."""
+    return list(chain(*(part for _, part in results)))

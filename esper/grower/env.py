@@ -104,8 +104,8 @@ class LoopEnv(SlotVectorEnv):
     def _joins(self, controller: Controller, observation: Float32s) -> bool:
         """Executes an action; returns whether a rule planted a seed that is a part of the model at once."""
         actions = controller.act(observation, self.mask.heads(self.action_spec))
-        assert self.loop.reporter is not None
-        self.loop.reporter.expect(log_prob_of(controller, self.num_envs))
+        if self.loop.reporter is not None:
+            self.loop.reporter.expect(log_prob_of(controller, self.num_envs))
         kept = int(self.state.slots.fossil.sum())
         self.loop.begin_epoch(accepted_actions(self, actions))
         if int(actions[0, 0]) != Op.GERMINATE or not isinstance(controller, PerEnvController):
