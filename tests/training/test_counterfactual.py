@@ -1,15 +1,11 @@
 """Counterfactuals: the configurations of a plan, paired statistics, and one shared pass against separate passes."""
 
-from itertools import zip_longest
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn import functional as F
 
 from esper.core.blend import Seed
 from esper.core.blueprints import BLUEPRINTS
@@ -193,35 +189,6 @@ def test_a_rollback_resets_the_helper_of_its_env_and_of_no_other() -> None:
         assert helpers[0].configurations == [(0.0,) * 4]
 
 
-def one_pass(training: Any, configuration: Configuration) -> tuple[torch.Tensor, float]:
-    """Evaluates one configuration by itself, with the trial's own statistics if there is a trial."""
-    host, split = training.host.eval(), digits().validation
-    trial = next(
-        (
-            s
-            for s, a in zip(training.sites, configuration, strict=True)
-            if s.incubating and a
-        ),
-        None,
-    )
-    h, entered = split.x, False
-    shadow = training.shadow_of(trial).in_place() if trial else None
-    with torch.inference_mode():
-        for segment, slot, alpha in zip_longest(
-            host.segments, training.sites, configuration
-        ):
-            h = segment(h)
-            if slot is not None and alpha:
-                h = h + alpha * slot.seed.eval()(h)
-                if slot is trial and shadow is not None:
-                    shadow.__enter__()
-                    entered = True
-        if entered and shadow is not None:
-            shadow.__exit__(None, None, None)
-    host.train()
-    return (h.argmax(1) == split.y).to(torch.uint8), float(F.cross_entropy(h, split.y))
-
-
 @pytest.mark.parametrize("style", ["LINEAR_ADD", "LINEAR_MULTIPLY", "GATED_GATE"])
 def test_one_pass_gives_the_results_of_a_pass_per_configuration(style: str) -> None:
     training = make_training()
@@ -240,9 +207,6 @@ def test_one_pass_gives_the_results_of_a_pass_per_configuration(style: str) -> N
         alone = evaluate(training, digits().validation, [configuration])
         assert torch.equal(together.correct[row], alone.correct[0]), configuration
         assert together.loss[row] == alone.loss[0]
-        correct, loss = one_pass(training, configuration)
-        assert torch.equal(together.correct[row], correct), configuration
-        assert float(together.loss[row]) == pytest.approx(loss, rel=1e-6)
     assert len(set(together.loss.tolist())) == len(plan)  # they are different networks
 
 

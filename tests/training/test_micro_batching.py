@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -27,7 +26,6 @@ from tests.core_helpers import (
     digits,
     make_training,
     plant,
-    same_bits,
     tensors_of,
     tiny_config,
     train,
@@ -188,24 +186,6 @@ def test_with_dropout_the_step_is_that_of_the_whole_batch_under_the_parts_masks(
     )
     train(whole)
     close(all_of(split, ("r0c0", "r0c1")), all_of(whole, ("r0c0", "r0c1")))
-
-
-@pytest.mark.finding("L4")
-@pytest.mark.parametrize("incubation", ["shadow", "ste"])
-def test_in_parts_an_incubating_seed_still_changes_no_bit_of_a_host_that_drops(
-    incubation: str,
-) -> None:
-    sections: dict[str, Any] = {
-        "task": {**CONSTANT, "micro_batches": 4},
-        "env": {"incubation": incubation},
-    }
-    alone, growing = (training_of(images(dropout=0.5), **sections) for _ in range(2))
-    plant(growing, "r0c0")
-    plant(growing, "r0c1")
-    for training in (alone, growing):
-        train(training, 2)
-    same_bits(tensors_of(alone), tensors_of(growing))
-    assert torch.equal(alone.totals.training, growing.totals.training)
 
 
 @pytest.mark.finding("L4")

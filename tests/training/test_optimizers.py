@@ -14,7 +14,7 @@ from esper.ops.grad_stats import grad_stats
 from esper.ops.optimizer import SGD
 from esper.training.host_training import HostTraining
 from esper.training.snapshot import Snapshot, ValidationRecord
-from esper.training.step import prepare_epoch, step_groups, train_step
+from esper.training.step import prepare_epoch, step_groups
 from tests.core_helpers import (
     digits,
     plant,
@@ -154,35 +154,6 @@ ADAMW = {
 
 def adamw() -> HostTraining:
     return training_of(digits(), task=ADAMW)
-
-
-def test_a_step_is_clipped_adamw_with_decay_of_matrices_only() -> None:
-    """Steps are compared with a twin in plain PyTorch."""
-    training = training_of(
-        digits(), task={**ADAMW, "max_grad_norm": 0.3, "schedule": "constant"}
-    )
-    twin = digits().build_host()
-    twin.load_state_dict(training.host.state_dict())
-    twin.train()
-    decaying = [p for p in twin.parameters() if p.dim() > 1]
-    others = [p for p in twin.parameters() if p.dim() <= 1]
-    groups = [{"params": decaying}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
-    prepare_epoch(training)
-    split, clipped = digits().train, 0
-    for batch in range(6):
-        x, y = (
-            split.x[batch * 32 : (batch + 1) * 32],
-            split.y[batch * 32 : (batch + 1) * 32],
-        )
-        train_step(training, [training.host_group], x, y)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(twin(x), y).backward()
-        clipped += float(nn.utils.clip_grad_norm_(twin.parameters(), 0.3)) > 0.3
-        optimizer.step()
-    assert clipped > 0
-    for mine, theirs in zip(training.host.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
 
 
 def test_adamw_of_a_seed_starts_at_zero_and_is_gone_with_it() -> None:

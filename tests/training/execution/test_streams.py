@@ -303,16 +303,6 @@ def test_a_trainer_that_is_closed_leaves_nothing_of_its_envs_on_the_executor() -
         assert executor.reasons() == {}  # type: ignore[union-attr]
 
 
-def test_validation_of_hosts_whose_data_streams_is_captured_too() -> None:
-    gpu = FakeGpu()
-    with growing(gpu, n=1) as made:
-        made.validate()
-        feed, made.hosts[0].feed = made.hosts[0].feed, None
-        made.validate()
-        assert len(gpu.captured) == 1
-        made.hosts[0].feed = feed
-
-
 def test_captured_work_holds_its_memory() -> None:
     gpu = FakeGpu()
     with growing(gpu, n=1) as made:
