@@ -22,11 +22,11 @@ from esper.env.backend import Backend, Rollbacks
 from esper.env.host_row import assign_roles
 from esper.env.rank_hosts import Epoch, HostGroup, RankHosts, RankServer
 from esper.env.training_backend import TrainingBackend, make_trainings
+from esper.training.counterfactual import Paired
 from esper.training.execution.ranks import RunRanks
 from esper.training.executor import RankFailed, RankLost
 from esper.training.host_state import load_host_state
 from esper.training.host_training import HostTraining
-from esper.training.shapley import Paired
 
 Arguments = Callable[[slice], tuple[Any, ...]]
 """The arguments of a call to the rank that has the hosts of these rows."""

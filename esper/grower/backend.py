@@ -34,11 +34,10 @@ from esper.grower.optimizer import SeedGroups
 from esper.grower.report import Evaluate, Score, read_score, warning_of_unit
 from esper.grower.sites import SiteHooks
 from esper.hosts.host import kept_modes
-from esper.training.counterfactual import ALL_OFF, CounterfactualHelper
+from esper.training.counterfactual import ALL_OFF, CounterfactualHelper, Paired
 from esper.training.governor import Governor, Panic
 from esper.training.metrics import HOST, GradientSummary, SeedGradientCollector, count_not_finite, finite_buffers
 from esper.training.rng import RngStream, SeedDraws, derive_seed, seeded
-from esper.training.shapley import Paired
 
 MAX_NOISE = 0.01
 """Difference of two scores of one network, in percentage points, that is not mentioned."""
