@@ -13,7 +13,7 @@ from esper.core.ramps import STYLES
 from esper.core.site import Site
 from esper.core.stage import SeedStage
 from esper.data.task import Task
-from esper.training.step import blending, prepare_epoch, train_step
+from esper.training.step import prepare_epoch, train_step
 from esper.training.validate import evaluate
 from tests.core_helpers import (
     digits,
@@ -155,20 +155,6 @@ def test_earlier_seeds_learn_through_later_ones() -> None:
             p.grad is not None and float(p.grad.norm()) > 1e-8
             for p in seed_of(slot).parameters()
         ), slot.name
-
-
-def test_blending_is_the_host_plus_alpha_times_the_delta() -> None:
-    training = make_training()
-    slot = plant(training, "r1c0", stage=S.BLENDING, target=0.7)
-    prepare_epoch(training)
-    x = digits().train.x[:16]
-    h = training.host.segments[1](training.host.segments[0](x))
-    out = h + 0.7 * seed_of(slot)(h)
-    for segment in list(training.host.segments)[2:]:
-        out = segment(out)
-    torch.testing.assert_close(
-        training.host.forward_with_hook(x, blending(training)), out
-    )
 
 
 @pytest.mark.trap(6)

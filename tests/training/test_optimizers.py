@@ -107,28 +107,6 @@ def adamw() -> HostTraining:
     return training_of(digits(), task=ADAMW)
 
 
-def test_adamw_of_a_seed_starts_at_zero_and_is_gone_with_it() -> None:
-    training = adamw()
-    slot = plant(training, "r0c0", stage=S.HOLDING)
-    (group, bare) = training.seed_groups["r0c0"].optimizer.param_groups
-    assert (group["weight_decay"], bare["weight_decay"]) == (0.0, 0.0)
-    assert group["lr"] is training.rate
-    train(training, 2)
-    assert all(
-        state["step"] == 4
-        for state in training.seed_groups["r0c0"].optimizer.state.values()
-    )
-    training.remove(slot)
-    plant(training, "r0c0")
-    again = training.seed_groups["r0c0"].optimizer
-    assert not any(
-        bool(value.any()) for state in again.state.values() for value in state.values()
-    )
-    assert all(
-        state["step"] == 4 for state in training.host_group.optimizer.state.values()
-    )
-
-
 def test_a_snapshot_restores_adamw_to_the_last_bit() -> None:
     training, snapshot = adamw(), Snapshot()
     plant(training, "r0c0", stage=S.FOSSILIZED)
