@@ -17,7 +17,7 @@ from esper.grower.sites import SiteHooks
 from esper.hosts.example import cloned, coarsest_dtype, difference, outputs_for
 from esper.hosts.seed_hook import COPIES, SeedHook, container_of, drop_container, hooks_of, keep, unregister
 from esper.hosts.seed_state import note_seeds
-from esper.hosts.widen import merge_all, merge_sources, seeds_of_model
+from esper.hosts.widen import changed_by, merge_all, merge_sources, seeds_of_model
 
 POWERS = {
     "momentum_buffer": 1,
@@ -57,13 +57,19 @@ def finish(hooks: SiteHooks, optimizer: Optimizer | None = None) -> dict[str, st
     """
     warn_of_copies(hooks)
     before = _outputs(hooks)
-    for network, hook in hooks.hooks:
-        _attach(hooks, network, hook)
-    after = None if before is None else _outputs(hooks)
-    found = None if before is None or after is None else difference(before, after)
-    if found is not None:
+
+    def attach() -> None:
         for network, hook in hooks.hooks:
-            _detach(hooks, network, hook)
+            _attach(hooks, network, hook)
+
+    def changed() -> str | None:
+        after = None if before is None else _outputs(hooks)
+        return None if before is None or after is None else difference(before, after)
+
+    found = changed_by(nn.ModuleList(hooks.networks), attach, changed)
+    if found is not None:
+        for _, hook in hooks.hooks:
+            hook.growth = hooks
         raise RuntimeError(
             f"finish() was rolled back: adding the kept seeds changes the model's output ({found}). The model probably "
             "iterates over its own submodules. Training can continue"
@@ -126,14 +132,6 @@ def _attach(hooks: SiteHooks, network: nn.Module, hook: SeedHook) -> None:
     if hook.in_average:
         seed = copy.deepcopy(seed)
     keep(network, hook, seed, site.alpha)
-
-
-def _detach(hooks: SiteHooks, network: nn.Module, hook: SeedHook) -> None:
-    """Undoes :func:`_attach` where a seed is kept; there is no other one."""
-    container = container_of(network)
-    container._modules.pop(hook.name, None)
-    container.growing[hook.name] = hook
-    hook.growth = hooks
 
 
 def merge_in_loop(

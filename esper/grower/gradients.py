@@ -266,15 +266,15 @@ def plain_model(model: nn.Module) -> tuple[nn.Module, Ranks]:
 
     Raises ConfigError for a compiled model: seeds that come and go would recompile it at every change.
     """
+    if isinstance(model, nn.DataParallel):
+        raise ConfigError("nn.DataParallel copies the model for each pass; use DistributedDataParallel")
+    if is_sharded(model):
+        raise ConfigError("the model's parameters are split over ranks, and seeds are not; use DistributedDataParallel")
     if is_compiled(model):
         raise ConfigError(
             "the model is compiled, and every change of a seed would compile it again: pass the model itself, and "
             "compile what grower.finish() returns"
         )
-    if isinstance(model, nn.DataParallel):
-        raise ConfigError("nn.DataParallel copies the model for each pass; use DistributedDataParallel")
-    if is_sharded(model):
-        raise ConfigError("the model's parameters are split over ranks, and seeds are not; use DistributedDataParallel")
     if isinstance(model, nn.parallel.DistributedDataParallel):
         return model.module, Ranks(parallel=True)
     return model, Ranks(parallel=False)

@@ -22,17 +22,14 @@ from esper.core.action import Op
 from esper.core.blueprints import BLUEPRINTS, BlueprintRegistry, choose
 from esper.core.place import Place
 from esper.grower.backend import LoopBackend
-from esper.grower.env import Counted, LoopEnv
-from esper.grower.finish import finish
+from esper.grower.env import Counted, LoopEnv, infer_layouts, probe_untrained, require_reached
 from esper.grower.gradients import Ranks, plain_model
-from esper.grower.layouts import find_sites, infer_layouts, require_reached
 from esper.grower.optimizer import SeedGroups, SeedOptions
 from esper.grower.report import Evaluate, GrowthStep, report, slots_of, why_nothing
 from esper.grower.sites import SiteHooks, network_of
 from esper.hosts.between import Between
-from esper.hosts.graft import Sites, check_sites, named_sites
-from esper.hosts.host import row_major
-from esper.hosts.layout import Layout
+from esper.hosts.find import Sites, named_sites
+from esper.hosts.layout import Layout, check_sites
 from esper.hosts.seed_hook import SitePath, require_finished
 from esper.hosts.widen import warn_unmerged
 from esper.telemetry.event import ActionTaken, Event
@@ -129,7 +126,7 @@ class Grower:
     ) -> None:
         model, ranks = plain_model(model)
         named = named_sites(model, sites, example)
-        check_sites(model, named, topology)
+        self.slots = check_sites(model, named, topology)
         require_finished(model)
         followers = [network_of(average, model) for average in averages or ()]
         options = SeedOptions(lr_factor, warmup_steps, weight_decay)
@@ -147,7 +144,6 @@ class Grower:
         self._loaded_controller = loaded(controller)
         self.blueprints = (blueprints or BLUEPRINTS).copy()
         self.paths = {name: SitePath.parse(text) for name, text in named.items()}
-        self.slots = row_major(named)
         _check_blueprints(self.config.env.blueprints, self.blueprints, self.paths, topology)
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)
         self.incubation = incubation
@@ -186,7 +182,7 @@ class Grower:
             raise RuntimeError("grower.start() comes once, before the first epoch is trained")
         self.config = _resolved(self.config, self.horizon)  # one more decision
         self.started = True
-        find_sites(self.hooks, evaluate)
+        probe_untrained(self.hooks, evaluate)
         return self._decide(evaluate)
 
     def step(self, evaluate: Evaluate) -> GrowthStep:
@@ -207,9 +203,7 @@ class Grower:
         """Lets the controller act on the model as it is after ``epochs`` more epochs."""
         env = self._opened()
         # One decision followed each earlier epoch, and one came before the first if the loop was started early.
-        decisions = self.epoch
-        if self.started:
-            decisions += epochs
+        decisions = self.epoch + self.started * epochs
         env.backend.score(evaluate, decisions, self.epoch + epochs)  # first, because it may raise
         observation = env.end_epoch() if decisions else env.begin()
         self.epoch += epochs
@@ -256,6 +250,8 @@ class Grower:
             raise RuntimeError("grower.step() was never called, so nothing has grown; call it after each epoch")
         if not self.kept:
             logger.warning(why_nothing(self.env))
+        from esper.grower.finish import finish  # no loop needs it before
+
         self.env.backend.host.drop_unkept()
         warn_unmerged(finish(self.hooks, self.groups.optimizer if merge else None))
         self.env.close()

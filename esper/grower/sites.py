@@ -19,9 +19,8 @@ from esper.core.site import Site
 from esper.data.rng import kept_generators
 from esper.hosts.between import Between, place_of
 from esper.hosts.example import tensors_in
-from esper.hosts.graft import FOUND, check_features
 from esper.hosts.inputs import features_of, with_features
-from esper.hosts.layout import Layout
+from esper.hosts.layout import FOUND, Layout, check_features
 from esper.hosts.seed_hook import (
     CONTAINER,
     COPIES,
@@ -123,7 +122,7 @@ class SiteHooks:
     Args:
         model: the network; its parameters, buffers and state_dict stay as they are until growth ends.
         paths: where each slot lies, by its name, see :class:`SitePath`.
-        topology: layout of the features, as in ``esper.graft``; None: ``esper.grower.layouts`` infers it.
+        topology: layout of the features, as in ``esper.graft``; None: ``esper.grower.env`` infers it.
         straight_through: whether incubating seeds learn in every training pass; else in :meth:`shadowing` passes.
     """
 
@@ -158,7 +157,7 @@ class SiteHooks:
         self.frozen = False
         """Whether no parameter of the model has a gradient."""
         self.finding = False
-        """Whether the present passes look for sites, in any mode; set by :func:`esper.grower.layouts.find_sites`."""
+        """Whether the present passes look for sites, in any mode; set by :func:`esper.grower.env.probe_untrained`."""
         self._alphas: Mapping[str, float] | None = None
         self._shadowed: str | None = None
         self._checked: set[str] = set()
@@ -168,9 +167,9 @@ class SiteHooks:
         self.origin = uuid.uuid4().hex
         """Identifies this growth in copies of the model."""
         COPIES[self.origin] = WeakSet()
+        self.prepare_epoch()
         self.passes = PassHook(model)
         self.follow(model)
-        self.prepare_epoch()
 
     def follow(self, network: nn.Module) -> None:
         """Adds the hooks to the model itself, or to an average of its weights, which then has the seeds, too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -98,7 +99,7 @@ class Trace(TorchFunctionMode):
                     hooks.callback(module.register_forward_pre_hook(self._enter).remove)
                     hooks.callback(module.register_forward_hook(self._leave, with_kwargs=True).remove)
             if whole:
-                self._layers.update(filter(is_layer, self._paths))
+                self._layers = set(filter(is_layer, self._paths))
                 hooks.enter_context(self)
             self.results: Any = run()
 
@@ -250,20 +251,7 @@ ELEMENTWISE = {
     "tanh",
     "sigmoid",
 }
-POOLS = {
-    "max_pool1d",
-    "max_pool2d",
-    "max_pool3d",
-    "avg_pool1d",
-    "avg_pool2d",
-    "avg_pool3d",
-    "adaptive_avg_pool1d",
-    "adaptive_avg_pool2d",
-    "adaptive_avg_pool3d",
-    "adaptive_max_pool1d",
-    "adaptive_max_pool2d",
-    "adaptive_max_pool3d",
-}
+POOLS = re.compile(r"(adaptive_)?(max|avg)_pool[123]d")
 IN_PLACE = {"relu_": "relu", "tanh_": "tanh", "sigmoid_": "sigmoid"}
 """Functions that compute the same as others, in the memory of their input."""
 
@@ -279,16 +267,10 @@ def layers_of(model: nn.Module, between: Sequence[Part]) -> tuple[nn.Module, ...
             module = model.get_submodule(part["path"])
             layers.append(gated_of(module) or module)
         else:
-            layers.append(_applied(part["function"], part["options"]))
+            kind = {"flatten": nn.Flatten, "dropout": nn.Dropout}.get(part["function"])
+            options = part["options"]
+            layers.append(kind(**options) if kind else Applied(part["function"], options))
     return tuple(layers)
-
-
-def _applied(function: str, options: Mapping[str, Any]) -> nn.Module:
-    if function == "flatten":
-        return nn.Flatten()
-    if function == "dropout":
-        return nn.Dropout(**options)
-    return Applied(function, options)
 
 
 def place_of(
@@ -327,7 +309,7 @@ def _part_of(
     if name in ELEMENTWISE and not rest:
         options = {key: value for key, value in kwargs.items() if key != "inplace"}
         return {"function": name, "options": options}
-    if name in POOLS and len(rest) <= len(_ORDER):
+    if POOLS.fullmatch(name) and len(rest) <= len(_ORDER):
         order = _ORDER_OF.get(name[:8], _ORDER)
         named = {**dict(zip(order, rest, strict=False)), **kwargs}
         options = {key: value for key, value in named.items() if value is not None}

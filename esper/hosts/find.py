@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.core.blend import Seed
 from esper.core.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry, source
 from esper.core.place import Place, words_of
 from esper.core.ramps import BlendOperator
@@ -21,8 +20,8 @@ from esper.core.site import seed_of
 from esper.hosts.between import Between, ModuleRun, Trace, gated_of, layers_of, place_of
 from esper.hosts.example import coarsest_dtype, counting, difference, outputs_of
 from esper.hosts.layout import Layout, check_module
-from esper.hosts.seed_hook import SitePath, attach, own_children
-from esper.hosts.widen import merge_all
+from esper.hosts.seed_hook import SitePath, attach, detach, own_children
+from esper.hosts.widen import SourceSeed, merge_together
 
 Kind = Literal["residual", "widen", "lora"]
 
@@ -31,6 +30,11 @@ NEXT_LAYERS = 3
 
 MOST = 8
 """Max sites of ``sites="auto"``."""
+
+Sites = Mapping[str, str] | Sequence[str]
+"""Where slots lie: by their names, in order, or ``"auto"``."""
+
+AUTO = "auto"
 
 ITEMS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 """Containers whose items are blocks."""
@@ -104,15 +108,15 @@ def _found(model: nn.Module, example: Any, registry: BlueprintRegistry) -> tuple
         except ConfigError:  # such as scores of attention, [N, heads, T, T, ...]
             continue
     inside = _inside(trace, layouts)
-    places = {}
-    for text, between in inside.items():
-        sink = SitePath.parse(text).sink
-        places[text] = place_of(model, text, trace.width(sink, layouts[sink]), layouts[sink], between)
-    fitting = {text: place for text, place in places.items() if registry.fitting("", place)}
-    merging = trial_merges(model, example, fitting, inside, registry)
     blocks = {path: SitePath(path) for path in _blocks(trace, layouts)}
-    for path, layout in trace.layouts(blocks, None, samples).items():
-        places[path] = place_of(model, path, trace.width(path, layout), layout, None)
+    layouts |= trace.layouts(blocks, None, samples)
+    places = {}
+    for text in (*blocks, *inside):
+        sink = SitePath.parse(text).sink
+        width = trace.width(sink, layouts[sink])
+        places[text] = place_of(model, text, width, layouts[sink], inside.get(text))
+    fitting = {text: places[text] for text in inside if registry.fitting("", places[text])}
+    merging = trial_merges(model, example, fitting, inside, registry)
     sites = []
     for text in (*blocks, *merging):
         site = _describe(text, places[text], trace.runs, samples, registry)
@@ -121,6 +125,28 @@ def _found(model: nn.Module, example: Any, registry: BlueprintRegistry) -> tuple
     order = list(trace.runs)
     sites.sort(key=lambda site: order.index(SitePath.parse(site.path).sink))
     return sites, order
+
+
+def named_sites(
+    model: nn.Module,
+    sites: Sites,
+    example: Any = None,
+    most_runs: int | None = None,
+) -> dict[str, str]:
+    """Returns sites with the names of their slots: those of row 0 read their sink, those of row 2 have a source.
+
+    ``"auto"`` leaves out blocks that run more often than ``most_runs`` in a pass. Raises ConfigError for another text
+    than ``"auto"``, and for that without an example.
+    """
+    if isinstance(sites, Mapping):
+        return dict(sites)
+    if sites == AUTO:
+        if example is None:
+            raise ConfigError("sites='auto' needs example=: inputs of the model, to find its sites in a pass")
+        return chosen_sites(model, example, most_runs)
+    if isinstance(sites, str):
+        raise ConfigError(f"sites is {sites!r}; it must be 'auto', a list of submodules, or a dict of them by slot")
+    return slots_of(sites)
 
 
 def chosen_sites(model: nn.Module, example: Any, most_runs: int | None = None) -> dict[str, str]:
@@ -359,57 +385,32 @@ def trial_merges(
 ) -> list[str]:
     """Returns the paths of those ``places`` whose seeds become a part of the layers of a copy of ``model``.
 
-    ``inside`` has the layers at each. The trial has a seed with random weights at each place, and compares the outputs
-    of the copy with those of its wider layers: once, with all seeds merged, and only if they differ after each seed.
+    ``inside`` has the layers at each. The trial has a seed with random weights at each place, always the same, and
+    compares the outputs of the copy with those of its wider layers.
     """
     if not places:
         return []
-    network = _with_trial_seeds(model, places, inside, registry)
-    wanted = outputs_of(network, example)
-    rounding = coarsest_dtype(network)
-
-    def changed() -> str | None:
-        return difference(wanted, outputs_of(network, example), rounding)
-
-    staying = merge_all(network, lambda: None)
-    if changed() is not None:
-        network = _with_trial_seeds(model, places, inside, registry)
-        staying = merge_all(network, changed)
-    return [path for path in places if str(SitePath.parse(path)) not in staying]
-
-
-def _with_trial_seeds(
-    model: nn.Module,
-    places: Mapping[str, Place],
-    inside: Mapping[str, Between],
-    registry: BlueprintRegistry,
-) -> nn.Module:
-    """Returns a copy of ``model`` that has a seed with random weights at each of the ``places``, always the same."""
     try:
-        copied = copy.deepcopy(model).eval()
+        network = copy.deepcopy(model).eval()
     except Exception as error:
         raise ConfigError(f"the model cannot be copied: {type(error).__name__}: {error}") from error
-    like = next(copied.parameters())
-    seeds: dict[str, tuple[str, Seed, float]] = {}
-    recipes: dict[str, dict[str, Any]] = {}
+    like = next(network.parameters())
+    seeds = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        for number, (path, place) in enumerate(places.items()):
-            layers = inside[path]
+        for path, place in places.items():
             recipe = next(iter(registry.fitting("", place).values()))
-            copied_place = place_of(copied, path, place.channels, Layout(place.topology), layers)
-            seed = seed_of(recipe, BlendOperator.ADD, copied_place)
+            copied = place_of(network, path, place.channels, Layout(place.topology), inside[path])
+            seed = seed_of(recipe, BlendOperator.ADD, copied)
             for parameter in seed.parameters():
                 nn.init.normal_(parameter, std=0.05)
-            seed.to(like.device, like.dtype)
-            seeds[path] = f"trial{number}", seed.eval(), 1.0
-            recipes[path] = {
-                "blueprint": recipe.name,
-                "between": list(layers.parts),
-                "channels": place.channels,
-            }
-    attach(copied, seeds, recipes)
-    return copied
+            hook = attach(network, {path: ("trial", seed.to(like.device, like.dtype), 1.0)})[0]
+            seeds.append(SourceSeed(path, copied, recipe.name, seed.body, 1.0, None, partial(detach, network, hook)))
+    run = partial(outputs_of, network, example)
+    wanted = run()
+    rounding = coarsest_dtype(network)
+    staying = merge_together(network, seeds, lambda: difference(wanted, run(), rounding))
+    return [path for path in places if path not in staying]
 
 
 def table_of(sites: Sequence[FoundSite]) -> list[str]:

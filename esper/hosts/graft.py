@@ -13,21 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.core.place import LAYOUTS, Features, Place
+from esper.core.place import Features, Place
 from esper.hosts.between import Between, Part, Trace, place_of
-from esper.hosts.find import chosen_sites, slots_of
+from esper.hosts.find import Sites, named_sites
 from esper.hosts.host import Host, SiteHook, kept_modes, row_major
 from esper.hosts.inputs import Inputs, as_inputs, call, features_of, logits_of, with_features
-from esper.hosts.layout import Layout, check_channels, check_module, require_features
+from esper.hosts.layout import FOUND, Layout, check_features, check_sites
 from esper.hosts.seed_hook import SitePath, SourceFrame, hook_site
-
-Sites = Mapping[str, str] | Sequence[str]
-"""Where slots lie: by their names, in order, or ``"auto"``."""
-
-AUTO = "auto"
-
-FOUND = "found"
-"""Topology of a host whose sites have layouts of their own, which are found."""
 
 
 class GraftedHost(Host):
@@ -243,82 +235,3 @@ def graft(
     if example is not None:
         host.probe(as_inputs(example))
     return host
-
-
-def named_sites(
-    model: nn.Module,
-    sites: Sites,
-    example: Any = None,
-    most_runs: int | None = None,
-) -> dict[str, str]:
-    """Returns sites with the names of their slots: those of row 0 read their sink, those of row 2 have a source.
-
-    ``"auto"`` leaves out blocks that run more often than ``most_runs`` in a pass. Raises ConfigError for another text
-    than ``"auto"``, and for that without an example.
-    """
-    if isinstance(sites, Mapping):
-        return dict(sites)
-    if sites == AUTO:
-        if example is None:
-            raise ConfigError("sites='auto' needs example=: inputs of the model, to find its sites in a pass")
-        return chosen_sites(model, example, most_runs)
-    if isinstance(sites, str):
-        raise ConfigError(f"sites is {sites!r}; it must be 'auto', a list of submodules, or a dict of them by slot")
-    return slots_of(sites)
-
-
-def check_features(
-    name: str,
-    path: SitePath,
-    module: nn.Module,
-    features: object,
-    topology: str | None,
-    batch: int | None = None,
-) -> None:
-    """Raises ConfigError if ``features`` that ``module`` returns for ``batch`` samples cannot hold the seeds of slot
-    ``name``; None if the number of samples is not known.
-
-    Seeds with a source may add to features of another layout, such as logits.
-    """
-    where = f"slot {name}: {path.sink}"
-    h = require_features(where, features)
-    if topology is None:
-        return
-    rank = LAYOUTS[topology][0]
-    if h.dim() != rank and path.source is None:
-        raise ConfigError(
-            f"{where} returns {h.dtype} of shape {tuple(h.shape)}; {topology} seeds need floating-point features with "
-            f"{rank} dimensions"
-        )
-    if batch is not None and h.shape[0] != batch:
-        raise ConfigError(
-            f"{where} returns shape {tuple(h.shape)} for {batch} samples; they must come first (batch_first=True in "
-            "torch's transformers and recurrent layers)"
-        )
-    if topology == "cnn" and path.source is None:
-        check_channels(where, module, h)
-
-
-def check_sites(
-    model: nn.Module,
-    sites: Mapping[str, str],
-    topology: str | None,
-) -> None:
-    """Raises ConfigError for what :func:`graft` refuses without a forward pass."""
-    if topology not in (None, *LAYOUTS):
-        raise ConfigError(f"unknown topology {topology!r}; known: {', '.join(LAYOUTS)}")
-    known = {path: module for path, module in model.named_modules(remove_duplicate=False) if path}
-    paths = {name: SitePath.parse(text) for name, text in sites.items()}
-    taken = set()
-    for name, path in paths.items():
-        for part in path.paths:
-            if part not in known:
-                raise ConfigError(f"slot {name}: the model has no submodule {part!r}; it has: {', '.join(known)}")
-            check_module(model, name, part, topology)
-        taken.add(tuple(known[part] for part in path.paths))
-    if not sites or len(taken) < len(sites):
-        raise ConfigError(f"sites must name one or more slots, each on its own submodule, not {dict(sites)}")
-    try:
-        row_major(sites)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None

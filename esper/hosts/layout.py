@@ -14,7 +14,12 @@ from torch import Tensor, nn
 
 from esper.config import ConfigError
 from esper.core.place import LAYOUTS, SEQUENCES, SPATIAL
+from esper.hosts.host import row_major
 from esper.hosts.inputs import features_of, with_features
+from esper.hosts.seed_hook import SitePath
+
+FOUND = "found"
+"""Topology of a host whose sites have layouts of their own, which are found."""
 
 
 @dataclass(frozen=True)
@@ -226,6 +231,63 @@ def _earlier_positions(
         hooks.callback(model.get_submodule(path).register_forward_hook(change).remove)
         run()
     return sums
+
+
+def check_sites(
+    model: nn.Module,
+    sites: Mapping[str, str],
+    topology: str | None,
+) -> tuple[str, ...]:
+    """Returns the slots in row-major order. Raises ConfigError for what ``graft`` refuses without a forward pass."""
+    if topology not in (None, *LAYOUTS):
+        raise ConfigError(f"unknown topology {topology!r}; known: {', '.join(LAYOUTS)}")
+    known = {path: module for path, module in model.named_modules(remove_duplicate=False) if path}
+    paths = {name: SitePath.parse(text) for name, text in sites.items()}
+    taken = set()
+    for name, path in paths.items():
+        for part in path.paths:
+            if part not in known:
+                raise ConfigError(f"slot {name}: the model has no submodule {part!r}; it has: {', '.join(known)}")
+            check_module(model, name, part, topology)
+        taken.add(tuple(known[part] for part in path.paths))
+    if not sites or len(taken) < len(sites):
+        raise ConfigError(f"sites must name one or more slots, each on its own submodule, not {dict(sites)}")
+    try:
+        return row_major(sites)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def check_features(
+    name: str,
+    path: SitePath,
+    module: nn.Module,
+    features: object,
+    topology: str | None,
+    batch: int | None = None,
+) -> None:
+    """Raises ConfigError if ``features`` that ``module`` returns for ``batch`` samples cannot hold the seeds of slot
+    ``name``; None if the number of samples is not known.
+
+    Seeds with a source may add to features of another layout, such as logits.
+    """
+    where = f"slot {name}: {path.sink}"
+    h = require_features(where, features)
+    if topology is None:
+        return
+    rank = LAYOUTS[topology][0]
+    if h.dim() != rank and path.source is None:
+        raise ConfigError(
+            f"{where} returns {h.dtype} of shape {tuple(h.shape)}; {topology} seeds need floating-point features with "
+            f"{rank} dimensions"
+        )
+    if batch is not None and h.shape[0] != batch:
+        raise ConfigError(
+            f"{where} returns shape {tuple(h.shape)} for {batch} samples; they must come first (batch_first=True in "
+            "torch's transformers and recurrent layers)"
+        )
+    if topology == "cnn" and path.source is None:
+        check_channels(where, module, h)
 
 
 def check_module(

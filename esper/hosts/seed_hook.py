@@ -399,17 +399,20 @@ def attach(
     model: nn.Module,
     seeds: Mapping[str, tuple[str, Seed, float]],
     recipes: Mapping[str, dict[str, Any]] = MappingProxyType({}),
-) -> None:
+) -> list[SeedHook]:
     """Adds finished seeds to ``model``: by path of the site, the slot, the seed and its alpha.
 
-    ``recipes`` describes them by path, where known.
+    ``recipes`` describes them by path, where known. Returns their hooks.
     """
+    hooks = []
     for path, (slot, seed, alpha) in seeds.items():
         container = container_of(model)
         hook = SeedHook(free_name(container, slot))
         hook.recipe = dict(recipes.get(path, {}))
         register(model, SitePath.parse(path), hook)
         keep(model, hook, seed, alpha)
+        hooks.append(hook)
+    return hooks
 
 
 def keep(model: nn.Module, hook: SeedHook, seed: Seed, alpha: float) -> None:
@@ -420,20 +423,12 @@ def keep(model: nn.Module, hook: SeedHook, seed: Seed, alpha: float) -> None:
     container_of(model).add_module(hook.name, seed.train(model.training))
 
 
-def forget(model: nn.Module, seed: Seed) -> list[GrownSeeds]:
-    """Removes ``seed`` from the containers of ``model``: parts that have grown by themselves have their own.
-
-    Returns the containers that had it.
-    """
-    owners = []
+def detach(model: nn.Module, hook: SeedHook) -> None:
+    """Removes a finished seed from ``model``, whose parts may have containers if they have grown by themselves."""
+    unregister(model, hook)
     for container in list(model.modules()):
-        if not isinstance(container, GrownSeeds):
-            continue
-        for name, present in list(container._modules.items()):
-            if present is seed:
-                del container._modules[name]
-                owners.append(container)
-    return owners
+        if isinstance(container, GrownSeeds) and container._modules.get(hook.name) is hook.seed:
+            del container._modules[hook.name]
 
 
 def hooks_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, SeedHook]]:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 
 from esper.core.blend import ChannelScale, Seed
-from esper.core.blueprints.source import INSTANCE_NORMS, MERGED, Extensible, inputs_of, is_transposed, width_of
+from esper.core.blueprints.source import MERGED, Extensible, inputs_of, is_transposed, width_of
 from esper.core.place import Place
 from esper.core.ramps import BlendOperator
 from esper.hosts import seed_hook
@@ -100,14 +100,9 @@ def seeds_of_model(model: nn.Module) -> list[SourceSeed]:
             body=hook.seed.body,
             alpha=hook.alpha,
             inside=next((sink for sink in sinks if sink in units), None),
-            remove=partial(_remove, model, hook, hook.seed),
+            remove=partial(seed_hook.detach, model, hook),
         )
     return list(seeds.values())
-
-
-def _remove(model: nn.Module, hook: seed_hook.SeedHook, seed: Seed) -> None:
-    seed_hook.forget(model, seed)
-    seed_hook.unregister(model, hook)
 
 
 def merge_all(
@@ -121,8 +116,7 @@ def merge_all(
     merged, by path. Returns the reason for each seed that stays.
     """
     reasons = merge_sources(network, seeds_of_model(network), difference, stay)
-    reasons.update(merge_seeds(network, difference, stay))
-    return reasons
+    return reasons | merge_seeds(network, difference, stay)
 
 
 def warn_unmerged(reasons: Mapping[str, str]) -> None:
@@ -152,12 +146,30 @@ def merge_sources(
     for seed in seeds:
         others = [other for other in present if other is not seed]
         reason = stay.get(seed.name) or _obstacle(network, seed)
-        reason = reason or _try(network, partial(_merge_source, seed, others), difference, "the units of its layers")
+        if reason is None:
+            found = changed_by(network, partial(_merge_source, seed, others), difference)
+            reason = found and f"something else uses the units of its layers: merged, {found}"
         if reason:
             reasons[seed.name] = reason
         else:
             present.remove(seed)
     return reasons
+
+
+def merge_together(
+    network: nn.Module,
+    seeds: Sequence[SourceSeed],
+    difference: Callable[[], str | None],
+) -> dict[str, str]:
+    """As :func:`merge_sources`, but compares outputs once, with all seeds merged; only if they differ, after each."""
+    reasons: dict[str, str] = {}
+
+    def merge_each() -> None:
+        reasons.update(merge_sources(network, seeds, lambda: None))
+
+    if changed_by(network, merge_each, difference) is None:
+        return reasons
+    return merge_sources(network, seeds, difference)
 
 
 def _obstacle(network: nn.Module, seed: SourceSeed) -> str | None:
@@ -180,15 +192,14 @@ def _is_shared(network: nn.Module, parameters: Iterable[nn.Parameter]) -> bool:
     return any(uses[parameter] > 1 for parameter in parameters)
 
 
-def _try(
+def changed_by(
     network: nn.Module,
     change: Callable[[], None],
     difference: Callable[[], str | None],
-    uses: str,
 ) -> str | None:
-    """Makes a change to the layers of ``network``; returns why it was undone, None if the outputs stay the same.
+    """Makes a change to the modules of ``network``, and undoes it if it changes outputs.
 
-    ``uses`` names what another layer probably uses if they do not.
+    ``difference`` says how they differ from those before; returns what it says.
     """
     before = []
     for module in network.modules():
@@ -205,7 +216,7 @@ def _try(
         for name, content in tables.items():  # parameters, buffers, submodules and hooks
             attributes[name].clear()
             attributes[name].update(content)
-    return f"something else uses {uses}: merged, {found}"
+    return found
 
 
 def _merge_source(seed: SourceSeed, others: Sequence[SourceSeed]) -> None:
@@ -263,7 +274,7 @@ def merge(layers: Sequence[nn.Module], body: nn.Module, alpha: float) -> int:
     _append(first, new_first, ("bias",))
     _set_width(first, OUTPUTS, width)
     for layer, more in zip(middle, new_middle, strict=True):
-        if isinstance(layer, (_BatchNorm, *INSTANCE_NORMS)):
+        if isinstance(layer, _NormBase):
             _append(layer, more, ("weight", "bias", "running_mean", "running_var"))
             layer.num_features = width
     columns = alpha * new_last.get_parameter("weight").double()
@@ -331,8 +342,9 @@ def merge_seeds(
         while type(layer) is nn.Sequential and len(layer):  # its last layer computes the output
             layer = layer[-1]
         reason = stay.get(path) or _not_linear(model, hook.seed, layer)
-        merged = partial(_merge_linear, model, hook, hook.seed, layer)
-        reason = reason or _try(model, merged, difference, "the weights of its layer or changes its output")
+        if reason is None:
+            found = changed_by(model, partial(_merge_linear, model, hook, hook.seed, layer), difference)
+            reason = found and f"something else uses the weights of its layer or changes its output: merged, {found}"
         if not reason:
             continue
         if path in reasons:
@@ -382,4 +394,4 @@ def _merge_linear(
         _replace(layer, "bias", old + hook.alpha * (old @ matrix + constant[0]))
     elif bool(constant.any()):
         layer.bias = nn.Parameter((hook.alpha * constant[0]).to(weight))
-    _remove(model, hook, seed)
+    seed_hook.detach(model, hook)

@@ -116,8 +116,6 @@ def test_validation_counts_what_configurations_do_not_share() -> None:
     assert both - alone == 2 * (SECOND + HEAD) * VALIDATED
 
 
-
-
 class CountingExecutor:
     """Does all work in this thread, under PyTorch's counter."""
 
@@ -162,14 +160,14 @@ def test_counted_compute_is_that_of_all_passes(task: str, env: dict[str, Any]) -
     loaded = load_task(task)
     sizes = {
         "n_envs": 2,
-        "episode_length": 10,
+        "episode_length": 8,
         "baseline_episodes": 1,
         "one_incubating": False,
         "gates": EASY_GATES,
     }
     config = TrainingConfig.parse(
         {
-            "task": {"name": task, "samples_per_epoch": 64, "batch_size": 8},
+            "task": {"name": task, "samples_per_epoch": 16, "batch_size": 8},
             "env": {**sizes, **env},
         }
     )

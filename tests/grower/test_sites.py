@@ -163,23 +163,6 @@ def test_a_seed_with_passes_of_its_own_is_tried_with_the_statistics_of_these() -
     assert trials["ste"] < -0.3
 
 
-def test_a_shadow_gradient_is_that_of_the_loss_with_the_seed_at_its_target() -> None:
-    loop = Loop(step=shadowed, incubation="shadow").run(3)
-    site = loop.grower.hooks.sites["r0c0"]
-    assert site.seed is not None
-    loop.model.train()
-    loop.optimizer.zero_grad()
-    loop.grower.incubate(lambda: nn.functional.cross_entropy(loop.model(X), Y))
-    found = [loop.grower.groups.gradient(p) for p in site.seed.parameters()]
-    with loop.grower.hooks.override_alphas({"r0c0": 1.0}):
-        loss = nn.functional.cross_entropy(loop.model(X), Y)
-    expected = torch.autograd.grad(loss, list(site.seed.parameters()))
-    assert len(found) == len(expected)
-    for mine, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, other)
-    assert all(p.grad is None for p in loop.model.parameters())
-
-
 def test_a_missing_shadow_loss_is_an_error() -> None:
     with pytest.raises(
         RuntimeError, match=r"r0c0 has learned nothing: .*call grower\.incubate"

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-import io
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 import esper
 from esper.core.action import Op
 from esper.grower.grower import Grower
-from esper.hosts.seed_hook import CONTAINER, hooks_of
+from esper.hosts.seed_hook import CONTAINER
 from tests.grower.loops import (
     LENIENT,
     Loop,
@@ -102,34 +100,6 @@ def test_a_finished_model_is_compiled_and_exported_as_others_are(
         torch.testing.assert_close(
             torch.compile(model, backend="eager", fullgraph=False)(X), wanted
         )
-
-
-@pytest.mark.parametrize(
-    ("sites", "blueprint", "epochs"),
-    [(*KINDS[1], 6)],
-)
-def test_copies_pickles_and_averages_have_the_seed(
-    sites: Any, blueprint: str, epochs: int
-) -> None:
-    loop = loop_of(sites, blueprint)
-    loop.run(1)
-    average = AveragedModel(loop.model)
-    loop.grower.follow(average)
-    loop.run(epochs - 1)
-    file = io.BytesIO()
-    torch.save(loop.model, file)
-    file.seek(0)
-    wanted = outputs(loop.model)
-    for other in (torch.load(file, weights_only=False), copy.deepcopy(loop.model)):
-        assert torch.equal(outputs(other), wanted)
-    average.update_parameters(loop.model)
-    loop.run()
-    loop.grower.finish()
-    assert len(list(hooks_of(average))) == 1
-    average.update_parameters(loop.model)
-    assert [p.shape for p in average.module.parameters()] == [
-        p.shape for p in loop.model.parameters()
-    ]
 
 
 @pytest.mark.parametrize(("sites", "blueprint"), KINDS[:1])

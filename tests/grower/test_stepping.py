@@ -18,8 +18,6 @@ from esper.grower.stepping import (
     host_groups,
     in_order,
     innermost,
-    scaler_of_step,
-    unscaling,
     unwrapped,
 )
 from tests.grower.loops import Loop, net, same, stages, weights
@@ -68,24 +66,6 @@ def scaled_by(scaler: torch.amp.GradScaler, clips: bool = False) -> Any:
 
 def seed_of(loop: Loop) -> Any:
     return loop.grower.hooks.sites["r0c0"].seed.parameters()
-
-
-def test_a_scaler_counts_in_the_steps_that_it_makes() -> None:
-    optimizer, parameter = sgd(), nn.Parameter(torch.ones(1))
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    seen: list[Any] = []
-    optimizer.register_step_pre_hook(
-        lambda *_: seen.append(scaler_of_step(scaler, optimizer))
-    )
-    scaler.scale(parameter.sum())
-    first = optimizer.param_groups[0]["params"][0]
-    first.grad = torch.ones_like(first)
-    scaler.step(optimizer)
-    assert float(unscaling(scaler, optimizer) or 0) == 1 / 8
-    scaler.update()
-    optimizer.step()
-    assert seen == [scaler, None]
-    assert unscaling(None, optimizer) is None
 
 
 def test_a_scaler_that_is_switched_off_is_as_none() -> None:

@@ -87,36 +87,6 @@ def test_nothing_is_added_to_the_model() -> None:
     )
 
 
-def test_forward_from_a_site_continues_from_given_features() -> None:
-    host = graft(small(), SITES, example=X).eval()
-    kept: dict[int, Tensor] = {}
-
-    def keep(site: int, here: Features) -> Tensor:
-        h = here.h
-        kept[site] = host.protected(h)
-        return h
-
-    logits = host.forward_with_hook(X, keep)
-    for site in (0, 1):
-        calls, again = seen(
-            host,
-            lambda at, site=site: host.forward_from(
-                X, site, Features.at_sink(kept[site]), at
-            ),
-        )  # type: ignore[misc]
-        assert torch.equal(again, logits)
-        assert [number for number, _ in calls] == [
-            1 - site
-        ]  # the earlier site acts again, without gradients
-        _, other = seen(
-            host,
-            lambda at, site=site: host.forward_from(
-                X, site, Features.at_sink(kept[site] + 1), at
-            ),
-        )  # type: ignore[misc]
-        assert not torch.equal(other, logits)
-
-
 class Skipping(nn.Module):
     """A residual network whose second site lies inside the branch."""
 

@@ -23,7 +23,6 @@ from transformers import (
 )
 
 from esper.core.action import Op
-from esper.hosts.seed_hook import hooks_of
 from esper.integrations.pretrained import from_pretrained
 from tests.grower.loops import LENIENT, do, plant, script
 
@@ -116,8 +115,6 @@ def test_a_model_that_has_not_grown_is_loaded_as_always(tmp_path: Path) -> None:
         from_pretrained(LlamaForCausalLM, tmp_path)
 
 
-
-
 @pytest.mark.parametrize("make", [llama, gpt2])
 @pytest.mark.parametrize("blueprint", ["mlp_small", "lora", "attention"])
 def test_generation_with_a_cache_equals_generation_without(
@@ -136,38 +133,6 @@ def test_generation_with_a_cache_equals_generation_without(
         for cache in (True, False)
     )
     assert torch.equal(with_cache, without)
-
-
-def test_seeds_that_mix_positions_are_planted_where_nothing_is_padded_and_nothing_generates() -> (
-    None
-):
-    from transformers import BertConfig, BertForSequenceClassification
-
-    padded = torch.ones_like(IDS)
-    padded[0, 6:] = 0
-    for mask, kept in ((None, True), (torch.ones_like(IDS), True), (padded, False)):
-        torch.manual_seed(0)
-        sizes = {
-            "hidden_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "intermediate_size": 64,
-        }
-        model: Any = BertForSequenceClassification(BertConfig(vocab_size=50, **sizes))
-        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-        actions = script({0: plant("r0c0", "attention")})
-        sites = {"r0c0": "bert.encoder.layer.0"}
-        grower = esper.Grower(
-            model, sites, optimizer, actions, 4, topology="encoder", config=LENIENT
-        )
-        model.train()
-        model(
-            input_ids=IDS, attention_mask=mask, labels=torch.zeros(4, dtype=torch.long)
-        ).loss.backward()
-        optimizer.step()
-        step = grower.step(lambda _model: 0.5)
-        assert (step.slots["r0c0"].stage == "GERMINATED") is kept
-        assert hooks_of(model)
 
 
 class Mixed(PyTorchModelHubMixin, nn.Module):

@@ -44,8 +44,8 @@ MUTANTS: dict[str, list[Fault]] = {
         Fault(
             "a difference at the end is not noticed",
             "esper/grower/finish.py",
-            "    found = None if before is None or after is None else difference(before, after)\n",
-            "    found = None\n",
+            "        return None if before is None or after is None else difference(before, after)\n",
+            "        return None\n",
             "tests/grower/test_grower.py::test_a_difference_at_the_end_is_an_error_and_the_model_stays_as_it_was",
         ),
         Fault(

@@ -4,7 +4,6 @@ Tests that take ``device`` run on the CPU here; tests/cuda runs them with the CU
 """
 
 import math
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -180,19 +179,6 @@ def test_every_position_of_nan_and_tie_is_judged_as_argmax_does() -> None:
                 assert torch.equal(cross_entropy(logits, targets).correct, expected)
 
 
-def test_not_finite_losses_are_counted() -> None:
-    logits = torch.zeros(4, 3)
-    logits[1, 0] = float("nan")
-    logits[2, 1] = float("-inf")  # the target's: an infinite loss
-    stats = cross_entropy(logits, torch.tensor([0, 1, 1, 2])).stats
-    assert stats[4] == 2
-    assert stats[0].isnan()
-    # Ignored, it is no one's business.
-    assert (
-        cross_entropy(logits, torch.tensor([0, -100, -100, 2])).stats.isfinite().all()
-    )
-
-
 def test_an_ignored_row_has_no_gradient() -> None:
     logits = torch.randn(3, 40)
     logits[1] = float("nan")
@@ -361,33 +347,6 @@ def test_same_bits_for_any_number_of_threads(shape: tuple[int, ...]) -> None:
             assert all(torch.equal(a, b) for a, b in zip(alone, run(), strict=True))
 
 
-def test_many_threads_at_a_time() -> None:
-    cases = [sample(64 + i, 10 + 20 * i, seed=i) for i in range(4)]
-    expected = [cross_entropy(*case) for case in cases]
-    accumulators = Accumulators(len(cases))
-    wrong: list[int] = []
-
-    def repeat(case: int) -> None:
-        for _ in range(50):
-            result = cross_entropy(*cases[case])
-            cross_entropy_into(*cases[case], accumulators, case)
-            if not all(
-                torch.equal(a, b) for a, b in zip(result, expected[case], strict=True)
-            ):
-                wrong.append(case)
-
-    threads = [
-        threading.Thread(target=repeat, args=(case,)) for case in range(len(cases))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-    for case, result in enumerate(expected):
-        torch.testing.assert_close(accumulators.block[case, 0], 50 * result.stats)
-
-
 # --- wrong arguments ----------------------------------------------------------------------------------------------
 
 
@@ -456,14 +415,6 @@ def test_eager_and_compiled_give_the_same_bits() -> None:
     assert a.grad is not None
     assert b.grad is not None
     assert torch.equal(a.grad, b.grad)
-
-
-def test_under_autocast_the_logits_are_taken_as_they_are() -> None:
-    logits, targets = sample(20, 10, dtype=torch.bfloat16)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        result = cross_entropy(logits, targets)
-    assert result.loss.dtype == torch.float32
-    assert torch.equal(result.loss, cross_entropy(logits, targets).loss)
 
 
 def test_wrong_accumulated_stats_are_refused() -> None:

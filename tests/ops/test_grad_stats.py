@@ -294,26 +294,6 @@ def test_the_clip_coefficient_equals_torchs() -> None:
     assert grad_stats([[gradient(10)]], max_norm=math.inf).clip_coef.item() == 1
 
 
-def test_gradients_that_require_grad_are_only_measured() -> None:
-    x = torch.ones(3, requires_grad=True)
-    (g,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
-    stats = grad_stats([[g]])
-    assert not stats.fields.requires_grad
-    assert stats.norm.item() == pytest.approx(math.sqrt(27))
-
-
-def test_fields_are_attributes() -> None:
-    stats = GradStats(
-        torch.arange(26, dtype=torch.float64).reshape(2, 13), torch.zeros(2)
-    )
-    for column, name in enumerate(FIELDS):
-        assert getattr(stats, name).tolist() == [column, column + 13]
-    with pytest.raises(
-        AttributeError, match="no attribute 'median'; fields: sum_sq, norm"
-    ):
-        _ = stats.median
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -16,7 +16,7 @@ def test_a_round_reports_the_memory_of_its_hosts_and_of_those_left_alone(
     tmp_path: Path,
 ) -> None:
     """Two hosts that grow and two that are left alone; each has two snapshots of 277 weights and momentum or more."""
-    summary, recorder = play(tiny(rounds=2), tmp_path / "run")
+    summary, recorder = play(tiny(), tmp_path / "run")
     rounds = [event for event in recorder.events if isinstance(event, RoundCompleted)]
     least = 2 * 2 * 4 * 277
     for event, row in zip(rounds, metrics(summary.folder), strict=True):
@@ -34,5 +34,3 @@ def test_a_round_reports_the_memory_of_its_hosts_and_of_those_left_alone(
         assert event.memory["resident/cpu"] > 50 * 2**20
         for kind, held in by_kind(event.memory).items():
             assert int(row[f"memory/{kind}"]) == held
-
-

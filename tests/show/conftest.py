@@ -33,7 +33,7 @@ def learned(recorded: Recorded) -> Path:
 @pytest.fixture(scope="session")
 def grown(recorded: Recorded) -> Path:
     """One round of a schedule that keeps a conv_light in r0c0 of both hosts."""
-    return recorded.grown.parent if recorded.grown.is_file() else recorded.grown
+    return recorded.grown
 
 
 @pytest.fixture

@@ -168,19 +168,6 @@ def test_an_unfinished_seed_is_living_also_after_its_episode() -> None:
     assert (only(running).living, only(running).epochs_lived) == (1, 8.0)
 
 
-def test_a_stage_that_is_entered_twice_is_one_seed() -> None:
-    row = only(
-        told(
-            *(
-                change(stage, 0)
-                for stage in ("GERMINATED", "BLENDING", "HOLDING", "BLENDING")
-            ),
-            ended(5),
-        )
-    )
-    assert (row.germinated, row.blended, row.living) == (1, 1, 1)
-
-
 def test_a_refusal_counts_for_the_seed_that_it_is_about() -> None:
     analytics = told(
         change("GERMINATED", 0, "norm"),
@@ -224,30 +211,6 @@ def test_the_total_is_that_of_all_blueprints() -> None:
     assert (total.germinated, total.fossilized, total.living) == (3, 2, 1)
     assert total.contribution_kept == 1.5
     assert total.epochs_lived == 25 / 3
-
-
-def test_without_planted_seeds_there_are_no_rows() -> None:
-    analytics = told(epoch(1), ended(1))
-    assert analytics.rows() == []
-    assert analytics.total().germinated == 0
-    assert analytics.total().epochs_lived is None
-
-
-def test_a_seed_planted_before_the_first_event_is_left_out() -> None:
-    assert (
-        told(change("FOSSILIZED", 3), change("PRUNED", 4, slot="r0c1"), ended(5)).rows()
-        == []
-    )
-
-
-def test_asking_in_between_changes_nothing() -> None:
-    events = [*kept(), ended(10)]
-    asked = BlueprintAnalytics()
-    for event in events:
-        asked.handle(event)
-        asked.rows()
-        asked.total()
-    assert asked.rows() == told(*events).rows()
 
 
 def test_of_hosts_whose_episode_has_ended_only_sums_stay_in_memory() -> None:
