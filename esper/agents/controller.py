@@ -80,6 +80,10 @@ class PerEnvController(ABC):
         self.config = config or TrainingConfig()
         self.episode = np.full(n_envs, -1)
         self.steps = np.zeros(n_envs, dtype=np.int64)
+        self.prepare()
+
+    def prepare(self) -> None:  # noqa: B027  most controllers have no settings
+        """Reads settings from ``config`` and makes the state of E envs; called once, last of all."""
 
     def begin(self, mask: Bools | None = None) -> None:
         """Starts new episodes in the envs of ``mask`` bool [E]; None for all."""

@@ -16,37 +16,12 @@ Term = Callable[[Transition, RewardConfig], Floats]
 Potential = Callable[[RewardState, RewardConfig, int], Value]
 
 
-def _stage_potential(
-    state: RewardState,
-    config: RewardConfig,
-    dwell: int,
-) -> Value:
-    return config.stage_potential * terms.stage_potential(state, dwell, config)
-
-
-def _contribution_potential(
-    state: RewardState,
-    config: RewardConfig,
-    _dwell: int,
-) -> Value:
-    return config.contribution_potential * terms.contribution_potential(state)
-
-
-def _loss_contribution_potential(
-    state: RewardState,
-    config: RewardConfig,
-    _dwell: int,
-) -> Value:
-    return config.loss_contribution_potential * terms.loss_contribution_potential(state)
-
-
-POTENTIALS: Mapping[str, Potential] = MappingProxyType(
-    {
-        "stage_potential": _stage_potential,
-        "contribution_potential": _contribution_potential,
-        "loss_contribution_potential": _loss_contribution_potential,
-    }
+_POTENTIALS: tuple[Potential, ...] = (
+    terms.stage_potential,
+    terms.contribution_potential,
+    terms.loss_contribution_potential,
 )
+POTENTIALS: Mapping[str, Potential] = MappingProxyType({term.__name__: term for term in _POTENTIALS})
 _TERMS: tuple[Term, ...] = (
     terms.benefit,
     terms.loss_benefit,
@@ -137,7 +112,8 @@ class Reward:
             return TERMS[name](transition, self.config)
         # γΦ(s') − Φ(s), with Φ(s') = 0 at a termination, and Φ(s') = Φ(s) if it cannot be told.
         before = self.stored[name]
-        value = POTENTIALS[name](transition.after, self.config, self.dwell)
+        weight = getattr(self.config, name)
+        value = weight * POTENTIALS[name](transition.after, self.config, self.dwell)
         value = np.where(np.isnan(value), before, value)
         value = np.where(transition.terminated, 0.0, value)
         after = np.where(active, value, before)

@@ -18,8 +18,7 @@ from esper.data.host_checks import check_hosts
 from esper.data.task import Task, resolve
 from esper.env.catalog import BlueprintCatalog
 from esper.env.no_growth import measure_baseline
-from esper.env.ranked_backend import RankedBackend
-from esper.env.reporting import Reporter
+from esper.env.rank_hosts import RankedBackend
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.ops import _native
@@ -97,10 +96,6 @@ class GrowthVectorEnv(SlotVectorEnv):
         spec = catalog.spec
         choices = catalog.choices(host, first.sample, config.env.at_once)
 
-        self.reporter = None
-        if emit is not ignore:
-            self.reporter = Reporter(self._emit, spec, config.env, n_envs)
-
         spans = Spans(marks=config.run.mark_phases)
         self.executor = make_executor(run, *(task.device for task in self.tasks))
         execution = prepare_hosts(run, self.training, self.executor)
@@ -117,7 +112,7 @@ class GrowthVectorEnv(SlotVectorEnv):
             spans,
             choices,
             autoreset_mode,
-            self.reporter,
+            None if emit is ignore else self._emit,
         )
         self.baseline = baseline
         self.execution = execution

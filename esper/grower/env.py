@@ -17,7 +17,6 @@ from esper.config import ConfigError
 from esper.core.action import Op
 from esper.core.state import Baseline, Choices, EpisodeRules, copied
 from esper.data.rng import kept_generators
-from esper.env.reporting import Reporter
 from esper.env.slot_env import Float32s, Info, SlotVectorEnv, accepted_actions, info_of
 from esper.grower.backend import LoopBackend
 from esper.grower.sites import SiteHooks
@@ -129,7 +128,7 @@ class LoopEnv(SlotVectorEnv):
         backend: the model.
         baseline: scores (pp) of a loop without growth at each of the T + 1 observations, or at all but the first, which
             is then measured; None if there is none.
-        emit: receives what happens.
+        emit: receives events of what happens.
         counted: the operations of the model and of seeds, as ``state_dict`` gave them; None counts them.
     """
 
@@ -153,8 +152,7 @@ class LoopEnv(SlotVectorEnv):
             flops=seed_flops.numpy(),
             kinds=backend.catalog.kinds(config.env.at_once),
         )
-        self.reporter = Reporter(emit, backend.spec, config.env, n_envs=1)
-        super().__init__(config, backend.spec, backend, Spans(marks=False), choices, reporter=self.reporter)
+        super().__init__(config, backend.spec, backend, Spans(marks=False), choices, emit=emit)
         self.configure(learns=False)  # one episode
         self.known = baseline
         self.removed: dict[str, str] = {}
@@ -185,7 +183,8 @@ class LoopEnv(SlotVectorEnv):
     def _joins(self, controller: Controller, observation: Float32s) -> bool:
         """Executes an action; returns whether a rule planted a seed that is a part of the model at once."""
         actions = controller.act(observation, self.mask.heads(self.action_spec))
-        self.reporter.expect(log_prob_of(controller, self.num_envs))
+        if self.loop.reporter is not None:
+            self.loop.reporter.expect(log_prob_of(controller, self.num_envs))
         kept = int(self.state.slots.fossil.sum())
         self.loop.begin_epoch(accepted_actions(self, actions))
         if int(actions[0, 0]) != Op.GERMINATE or not isinstance(controller, PerEnvController):

@@ -116,8 +116,6 @@ def test_validation_counts_what_configurations_do_not_share() -> None:
     assert both - alone == 2 * (SECOND + HEAD) * VALIDATED
 
 
-
-
 class CountingExecutor:
     """Does all work in this thread, under PyTorch's counter."""
 

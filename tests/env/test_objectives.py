@@ -15,12 +15,11 @@ from torch.nn import functional as F
 import esper
 from esper.config import TrainingConfig
 from esper.core.stage import SeedStage
-from esper.data.objective import class_accuracy, class_losses
 from esper.data.split import Split
 from esper.data.task import Task
 from esper.env.vector_env import GrowthVectorEnv
 from esper.telemetry.event import EpochCompleted, GovernorRollback
-from tests.core_helpers import digits, flat_baseline, plant_in, tiny_config
+from tests.core_helpers import flat_baseline, plant_in, tiny_config
 
 X = torch.randn(192, 6, generator=torch.Generator().manual_seed(0))
 SPLITS = (slice(0, 96), slice(96, 144), slice(144, 192))
@@ -126,19 +125,6 @@ def test_scores_are_in_percentage_points_of_their_unit() -> None:
         ), name
     first, second = (state.slots.contribution[0] for state in states)
     assert first == pytest.approx(second, abs=1e-2, nan_ok=True)
-
-
-def test_classes_by_functions_are_as_classes_by_the_fused_pass() -> None:
-    """Only rounding differs after a few steps."""
-    sections = {"task": {"samples_per_epoch": 64, "batch_size": 32, "micro_batches": 2}}
-    by_functions = replace(digits(), loss=class_losses, score=class_accuracy)
-    states = [
-        played(made, config(**sections), steps=2)[0].state
-        for made in (digits(), by_functions)
-    ]
-    for name in ("loss", "accuracy", "train_loss", "train_accuracy", "total_reward"):
-        first, second = (float(getattr(state, name)[0]) for state in states)
-        assert first == pytest.approx(second, rel=1e-3, abs=0.3), name
 
 
 def test_chance_of_an_own_loss_is_that_of_the_untrained_host() -> None:

@@ -386,8 +386,6 @@ def learnable(model: nn.Module, example: Any) -> Tensor:
     return torch.stack([(each.float() - 1).square().mean() for each in outputs]).sum()
 
 
-
-
 FEW = (
     "ResNet",
     "Swin",
@@ -493,5 +491,3 @@ def test_sites_are_found(name: str) -> None:
     torch.manual_seed(0)
     make, expected = MODELS[name]
     assert dict(Counter(site.kind for site in find_sites(*make()))) == expected
-
-

@@ -53,16 +53,6 @@ def gpt2() -> nn.Module:
     return model
 
 
-
-
-
-
-
-
-
-
-
-
 def test_loras_merge_into_the_layers_of_gpt2() -> None:
     model = gpt2().eval()
     keys = model.state_dict().keys()

@@ -115,8 +115,6 @@ def test_a_model_that_has_not_grown_is_loaded_as_always(tmp_path: Path) -> None:
         from_pretrained(LlamaForCausalLM, tmp_path)
 
 
-
-
 @pytest.mark.parametrize("make", [llama, gpt2])
 @pytest.mark.parametrize("blueprint", ["mlp_small", "lora", "attention"])
 def test_generation_with_a_cache_equals_generation_without(
@@ -135,8 +133,6 @@ def test_generation_with_a_cache_equals_generation_without(
         for cache in (True, False)
     )
     assert torch.equal(with_cache, without)
-
-
 
 
 class Mixed(PyTorchModelHubMixin, nn.Module):

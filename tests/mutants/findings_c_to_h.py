@@ -49,7 +49,8 @@ MUTANTS: dict[str, list[Fault]] = {
             "esper/env/host_row.py",
             "state.rolled_back[row] = True",
             "state.rolled_back[:] = True",
-            "tests/env/test_env_host.py::test_only_the_panicking_env_is_rolled_back",
+            "tests/env/test_faults.py::"
+            "test_a_fault_that_is_not_finite_costs_one_rollback_and_touches_one_env[NaN weight-fossil]",
         ),
     ],
     "H2": [
