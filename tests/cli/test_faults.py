@@ -156,6 +156,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 @pytest.mark.finding("M12")
+@pytest.mark.slow
 def test_on_a_full_disk_the_old_checkpoint_stays_and_the_log_is_dropped(
     esper: Esper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

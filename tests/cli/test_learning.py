@@ -64,6 +64,7 @@ def test_an_agent_is_the_default_and_what_it_learned_is_compared(esper: Esper) -
         )
 
 
+@pytest.mark.slow
 def test_the_proposed_commands_play_the_agent(esper: Esper) -> None:
     out = esper(*RUN, "--set", "run.evaluation_pairs=1", "--out", "mine").out
     proposed = [

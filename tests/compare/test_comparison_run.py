@@ -120,6 +120,7 @@ def test_results_json_has_the_config_the_values_and_the_statistics_of_arms(
     assert keys <= set(comparison)
 
 
+@pytest.mark.slow
 def test_arms_with_their_own_rates_have_their_own_baselines(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ from tests.core_helpers import digits
 from tests.run.rank_helpers import ranks_of
 from tests.run.run_helpers import births, learning, play
 
-PRACTISED = {"practice_steps": 128}
+PRACTISED = {"practice_steps": 32, "practice_envs": 4}
 """A run too short to learn anything, but in which seeds are planted."""
 
 
@@ -71,6 +71,7 @@ def test_an_evaluation_equals_the_final_comparison_of_the_run(
     assert np.mean([host.fossils for host in ours]) == learned.fossils
 
 
+@pytest.mark.slow
 def test_greedy_is_the_checkpoint_as_others_play_it(
     learned: RunSummary, evaluated: ComparisonResult
 ) -> None:
@@ -120,6 +121,7 @@ def test_an_interrupted_evaluation_is_resumed(simulated: Path, tmp_path: Path) -
     assert repr(resumed.hosts) == repr(whole.hosts)  # no number is equal to NaN
 
 
+@pytest.mark.slow
 def test_hosts_of_another_width_are_played_and_resumed(
     learned: RunSummary, tmp_path: Path
 ) -> None:

@@ -230,6 +230,7 @@ def test_finished_parts_of_the_comparison_are_not_played_again(
 
 
 @pytest.mark.finding("M12")
+@pytest.mark.slow
 def test_an_error_in_a_worker_leaves_a_checkpoint(
     whole: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

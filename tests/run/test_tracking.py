@@ -154,6 +154,7 @@ def test_a_killed_run_that_falls_back_to_its_checkpoint_shows_no_step_twice(
     assert steps(folder, "comparison/against_none") == [24]
 
 
+@pytest.mark.slow
 def test_curves_cannot_continue_without_the_metrics_table(tmp_path: Path) -> None:
     folder = tmp_path / "r"
     play(
@@ -207,6 +208,7 @@ def test_without_trackers_nothing_of_them_is_imported_or_written(
 # --- What became of blueprints
 
 
+@pytest.mark.slow
 def test_every_seed_that_was_planted_became_something(tmp_path: Path) -> None:
     config = tiny("schedule").with_values(env={"episode_length": 8, "gates": GATES})
     live = BlueprintAnalytics()
