@@ -13,8 +13,8 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from esper.core.action import ActionSpec, joint_actions
-from esper.core.arrays import Bools, Float32s, Ints
 from esper.core.mask import legal_joint_actions
+from esper.core.slots import Bools, Float32s, Ints
 from esper.env.slot_env import Info
 
 if TYPE_CHECKING:

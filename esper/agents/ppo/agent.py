@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.agents.controller import Float32s, Masks, PerEnvController
+from esper.agents.controller import Masks, PerEnvController
 from esper.agents.ppo.buffer import RolloutBuffer, broken_steps, gae, legal_options
 from esper.agents.ppo.network import RELEVANCE, State
 from esper.agents.ppo.normalization import RewardNormalizer
@@ -21,6 +21,7 @@ from esper.agents.ppo.update import PolicyOutput, UpdateStats, imitation_loss, m
 from esper.config import PPOConfig
 from esper.core.action import HEADS, ActionSpec
 from esper.core.observation import ObservationLayout
+from esper.core.slots import Float32s
 from esper.ops.optimizer import Adam
 
 
