@@ -23,10 +23,13 @@ from esper.config.types import Count, Finite, Fraction, Listed, Names, NonNegati
 from esper.errors import ConfigError, did_you_mean
 
 REMOVED = {
-    "run.max_device_copies_mib": "snapshots lie beside their hosts; fewer hosts (env.n_envs) need less memory",
-    "env.recalibrate": "all configurations use the BatchNorm statistics that training gathered, as with false",
+    "run.max_device_copies_mib": (None, "snapshots lie beside their hosts; fewer hosts (env.n_envs) need less memory"),
+    "env.recalibrate": (
+        False,
+        "all configurations use the BatchNorm statistics that training gathered, as with false",
+    ),
 }
-"""Keys of earlier versions, and what is so without them."""
+"""Keys of earlier versions: their defaults, which are ignored, and what is so without them."""
 RewardMode = Literal["shaped", "simplified", "advantage", "sparse", "loss_shaped", "loss_sparse"]
 
 MAX_PROBLEMS = 5
@@ -236,6 +239,20 @@ class TrainingConfig(Section):
     track: TrackConfig = TrackConfig()
     anomaly: AnomalyConfig = AnomalyConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed_defaults(cls, given: Any) -> Any:
+        """Ignores removed keys with their defaults, which run folders and policies of earlier versions have."""
+        if not isinstance(given, dict):
+            return given
+        tables = dict(given)
+        for path, (default, _) in REMOVED.items():
+            section, _, name = path.partition(".")
+            table = tables.get(section)
+            if isinstance(table, dict) and table.get(name, ...) == default:
+                tables[section] = {key: value for key, value in table.items() if key != name}
+        return tables
+
     @model_validator(mode="after")
     def _loss_has_a_unit(self) -> Self:
         if self.reward.mode.startswith("loss_") and self.env.baseline_episodes < 2:
@@ -311,7 +328,8 @@ def _explain(root: type[BaseModel], problem: Any) -> str:
         return f"{'.'.join(location)}: {problem['msg']}, not {_shown(problem['input'])}"
     path = ".".join(location)
     if path in REMOVED:
-        return f"{path} is no longer there: {REMOVED[path]}"
+        _, reason = REMOVED[path]
+        return f"{path} is no longer there: {reason}"
     section: Any = root
     for part in location[:-1]:
         section = section.model_fields[part].annotation

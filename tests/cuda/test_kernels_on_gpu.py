@@ -189,38 +189,6 @@ def test_a_captured_cross_entropy_can_be_replayed_on_new_values(
         assert torch.equal(accumulators.correct[0, 0], expected.correct)
 
 
-def test_a_captured_adamw_step_reads_new_coefficients_of_each_optimizer() -> None:
-    params = [nn.Parameter(torch.ones(2, 3, device="cuda")) for _ in range(2)]
-    optimizers = [
-        AdamW([p], torch.tensor(0.25, device="cuda"), weight_decay=0.0) for p in params
-    ]
-    for p in params:
-        p.grad = torch.ones_like(p)
-    coef = torch.ones(2, dtype=torch.float64, device="cuda")
-
-    def step() -> tuple[Tensor, Tensor]:
-        step_all(optimizers, coef)
-        return params[0], params[1]
-
-    graph, _ = captured(step)
-    done = [
-        optimizer.state_of(p, optimizer.param_groups[0])[2].item()
-        for optimizer, p in zip(optimizers, params, strict=True)
-    ]
-    for coefficients in ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (1.0, 0.0)):
-        coef.copy_(torch.tensor(coefficients))
-        graph.replay()
-        for index, (optimizer, p) in enumerate(zip(optimizers, params, strict=True)):
-            done[index] += coefficients[index]
-            assert (
-                optimizer.state_of(p, optimizer.param_groups[0])[2].item()
-                == done[index]
-            )
-            torch.testing.assert_close(
-                p.detach().cpu(), torch.full((2, 3), 1 - 0.25 * done[index])
-            )
-
-
 def test_a_captured_norm_relu_pool_can_be_replayed_on_new_values() -> None:
     module = NormReluPool(8, pool=True).cuda()
     x = case((32, 8, 16, 16), torch.bfloat16, device="cuda").x.requires_grad_()
@@ -243,28 +211,6 @@ def test_a_captured_norm_relu_pool_can_be_replayed_on_new_values() -> None:
         expected, expected_x = step()
         assert torch.equal(output, expected)
         assert torch.equal(gradient_x, expected_x)
-
-
-def test_a_captured_cursor_moves_on_by_itself() -> None:
-    images = torch.arange(40, dtype=torch.uint8, device="cuda").view(40, 1, 1, 1)
-    table = torch.arange(256.0, device="cuda")[None]
-    indices = torch.arange(40, device="cuda")
-    out = torch.empty(8, 1, 1, 1, device="cuda").to(memory_format=torch.channels_last)
-    cursor, step = (
-        torch.tensor([0, 0], device="cuda"),
-        torch.tensor([0, 8], device="cuda"),
-    )
-
-    def run() -> tuple[Tensor, Tensor]:
-        stage_images(images, indices, table, cursor=cursor, out=out)
-        cursor.add_(step)
-        return out, cursor
-
-    graph, _ = captured(run)
-    cursor.zero_()
-    for batch in range(5):
-        graph.replay()
-        assert out.flatten().tolist() == list(range(8 * batch, 8 * batch + 8))
 
 
 # --- shapes that take long in the emulator ---------------------------------------------------------------------------

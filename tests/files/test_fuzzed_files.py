@@ -158,8 +158,6 @@ def test_a_config_file_is_one_or_is_refused(content: bytes, tmp_path: Path) -> N
     [
         "a = " + "[" * 20_000,
         "a = " + "9" * 5000,
-        "a = 0x" + "f" * 5000,
-        "seed = 0x" + "f" * 5000,
         "\x00",
     ],
 )

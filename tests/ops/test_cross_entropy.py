@@ -361,12 +361,10 @@ TARGETS = torch.zeros(2, dtype=torch.int64)
         (LOGITS, TARGETS.float(), {}, "targets must be int64"),
         (LOGITS[0], TARGETS, {}, r"logits must be \[B, C\] or \[B, T, V\], got \[3\]"),
         (LOGITS, TARGETS[:1], {}, r"targets \[1\] do not fit logits \[2, 3\]"),
-        (LOGITS[None], TARGETS, {}, r"targets \[2\] do not fit logits \[1, 2, 3\]"),
         (LOGITS[:, :0], TARGETS, {}, "must have 1 to 2147483647 classes, got 0"),
         (LOGITS, TARGETS + 3, {}, r"target 3 at position 0 is outside 0\.\.2"),
         (LOGITS, TARGETS - 1, {}, r"target -1 at position 0 is outside 0\.\.2"),
         (LOGITS, TARGETS, {"label_smoothing": 1.5}, r"must be in \[0, 1\]"),
-        (LOGITS, TARGETS, {"label_smoothing": math.nan}, "label_smoothing must be in"),
     ],
 )
 def test_wrong_arguments(

@@ -302,13 +302,7 @@ ONES = torch.ones(8)
             (X, torch.ones(7), ONES),
             r"weight must be contiguous float32 \[8\] on the input's device",
         ),
-        ((X, ONES, torch.ones(8).bfloat16()), r"bias must be contiguous float32 \[8\]"),
-        ((X, ONES, torch.ones(16)[::2]), r"bias must be contiguous float32 \[8\]"),
         ((X, ONES, ONES, ONES), "give both running_mean and running_var, or neither"),
-        (
-            (X, ONES, ONES, ONES, torch.ones(3)),
-            r"running_var must be contiguous float32 \[8\]",
-        ),
         ((X, ONES, ONES, None, None, -1.0), "eps must not be negative, got -1"),
         (
             (X[:1, :, :1, :1], ONES, ONES, None, None, EPS, False),

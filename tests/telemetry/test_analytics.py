@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
-from typing import Any
+from dataclasses import replace
 
 from esper.telemetry.analytics import BlueprintAnalytics, BlueprintRow
 from esper.telemetry.event import (
     ActionTaken,
     EpisodeCompleted,
-    EpochCompleted,
     Event,
     StageChanged,
 )
+from tests.telemetry import sample_events as samples
 
 LIFE = ("GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED")
 
@@ -42,38 +41,17 @@ def epoch(
     number: int,
     contributions: dict[str, float] | None = None,
     fossils: int = 0,
-    **host: int,
-) -> EpochCompleted:
-    numbers: dict[str, Any] = dict.fromkeys(
-        (
-            "train_loss",
-            "train_accuracy",
-            "validation_loss",
-            "validation_accuracy",
-            "committed_accuracy",
-        ),
-        0.0,
-    )
-    return EpochCompleted(
-        **{"env": 0, "episode": 0, **host}, **numbers, epoch=number, baseline_accuracy=0.0, parameters=277 + fossils,
-        fossil_parameters=fossils, contributions=contributions or {}, stages={}, reward=0.0, reward_terms={},
-    )  # fmt: skip
+    env: int = 0,
+    episode: int = 0,
+) -> Event:
+    measured = contributions or {}
+    made = samples.epoch(env, number, episode)
+    return replace(made, contributions=measured, fossil_parameters=fossils)
 
 
-def ended(epochs: int, **host: int) -> EpisodeCompleted:
-    numbers: dict[str, Any] = dict.fromkeys(
-        (
-            "total_reward",
-            "validation_accuracy",
-            "committed_accuracy",
-            "baseline_accuracy",
-        ),
-        0.0,
-    )
-    return EpisodeCompleted(
-        **{"env": 0, "episode": 0, **host}, **numbers, epochs=epochs, host_parameters=277, fossil_parameters=0,
-        fossils={}, rollbacks=0, terminated=True, shapley={},
-    )  # fmt: skip
+def ended(epochs: int) -> EpisodeCompleted:
+    numbers = (0.0, 0.0, 0.0, 0.0, 277, 0, {}, 0, True, {})
+    return EpisodeCompleted(0, 0, epochs, *numbers)
 
 
 def refused(blueprint: str | None, slot: str = "r0c0") -> ActionTaken:
@@ -220,6 +198,6 @@ def test_of_hosts_whose_episode_has_ended_only_sums_stay_in_memory() -> None:
     size = len(pickle.dumps(analytics))
     for episode in range(1, 200):
         for event in [*kept(), refused("lora"), ended(10)]:
-            analytics.handle(dataclasses.replace(event, episode=episode))  # type: ignore[call-arg]
+            analytics.handle(replace(event, episode=episode))  # type: ignore[call-arg]
     assert analytics.total().germinated == 200
     assert len(pickle.dumps(analytics)) < size + 100
