@@ -13,8 +13,8 @@ import numpy as np
 
 from esper.config import ConfigError, TrainingConfig
 from esper.core.action import HEADS, RELEVANT, ActionSpec, Op
+from esper.core.arrays import Bools, Float32s, Floats, Ints
 from esper.core.observation import ObservationLayout
-from esper.core.slots import Bools, Float32s, Floats, Ints
 from esper.core.stage import STAGES, SeedStage
 
 Masks = Mapping[str, Bools]

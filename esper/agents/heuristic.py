@@ -7,7 +7,7 @@ import math
 from esper.agents.controller import EnvView, PerEnvController
 from esper.config import Durations
 from esper.core.action import Op, nearest_tempo
-from esper.core.slots import Ints
+from esper.core.arrays import Ints
 from esper.core.stage import SeedStage
 
 SMALLEST = 1e-6

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from esper.agents.controller import EnvView, PerEnvController
 from esper.core.action import Op, nearest_tempo
-from esper.core.slots import Ints
+from esper.core.arrays import Ints
 from esper.core.stage import SeedStage
 
 

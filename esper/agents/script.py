@@ -12,8 +12,8 @@ from esper.agents.controller import EnvView, PerEnvController
 from esper.agents.spec import ControllerSpec
 from esper.config import ConfigError, read_toml
 from esper.core.action import RELEVANT, ActionSpec, Op
+from esper.core.arrays import Ints
 from esper.core.observation import ObservationLayout
-from esper.core.slots import Ints
 from esper.core.stage import SeedStage
 
 logger = logging.getLogger(__name__)

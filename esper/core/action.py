@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.core.slots import Ints
+from esper.core.arrays import Ints
 
 
 class Op(IntEnum):

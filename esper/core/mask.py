@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from esper.core.action import HEADS, RELEVANT, ActionSpec, Op
-from esper.core.slots import Bools, Ints
+from esper.core.arrays import Bools, Ints
 
 
 @dataclass(frozen=True)

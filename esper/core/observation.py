@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from esper.core.action import Op
-from esper.core.slots import Float32s, Floats
+from esper.core.arrays import Float32s, Floats
 from esper.core.stage import STAGES
 
 LIMIT = 1e4

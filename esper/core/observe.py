@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from esper.core.action import Op
+from esper.core.arrays import Float32s
 from esper.core.gather import ERROR, KEPT, MEAN, WORTH, Gatherer
 from esper.core.observation import HISTORY, KINDS, ObservationLayout, clamp_pp, symlog
 from esper.core.reward_terms import RewardState, rent_price, rent_rate
-from esper.core.slots import Float32s, Floats, Slots
+from esper.core.slots import Floats, Slots
 from esper.core.stage import STAGES
 from esper.core.state import EnvState, EpisodeRules
 

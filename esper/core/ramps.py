@@ -14,7 +14,7 @@ from enum import Enum
 import numpy as np
 
 from esper.core import action
-from esper.core.slots import Bools, Floats, Ints
+from esper.core.arrays import Bools, Floats, Ints
 
 
 class AlphaCurve(Enum):

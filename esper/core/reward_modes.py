@@ -8,8 +8,8 @@ import numpy as np
 
 from esper.config import RewardConfig
 from esper.core import reward_terms as terms
+from esper.core.arrays import Bools, Floats
 from esper.core.reward_terms import Flag, RewardState, Transition, Value
-from esper.core.slots import Bools, Floats
 
 Term = Callable[[Transition, RewardConfig], Floats]
 Potential = Callable[[RewardState, RewardConfig, int], Value]

@@ -18,7 +18,7 @@ import numpy as np
 
 from esper.config import RewardConfig
 from esper.core.action import Op
-from esper.core.slots import Bools, Floats, Ints
+from esper.core.arrays import Bools, Floats, Ints
 from esper.core.stage import SeedStage
 
 CLIMBED = (

@@ -9,12 +9,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.core.arrays import Bools as Bools
+from esper.core.arrays import Floats as Floats
+from esper.core.arrays import Ints as Ints
 from esper.core.stage import COOLDOWN, LIVING, ON, SeedStage
-
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Float32s = NDArray[np.float32]
 
 
 def stage_table(stages: Collection[SeedStage]) -> Bools:

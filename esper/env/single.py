@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from esper.core.slots import Bools, Float32s, Ints
+from esper.core.arrays import Bools, Float32s, Ints
 from esper.env.slot_env import Info, SlotVectorEnv, accepted_seed
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from esper.config import ConfigError
 from esper.config.resolved import ResolvedConfig
 from esper.core.action import HEADS, ActionSpec, Op
+from esper.core.arrays import Float32s
 from esper.core.gather import Gatherer
 from esper.core.legal import legal_actions
 from esper.core.mask import ActionMask
@@ -27,7 +28,7 @@ from esper.core.observation import LIMIT, ObservationLayout
 from esper.core.observe import observe
 from esper.core.reward_modes import Reward
 from esper.core.reward_terms import Transition
-from esper.core.slots import Bools, Float32s, Floats, Ints
+from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import Baseline, Choices, EpisodeRules, copied, reward_state
 from esper.env.backend import Backend
 from esper.env.epoch_loop import Actions, EpochLoop

@@ -20,8 +20,8 @@ from esper.agents.ppo.policy import Policy
 from esper.agents.ppo.update import PolicyOutput, UpdateStats, imitation_loss, mean_over, ppo_loss, update_policy
 from esper.config import PPOConfig
 from esper.core.action import HEADS, ActionSpec
+from esper.core.arrays import Float32s
 from esper.core.observation import ObservationLayout
-from esper.core.slots import Float32s
 from esper.ops.optimizer import Adam
 
 

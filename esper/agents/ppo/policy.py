@@ -15,8 +15,8 @@ from esper.agents.ppo.network import Decision, PolicyNetwork, Scene, State, coun
 from esper.agents.ppo.normalization import ObservationStatistics
 from esper.config import PPOConfig
 from esper.core.action import HEADS, ActionSpec
+from esper.core.arrays import Float32s
 from esper.core.observation import ObservationLayout
-from esper.core.slots import Float32s
 
 
 class Policy:
