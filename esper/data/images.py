@@ -112,10 +112,8 @@ def _unpack(dataset: Dataset, folder: Path) -> None:
     They may be compressed in any way: torchvision's checksums are those of other archives.
     """
     for file in _idx_files(dataset, folder):
-        archives = [file.with_name(f"{file.name}.gz")]
-        if dataset.__name__ == "FashionMNIST":
-            archives.append(SYSTEM / archives[0].name)
-        archive = next(filter(Path.is_file, archives), None)
+        name = f"{file.name}.gz"
+        archive = next(filter(Path.is_file, (file.with_name(name), SYSTEM / name)), None)
         if archive is None or file.is_file():
             continue
         try:

@@ -10,8 +10,8 @@ import numpy as np
 
 from esper.core.slots import Bools, Floats, Ints
 from esper.core.state import EnvState
+from esper.training.counterfactual import Paired
 from esper.training.governor import Panic
-from esper.training.shapley import Paired
 
 Rollbacks = dict[int, tuple[Panic, int]]
 """Reason and restored epoch of each rollback, by env."""

@@ -29,6 +29,7 @@ from esper.env.start import started
 from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.hosts.sizes import at_width
 from esper.telemetry.span import Spans
+from esper.training.counterfactual import Paired
 from esper.training.execution.capabilities import bound_workspaces
 from esper.training.execution.ranks import RunRanks
 from esper.training.execution.tiers import make_executor, prepare_hosts
@@ -36,7 +37,6 @@ from esper.training.executor import RankFailed, RankLost
 from esper.training.host_state import host_state, load_host_state
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
-from esper.training.shapley import Paired
 
 Step = tuple[Any, Floats]
 """The result of a method, and the table of envs after it."""

@@ -27,7 +27,7 @@ from esper.telemetry.event import (
     SeedCut,
     StageChanged,
 )
-from esper.training.shapley import Paired
+from esper.training.counterfactual import Paired
 
 
 class Reporter:

@@ -25,7 +25,7 @@ from esper.env.catalog import BlueprintCatalog
 from esper.env.host_row import Governance, assign_roles, record_seeds, record_validation
 from esper.telemetry.span import Spans
 from esper.telemetry.timer import CUDATimer
-from esper.training.counterfactual import CounterfactualHelper, max_configurations
+from esper.training.counterfactual import CounterfactualHelper, Paired, max_configurations
 from esper.training.execution.multi_gpu import device_index
 from esper.training.governor import Governor, Panic
 from esper.training.host_state import host_state, load_host_state
@@ -33,7 +33,6 @@ from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import HOST, EpochMetrics, count_not_finite, make_metrics
 from esper.training.rng import seeded
-from esper.training.shapley import Paired
 from esper.training.start import give_starts
 from esper.training.validate import Evaluation, committed_configuration, evaluate
 

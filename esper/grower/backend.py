@@ -39,11 +39,10 @@ from esper.grower.report import Evaluate, LoopWarnings, Score, read_score
 from esper.grower.sites import SiteHooks
 from esper.hosts.host import kept_modes
 from esper.hosts.layout import Layout
-from esper.training.counterfactual import ALL_OFF, CounterfactualHelper
+from esper.training.counterfactual import ALL_OFF, CounterfactualHelper, Paired
 from esper.training.governor import Governor, Panic
 from esper.training.metrics import HOST, SeedGradientCollector, count_not_finite, finite_buffers
 from esper.training.rng import RngStream, SeedDraws, derive_seed, seeded
-from esper.training.shapley import Paired
 
 MASKS = ("attention_mask", "padding_mask", "key_padding_mask", "src_key_padding_mask")
 """Arguments [B, T] that say which positions are padding."""

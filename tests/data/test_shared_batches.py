@@ -5,8 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -291,28 +289,6 @@ def test_batches_for_a_gpu_are_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
             for x, y in step:
                 assert bool(((x[:, 0] >= 1000) & (x[:, 0] < 1000 + ROWS)).all())
                 assert torch.equal(x[:, 0], y)
-
-
-@pytest.mark.slow
-def test_a_program_that_forgets_to_close_ends() -> None:
-    script = (
-        "import torch\n"
-        "from tests.data.test_shared_batches import Numbers, generators\n"
-        "from esper.data.shared_batches import SharedBatchIterator\n"
-        "made = SharedBatchIterator(Numbers(), generators(1), 3, 4, 2)\n"
-        "epoch = made.epoch()\n"
-        "print(len(next(epoch)))\n"
-    )
-    root = Path(__file__).resolve().parents[2]
-    found = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (found.returncode, found.stdout) == (0, "1\n"), found.stderr
 
 
 def test_a_memory_mapped_file_serves_all_envs(tmp_path: Path) -> None:

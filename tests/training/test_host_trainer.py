@@ -210,13 +210,6 @@ def test_a_host_that_has_ended_is_left_alone() -> None:
         assert (envs[0].epoch, envs[1].epoch) == (0, 1)
 
 
-def test_calibration_inputs_are_the_first_rows_wherever_they_lie() -> None:
-    assert torch.equal(
-        streamed(0).calibration_inputs(5), digits().calibration_inputs(5)
-    )
-    assert len(streamed(0).calibration_inputs(10_000)) == 997
-
-
 def test_an_empty_dataset_is_refused() -> None:
     with pytest.raises(ConfigError, match="train split: it has no samples"):
         replace(digits(), train=Rows(size=0))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -19,15 +17,12 @@ from esper.data.objective import PAD
 from esper.data.split import Split
 from esper.data.task import Task
 from esper.hosts.host import Host, SegmentedHost
-from esper.training import rng as randomness
 from esper.training.host_training import HostTraining
-from esper.training.rng import OwnedDropout
 from esper.training.step import prepare_epoch, train_step
 from tests.core_helpers import (
     digits,
     make_training,
     plant,
-    same_bits,
     tensors_of,
     tiny_config,
     train,
@@ -149,63 +144,6 @@ def test_a_part_of_nothing_but_padding_weighs_nothing() -> None:
         assert bool(torch.isfinite(training.host_group.parameters[0]).all())
         found.append(all_of(training, ()))
     close(found[1], found[0])
-
-
-class Masks:
-    """Dropout that keeps what it draws or, given the masks of an earlier pass, uses those."""
-
-    def __init__(self, given: Iterator[Tensor] | None = None) -> None:
-        self.given, self.drawn = given, list[Tensor]()
-
-    def forward(self, layer: OwnedDropout, x: Tensor) -> Tensor:
-        if not layer.training:
-            return x
-        mask = (
-            torch.empty_like(x).bernoulli_(0.5, generator=layer.draws.generator)
-            if self.given is None
-            else None
-        )
-        self.drawn.append(next(self.given) if mask is None else mask)  # type: ignore[arg-type]
-        return x * self.drawn[-1] * 2
-
-
-@pytest.mark.finding("L4")
-def test_with_dropout_the_step_is_that_of_the_whole_batch_under_the_parts_masks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    split, whole = (grown(images(dropout=0.5), parts, "shadow") for parts in (3, 1))
-    drawn = Masks()
-    monkeypatch.setattr(
-        randomness.OwnedDropout, "forward", lambda layer, x: drawn.forward(layer, x)
-    )
-    train(split)
-    # Drawn by turns: the host's pass. The shadow pass of r0c0 begins behind the layer that drops.
-    assert [len(mask) for mask in drawn.drawn] == [10, 10, 10]
-    assert not torch.equal(drawn.drawn[0], drawn.drawn[1])
-    given = Masks(iter([torch.cat(drawn.drawn)]))
-    monkeypatch.setattr(
-        randomness.OwnedDropout, "forward", lambda layer, x: given.forward(layer, x)
-    )
-    train(whole)
-    close(all_of(split, ("r0c0", "r0c1")), all_of(whole, ("r0c0", "r0c1")))
-
-
-@pytest.mark.finding("L4")
-@pytest.mark.parametrize("incubation", ["shadow", "ste"])
-def test_in_parts_an_incubating_seed_still_changes_no_bit_of_a_host_that_drops(
-    incubation: str,
-) -> None:
-    sections: dict[str, Any] = {
-        "task": {**CONSTANT, "micro_batches": 4},
-        "env": {"incubation": incubation},
-    }
-    alone, growing = (training_of(images(dropout=0.5), **sections) for _ in range(2))
-    plant(growing, "r0c0")
-    plant(growing, "r0c1")
-    for training in (alone, growing):
-        train(training, 2)
-    same_bits(tensors_of(alone), tensors_of(growing))
-    assert torch.equal(alone.totals.training, growing.totals.training)
 
 
 @pytest.mark.finding("L4")

@@ -120,7 +120,7 @@ def test_snapshots_live_in_the_same_storage_in_every_episode() -> None:
         governor = world.host().governor
         places: set[tuple[int, ...]] = set()
         counts, sizes = [], []
-        for episode in range(12):
+        for episode in range(6):
             world.reset()
             world.grow("r0c0", S.FOSSILIZED, "norm")
             DAMAGE["NaN weight"](world.training())
@@ -139,7 +139,7 @@ def test_snapshots_live_in_the_same_storage_in_every_episode() -> None:
             )
             sizes.append(governor.held().total())
             world.events.clear()
-            if episode in (4, 11):
+            if episode in (2, 5):
                 counts.append(count_tensors())
         assert len(places) == 1
         assert len(set(sizes[1:])) == 1
@@ -182,21 +182,3 @@ def test_a_parameter_whose_first_gradient_comes_late_is_optimised(
     seed.body.both = True
     train(training)
     assert not torch.equal(seed.body.second, torch.full_like(seed.body.second, 0.1))
-
-
-def test_frozen_parameters_of_a_blueprint_are_restored() -> None:
-    with rig(
-        horizon=12,
-        blueprints=own(lambda channels: Two(channels, frozen=True)),
-        governor={"snapshot_every": 1},
-    ) as world:
-        world.grow("r0c0", S.FOSSILIZED, "own")
-        seed = world.slot("r0c0").seed
-        assert seed is not None
-        assert isinstance(seed.body, Two)
-        assert torch.equal(seed.body.second, torch.full_like(seed.body.second, 0.1))
-        assert not torch.equal(seed.body.first, torch.full_like(seed.body.first, 0.1))
-        seed.body.second.fill_(float("nan"))
-        world.step()
-        assert world.host().governor.rollbacks == 1
-        assert torch.equal(seed.body.second, torch.full_like(seed.body.second, 0.1))

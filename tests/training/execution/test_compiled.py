@@ -20,7 +20,6 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
-from esper.hosts.transformer import TransformerHost
 from esper.telemetry.event import StepsNotCaptured
 from esper.training.execution import compiled
 from esper.training.execution.compiled import compile_host, compiled_run
@@ -42,35 +41,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         torch.compiler.reset()
 
 
-def images(host: CNNHost, count: int) -> Tensor:
+def draw(count: int) -> Tensor:
     x = torch.randn(count, 3, 12, 12, generator=torch.Generator().manual_seed(count))
     return x.to(memory_format=torch.channels_last)
 
 
-def tokens(_host: Host, count: int) -> Tensor:
-    return torch.randint(
-        0, 11, (count, 6), generator=torch.Generator().manual_seed(count)
-    )
-
-
-HOSTS: dict[str, tuple[Callable[[], SegmentedHost], Callable[[Any, int], Tensor]]] = {
-    "fused": (lambda: CNNHost(3, 10, base=8, blocks=2), images),
-    "thin": (lambda: CNNHost(3, 10, base=3, blocks=2), images),
-    "transformer": (
-        lambda: TransformerHost(11, width=8, layers=1, heads=2, block=6, slots=1),
-        tokens,
-    ),
-}
-
-
-everyone = pytest.mark.parametrize("name", HOSTS)
-
-
-def made(name: str) -> tuple[SegmentedHost, Callable[[int], Tensor]]:
+def made(base: int = 3) -> SegmentedHost:
     torch.manual_seed(3)
-    make, draw = HOSTS[name]
-    host = make()
-    return host, lambda count: draw(host, count)
+    return CNNHost(3, 10, base=base, blocks=2)
 
 
 def trained(host: Host, x: Tensor) -> list[Tensor]:
@@ -89,12 +67,11 @@ def evaluated(host: Host, x: Tensor) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.finding("H2")
-@everyone
+@pytest.mark.parametrize("base", [3, 8])  # thin, and with fused layers
 def test_compiled_steps_equal_eager_ones_and_other_batches_compile_nothing(
-    name: str,
+    base: int,
 ) -> None:
-    host, draw = made(name)
-    other, _ = made(name)
+    host, other = made(base), made(base)
     eager = copy.deepcopy(host)
     assert compile_host(host, [draw(20), draw(4)], [draw(20), draw(4)]) is None
     assert host.compiled is not None
@@ -147,7 +124,7 @@ def test_compiling_a_host_changes_no_weight_buffer_gradient_or_mode(
 
 @pytest.mark.slow
 def test_a_copy_and_a_pickle_of_a_compiled_host_are_not_compiled() -> None:
-    host, draw = made("thin")
+    host = made()
     assert compile_host(host, [draw(4)], [draw(4)]) is None
     for other in (copy.deepcopy(host), pickle.loads(pickle.dumps(host))):
         assert other.compiled is None
@@ -251,8 +228,8 @@ def test_grafted_hosts_and_hosts_that_draw_have_a_reason() -> None:
     assert (compile_host(Foreign(), []) or "").startswith(
         "Foreign is not a SegmentedHost"
     )
-    assert "random" in (compiled.compile_obstacle(made("thin")[0], draws=True) or "")
-    drops = made("thin")[0]
+    assert "random" in (compiled.compile_obstacle(made(), draws=True) or "")
+    drops = made()
     drops.add_module("dropout", OwnedDropout(0.5, RngHandle(torch.Generator())))
     assert "random" in (compiled.compile_obstacle(drops) or "")
 

@@ -153,27 +153,6 @@ def test_statistics_have_their_owner_whichever_seed_was_planted_first() -> None:
         assert launches(gpu)[-1] == f"launch {[BATCHES] * 2}"
 
 
-@pytest.mark.slow
-def test_what_is_captured_is_dropped_all_at_once_when_there_is_too_much(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gpu = FakeGpu()
-    with Growing(KINDS["float images"], WorkerExecutor(1)) as plain:
-        expected = plain.episodes(3, 8)
-    with growing(gpu) as made:
-        for training in made.hosts:
-            made.executor.graphs[training.index].limit = 3  # type: ignore[union-attr]
-        assert_same(made.episodes(3, 8), expected)
-        sizes = [len(made.executor.graphs[training.index]) for training in made.hosts]  # type: ignore[union-attr]
-        assert max(sizes) <= 4  # a validation may have been captured in between
-    dropped = [i for i, call in enumerate(gpu.calls) if call == "give back"]
-    assert len(dropped) > 4
-    assert all(gpu.calls[i - 1] == "synchronize" for i in dropped)
-    assert len(gpu.pools) > 4, (
-        "torch does not take memory again that all captured work was dropped from"
-    )
-
-
 @pytest.mark.parametrize("trouble", ["waits", "raises"])
 def test_work_that_cannot_be_captured_is_queued_and_says_why_once(trouble: str) -> None:
     with Growing(KINDS["float images"], WorkerExecutor(1)) as plain:
@@ -301,16 +280,6 @@ def test_a_trainer_that_is_closed_leaves_nothing_of_its_envs_on_the_executor() -
         executor = made.executor
         assert executor.graphs == {}  # type: ignore[union-attr]
         assert executor.reasons() == {}  # type: ignore[union-attr]
-
-
-def test_validation_of_hosts_whose_data_streams_is_captured_too() -> None:
-    gpu = FakeGpu()
-    with growing(gpu, n=1) as made:
-        made.validate()
-        feed, made.hosts[0].feed = made.hosts[0].feed, None
-        made.validate()
-        assert len(gpu.captured) == 1
-        made.hosts[0].feed = feed
 
 
 def test_captured_work_holds_its_memory() -> None:
