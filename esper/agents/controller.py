@@ -150,7 +150,12 @@ class EnvView:
         # The entry is a symlog, which of a number that is not negative is log1p.
         return round(math.expm1(self.value("epochs_left")))
 
-    def choice(self, slot: str, blueprint: str, name: str) -> float:
+    def choice(
+        self,
+        slot: str,
+        blueprint: str,
+        name: str,
+    ) -> float:
         """Returns an entry of a seed that could be planted."""
         return self.value(f"{slot}/{blueprint}/{name}")
 

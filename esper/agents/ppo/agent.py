@@ -86,7 +86,12 @@ class PPOAgent(Policy):
         self.load_policy_state(other.policy_state())
         self.rewards.load_state_dict(other.rewards.state_dict())
 
-    def clone_policy(self, n_envs: int, run_seed: int, greedy: bool) -> Policy:
+    def clone_policy(
+        self,
+        n_envs: int,
+        run_seed: int,
+        greedy: bool,
+    ) -> Policy:
         """Returns a copy of the current policy for ``n_envs`` other envs; it does not learn."""
         policy = Policy(
             self.spec,

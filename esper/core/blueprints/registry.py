@@ -157,7 +157,12 @@ class BlueprintRegistry:
         possible = self._of(place.topology or topology)
         return {blueprint.name: blueprint for blueprint in possible if blueprint.fits(place)}
 
-    def at(self, topology: str, place: Place, name: str) -> Blueprint:
+    def at(
+        self,
+        topology: str,
+        place: Place,
+        name: str,
+    ) -> Blueprint:
         """Returns the blueprint of that name for ``place`` in a host of this topology. Raises ValueError as
         :meth:`get`."""
         return self.get(place.topology or topology, name)

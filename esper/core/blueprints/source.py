@@ -229,7 +229,12 @@ def _zero_at_birth(body: nn.Module, last: nn.Module, place: Place) -> nn.Module:
     return body
 
 
-def _resized(layer: nn.Module, inputs: int, outputs: int, bias: bool) -> nn.Module:
+def _resized(
+    layer: nn.Module,
+    inputs: int,
+    outputs: int,
+    bias: bool,
+) -> nn.Module:
     """Makes a layer like ``layer`` with other inputs and outputs."""
     if is_matrix(layer):
         return nn.Linear(inputs, outputs, bias=bias)
