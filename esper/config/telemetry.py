@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field, field_validator, model_validator
+from pydantic import AliasChoices, Field, field_validator
 
 from esper.config.types import Count, Finite, Fraction, NonNegative, Positive, Section, listed
 
-logger = logging.getLogger(__name__)
-
 Tracker = Literal["tensorboard", "wandb", "trackio"]
-GONE = {"project": "esper", "queue": 10_000, "patience": 10.0}
-"""Values of earlier versions, and their defaults."""
 
 
 class TrackConfig(Section):
@@ -22,18 +17,6 @@ class TrackConfig(Section):
     to: tuple[Tracker, ...] = ()
     """Trackers of the run: tensorboard (files in the run folder, `tensorboard --logdir runs`); wandb or trackio, in a
     Python program that has an active run of theirs."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_queues(cls, given: Any) -> Any:
-        """Ignores values that run folders of earlier versions have."""
-        if not isinstance(given, dict):
-            return given
-        kept = dict(given)
-        for name, default in GONE.items():
-            if kept.pop(name, default) != default:
-                logger.warning("track.%s is ignored: trackers have no queue, and wandb.init() names the project", name)
-        return kept
 
     @field_validator("to", mode="before")
     @classmethod

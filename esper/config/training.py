@@ -28,6 +28,9 @@ REMOVED = {
         False,
         "all configurations use the BatchNorm statistics that training gathered, as with false",
     ),
+    "track.project": ("esper", "wandb.init() names the project"),
+    "track.queue": (10_000, "trackers have no queue"),
+    "track.patience": (10.0, "trackers have no queue"),
 }
 """Keys of earlier versions: their defaults, which are ignored, and what is so without them."""
 RewardMode = Literal["shaped", "simplified", "advantage", "sparse", "loss_shaped", "loss_sparse"]

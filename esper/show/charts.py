@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from esper.show.view import STAGE_COLORS, RunView
 from esper.telemetry.score import ScoreUnit
 from esper.telemetry.seed_history import Stretch
@@ -190,18 +193,10 @@ def picture(figure: Figure, title: str, words: str, paper: str = "none") -> Pict
     return Picture(file.getvalue(), clean(words, 1000))
 
 
-def drawable(value: float | None) -> bool:
-    return value is not None and math.isfinite(value) and abs(value) < MAX_DRAWN
-
-
-def floats(values: Sequence[float | None]) -> list[float]:
+def floats(values: Sequence[float | None]) -> NDArray[np.float64]:
     """Replaces values that cannot be drawn by NaN, which leaves gaps."""
-    drawn = []
-    for value in values:
-        if value is None or not drawable(value):
-            value = math.nan
-        drawn.append(float(value))
-    return drawn
+    numbers = np.array(values, dtype=np.float64)
+    return np.where(np.abs(numbers) < MAX_DRAWN, numbers, np.nan)
 
 
 def color(index: int) -> str:
@@ -250,9 +245,10 @@ def line_chart(
         legend = []
     ends = []
     for line in lines:
-        known = [y for y in line.y if drawable(y)]
-        if known:
-            ends.append(f"{line.name} ends at {number(known[-1])}")
+        y = floats(line.y)
+        known = y[np.isfinite(y)]
+        if len(known):
+            ends.append(f"{line.name} ends at {number(float(known[-1]))}")
 
     def fill(axes: Axes) -> None:
         for line in lines:

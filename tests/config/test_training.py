@@ -87,7 +87,8 @@ def test_an_error_tells_of_a_few_problems_and_counts_the_others() -> None:
 
 def test_removed_keys_are_ignored_with_their_defaults_and_refused_otherwise() -> None:
     """Run folders and policies of earlier versions have them."""
-    old = {"run": {"max_device_copies_mib": None}, "env": {"recalibrate": False}}
+    track = {"project": "esper", "queue": 10_000, "patience": 10.0}
+    old = {"run": {"max_device_copies_mib": None}, "track": track}
     assert TrainingConfig.parse(old) == TrainingConfig()
     with pytest.raises(ConfigError, match=r"env\.recalibrate is no longer there: all"):
         TrainingConfig.parse({"env": {"recalibrate": True}})

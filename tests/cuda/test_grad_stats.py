@@ -46,7 +46,14 @@ def test_misaligned_starts_and_ends(device: KernelDevice, dtype: torch.dtype) ->
 
 # 128 and 1024 tensors fill a table. The last block takes 8 tensors and 8 groups at a time, and 32 tensors of a group.
 @pytest.mark.parametrize(
-    "count", [127, 128, pytest.param(129, marks=pytest.mark.sanitizer), 1024, 1025]
+    "count",
+    [
+        127,
+        128,
+        pytest.param(129, marks=pytest.mark.sanitizer),
+        pytest.param(1024, marks=pytest.mark.slow),
+        pytest.param(1025, marks=pytest.mark.slow),
+    ],
 )
 def test_more_tensors_than_one_table_holds(device: KernelDevice, count: int) -> None:
     tensors: list[Tensor | None] = [

@@ -111,7 +111,7 @@ def parse(tables: Any) -> None:
     assert len(refusal(lambda: TrainingConfig.parse(tables))) < 5_000
 
 
-@settings(quick, max_examples=60)
+@settings(quick, max_examples=30)
 @given(tables=configs)
 def test_a_config_is_one_or_is_refused(tables: Any, tmp_path: Path) -> None:
     parse(tables)

@@ -307,14 +307,13 @@ def test_experience_comes_along_where_the_host_is_the_same(saved: Path) -> None:
     assert other.gatherer.experiences[0].episodes == 0
 
 
-def test_only_an_agent_that_learned_is_saved(
-    run: Path, saved: Path, tmp_path: Path
-) -> None:
-    config = learning("planted", n_envs=4, rounds=1, controller=f"checkpoint:{saved}")
-    played, _ = play(config, tmp_path / "played")
+def test_only_an_agent_that_learned_is_saved(run: Path, tmp_path: Path) -> None:
+    policy = find_policy(str(run))
+    assert policy.config is not None
+    config = policy.config.with_values(run={"controller": "checkpoint:other"})
     lone = tmp_path / "lone.pt"
     lone.write_bytes((run / checkpoint.NAME).read_bytes())
-    for source in (played.folder, lone):
+    for source in (replace(policy, config=config), lone):
         with pytest.raises(ConfigError, match="is not a run in which an agent learned"):
             save_policy(source, tmp_path / "a.safetensors")
     assert not (tmp_path / "a.safetensors").exists()

@@ -49,6 +49,7 @@ def test_the_chart_is_saved_next_to_the_run_and_shown_in_its_report(
     assert "The best of 2 hosts" in html_of(grown)
 
 
+@pytest.mark.usefixtures("no_drawings")
 def test_a_run_without_a_complete_host_has_no_life(grown: Path, copy: Copy) -> None:
     left_out = "EpisodeCompleted"
     folder = copy(grown, lambda e: None if e["event"] == left_out else e)
