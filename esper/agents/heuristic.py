@@ -170,7 +170,12 @@ class HeuristicController(PerEnvController):
                     possible.append((slot, name))
         return possible
 
-    def _preferred(self, env: int, slot: str, view: EnvView) -> list[str]:
+    def _preferred(
+        self,
+        env: int,
+        slot: str,
+        view: EnvView,
+    ) -> list[str]:
         """Returns the blueprints, the most promising first: what was kept elsewhere in this episode, then by size.
 
         A blueprint that failed in one slot may be the best of another.
@@ -185,12 +190,22 @@ class HeuristicController(PerEnvController):
         return sorted(by_size, key=self.kept[env].count, reverse=True)
 
 
-def _above(view: EnvView, slot: str, name: str, errors: float) -> bool:
+def _above(
+    view: EnvView,
+    slot: str,
+    name: str,
+    errors: float,
+) -> bool:
     """Whether a measurement of a seed is positive by more than this many of its standard errors."""
     return view.slot(slot, name) > errors * view.slot(slot, f"{name}_error")
 
 
-def _below(view: EnvView, slot: str, name: str, errors: float) -> bool:
+def _below(
+    view: EnvView,
+    slot: str,
+    name: str,
+    errors: float,
+) -> bool:
     """Whether a measurement of a seed is negative by more than this many of its standard errors."""
     return view.slot(slot, name) < -errors * view.slot(slot, f"{name}_error")
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -186,7 +185,7 @@ class ObservationLayout:
 
     @cached_property
     def index(self) -> Mapping[str, int]:
-        return MappingProxyType({entry.name: place for place, entry in enumerate(self.entries)})
+        return {entry.name: place for place, entry in enumerate(self.entries)}
 
     @property
     def size(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import numpy as np
 
@@ -21,7 +20,7 @@ _POTENTIALS: tuple[Potential, ...] = (
     terms.contribution_potential,
     terms.loss_contribution_potential,
 )
-POTENTIALS: Mapping[str, Potential] = MappingProxyType({term.__name__: term for term in _POTENTIALS})
+POTENTIALS: Mapping[str, Potential] = {term.__name__: term for term in _POTENTIALS}
 _TERMS: tuple[Term, ...] = (
     terms.benefit,
     terms.loss_benefit,
@@ -31,31 +30,29 @@ _TERMS: tuple[Term, ...] = (
     terms.fossil_cost,
     terms.governor,
 )
-TERMS: Mapping[str, Term] = MappingProxyType({term.__name__: term for term in _TERMS})
-MODES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "shaped": (
-            "benefit",
-            "rent",
-            "stage_potential",
-            "contribution_potential",
-            "action_cost",
-            "governor",
-        ),
-        "simplified": ("benefit", "stage_potential", "action_cost", "governor"),
-        "advantage": ("advantage", "rent", "governor"),
-        "sparse": ("benefit", "fossil_cost", "governor"),
-        "loss_shaped": (
-            "loss_benefit",
-            "rent",
-            "stage_potential",
-            "loss_contribution_potential",
-            "action_cost",
-            "governor",
-        ),
-        "loss_sparse": ("loss_benefit", "fossil_cost", "governor"),
-    }
-)
+TERMS: Mapping[str, Term] = {term.__name__: term for term in _TERMS}
+MODES: Mapping[str, tuple[str, ...]] = {
+    "shaped": (
+        "benefit",
+        "rent",
+        "stage_potential",
+        "contribution_potential",
+        "action_cost",
+        "governor",
+    ),
+    "simplified": ("benefit", "stage_potential", "action_cost", "governor"),
+    "advantage": ("advantage", "rent", "governor"),
+    "sparse": ("benefit", "fossil_cost", "governor"),
+    "loss_shaped": (
+        "loss_benefit",
+        "rent",
+        "stage_potential",
+        "loss_contribution_potential",
+        "action_cost",
+        "governor",
+    ),
+    "loss_sparse": ("loss_benefit", "fossil_cost", "governor"),
+}
 
 
 class Reward:

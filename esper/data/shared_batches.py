@@ -95,8 +95,6 @@ class SharedBatchIterator:
         self.rows = len(dataset)  # type: ignore[arg-type]
         self.batch_size = batch_size
         self.steps = steps
-        self.worker_pids: frozenset[int] = frozenset()
-        """Ids of the processes that have read for the current epoch."""
         self.spans = Spans()
         """Records the time spent waiting for data, as ``stage``; an env replaces it with its own."""
         self._plan: list[list[Request]] = []
@@ -123,7 +121,6 @@ class SharedBatchIterator:
         if self._loader is None:
             raise SharedBatchError("the batches are closed")
         self._epoch += 1
-        self.worker_pids = frozenset()
         drawn = [self._draw(env) for env in range(len(self.generators))]
         self._plan.clear()
         for step in range(self.steps):
@@ -153,11 +150,6 @@ class SharedBatchIterator:
     def _checked(self, step: int, read: _Step) -> list[Batch]:
         if read.failure is not None:
             raise SharedBatchError(f"reading step {step} of {self.steps}, {read.failure}", read.env, step)
-        if len(read.batches) != len(self.generators):
-            raise SharedBatchError(
-                f"step {step} has {len(read.batches)} batches for {len(self.generators)} envs",
-                batch=step,
-            )
         for env, (x, y) in enumerate(read.batches):
             if not len(x) == len(y) == self.batch_size:
                 raise SharedBatchError(
@@ -165,7 +157,6 @@ class SharedBatchIterator:
                     env,
                     step,
                 )
-        self.worker_pids |= {read.pid}
         return read.batches
 
     def close(self) -> None:
@@ -179,7 +170,6 @@ class SharedBatchIterator:
 class _Step:
     """A worker's result for one step: the batches of all envs, or the reason of a failure."""
 
-    pid: int
     batches: list[Batch]
     failure: str | None = None
     env: int | None = None
@@ -209,14 +199,14 @@ class _Steps(Dataset["_Step"]):
                         samples.extend(self.dataset[row] for row in rows.tolist())  # keeps those before an error
                     x, y = stack_samples(samples)
                 if self.expected is not None and (fault := self.expected.fault(x, y)):
-                    return _Step(os.getpid(), [], f"env {env}, row {rows[fault[0]]}: {fault[1]}", env)
+                    return _Step([], f"env {env}, row {rows[fault[0]]}: {fault[1]}", env)
             except Exception as error:
                 where = "putting rows together"
                 if len(samples) < len(rows):
                     where = f"row {rows[len(samples)]}"
-                return _Step(os.getpid(), [], f"env {env}, {where}: {type(error).__name__}: {error}", env)
+                return _Step([], f"env {env}, {where}: {type(error).__name__}: {error}", env)
             batches.append((x, y))
-        return _Step(os.getpid(), batches)
+        return _Step(batches)
 
 
 def _leave_group(_worker: int) -> None:

@@ -288,7 +288,8 @@ class RankedBackend(Backend):
         methods = [TrainingBackend.test_accuracy]
         self._start(RankHosts.follow, lambda rows: (table_of(state, rows), methods))
         accuracies = [self.local.test_accuracy(state)]
-        accuracies += [accuracy for [(accuracy, _)] in self.ranks.finish().values()]
+        for ((accuracy, _),) in self.ranks.finish().values():
+            accuracies.append(accuracy)
         return np.concatenate(accuracies)
 
     def shapley(self, env: int) -> dict[str, Paired]:
@@ -370,7 +371,8 @@ class RankedBackend(Backend):
 
         self._start(method, part, where)
         results = [(self.mine, method(self.local, *part(self.mine)))]
-        results += [(self.shares[rank], result) for rank, result in self.ranks.finish().items()]
+        for rank, result in self.ranks.finish().items():
+            results.append((self.shares[rank], result))
         return results
 
     def _follow(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from esper.config import ConfigError
 from esper.config.resolved import ResolvedConfig
 from esper.core.action import HEADS, ActionSpec, Op
-from esper.core.arrays import Float32s as Float32s
+from esper.core.arrays import Float32s
 from esper.core.gather import Gatherer
 from esper.core.legal import legal_actions
 from esper.core.mask import ActionMask

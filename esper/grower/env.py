@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from esper.agents.controller import Controller, PerEnvController, log_prob_of
 from esper.config import ConfigError
 from esper.core.action import Op
+from esper.core.arrays import Float32s
 from esper.core.state import Baseline, Choices, EpisodeRules, copied
 from esper.data.rng import kept_generators
-from esper.env.slot_env import Float32s, Info, SlotVectorEnv, accepted_actions, info_of
+from esper.env.slot_env import Info, SlotVectorEnv, accepted_actions, info_of
 from esper.grower.backend import LoopBackend
 from esper.grower.sites import SiteHooks
 from esper.hosts.between import Trace

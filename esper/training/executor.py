@@ -9,7 +9,7 @@ from typing import Protocol, Self, TypeVar
 
 import torch
 
-from esper.config.resolved import HostTrainingConfig
+from esper.config import HostTrainingConfig
 from esper.data.shared_batches import SharedBatchError, worker_died
 from esper.training.host_training import HostTraining
 

@@ -18,8 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from esper.config import ConfigError, TrainingConfig
-from esper.config.resolved import HostTrainingConfig
+from esper.config import ConfigError, HostTrainingConfig, TrainingConfig
 from esper.data.split import SAMPLE, Split
 from esper.data.task import DataOptions, Task, resolve
 from esper.files.atomic import write_atomic

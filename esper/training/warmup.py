@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from esper.config.resolved import HostTrainingConfig
+from esper.config import HostTrainingConfig
 
 
 class WarmUp:

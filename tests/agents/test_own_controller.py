@@ -172,7 +172,9 @@ def test_a_grower_takes_them(file: str) -> None:
 
 
 def played(controller: Any, folder: Path, **keywords: Any) -> Any:
-    config = PLANTED.with_values(run={"rounds": 2})
+    config = PLANTED.with_values(
+        run={"rounds": 2, "evaluation_pairs": 3}, env={"episode_length": 8}
+    )
     return Experiment(config, folder, controller=controller, **keywords).run()
 
 

@@ -13,7 +13,7 @@ TOPOLOGIES = ("cnn", "transformer", "encoder", "mlp")
 CASES = [
     (topology, name) for topology in TOPOLOGIES for name in BLUEPRINTS.names(topology)
 ]
-WIDTHS = (3, 4, 17, 32, 64)
+WIDTHS = (3, 17, 64)
 CLASSES = 10
 
 
@@ -88,8 +88,8 @@ def test_a_seed_keeps_the_shape_and_is_born_smaller_than_the_features(
     torch.manual_seed(0)
     # A product ends at h itself.
     bound = 1.0 if operator is BlendOperator.MULTIPLY else 0.6
-    for width in (*WIDTHS, 96):
-        for scale in (0.3, 1.0, 10.0):
+    for width in WIDTHS:
+        for scale in (0.3, 10.0):
             h = features(topology, width, scale)
             delta = make(topology, name, operator, width)(h).detach()
             assert delta.shape == h.shape

@@ -205,7 +205,7 @@ def _leaves(info: dict[str, Any]) -> list[NDArray[Any]]:
 
 def taken_up(name: str, count: int) -> range:
     """States to continue from: all of them if hosts are simulated; else two, before and after the host breaks."""
-    return range(count) if name == "planted" else range(5, count, 4)
+    return range(count) if name == "planted" else range(6, count, 5)
 
 
 @pytest.mark.trap(30)

@@ -106,27 +106,6 @@ def test_hosts_learn_and_seeds_are_measured_with_any_loss(make: Any) -> None:
     assert make is masks or slots.contribution[0, s] != 0
 
 
-def test_scores_are_in_percentage_points_of_their_unit() -> None:
-    """The same actions with a score of another size give the same measurements."""
-
-    def fraction(o: Tensor, y: Tensor) -> Tensor:
-        return 1 - (o - y).abs().mean(1)
-
-    def large(o: Tensor, y: Tensor) -> Tensor:
-        return 1000 * fraction(o, y)
-
-    states = [
-        played(replace(regression(), score=score, points=points), config())[0].state
-        for score, points in ((fraction, 100.0), (large, 0.1))
-    ]
-    for name in ("accuracy", "train_accuracy", "committed", "total_reward"):
-        assert getattr(states[0], name) == pytest.approx(
-            getattr(states[1], name), rel=1e-4
-        ), name
-    first, second = (state.slots.contribution[0] for state in states)
-    assert first == pytest.approx(second, abs=1e-2, nan_ok=True)
-
-
 def test_chance_of_an_own_loss_is_that_of_the_untrained_host() -> None:
     """A loss of 100 times the size is no collapse, and one that explodes is rolled back."""
     large = replace(
