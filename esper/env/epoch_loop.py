@@ -204,6 +204,8 @@ class EpochLoop:
         """
         slots = self.state.slots
         occupied = slots.occupied
+        if self.reporter is not None:
+            self.reporter.look()  # a loop may have been loaded since its last action
         rollbacks = self.backend.govern(active, self.state)
         if self.reporter is not None:
             self.reporter.governed(rollbacks)

@@ -49,9 +49,9 @@ class Reporter:
         """Legal actions of the next step; None if unknown."""
         self.log_prob: Floats | None = None
         """Log-probabilities [E] of the next actions; None if unknown."""
-        self._look()
+        self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Remembers the stages and blueprints of all slots, to tell what changes from now on."""
         self._stages = self.state.slots.stage.copy()
         self._blueprints = self.state.slots.blueprint.copy()
@@ -67,7 +67,7 @@ class Reporter:
         active: Bools,
     ) -> dict[int, GateResult]:
         """Returns the gate of each env's action, before anything has changed."""
-        self._look()
+        self.look()
         slots = self.state.slots
         results = {}
         for env in np.flatnonzero(active).tolist():
@@ -99,7 +99,7 @@ class Reporter:
             for change in self._changes(env, Op(int(action[0])).name.lower()):
                 self.emit(change)
         self.log_prob = None
-        self._look()
+        self.look()
 
     def _action(
         self,
@@ -144,7 +144,7 @@ class Reporter:
         """Keeps the stage changes since the last report; ``if_removed`` is the cause of removals."""
         for env, pending in enumerate(self._pending):
             pending += self._changes(env, cause, if_removed)
-        self._look()
+        self.look()
 
     def governed(self, rollbacks: Rollbacks) -> None:
         """Reports rollbacks, by env, and the seeds that were cut in other envs; keeps the stage changes."""
@@ -167,7 +167,7 @@ class Reporter:
                     blueprint = self.spec.blueprints[self._blueprints[env, s]]
                     self.emit(SeedCut(**when, slot=self.spec.slots[s], blueprint=blueprint))
             pending += self._changes(env, cause)
-        self._look()
+        self.look()
 
     def epoch_ended(
         self,
