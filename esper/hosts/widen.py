@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from esper.core.blend import ChannelScale, Seed
-from esper.core.blueprints.source import MERGED, Extensible, inputs_of, is_transposed, width_of
+from esper.core.blueprints.source import INSTANCE_NORMS, MERGED, Extensible, inputs_of, is_transposed, width_of
 from esper.core.place import Place
 from esper.core.ramps import BlendOperator
 from esper.hosts import seed_hook
@@ -274,7 +274,7 @@ def merge(layers: Sequence[nn.Module], body: nn.Module, alpha: float) -> int:
     _append(first, new_first, ("bias",))
     _set_width(first, OUTPUTS, width)
     for layer, more in zip(middle, new_middle, strict=True):
-        if isinstance(layer, _NormBase):
+        if isinstance(layer, (_BatchNorm, *INSTANCE_NORMS)):
             _append(layer, more, ("weight", "bias", "running_mean", "running_var"))
             layer.num_features = width
     columns = alpha * new_last.get_parameter("weight").double()

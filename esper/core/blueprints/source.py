@@ -23,9 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules import pooling
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from esper.core.blueprints.registry import Blueprint, BlueprintRegistry, Factory
 from esper.core.place import Place
@@ -52,16 +50,30 @@ Blocks = Callable[[Place], Sequence[nn.Module]]
 """Chooses blocks of the host that lie before a place."""
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 PER_CHANNEL = (
     Applied,
     nn.Identity,
-    _NormBase,
-    _DropoutNd,
-    pooling._MaxPoolNd,
-    pooling._AvgPoolNd,
-    pooling._AdaptiveAvgPoolNd,
-    pooling._AdaptiveMaxPoolNd,
+    _BatchNorm,
+    *INSTANCE_NORMS,
+    NormReluPool,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.MaxPool3d,
+    nn.AvgPool1d,
+    nn.AvgPool2d,
+    nn.AvgPool3d,
+    nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d,
+    nn.AdaptiveAvgPool3d,
+    nn.AdaptiveMaxPool1d,
+    nn.AdaptiveMaxPool2d,
+    nn.AdaptiveMaxPool3d,
 )
 """Layers between two others in which each channel depends on itself only, so that more of them change no other.
 Activations are such as well, see :func:`is_elementwise`."""
@@ -253,7 +265,7 @@ def _resized(
 
 def _with_channels(layer: nn.Module, channels: int) -> nn.Module:
     """Makes a layer like ``layer``, one of those in ``PER_CHANNEL``, for other channels."""
-    if not isinstance(layer, _NormBase):
+    if not isinstance(layer, (_BatchNorm, *INSTANCE_NORMS)):
         return copy.deepcopy(layer)
     options = {}
     if isinstance(layer, NormReluPool):
