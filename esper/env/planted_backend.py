@@ -245,9 +245,6 @@ class PlantedBackend(Backend):
         self.experience[starting] = 0.0
         self.trained_alpha[starting] = 0.0
         self.scar[starting] = 0.0
-        if law.noise == law.paired_noise == law.worth_std == 0:
-            return
-
         scale = np.full(self.noise.shape[2], law.paired_noise, dtype=np.float64)
         scale[0] = law.noise
         for env in np.flatnonzero(starting).tolist():
