@@ -89,7 +89,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         of_env = [self.tasks[device_index(i, len(self.tasks))] for i in mine]
         self.training = make_trainings(of_env, [config] * len(mine), mine, len(self.tasks))
         """The hosts of this process, which come first; :meth:`host` returns any host."""
-        self.blueprints = (blueprints or BLUEPRINTS).copy()
+        self.blueprints = BLUEPRINTS.copy_of(blueprints)
         first = self.training[0]
         host = first.host
         catalog = BlueprintCatalog.select(host.topology, host.sites, self.blueprints, config.env.blueprints)

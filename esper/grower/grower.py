@@ -142,7 +142,7 @@ class Grower:
         self.config = _resolved(config, horizon - 1)
         ControllerSpec.of(controller).check()
         self._loaded_controller = loaded(controller)
-        self.blueprints = (blueprints or BLUEPRINTS).copy()
+        self.blueprints = BLUEPRINTS.copy_of(blueprints)
         self.paths = {name: SitePath.parse(text) for name, text in named.items()}
         _check_blueprints(self.config.env.blueprints, self.blueprints, self.paths, topology)
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)

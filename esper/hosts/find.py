@@ -94,7 +94,7 @@ def find_sites(model: nn.Module, example: Any, blueprints: BlueprintRegistry | N
     Raises:
         ConfigError: the model cannot run on ``example``.
     """
-    return _found(model, example, blueprints or BLUEPRINTS)[0]
+    return _found(model, example, BLUEPRINTS.copy_of(blueprints))[0]
 
 
 def _found(model: nn.Module, example: Any, registry: BlueprintRegistry) -> tuple[list[FoundSite], list[str]]:

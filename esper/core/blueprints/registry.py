@@ -211,6 +211,18 @@ class BlueprintRegistry:
     def copy(self) -> BlueprintRegistry:
         return BlueprintRegistry(tuple(self._table.values()))
 
+    def copy_of(self, blueprints: BlueprintRegistry | None) -> BlueprintRegistry:
+        """Returns a copy of a registry that a user passed, of this one for None. Raises ConfigError for anything else,
+        such as the names of blueprints."""
+        if blueprints is None:
+            return self.copy()
+        if not isinstance(blueprints, BlueprintRegistry):
+            raise ConfigError(
+                f"blueprints is {blueprints!r}; expected a BlueprintRegistry. Names are chosen by "
+                'config={"env": {"blueprints": [...]}}'
+            )
+        return blueprints.copy()
+
 
 def _origin(build: Factory) -> tuple[str, str] | Factory:
     """Returns the file and name of a function or class at the top of a file or notebook cell, which are the same when

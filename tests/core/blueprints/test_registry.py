@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
+import esper
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.core.action import HEADS
 from esper.core.blend import ChannelScale
@@ -248,3 +250,17 @@ def test_a_blueprint_is_replaced_when_its_code_runs_again_and_by_nothing_else() 
     made_twice(again["factory"]())
     with pytest.raises(ValueError, match="already has a blueprint named 'made'"):
         made_twice(again["factory"]())
+
+
+@pytest.mark.parametrize("names", ["conv_light", ["conv_light"], {"conv_light"}])
+def test_names_in_place_of_a_registry_are_refused_with_where_names_go(
+    names: Any,
+) -> None:
+    with pytest.raises(ConfigError, match=r'config=\{"env": \{"blueprints"'):
+        BLUEPRINTS.copy_of(names)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match="expected a BlueprintRegistry"):
+        esper.Grower(model, ["0 -> 2"], optimizer, blueprints=names)
+    with pytest.raises(ConfigError, match="expected a BlueprintRegistry"):
+        esper.find_sites(model, torch.zeros(2, 3), names)
